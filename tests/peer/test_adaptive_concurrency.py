@@ -16,7 +16,7 @@ import worqr
 from tests.peer.tools import Held, until
 from worqr.hosting import peer_factory
 from worqr.peer import adaptive_concurrency, cpu
-from worqr.peer.adaptive_concurrency import LATE, AdaptiveConcurrency, ConcurrencyController, Sample
+from worqr.peer.adaptive_concurrency import LAG_HIGH, AdaptiveConcurrency, ConcurrencyController, Sample
 from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
 from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Scheduler, Share
 
@@ -71,7 +71,7 @@ class Load:
 
     def run(self, pace: ConcurrencyController, seconds: int) -> list[int]:
         """What the rule makes of it, second by second."""
-        found = [pace.judge(self.second(pace.concurrency)) for _ in range(seconds)]
+        found = [pace.next_concurrency(self.second(pace.concurrency)) for _ in range(seconds)]
         self.seen += found
         return found
 
@@ -157,7 +157,7 @@ def test_it_finds_its_way_when_the_work_changes() -> None:
 def test_it_does_not_grow_while_nothing_waits() -> None:
     pace = ConcurrencyController(2)
     for _ in range(100):
-        assert pace.judge(IDLE) == AUTO_START
+        assert pace.next_concurrency(IDLE) == AUTO_START
     assert set(Load(2, waiting=AUTO_START).run(pace, 50)) == {AUTO_START}
     assert set(Load(2, waiting=3).run(pace, 50)) == {AUTO_START}
 
@@ -165,12 +165,12 @@ def test_it_does_not_grow_while_nothing_waits() -> None:
 def test_it_does_not_grow_while_what_there_is_is_not_used() -> None:
     pace = ConcurrencyController(2)
     for _ in range(50):
-        assert pace.judge(Sample(cpu=0, lag=0, peak=6, short=True)) == AUTO_START
+        assert pace.next_concurrency(Sample(cpu=0, lag=0, peak=6, short=True)) == AUTO_START
 
 
 def test_what_is_long_unused_fades_to_where_it_began() -> None:
     pace = ConcurrencyController(2, AUTO_MOST)
-    found = [pace.judge(IDLE) for _ in range(200)]
+    found = [pace.next_concurrency(IDLE) for _ in range(200)]
     assert found[0] > 0.9 * AUTO_MOST
     assert sorted(found, reverse=True) == found
     assert found[-1] == AUTO_START
@@ -178,46 +178,46 @@ def test_what_is_long_unused_fades_to_where_it_began() -> None:
 
 def test_it_does_not_shrink_for_an_overload_that_is_not_its_own() -> None:
     pace = ConcurrencyController(2, 100)
-    assert pace.judge(Sample(cpu=2, lag=1, peak=0, short=False)) == 100
+    assert pace.next_concurrency(Sample(cpu=2, lag=1, peak=0, short=False)) == 100
 
 
 def test_it_does_not_shrink_again_before_the_first_time_has_taken_effect() -> None:
     pace = ConcurrencyController(2, 100)
-    assert pace.judge(Sample(cpu=2, lag=0, peak=100, short=True)) == 75
-    assert pace.judge(Sample(cpu=2, lag=0, peak=100, short=True)) == 75
-    assert pace.judge(Sample(cpu=2, lag=0, peak=75, short=True)) == 56
+    assert pace.next_concurrency(Sample(cpu=2, lag=0, peak=100, short=True)) == 75
+    assert pace.next_concurrency(Sample(cpu=2, lag=0, peak=100, short=True)) == 75
+    assert pace.next_concurrency(Sample(cpu=2, lag=0, peak=75, short=True)) == 56
 
 
 def test_it_shrinks_from_what_was_used() -> None:
     pace = ConcurrencyController(2, AUTO_MOST)
-    assert pace.judge(Sample(cpu=2, lag=0, peak=40, short=False)) == 30
+    assert pace.next_concurrency(Sample(cpu=2, lag=0, peak=40, short=False)) == 30
 
 
 def test_between_full_and_roomy_nothing_changes() -> None:
     pace = ConcurrencyController(4, 100)
     for sample in (Sample(3.3, 0, 100, True), Sample(0.1, 0.04, 100, True), Sample(0.8, 0.01, 100, True)):
-        assert [pace.judge(sample) for _ in range(10)] == [100] * 10
+        assert [pace.next_concurrency(sample) for _ in range(10)] == [100] * 10
 
 
 def test_a_core_in_use_is_all_that_python_has_only_if_the_loop_waits_for_it() -> None:
-    assert ConcurrencyController(8, 20).judge(Sample(cpu=1, lag=0.02, peak=20, short=True)) == 15
-    assert ConcurrencyController(8, 20).judge(Sample(cpu=1, lag=0.001, peak=20, short=True)) == 40
+    assert ConcurrencyController(8, 20).next_concurrency(Sample(cpu=1, lag=0.02, peak=20, short=True)) == 15
+    assert ConcurrencyController(8, 20).next_concurrency(Sample(cpu=1, lag=0.001, peak=20, short=True)) == 40
 
 
 def test_a_late_loop_leaves_one_and_a_full_cpu_as_many_as_there_are_cores() -> None:
     late, full = ConcurrencyController(8), ConcurrencyController(8)
-    assert [late.judge(Sample(8, LATE, late.concurrency, True)) for _ in range(10)][-1] == 1
-    assert [full.judge(Sample(8, 0, full.concurrency, True)) for _ in range(10)][-1] == 8
+    assert [late.next_concurrency(Sample(8, LAG_HIGH, late.concurrency, True)) for _ in range(10)][-1] == 1
+    assert [full.next_concurrency(Sample(8, 0, full.concurrency, True)) for _ in range(10)][-1] == 8
 
 
 def test_it_grows_by_doubling_until_it_was_too_much_and_then_with_care() -> None:
     pace = ConcurrencyController(4)
 
     def room() -> int:
-        return pace.judge(Sample(0, 0, pace.concurrency, True))
+        return pace.next_concurrency(Sample(0, 0, pace.concurrency, True))
 
     assert [room() for _ in range(4)] == [20, 40, 80, 160]
-    assert pace.judge(Sample(4, 0, 160, True)) == 120
+    assert pace.next_concurrency(Sample(4, 0, 160, True)) == 120
     assert [room() for _ in range(4)] == [121, 123, 127, 135]
 
 
@@ -225,13 +225,13 @@ def test_after_a_quiet_time_it_climbs_from_where_it_is() -> None:
     pace = ConcurrencyController(2)
     Load(2, cpu=0.0001).run(pace, 20)
     for _ in range(200):
-        pace.judge(IDLE)
+        pace.next_concurrency(IDLE)
     assert Load(2, cpu=0.0001).run(pace, 3) == [2 * AUTO_START, 4 * AUTO_START, 8 * AUTO_START]
 
 
 def test_the_largest_run_always_finds_room() -> None:
     pace = ConcurrencyController(2, 50)
-    assert [pace.judge(Sample(2, 1, 50, True), least=50) for _ in range(5)] == [50] * 5
+    assert [pace.next_concurrency(Sample(2, 1, 50, True), least=50) for _ in range(5)] == [50] * 5
 
 
 # What it is fed with
@@ -302,7 +302,7 @@ def test_a_quota_bounds_the_default_number_of_processes(
 
 def test_what_threads_could_not_run_for_want_of_a_core_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([{"1": 0, "2": 5 * 10**9}, {"1": 3 * 10**9, "3": 10**9}])  # thread 2 has ended, 3 is new
-    monkeypatch.setattr(cpu, "_waits", lambda: next(waits))
+    monkeypatch.setattr(cpu, "_wait_times", lambda: next(waits))
     monkeypatch.setattr(cpu.time, "process_time", iter([1.0, 1.5]).__next__)
     monkeypatch.setattr(cpu.time, "monotonic", iter([10.0, 12.0]).__next__)
     assert CpuMeter().wanted() == (0.5 + 3 + 1) / 2
@@ -315,7 +315,7 @@ def test_a_thread_that_computes_wants_a_core() -> None:
 
 
 async def test_a_sample_says_how_much_cpu_was_used_and_how_late_the_loop_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.3)
+    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.3)
     scheduler = Scheduler(10)
     scheduler.take(Share(), 1, first=True)
     seen = await watched(scheduler, lambda: busy(0.4))
@@ -328,7 +328,7 @@ async def test_it_looks_seldom_while_nothing_runs(monkeypatch: pytest.MonkeyPatc
     looks: list[int] = []
     scheduler = Scheduler(10)
     monkeypatch.setattr(Scheduler, "is_limiting", property(lambda _self: bool(looks.append(1))))
-    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.4)
+    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.4)
     monkeypatch.setattr(adaptive_concurrency, "IDLE_EVERY", 0.2)
     monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.001)
     await watched(scheduler, lambda: None)
@@ -349,17 +349,17 @@ async def watched(scheduler: Scheduler, meanwhile: Callable[[], object]) -> Samp
     """What a pacer sees while something is done."""
     seen: list[Sample] = []
     pace = ConcurrencyController(2)
-    pace.judge = lambda sample, least=1: seen.append(sample) or 10  # type: ignore[method-assign,func-returns-value,assignment]
+    pace.next_concurrency = lambda sample, least=1: seen.append(sample) or 10  # type: ignore[method-assign,func-returns-value,assignment]
     scheduler.auto = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(AdaptiveConcurrency(scheduler).pace_once, pace)
+        nursery.start_soon(AdaptiveConcurrency(scheduler).adjust_once, pace)
         await trio.testing.wait_all_tasks_blocked()
         meanwhile()
     return seen[0]
 
 
 async def test_a_sample_says_the_most_that_was_held_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.01)
+    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.01)
     scheduler = Scheduler(100)
 
     def work() -> None:
@@ -381,17 +381,17 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
         found.append(scheduler.used)
         return IDLE
 
-    monkeypatch.setattr(AdaptiveConcurrency, "_watch", watch)
-    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 60)
+    monkeypatch.setattr(AdaptiveConcurrency, "_measure", watch)
+    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 60)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(AdaptiveConcurrency(scheduler).pace_once, ConcurrencyController(2))
+        nursery.start_soon(AdaptiveConcurrency(scheduler).adjust_once, ConcurrencyController(2))
         await trio.testing.wait_all_tasks_blocked()
         assert found == []
         scheduler.used -= 2
     assert found == [10]
     scheduler.take(Share(), 12, first=True)
-    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.01)
-    await AdaptiveConcurrency(scheduler).pace_once(ConcurrencyController(2))  # but not for ever
+    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.01)
+    await AdaptiveConcurrency(scheduler).adjust_once(ConcurrencyController(2))  # but not for ever
     assert found == [10, 22]
 
 
@@ -400,10 +400,10 @@ async def test_it_goes_on_from_a_number_that_was_set_meanwhile(monkeypatch: pyte
     scheduler, pace = Scheduler("auto"), ConcurrencyController(2)
     scheduler.set_concurrency(40)
     scheduler.set_concurrency("auto")
-    await AdaptiveConcurrency(scheduler).pace_once(pace)
+    await AdaptiveConcurrency(scheduler).adjust_once(pace)
     assert scheduler.concurrency == pace.concurrency == 38
     scheduler.set_concurrency(7)
-    await AdaptiveConcurrency(scheduler).pace_once(pace)
+    await AdaptiveConcurrency(scheduler).adjust_once(pace)
     assert scheduler.concurrency == 7
 
 
@@ -419,7 +419,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, samples: Sequence[Sample]) -> None
         seen = left.pop(0) if len(left) > 1 else left[0]
         return Sample(seen.cpu, seen.lag, self._scheduler.used, self._scheduler.is_limiting)
 
-    monkeypatch.setattr(AdaptiveConcurrency, "_watch", watch)
+    monkeypatch.setattr(AdaptiveConcurrency, "_measure", watch)
 
 
 async def test_auto_climbs_to_hundreds_while_runs_wait(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +460,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real thing, in tenths of seconds; where it settles is measured by the benchmark, not here."""
-    monkeypatch.setattr(adaptive_concurrency, "JUDGE_EVERY", 0.1)
+    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.1)
     monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.01)
     monkeypatch.setattr(adaptive_concurrency, "usable_cores", lambda: 2.0)
 
@@ -476,7 +476,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
             await until(lambda: peer._engine.scheduler.concurrency <= AUTO_START / 2, within=30)
             serving.cancel_scope.cancel()
         await until(lambda: peer._engine.scheduler.running == 0)
-        for name in ("LATE", "PUNCTUAL", "FULL", "ROOMY"):  # other programs may keep the machine busy
+        for name in ("LAG_HIGH", "LAG_LOW", "CPU_HIGH", "CPU_LOW"):  # other programs may keep the machine busy
             monkeypatch.setattr(adaptive_concurrency, name, getattr(adaptive_concurrency, name) * 100)
         held = Held()
         await nursery.start(partial(peer.serve, "Q1", held))

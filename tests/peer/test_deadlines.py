@@ -16,7 +16,7 @@ from trio.testing import MockClock
 import worqr
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr import RetryPolicy
-from worqr.peer.deadlines import SWEEP_OVER, Deadlines
+from worqr.peer.deadlines import COMPACT_OVER, Deadlines
 from worqr.peer.run import Timer
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -368,8 +368,8 @@ async def test_a_deadline_that_was_moved_counts_and_the_one_before_does_not(mock
         await trio.testing.wait_all_tasks_blocked()
         mock_clock.jump(900)
         await trio.testing.wait_all_tasks_blocked()
-        deadlines.extends(late, 2000)
-        await trio.to_thread.run_sync(deadlines.extends, early, 10)
+        deadlines.request_extension(late, 2000)
+        await trio.to_thread.run_sync(deadlines.request_extension, early, 10)
         await trio.testing.wait_all_tasks_blocked()
         seen: list[tuple[str | None, ...]] = []
         for jump in (0, 50, 100, 1000, 1000):  # at 900, 950, 1050, 2050, 3050
@@ -386,11 +386,11 @@ async def test_a_deadline_that_was_moved_counts_and_the_one_before_does_not(mock
 async def test_deadlines_that_were_moved_are_swept(mock_clock: MockClock) -> None:
     deadlines, run = Deadlines(), cast("Any", Run())
     deadlines.begin(run, 1000)
-    for _ in range(5 * SWEEP_OVER):
-        deadlines.extends(run, 1000)
-    assert len(deadlines._heap) <= SWEEP_OVER + 1
+    for _ in range(5 * COMPACT_OVER):
+        deadlines.request_extension(run, 1000)
+    assert len(deadlines._heap) <= COMPACT_OVER + 1
     assert run.timer.stop() is run
-    deadlines.extends(run, 1)
+    deadlines.request_extension(run, 1)
     mock_clock.jump(5000)
     deadlines.cancel_late()
     assert (run.cancel_reason, deadlines._heap) == (None, [])

@@ -161,7 +161,7 @@ async def test_an_idle_peer_costs_about_a_request_a_second(new_mesh: NewMesh, se
 async def test_what_runs_goes_back_to_the_front_in_its_old_order_when_its_peer_leaves(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_shutdown, "UNWIND", PATIENCE)  # nobody takes so long, whatever the machine does
+    monkeypatch.setattr(consumer_shutdown, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
     held, runs = Held(), Runs()
 
     async def handler(task: bytes) -> None:

@@ -82,7 +82,7 @@ async def test_a_claim_is_open_until_its_settle_is_accepted() -> None:
 async def test_what_is_refused_is_sent_again_with_growing_pauses(autojump_clock: trio.testing.MockClock) -> None:
     desk = Desk()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.settles.try_again_forever)
+        nursery.start_soon(desk.settles.retry_forever)
         desk.send(1)
         for n, pause in enumerate((1, 2, 4, 8, 16, 30, 30), 1):
             desk.link.answer(REFUSED)
@@ -102,7 +102,7 @@ async def test_what_is_refused_is_sent_again_with_growing_pauses(autojump_clock:
 async def test_a_refused_batch_is_sent_again_claim_by_claim(autojump_clock: trio.testing.MockClock) -> None:
     desk = Desk()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.settles.try_again_forever)
+        nursery.start_soon(desk.settles.retry_forever)
         desk.send(1, 2, 3)
         desk.link.answer(REFUSED)
         await trio.sleep(1.5)
@@ -117,7 +117,7 @@ async def test_a_refused_batch_is_sent_again_claim_by_claim(autojump_clock: trio
 async def test_what_a_dead_registration_settled_is_not_sent_again(autojump_clock: trio.testing.MockClock) -> None:
     desk = Desk()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.settles.try_again_forever)
+        nursery.start_soon(desk.settles.retry_forever)
         desk.send(1)
         desk.send(2)
         desk.link.answer(REFUSED)
@@ -158,7 +158,7 @@ async def test_a_queue_with_many_refused_settles_takes_no_more_tasks() -> None:
     desk.send(*range(CROWDED))
     desk.link.answer(REFUSED)
     assert desk.settles.crowded == {"Q1"}
-    desk.settles._take_out("Q1", [next(iter(desk.settles._refused["Q1"]))])
+    desk.settles._remove_refused("Q1", [next(iter(desk.settles._refused["Q1"]))])
     assert desk.settles.crowded == set()
 
 
@@ -169,7 +169,7 @@ async def test_a_queue_with_many_refused_settles_takes_no_more_tasks() -> None:
 def spoil(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`spoil.begin()`: every settle on Q1 is refused, because a key has a foreign type; until `spoil.end()`."""
     monkeypatch.setattr("worqr.peer.settles.FIRST_PAUSE", 0.2)
-    monkeypatch.setattr("worqr.peer.reconciler.LOOK_EVERY", 0.1)
+    monkeypatch.setattr("worqr.peer.reconciler.COMPARE_EVERY", 0.1)
     client, key = server.client(), f"{prefix}:{{Q1}}:suspects"
     return SimpleNamespace(begin=lambda: client.set(key, "foreign"), end=lambda: client.delete(key))
 

@@ -18,7 +18,7 @@ from worqr.peer.starvation_detector import StarvationDetector
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What was found at each look whether a parent may wait in vain."""
-    monkeypatch.setattr(starvation_detector, "WAITED", 0.1)
+    monkeypatch.setattr(starvation_detector, "CHECK_AFTER", 0.1)
     monkeypatch.setattr(notifications, "LOOK_AGAIN", 0.05)
     found: list[bool] = []
     look = StarvationDetector.should_check

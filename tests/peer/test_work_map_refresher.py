@@ -21,7 +21,7 @@ pytestmark = pytest.mark.one_server
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_map_refresher, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(work_map_refresher, "CHECK_EVERY", 0.05)
 
 
 async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:

@@ -13,7 +13,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.support.patience import PATIENCE
-from worqr.peer.wrong_loop import failure_for
+from worqr.peer.wrong_loop import wrong_loop_failure
 
 
 async def sleep() -> None:
@@ -66,11 +66,11 @@ NEED_ASYNCIO = [
 async def test_what_needs_asyncio_is_recognised_on_trio(need: Callable[[], Awaitable[None]]) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which one differs
         await need()
-    failure = failure_for(caught.value, "asyncio", "the remedy")
+    failure = wrong_loop_failure(caught.value, "asyncio", "the remedy")
     assert isinstance(failure, worqr.Failure)
     assert str(failure).endswith("(the remedy)")
     assert caught.value.__notes__ == ["the remedy"]
-    assert failure_for(caught.value, "Trio", "another") is None or need is unknown_library
+    assert wrong_loop_failure(caught.value, "Trio", "another") is None or need is unknown_library
 
 
 async def nap_in_trio() -> None:
@@ -96,8 +96,8 @@ def test_what_needs_trio_is_recognised_on_asyncio(need: Callable[[], Awaitable[N
     async def main() -> None:
         with pytest.raises(Exception) as caught:  # noqa: PT011
             await need()
-        assert isinstance(failure_for(caught.value, "Trio", "the remedy"), worqr.Failure)
-        assert failure_for(caught.value, "asyncio", "the remedy") is None
+        assert isinstance(wrong_loop_failure(caught.value, "Trio", "the remedy"), worqr.Failure)
+        assert wrong_loop_failure(caught.value, "asyncio", "the remedy") is None
 
     asyncio.run(main())
 
@@ -113,7 +113,7 @@ def test_what_needs_trio_is_recognised_on_asyncio(need: Callable[[], Awaitable[N
     ids=str,
 )
 def test_other_errors_are_left_alone(error: Exception) -> None:
-    assert failure_for(error, "asyncio", "the remedy") is None
+    assert wrong_loop_failure(error, "asyncio", "the remedy") is None
     assert not hasattr(error, "__notes__")
 
 
@@ -124,13 +124,13 @@ def test_an_error_that_was_handled_meanwhile_is_no_cause() -> None:
         except RuntimeError:
             raise ConnectionError("connection refused")  # noqa: B904 - the point of the test
     except ConnectionError as error:
-        assert failure_for(error, "asyncio", "the remedy") is None
+        assert wrong_loop_failure(error, "asyncio", "the remedy") is None
 
 
 def test_a_chain_that_leads_back_to_itself_ends() -> None:
     one, two = ValueError("1"), ValueError("2")
     one.__cause__, two.__cause__ = two, one
-    assert failure_for(one, "asyncio", "the remedy") is None
+    assert wrong_loop_failure(one, "asyncio", "the remedy") is None
 
 
 # In a peer

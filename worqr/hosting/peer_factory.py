@@ -129,7 +129,7 @@ class PeerFactory(Generic[S]):
             threads=check_count(options.get("threads", THREADS), "threads"),
             processes=check_count(options.get("processes", default_processes()), "processes"),
             process_memory=None if memory is None else check_count(memory, "process_memory"),
-            nothing=nothing if self.declarations.is_empty else "",
+            why_idle=nothing if self.declarations.is_empty else "",
             middleware=ours.middleware if server.tracing is None else (server.tracing.run, *ours.middleware),
             tracing=server.tracing,
             around_thread=ours.around_thread,

@@ -26,20 +26,20 @@ import trio
 from worqr.peer.cpu import CpuMeter, usable_cores
 from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Scheduler
 
-JUDGE_EVERY: Final = 1.0
+ADJUST_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05
 IDLE_EVERY: Final = 0.5
 """Seconds between decisions, and between measurements of the loop's delay, while something runs and while nothing does."""
-FULL: Final = 0.9
-ROOMY: Final = 0.75
+CPU_HIGH: Final = 0.9
+CPU_LOW: Final = 0.75
 """Shares of the cores: at the first there is too much load, below the second there is room for more."""
-LATE: Final = 0.05
-PUNCTUAL: Final = 0.025
+LAG_HIGH: Final = 0.05
+LAG_LOW: Final = 0.025
 """Average delay of the loop in seconds: at the first there is too much load, below the second there is room for more."""
 IN_USE: Final = 0.9
 """Share of the concurrency, less a largest run, that counts as fully used."""
-LESS: Final = 0.75
-FADE: Final = 0.95
+OVERLOAD_FACTOR: Final = 0.75
+UNUSED_FACTOR: Final = 0.95
 """Factors of the concurrency after a second with too much load, and after one with half of it unused."""
 
 
@@ -73,7 +73,7 @@ class ConcurrencyController:
         self.concurrency: int = concurrency
         self._step = concurrency
 
-    def judge(self, seen: Sample, least: int = 1) -> int:
+    def next_concurrency(self, seen: Sample, least: int = 1) -> int:
         """Return the concurrency from now on.
 
         Args:
@@ -81,18 +81,18 @@ class ConcurrencyController:
             least: units, the size of the largest run.
         """
         cores = min(self.cores, 1) if seen.lag >= sys.getswitchinterval() else self.cores
-        full, late = seen.cpu >= FULL * cores, seen.lag >= LATE
-        roomy = seen.cpu < ROOMY * cores and seen.lag < PUNCTUAL
+        full, late = seen.cpu >= CPU_HIGH * cores, seen.lag >= LAG_HIGH
+        roomy = seen.cpu < CPU_LOW * cores and seen.lag < LAG_LOW
         if full or late:
             self._step = 1
             if 0 < seen.peak <= self.concurrency:
-                self._shrink(seen.peak * LESS, 1 if late else ceil(self.cores))
+                self._shrink(seen.peak * OVERLOAD_FACTOR, 1 if late else ceil(self.cores))
         elif roomy and seen.short and seen.peak > max(0, IN_USE * self.concurrency - least):
             self._step = min(self._step, self.concurrency)
             self.concurrency += self._step
             self._step *= 2
         elif seen.peak < self.concurrency / 2:
-            self._shrink(self.concurrency * FADE, AUTO_START)
+            self._shrink(self.concurrency * UNUSED_FACTOR, AUTO_START)
         self.concurrency = min(max(self.concurrency, least), AUTO_MOST)
         return self.concurrency
 
@@ -110,31 +110,31 @@ class AdaptiveConcurrency:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    async def pace_forever(self) -> None:
+    async def adjust_forever(self) -> None:
         """Sleep while the concurrency is a number."""
         while True:
             await self._scheduler.wait_auto()
-            pace = ConcurrencyController(usable_cores(), self._scheduler.concurrency)
+            controller = ConcurrencyController(usable_cores(), self._scheduler.concurrency)
             while self._scheduler.auto:
-                await self.pace_once(pace)
+                await self.adjust_once(controller)
 
-    async def pace_once(self, pace: ConcurrencyController) -> None:
-        """Measure for `JUDGE_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
+    async def adjust_once(self, controller: ConcurrencyController) -> None:
+        """Measure for `ADJUST_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
         scheduler = self._scheduler
-        with trio.move_on_after(JUDGE_EVERY):
+        with trio.move_on_after(ADJUST_EVERY):
             while scheduler.used > scheduler.concurrency:  # noqa: ASYNC110 - an event would be set by each run
                 await trio.sleep(PROBE_EVERY)
-        seen = await self._watch()
+        seen = await self._measure()
         if scheduler.auto:
-            pace.adopt(scheduler.concurrency)  # a large run may have raised it since
-            scheduler.resize(pace.judge(seen, scheduler.largest_run))
+            controller.adopt(scheduler.concurrency)  # a large run may have raised it since
+            scheduler.resize(controller.next_concurrency(seen, scheduler.largest_run))
 
-    async def _watch(self) -> Sample:
+    async def _measure(self) -> Sample:
         scheduler = self._scheduler
         scheduler.reset_peak()
         meter = CpuMeter()
         now = trio.current_time()
-        end, late, probes, short = now + JUDGE_EVERY, 0.0, 0, False
+        end, late, probes, short = now + ADJUST_EVERY, 0.0, 0, False
         while now < end:
             due = now + (PROBE_EVERY if scheduler.peak else IDLE_EVERY)
             await trio.sleep_until(due)

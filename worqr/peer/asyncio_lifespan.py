@@ -39,7 +39,7 @@ async def with_asyncio_lifespan(
     A lifespan that ends by itself cancels the block, which then raises the lifespan's error.
     """
     loop, block = settings.asyncio_loop or AsyncioLoop(settings.hosting), trio.CancelScope()
-    life = _Life(loop, lifespan, block.cancel)
+    life = _LifespanTask(loop, lifespan, block.cancel)
     with block:
         try:
             state = await life.enter()
@@ -54,7 +54,7 @@ async def with_asyncio_lifespan(
     life.raise_error()
 
 
-class _Life:
+class _LifespanTask:
     """One lifespan. Set in the asyncio loop: `_state`, `_error`, `_task`, `_leave`, `_inside`; in the Trio loop: the rest.
 
     Attributes:
@@ -65,11 +65,11 @@ class _Life:
         self,
         loop: AsyncioLoop,
         lifespan: Callable[[], AbstractAsyncContextManager[object]],
-        broke: Callable[[], object],
+        on_early_end: Callable[[], object],
     ) -> None:
         self._loop = loop
         self._lifespan = lifespan
-        self._broke = broke
+        self._on_early_end = on_early_end
         self._state: object = None
         self._error: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class _Life:
         variables = copy_context()
 
         def begin() -> None:
-            self._task = asyncio.get_running_loop().create_task(self._live(), name=ASYNCIO_LIFESPAN, context=variables)
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=ASYNCIO_LIFESPAN, context=variables)
 
         self._loop.call_or_open(begin)
         await self._entered.wait()
@@ -97,7 +97,7 @@ class _Life:
     async def leave(self) -> None:
         """Wait until the lifespan has ended; within `LEAVE_WITHIN`."""
         self._left = True
-        if not self._loop.call_if_open(self._let_leave):
+        if not self._loop.call_if_open(self._request_exit):
             return
         with trio.move_on_after(LEAVE_WITHIN):
             await self._ended.wait()
@@ -119,17 +119,17 @@ class _Life:
 
     def _has_ended(self) -> None:
         """The task has ended."""
-        broke = self._entered.is_set() and not self._left
+        ended_early = self._entered.is_set() and not self._left
         self._entered.set()
         self._ended.set()
-        if broke:
+        if ended_early:
             text = f"{ASYNCIO_LIFESPAN} has ended by itself, and the worker leaves; let it run until its block ends"
             emit(logger, "asyncio.ended", text)
-            self._broke()
+            self._on_early_end()
 
     # In the asyncio loop
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         self._leave = asyncio.Event()
         try:
             async with entered(ASYNCIO_LIFESPAN, self._lifespan) as self._state:
@@ -144,7 +144,7 @@ class _Life:
             self._error = error
         self._loop.call_in_trio(self._has_ended)
 
-    def _let_leave(self) -> None:
+    def _request_exit(self) -> None:
         """End the block of the lifespan; a lifespan that is still being entered is cancelled."""
         if self._inside and self._leave is not None:
             self._leave.set()

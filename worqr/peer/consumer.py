@@ -67,8 +67,8 @@ class WorkerSession(Protocol):
         """Return True while no leader can have declared this worker dead."""
         ...
 
-    def defer_until_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when a heartbeat has shown whether this worker is registered."""
+    def defer_until_beat(self, registration: Registration, callback: Callable[[], None]) -> None:
+        """Call `callback` when a heartbeat has shown whether this worker is registered."""
         ...
 
     def lost(self, registration: Registration, why: str) -> None:

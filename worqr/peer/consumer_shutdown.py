@@ -34,9 +34,9 @@ from worqr.peer.task_log import RUN
 logger: logging.Logger = logging.getLogger(__name__)
 
 LEAVE_PATIENCE = 2.0
-AWAY_PATIENCE = 0.1
+UNREACHABLE_PATIENCE = 0.1
 """Seconds to deregister, and to wait for a server that has not confirmed that the queues were left."""
-UNWIND = 1.0
+UNWIND_WITHIN = 1.0
 """Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
 DETACH_AFTER = 5.0
 """Seconds after their cancellation until handlers in threads and on asyncio loops are left behind. With the default grace it
@@ -98,7 +98,7 @@ class ConsumerShutdown:
                 self._give_back(consumer, consumer.running)
             self._settler.flush()
             if departure := self._depart(consumer, stay=stay):
-                await self._wait_gone(departure)
+                await self._wait_left(departure)
         finally:
             self._settler.left(consumer)
             for run in tuple(consumer.running.values()):
@@ -121,7 +121,7 @@ class ConsumerShutdown:
             return None
         return self._departures.begin(consumer.keys, registration)
 
-    async def _wait_gone(self, departure: Departure) -> None:
+    async def _wait_left(self, departure: Departure) -> None:
         """Wait while the server replies. If it does not, the queue counts as left here; the departure goes on by itself."""
         while not departure.done.is_set() and departure.refused is None:
             answers = departure.answers
@@ -136,12 +136,12 @@ class ConsumerShutdown:
     async def _unwind(self, consumer: QueueConsumer) -> None:
         """Cancel running tasks, and wait for their end: a task that goes back may start elsewhere at once.
 
-        Runs that end within `UNWIND` go back in one script with all other claims of the worker, in their old order. Slower
+        Runs that end within `UNWIND_WITHIN` go back in one script with all other claims of the worker, in their old order. Slower
         handlers are not waited for. A claim by hand outside a block has nothing to unwind.
         """
         consumer.lifecycle.cancel()
         consumer.cancel_running("leaving")
-        with trio.move_on_after(UNWIND):
+        with trio.move_on_after(UNWIND_WITHIN):
             await (consumer.wait_blocks() if isinstance(consumer, ManualConsumer) else consumer.wait_idle())
         if not isinstance(consumer, ManualConsumer) and consumer.running:
             consumer.lifecycle.return_claims()
@@ -152,7 +152,7 @@ class ConsumerShutdown:
         """Wait for handlers that do not unwind; leave them behind if that is possible."""
         report_at = 0.0
         while True:
-            with trio.move_on_after(DETACH_AFTER - UNWIND):
+            with trio.move_on_after(DETACH_AFTER - UNWIND_WITHIN):
                 await consumer.wait_idle()
                 return
             runs = [run.offloaded for run in consumer.running.values()]

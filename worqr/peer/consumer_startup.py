@@ -137,7 +137,7 @@ class ConsumerStartup:
             ClaimLost: the registration died meanwhile.
         """
         consumer.admission.enter(registration, self._link.connections)
-        await self._departures.wait_gone(consumer.keys, registration)
+        await self._departures.wait_left(consumer.keys, registration)
         if await self._link.call(ops.map_work(self._keys, registration.worker, consumer.name)) == "dead":
             self._session.lost(registration, "the registry does not know it")
         if not _should_continue(consumer, registration):

@@ -79,7 +79,7 @@ class ActiveConsumers:
         """All consumers of this queue: the one that serves it, and those where runs were left behind."""
         return [consumer for consumer in (*self, *self._detached) if consumer.name == name]
 
-    def is_served_anew(self, consumer: QueueConsumer) -> bool:
+    def is_replaced(self, consumer: QueueConsumer) -> bool:
         """Return True if another consumer serves the queue that this one has left.
 
         Both hear each wake-up, but only one may request tasks. In case a reply is lost and its request is repeated, the server

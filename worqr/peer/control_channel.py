@@ -23,7 +23,7 @@ ASKERS: Final = 3
 """How many waiting workers, on average, request a task that a foreign producer announces to all of them."""
 TO_ALL: Final = (b"resumed", b"deleted")
 """Messages on the queue's own channel after which every worker looks."""
-LOOK_AT_MARKS: Final = b"c"
+CHECK_MARKS: Final = b"c"
 """The message on a worker's own wake channel that makes it ask which of its claims are marked for cancellation. Any other
 message there is a wake-up."""
 
@@ -35,7 +35,7 @@ class ControlChannel:
         link: of the peer.
         reconciler: asks the server which claims are cancelled.
         leads: the peer is the leader of the mesh.
-        is_served_anew: another consumer serves the queue that this one has left.
+        is_replaced: another consumer serves the queue that this one has left.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class ControlChannel:
         link: Link,
         reconciler: Reconciler,
         leads: Callable[[], bool],
-        is_served_anew: Callable[[QueueConsumer], bool],
+        is_replaced: Callable[[QueueConsumer], bool],
     ) -> None:
         self._link = link
         self._reconciler = reconciler
         self._leads = leads
-        self._is_served_anew = is_served_anew
+        self._is_replaced = is_replaced
 
     async def subscribe(self, consumer: QueueConsumer) -> None:
         """Listen to the queue's channels under its present registration; return when the server has confirmed it."""
@@ -62,9 +62,9 @@ class ControlChannel:
                 self._on_cancel_hint(consumer, message)
             elif channel == keys.base:
                 self._on_announcement(consumer, message)
-            elif message == LOOK_AT_MARKS:
+            elif message == CHECK_MARKS:
                 self._on_marks(consumer)
-            elif not self._is_served_anew(consumer):
+            elif not self._is_replaced(consumer):
                 consumer.on_wakeup()
 
         subscription = self._link.subscriptions.open(

@@ -14,17 +14,17 @@ class CpuMeter:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._used = time.process_time()
-        self._waited = _waits()
+        self._waited = _wait_times()
 
     def wanted(self) -> float:
         """The cores that the process needed since the last call: the average number of its threads that ran, or were ready to run
         but did not get a core. On systems other than Linux, which do not report waiting threads, only those that ran.
         """
-        waited = sum([wait - self._waited.get(thread, 0) for thread, wait in _waits().items()]) / 1e9
+        waited = sum([wait - self._waited.get(thread, 0) for thread, wait in _wait_times().items()]) / 1e9
         return (time.process_time() - self._used + waited) / (time.monotonic() - self._began)
 
 
-def _waits() -> dict[str, int]:
+def _wait_times() -> dict[str, int]:
     """Nanoseconds that each thread has been ready to run without running."""
     found: dict[str, int] = {}
     threads = Path("/proc/self/task")
@@ -33,7 +33,7 @@ def _waits() -> dict[str, int]:
     except OSError:
         return found
     for name in names:
-        words = _words(threads / name / "schedstat")  # time on a core, time ready without one, times it ran
+        words = _read_words(threads / name / "schedstat")  # time on a core, time ready without one, times it ran
         if len(words) == 3:
             found[name] = int(words[1])
     return found
@@ -65,21 +65,23 @@ def _quotas(root: Path) -> list[float]:
             for level in [folder, *folder.parents]:
                 if level == groups.parent:
                     break
-                found += _quota(_words(level / "cpu.max"))
+                found += _parse_quota(_read_words(level / "cpu.max"))
         elif "cpu" in controllers.split(","):
             for level in (groups / "cpu" / path.strip("/"), groups / "cpu"):
-                found += _quota(_words(level / "cpu.cfs_quota_us") + _words(level / "cpu.cfs_period_us"))
+                found += _parse_quota(
+                    _read_words(level / "cpu.cfs_quota_us") + _read_words(level / "cpu.cfs_period_us")
+                )
     return found
 
 
-def _words(file: Path) -> list[str]:
+def _read_words(file: Path) -> list[str]:
     try:
         return file.read_text("utf-8").split()
     except OSError:
         return []
 
 
-def _quota(words: list[str]) -> list[float]:
+def _parse_quota(words: list[str]) -> list[float]:
     """``["150000", "100000"]``, a quota and its period in microseconds, is one and a half cores; "max" and -1 are none."""
     if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
         return [int(words[0]) / int(words[1])]

@@ -24,19 +24,19 @@ BLOCKED = 0.1
 GRACE = 1.0
 """Seconds. If a blocked loop could not check deadlines for longer than the first value, runs get the lost time back, up to the
 second value. So a run that ended in time meanwhile keeps its own outcome."""
-SWEEP_OVER = 1000
+COMPACT_OVER = 1000
 """Number of entries up to which ended ones are not removed."""
 
 
 class Deadlines:
-    """The deadlines of one peer's runs. Changed only in the loop; `extends` is called from any thread."""
+    """The deadlines of one peer's runs. Changed only in the loop; `request_extension` is called from any thread."""
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
         self._heap: list[tuple[float, int, Timer]] = []
         self._numbers = count(1)
-        self._sweep_at = SWEEP_OVER
+        self._compact_at = COMPACT_OVER
         self._earlier = trio.Event()
 
     def begin(self, run: Run[Any], timeout: float) -> None:
@@ -48,23 +48,23 @@ class Deadlines:
         if not heap or when < heap[0][0]:
             self._earlier.set()
         heapq.heappush(heap, (when, next(self._numbers), timer))
-        if len(heap) > self._sweep_at:
+        if len(heap) > self._compact_at:
             heap[:] = [entry for entry in heap if entry[2].run is not None]
             heapq.heapify(heap)
-            self._sweep_at = max(SWEEP_OVER, 2 * len(heap))
+            self._compact_at = max(COMPACT_OVER, 2 * len(heap))
 
-    def extends(self, run: Run[Any], seconds: float) -> None:
+    def request_extension(self, run: Run[Any], seconds: float) -> None:
         """Move a run's deadline to `seconds` from now; from any thread, without waiting. A run without a deadline gets none."""
         if run.timer is None or run.cancel_reason is not None:
             return
         run.timer.move_to(time.monotonic() + seconds)
         if threading.get_ident() == self._thread and trio.lowlevel.in_trio_run():
-            self.extend(run)
+            self._apply_extension(run)
         else:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self.extend, run)
+                self._token.run_sync_soon(self._apply_extension, run)
 
-    def extend(self, run: Run[Any]) -> None:
+    def _apply_extension(self, run: Run[Any]) -> None:
         """Set the changed deadline of a run, unless the run has ended or its old deadline has passed."""
         old = run.timer
         if old is not None and old.stop() is not None:

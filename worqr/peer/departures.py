@@ -6,7 +6,7 @@ server refuses are repeated here, with growing pauses. If the registration is de
 
 Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the
 first stop_work of a departure and the reply to its last one. `enter` waits for the departure of the same queue before it sends
-start_work (see `wait_gone`). A consumer begins no departure while another one of this peer serves the queue, or while runs were
+start_work (see `wait_left`). A consumer begins no departure while another one of this peer serves the queue, or while runs were
 left behind there: its claims go back one by one, by their ids.
 
 Settles come first: stop_work is sent when the server has replied to every settle of the queue. Otherwise a finished task could
@@ -90,7 +90,7 @@ class Departures:
         """Return True while `registration` leaves this queue."""
         return (registration, name) in self._open
 
-    async def wait_gone(self, keys: QueueKeys, registration: Registration) -> None:
+    async def wait_left(self, keys: QueueKeys, registration: Registration) -> None:
         """Wait until no departure of this queue is under way.
 
         Raises:
@@ -113,10 +113,10 @@ class Departures:
         keys, worker = departure.keys, departure.registration.worker
         try:
             await self._settles.wait_answered(keys.name)
-            while (await self._insist(departure, partial(ops.stop_work, keys, worker))).more:
+            while (await self._send_until_accepted(departure, partial(ops.stop_work, keys, worker))).more:
                 pass
             self._settles.drop(keys.name)
-            await self._insist(departure, partial(ops.unmap_work, self._keys, worker, keys.name))
+            await self._send_until_accepted(departure, partial(ops.unmap_work, self._keys, worker, keys.name))
         except ClaimLost:
             pass  # the leader gives its claims back
         finally:
@@ -126,7 +126,7 @@ class Departures:
         self._open.pop((departure.registration, departure.keys.name), None)
         departure.done.set()
 
-    async def _insist(self, departure: Departure, make: Callable[[], Call[T]]) -> T:
+    async def _send_until_accepted(self, departure: Departure, make: Callable[[], Call[T]]) -> T:
         """Send a request until the server accepts it.
 
         Raises:
@@ -134,7 +134,7 @@ class Departures:
         """
         pause, queue = FIRST_PAUSE, departure.keys.display_name
         while True:
-            value, failure = await self._ask(departure, make())
+            value, failure = await self._send(departure, make())
             departure.answered()
             if value is not None:
                 if self._throttle.resolve(queue):
@@ -153,7 +153,7 @@ class Departures:
             await trio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _ask(self, departure: Departure, call: Call[T]) -> tuple[T | None, Exception | None]:
+    async def _send(self, departure: Departure, call: Call[T]) -> tuple[T | None, Exception | None]:
         answered = trio.Event()
         answers: list[tuple[T | None, Exception | None]] = []
 

@@ -57,17 +57,17 @@ class RunDuties:
         await nursery.start(self.slots.run_forever)
         await nursery.start(self.executors.run_forever)
         nursery.start_soon(self.settler.flush_forever)
-        nursery.start_soon(self.settles.try_again_forever)
+        nursery.start_soon(self.settles.retry_forever)
         nursery.start_soon(self.deadlines.watch_forever)
         nursery.start_soon(self.progress.send_forever)
-        nursery.start_soon(self.concurrency.pace_forever)
+        nursery.start_soon(self.concurrency.adjust_forever)
 
 
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
     """Make them. `interrupted` is called when Ctrl-C arrives in a handler."""
     scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
     settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer)
-    scheduler.dispatch_with(settler.touch)
+    scheduler.dispatch_with(settler.request_flush)
 
     return RunDuties(
         scheduler=scheduler,
@@ -135,7 +135,7 @@ def queue_duties(
     reconciler = Reconciler(
         *(link, consumers), unaccepted=runs.settles.claims_of, give_back=runs.settler.give_back, lost=session.lost
     )
-    channel = ControlChannel(link, reconciler, leads, consumers.is_served_anew)
+    channel = ControlChannel(link, reconciler, leads, consumers.is_replaced)
     stuck = StuckHandlerMonitor(consumers, runs.slots.frames_of, after=settings.stuck_after)
     shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, departures, stuck.fields, spawn)
     startup = ConsumerStartup(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
@@ -146,7 +146,7 @@ def queue_duties(
         scheduler=runs.scheduler,
         recheck=reconciler.recheck,
         report_progress=runs.progress.report,
-        extend_deadline=runs.deadlines.extends,
+        extend_deadline=runs.deadlines.request_extension,
     )
     return QueueDuties(
         link=link,

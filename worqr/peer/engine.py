@@ -23,7 +23,7 @@ from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import Beat
 from worqr.peer.consumer_runner import unwrap_error
-from worqr.peer.consumer_shutdown import AWAY_PATIENCE, LEAVE_PATIENCE
+from worqr.peer.consumer_shutdown import LEAVE_PATIENCE, UNREACHABLE_PATIENCE
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
 from worqr.peer.leader.leader import Leader
@@ -39,9 +39,9 @@ from worqr.validation import Seconds, seconds
 logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 3.0
-SETTLE = 1.0
+SERVE_WITHIN = 1.0
 """Seconds within which a program must begin to serve a queue by hand, while one of its tasks already waits for the peer."""
-REST = 1.0
+CHORES_WITHIN = 1.0
 """Seconds that a leader has to end its round of chores before the peer leaves."""
 
 
@@ -251,12 +251,12 @@ class Engine:
         Raises:
             UsageError: it would never drain: it serves no queue and declares no schedule.
         """
-        if self.settings.nothing and not self._drained.is_set():
-            with trio.move_on_after(SETTLE):
+        if self.settings.why_idle and not self._drained.is_set():
+            with trio.move_on_after(SERVE_WITHIN):
                 await self.consumers.used.wait()
             if not (self.consumers.used.is_set() or self._drained.is_set()):
                 raise UsageError(
-                    f"this peer serves nothing: {self.settings.nothing}; import the module that declares them, or serve "
+                    f"this peer serves nothing: {self.settings.why_idle}; import the module that declares them, or serve "
                     "a queue with peer.serve() before peer.wait()"
                 )
         await self._drained.wait()
@@ -272,12 +272,12 @@ class Engine:
                 shutdown.begin(consumer, 0)
                 consumer.lifecycle.skip_grace()
             await self.drain(0)
-            with trio.move_on_after(REST if shutdown.server_answers else 0):
+            with trio.move_on_after(CHORES_WITHIN if shutdown.server_answers else 0):
                 await self.leader.stop()
             if shutdown.holds_claims(self.session.registration):
                 self.session.leave_silently()
             else:
-                await self.session.unregister(LEAVE_PATIENCE if shutdown.server_answers else AWAY_PATIENCE)
+                await self.session.unregister(LEAVE_PATIENCE if shutdown.server_answers else UNREACHABLE_PATIENCE)
             shutdown.abandon_detached()
             if self._spawned is not None:
                 self._shield.cancel()

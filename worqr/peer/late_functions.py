@@ -85,17 +85,17 @@ def serving_late(
         only: the names that this peer may serve.
         known: the functions that were declared before.
     """
-    late = _Late(engine, declarations, only, known)
+    late = _LateServer(engine, declarations, only, known)
     if engine.spawn(late.serve_forever):
-        with declarations.when_declared(late.tell):
-            late.tell()  # functions were declared while the peer joined
+        with declarations.when_declared(late.on_declared):
+            late.on_declared()  # functions were declared while the peer joined
             yield
     else:
         yield
 
 
-class _Late:
-    """Serves them, for one peer. `tell` is called from any thread, all else in the loop."""
+class _LateServer:
+    """Serves them, for one peer. `on_declared` is called from any thread, all else in the loop."""
 
     def __init__(
         self, engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
@@ -105,24 +105,24 @@ class _Late:
         self._only = only
         self._known = dict(known)
         self._token = trio.lowlevel.current_trio_token()
-        self._news = trio.Event()
+        self._declared = trio.Event()
         self._missing = False
         self._throttle = ErrorThrottle(logger)
 
-    def tell(self) -> None:
+    def on_declared(self) -> None:
         """A function was declared."""
         with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._hear, idempotent=True)
+            self._token.run_sync_soon(self._wake, idempotent=True)
 
-    def _hear(self) -> None:
-        self._news.set()
+    def _wake(self) -> None:
+        self._declared.set()
 
     async def serve_forever(self) -> None:
         """Serve new functions whenever notified, until the peer leaves."""
         while not self._engine.leaving:
             with trio.move_on_after(AGAIN if self._missing else inf):
-                await self._news.wait()
-            self._news = trio.Event()
+                await self._declared.wait()
+            self._declared = trio.Event()
             await trio.sleep(SETTLE)
             self._missing = False
             for name, function in dict(self._declarations.functions).items():

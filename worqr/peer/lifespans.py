@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
-from worqr.peer.wrong_loop import Wanted, sign_of
+from worqr.peer.wrong_loop import Wanted, find_wrong_loop_error
 
 if TYPE_CHECKING:
     from worqr.handler_options import AsyncRunsIn, RunsIn
@@ -119,7 +119,7 @@ class States(Generic[S]):
 
 def _note_wrong_loop(error: BaseException, wanted: Wanted) -> None:
     """Add a note with the remedy, if a lifespan failed because it needs the `wanted` loop."""
-    if sign_of(error, wanted) is not None:
+    if find_wrong_loop_error(error, wanted) is not None:
         error.add_note(_REMEDIES[wanted])
 
 

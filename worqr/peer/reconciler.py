@@ -33,7 +33,7 @@ from worqr.peer.task_log import RUN, run_fields
 logger: logging.Logger = logging.getLogger(__name__)
 
 RECONCILE_EVERY = 1.0
-LOOK_EVERY = 1.0
+COMPARE_EVERY = 1.0
 """Seconds between two checks of running tasks, and between two checks for a new connection."""
 
 Marks = tuple[list[int], list[int]] | None
@@ -65,7 +65,7 @@ class Reconciler:
         self._give_back = give_back
         self._lost = lost
         self._checking: dict[QueueConsumer, bool] = {}
-        self._complained: WeakSet[QueueConsumer] = WeakSet()
+        self._failure_logged: WeakSet[QueueConsumer] = WeakSet()
         self._unchecked: set[QueueConsumer] = set()
         self._comparing: set[QueueConsumer] = set()
         self._seen: dict[QueueConsumer, set[int]] = {}
@@ -101,14 +101,14 @@ class Reconciler:
         if registration.dead or registration is not consumer.registration:
             return
         if failure is not None:
-            if consumer not in self._complained:  # once, not each second
-                self._complained.add(consumer)
+            if consumer not in self._failure_logged:  # once, not each second
+                self._failure_logged.add(consumer)
                 text = "queue %(queue)r: the server does not say which tasks are cancelled, trying again: %(error)s"
                 emit(logger, "reconcile", text, queue=consumer.queue, error=str(failure))
         elif marks is None:
             self._removed(consumer, registration)
         else:
-            self._complained.discard(consumer)
+            self._failure_logged.discard(consumer)
             _cancel_marked(consumer, marks[0])
             _cancel_gone(consumer, marks[1])
         if again:
@@ -127,7 +127,7 @@ class Reconciler:
     async def compare_forever(self) -> None:
         """After each new connection, ask until every queue is free of strays."""
         while True:
-            await sleep_aligned(LOOK_EVERY)
+            await sleep_aligned(COMPARE_EVERY)
             consumers = self._consumers.entered()
             self._seen = {consumer: seen for consumer, seen in self._seen.items() if consumer in consumers}
             connections = self._link.connections

@@ -33,7 +33,7 @@ class Registration(WorkerHandle):
         self.heartbeat: Heartbeat[Beat] | None = None
         self.number: int = 0
 
-    def noting(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
+    def record_replies(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
         """A heartbeat whose reply sets `alive_at`. Called in the heartbeat thread, before it sends the heartbeat."""
         sent, read = boottime(), call.read
 

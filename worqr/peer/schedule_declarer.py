@@ -23,10 +23,10 @@ from worqr.peer.error_throttle import ErrorThrottle
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0
+CHECK_EVERY = 2.0
 """Seconds between two checks for schedules that were declared after the join."""
 REDECLARE = 600.0
-FAILED_AGAIN = 3.0
+RETRY_AFTER = 3.0
 """Seconds until the next try after the server refused."""
 PAGES_AT_ONCE = 4
 
@@ -48,25 +48,25 @@ class ScheduleDeclarer:
         self._link = link
         self._keys = keys
         self._declared = declared
-        self._told: set[str] = set()
-        self._told_as: object = None
-        self._tell_again = 0.0
+        self._stored: set[str] = set()
+        self._declared_as: object = None
+        self._renew_at = 0.0
         self._throttle = ErrorThrottle(logger)
 
     async def declare(self) -> None:
         """Store the schedules that were not declared yet; they replace schedules of the same names."""
-        new = [definition for name, definition in self._declared.items() if name not in self._told]
-        self._tell_again = trio.current_time() + REDECLARE
-        self._told_as = self._registration()
+        new = [definition for name, definition in self._declared.items() if name not in self._stored]
+        self._renew_at = trio.current_time() + REDECLARE
+        self._declared_as = self._registration()
         if new:
             await self._store(new, replace=True)
-            self._told.update(definition.name for definition in new)
+            self._stored.update(definition.name for definition in new)
             await self._note_queues(new)
 
     async def declare_forever(self) -> None:
         """Declare new schedules, and renew the others in time."""
         while True:
-            wait = LOOK_EVERY
+            wait = CHECK_EVERY
             try:
                 await self.keep_declared()
             except Unavailable as error:
@@ -78,20 +78,20 @@ class ScheduleDeclarer:
                     "the server refuses the schedules, trying again: %(error)s",
                     error=str(error),
                 )
-                wait = FAILED_AGAIN
+                wait = RETRY_AFTER
             await sleep_aligned(wait)
 
     async def keep_declared(self) -> None:
         """Declare new schedules; renew the others when it is time, or when the registry may have lost them."""
-        if len(self._declared) > len(self._told):
+        if len(self._declared) > len(self._stored):
             await self.declare()
-        if not self._told:
+        if not self._stored:
             return
-        lost = self._told_as is not self._registration()
-        if lost or trio.current_time() >= self._tell_again:
+        lost = self._declared_as is not self._registration()
+        if lost or trio.current_time() >= self._renew_at:
             await self._renew()
-            self._tell_again = trio.current_time() + REDECLARE
-            self._told_as = self._registration()
+            self._renew_at = trio.current_time() + REDECLARE
+            self._declared_as = self._registration()
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_pieces(
@@ -105,7 +105,7 @@ class ScheduleDeclarer:
             await self._link.call_all(calls[start : start + PAGES_AT_ONCE])
 
     async def _renew(self) -> None:
-        names = [name for name in self._declared if name in self._told]
+        names = [name for name in self._declared if name in self._stored]
         missing: list[str] = []
         for start in range(0, len(names), ops.SCHEDULES_AT_ONCE):
             call = ops.renew_schedules(self._keys, names[start : start + ops.SCHEDULES_AT_ONCE])

@@ -130,7 +130,7 @@ class Scheduler:
         auto: `adaptive_concurrency` chooses the concurrency.
         used: units that are in use.
         peak: the most that were in use since `reset_peak`.
-        told_full: queues for which it was logged that a handler waits for a job there that cannot run; and that handler's queue.
+        reported_full: by queue, the detector that logged that a handler waits for a job of this queue which cannot run.
         dispatch_soon: called when units have become free, for one `dispatch` in this turn of the loop.
     """
 
@@ -139,7 +139,7 @@ class Scheduler:
         self.auto: bool = concurrency == "auto"
         self.used: int = 0
         self.peak: int = 0
-        self.told_full: dict[str, object] = {}
+        self.reported_full: dict[str, object] = {}
         self.dispatch_soon: Callable[[], None] = self.dispatch
         self._reserved = 0
         self._virtual_clock = 0.0
@@ -325,7 +325,7 @@ class Scheduler:
         for share in [each.share for each in contenders]:
             # a consumer that waited long is owed one round of the units, not all that it missed
             share.virtual_time = max(share.virtual_time, self._virtual_clock - self.concurrency / share.priority)
-        contenders.sort(key=_turn_of)
+        contenders.sort(key=_order_of)
         self._serve_in_turn(contenders, bounded=True)
         if self.room > 0 and not any(each.request.in_flight and each.wanted() > 0 for each in contenders):
             self._serve_in_turn([each for each in contenders if each.wanted() > 0], bounded=False)
@@ -341,8 +341,8 @@ class Scheduler:
                 continue
             share, most = consumer.share, self.concurrency
             if bounded and not share.short_runs:
-                weights = weights or _weigh(contenders)
-                most = self._part_of(share, weights) - share.held
+                weights = weights or _sum_priorities(contenders)
+                most = self._fair_part(share, weights) - share.held
             fits = min(self._fits(share), most)
             if fits > 0:
                 self._grant(consumer, fits)
@@ -353,7 +353,7 @@ class Scheduler:
                     break
                 waiting.append(share)
 
-    def _part_of(self, share: Share, weights: Mapping[Pool | None, float]) -> int:
+    def _fair_part(self, share: Share, weights: Mapping[Pool | None, float]) -> int:
         """How many claims it may have while all contenders want more; at least one."""
         part = ceil(self.concurrency * share.priority / weights[None] / share.size)
         if share.pool is not None:
@@ -369,7 +369,7 @@ class Scheduler:
             consumer.send_request(wanted)
 
 
-def _weigh(contenders: Sequence[Contender]) -> Mapping[Pool | None, float]:
+def _sum_priorities(contenders: Sequence[Contender]) -> Mapping[Pool | None, float]:
     """The sum of the contenders' priorities: under None of all of them, under each pool of those that share it."""
     weights: defaultdict[Pool | None, float] = defaultdict(float)
     for share in [each.share for each in contenders]:
@@ -379,7 +379,7 @@ def _weigh(contenders: Sequence[Contender]) -> Mapping[Pool | None, float]:
     return weights
 
 
-def _turn_of(consumer: Contender) -> tuple[float, float]:
+def _order_of(consumer: Contender) -> tuple[float, float]:
     return consumer.share.virtual_time, -consumer.share.priority
 
 

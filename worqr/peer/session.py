@@ -136,7 +136,7 @@ class Session:
                 room=report.room,
                 standing=report.stale_lease,
             )
-            return registration.noting(call)
+            return registration.record_replies(call)
 
         return self._link.heartbeat(
             make=make,
@@ -166,19 +166,19 @@ class Session:
         keepalive = self._settings.keepalive
         return keepalive is None or boottime() - registration.alive_at < keepalive
 
-    def defer_until_beat(self, registration: Registration, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when a heartbeat has shown whether this worker is registered; it finds the registration dead if not.
+    def defer_until_beat(self, registration: Registration, callback: Callable[[], None]) -> None:
+        """Call `callback` when a heartbeat has shown whether this worker is registered; it finds the registration dead if not.
 
         Invariant: a claim whose reply came while `beat_is_fresh()` was false reaches its handler only when that is true again.
         The reply to an old heartbeat does not count: after a freeze it may have been in the socket since before, while the claim
         was recovered and its task runs elsewhere.
         """
-        self._deferred.append(go_on)
+        self._deferred.append(callback)
 
-    def _go_on(self) -> None:
+    def _run_deferred(self) -> None:
         deferred, self._deferred = self._deferred, []
-        for go_on in deferred:
-            go_on()
+        for callback in deferred:
+            callback()
 
     def _beat(self, registration: Registration, beat: Beat) -> None:
         if registration.dead:
@@ -190,7 +190,7 @@ class Session:
             text = "worker %(worker)s missed its heartbeat deadline but was not reassigned; continuing"
             emit(logger, "keep_worker_alive", text, worker=registration.worker)
         if self._deferred and self.beat_is_fresh():
-            self._go_on()
+            self._run_deferred()
         heartbeat = registration.heartbeat
         leads_until = None
         if beat.leads and heartbeat is not None:
@@ -204,7 +204,7 @@ class Session:
         text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id"
         emit(logger, "worker.lost", text, worker=registration.worker, reason=why)
         registration.end()
-        self._go_on()
+        self._run_deferred()
         self._callbacks.on_lost(registration)
 
     async def register_again(self, is_leaving: Callable[[], bool]) -> Registration | None:

@@ -39,7 +39,7 @@ class PeerSettings:
     processes: int = 1
     process_memory: int | None = None
     state: object = None
-    nothing: str = ""
+    why_idle: str = ""
     """The reason why this peer would serve nothing by itself, if there is one."""
     middleware: tuple[Middleware, ...] = ()
     tracing: Tracing | None = None

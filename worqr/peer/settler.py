@@ -25,7 +25,7 @@ from worqr.peer.results import encode_result
 from worqr.peer.run import SETTLED, Run
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
-from worqr.peer.wrong_loop import error_of_run
+from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, decide_retry
 from worqr.remote_error import remote_error, told_error, with_stderr
 from worqr.script_call import Call
@@ -59,7 +59,7 @@ class Settler:
         self._dirty: dict[HandlerConsumer, list[int]] = {}
         self._results: dict[QueueConsumer, dict[int, Result]] = {}
         self._stopped: dict[QueueConsumer, list[int]] = {}
-        self._flush_soon = False
+        self._flush_requested = False
 
     def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
         """A slot's run ended: settle its claim according to the outcome, and free its units."""
@@ -77,10 +77,10 @@ class Settler:
         elif reason is not None or error is None:
             self.stop(run)  # a claim that is marked for cancellation ends there, and does not return
         else:
-            self.fail_run(run, error_of_run(run, error))
+            self.fail_run(run, with_wrong_loop_remedy(run, error))
         run.host.ended(run)
-        if not self._flush_soon:
-            self.touch()
+        if not self._flush_requested:
+            self.request_flush()
 
     def finish(self, run: Run[HandlerConsumer], value: object) -> None:
         """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
@@ -97,10 +97,10 @@ class Settler:
         run.settle()
         self._dirty.setdefault(run.host, []).append(run.fence)
 
-    def touch(self) -> None:
+    def request_flush(self) -> None:
         """Flush after all tasks that can run in this turn of the loop have run."""
-        if not self._flush_soon:
-            self._flush_soon = True
+        if not self._flush_requested:
+            self._flush_requested = True
             if self._flusher is not None:
                 task, self._flusher = self._flusher, None
                 trio.lowlevel.reschedule(task)
@@ -108,7 +108,7 @@ class Settler:
     async def flush_forever(self) -> None:
         """Flush after each turn that requests it. A parked task costs less than a callback, which takes a system call."""
         while True:
-            if not self._flush_soon:
+            if not self._flush_requested:
                 self._flusher = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._unpark)
             with self._link.together():
@@ -120,7 +120,7 @@ class Settler:
 
     def flush(self) -> None:
         """Send the finishes and stops of this turn, except those of a queue that is just being left."""
-        self._flush_soon = False
+        self._flush_requested = False
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             results, self._results = self._results, {}
@@ -169,7 +169,7 @@ class Settler:
     def give_back(self, consumer: QueueConsumer, claims: Iterable[int]) -> None:
         """Give claims back to the front, uncounted, with the next flush, and after the finishes that wait for it."""
         self._stopped.setdefault(consumer, []).extend(claims)
-        self.touch()
+        self.request_flush()
 
     def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
         """A run raised: retry the task, or move it to the dead-letter queue, as the policy says."""

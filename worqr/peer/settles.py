@@ -106,7 +106,7 @@ class Settles:
 
     async def wait_answered(self, name: str) -> None:
         """Try refused settles of this queue once more, then wait until the server has replied to all of its settles."""
-        self._send_again(list(self._refused.get(name, ())))
+        self._resend(list(self._refused.get(name, ())))
         while name in self._sent:
             if self._some_answered.is_set():
                 self._some_answered = trio.Event()
@@ -120,20 +120,20 @@ class Settles:
     def forget(self, registration: WorkerHandle) -> None:
         """The registration was declared dead: its claims belong to other workers."""
         for name, settles in list(self._refused.items()):
-            self._take_out(name, [settle for settle in settles if settle.registration is registration])
+            self._remove_refused(name, [settle for settle in settles if settle.registration is registration])
 
-    async def try_again_forever(self) -> None:
+    async def retry_forever(self) -> None:
         """Send refused settles again when their pause is over."""
         while True:
             with trio.move_on_at(min((s.at for refused in self._refused.values() for s in refused), default=math.inf)):
                 await self._earlier.wait()
             now = trio.current_time()
-            self._send_again([s for refused in self._refused.values() for s in refused if s.at <= now])
+            self._resend([s for refused in self._refused.values() for s in refused if s.at <= now])
 
-    def _send_again(self, settles: list[Settle]) -> None:
+    def _resend(self, settles: list[Settle]) -> None:
         """Newest claim first, so that tasks which go back to the front of their queue keep their old order."""
         for settle in sorted(settles, key=lambda settle: settle.claims[0], reverse=True):
-            self._take_out(settle.keys.name, [settle])
+            self._remove_refused(settle.keys.name, [settle])
             self._send(settle)
 
     def _send(self, settle: Settle) -> None:
@@ -182,7 +182,7 @@ class Settles:
         self._throttle.error(name, "settle.refused", text, queue=settle.keys.display_name, error=str(failure))
         self._earlier.set()
 
-    def _take_out(self, name: str, settles: list[Settle]) -> None:
+    def _remove_refused(self, name: str, settles: list[Settle]) -> None:
         refused = self._refused.get(name)
         if refused is None:
             return

@@ -129,7 +129,7 @@ class Slots:
                 nursery.start_soon(self._run_forever, slot)
         except BaseExceptionGroup as group:
             _, other = group.split(trio.Cancelled)
-            if self._tell_of_interrupt(group):
+            if self._report_interrupt(group):
                 return
             if other is not None and trio.current_effective_deadline() != float("-inf"):
                 text = "a handler left a nursery or a cancel scope open, close it before it returns: %(error)s"
@@ -137,11 +137,11 @@ class Slots:
             elif other is None:
                 raise
 
-    def _tell_of_interrupt(self, error: BaseException) -> bool:
+    def _report_interrupt(self, error: BaseException) -> bool:
         """Pass Ctrl-C on, if it is in `error`, so that the peer ends."""
         if isinstance(error, BaseExceptionGroup):
             errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
-            return any(self._tell_of_interrupt(inner) for inner in errors)
+            return any(self._report_interrupt(inner) for inner in errors)
         if isinstance(error, KeyboardInterrupt):
             self._interrupted(error)
             return True
@@ -154,9 +154,9 @@ class Slots:
         await trio.lowlevel.cancel_shielded_checkpoint()
         while await self._run_reusing_scope(slot, task):
             self._idle.append(slot)
-            await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
+            await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
 
-    def _leave(self, slot: _Slot, _: object) -> trio.lowlevel.Abort:
+    def _remove_idle(self, slot: _Slot, _: object) -> trio.lowlevel.Abort:
         if slot in self._idle:
             self._idle.remove(slot)
         return trio.lowlevel.Abort.SUCCEEDED
@@ -185,13 +185,13 @@ class Slots:
                     del run
                     value = None  # a parked slot keeps no result alive
                     self._idle.append(slot)
-                    await trio.lowlevel.wait_task_rescheduled(partial(self._leave, slot))
+                    await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
         except BaseException as raised:
             if slot.run is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # the slot is being cancelled, not the handler
             error = raised
             offloaded = slot.run.offloaded
-            if (offloaded is None or not offloaded.raised) and self._tell_of_interrupt(raised):
+            if (offloaded is None or not offloaded.raised) and self._report_interrupt(raised):
                 slot.run.cancel("leaving")  # Ctrl-C was raised in this handler by chance: not its failure
         run, slot.run = slot.run, None
         assert run is not None

@@ -15,7 +15,7 @@ from worqr.peer.scheduler import Scheduler
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-WAITED: Final = 10.0
+CHECK_AFTER: Final = 10.0
 """Seconds that a handler waits before the first check for a slot, and from then until the next check."""
 
 
@@ -25,23 +25,25 @@ class StarvationDetector:
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._run = current_run.get(None)
-        capacity = getattr(getattr(self._run, "host", None), "scheduler", None)
-        self._capacity = capacity if isinstance(capacity, Scheduler) else None  # None: no handler, or one in a process
-        self._look_at = time.monotonic() + WAITED
+        scheduler = getattr(getattr(self._run, "host", None), "scheduler", None)
+        self._scheduler = (
+            scheduler if isinstance(scheduler, Scheduler) else None
+        )  # None: no handler, or one in a process
+        self._check_at = time.monotonic() + CHECK_AFTER
 
     def should_check(self) -> bool:
         """Return True if it is time to check the job again: the worker has no slot for it, and nothing was logged."""
-        if self._capacity is None or time.monotonic() < self._look_at:
+        if self._scheduler is None or time.monotonic() < self._check_at:
             return False
-        self._look_at = time.monotonic() + WAITED
-        return self._queue not in self._capacity.told_full and self._capacity.is_full_for(self._queue)
+        self._check_at = time.monotonic() + CHECK_AFTER
+        return self._queue not in self._scheduler.reported_full and self._scheduler.is_full_for(self._queue)
 
     def warn(self, id: str) -> None:
         """The job of this id still waits: log so, once per worker and queue."""
-        if self._run is None or self._capacity is None:
+        if self._run is None or self._scheduler is None:
             return
         if (
-            self._capacity.told_full.setdefault(self._queue, self) is not self
+            self._scheduler.reported_full.setdefault(self._queue, self) is not self
         ):  # one step: others may wait in other threads
             return
         emit(
@@ -51,7 +53,7 @@ class StarvationDetector:
             "%(awaited_queue)r, and this worker has no free slot to run that job. A handler keeps its slot while it waits. "
             "Raise the concurrency of the worker or of the function, or let another worker serve %(awaited_queue)r.",
             queue=self._run.queue,
-            duration=WAITED,
+            duration=CHECK_AFTER,
             awaited_queue=self._queue,
             awaited_job=id,
         )

@@ -23,7 +23,7 @@ from worqr.peer.task_log import RUN, run_fields
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 1.0
+CHECK_EVERY = 1.0
 """Seconds, at most, between two checks of cancelled runs."""
 OVERDUE_AFTER = 1.0
 """Seconds after its timeout at which a cancelled coroutine should have ended; a thread cannot be stopped at all."""
@@ -46,10 +46,10 @@ class StuckHandlerMonitor:
     async def watch_forever(self) -> None:
         """Check again and again."""
         while True:
-            await sleep_aligned(min(LOOK_EVERY, self.after / 4))
-            self.look_once()
+            await sleep_aligned(min(CHECK_EVERY, self.after / 4))
+            self.check_once()
 
-    def look_once(self) -> None:
+    def check_once(self) -> None:
         """Note which runs have been cancelled, log those that were cancelled long ago, forget those that ended.
 
         A run is found in its consumer's `running`, also after the queue was left without it.
@@ -64,20 +64,20 @@ class StuckHandlerMonitor:
             if run.host.running.get(run.fence) is not run:
                 self._forget(run, now - since)
             else:
-                self._look_at(run, now - since)
+                self._check(run, now - since)
 
-    def _look_at(self, run: Run[QueueConsumer], seconds: float) -> None:
+    def _check(self, run: Run[QueueConsumer], seconds: float) -> None:
         if run.cancel_reason == "timeout" and run not in self._overdue:
             offloaded = run.offloaded
             if seconds >= OVERDUE_AFTER or (
                 offloaded is not None and not offloaded.stoppable and offloaded.current_stack()
             ):
                 self._overdue.add(run)
-                self._tell_overdue(run)
+                self._report_overdue(run)
         if seconds >= self.after and run not in self._reported:
             self._report(run, seconds)
 
-    def _tell_overdue(self, run: Run[QueueConsumer]) -> None:
+    def _report_overdue(self, run: Run[QueueConsumer]) -> None:
         remedy = (run.offloaded.overdue_remedy if run.offloaded is not None else "") or TRIO_REMEDY
         fields = {**self.fields(run), "timeout": run.policy.timeout}
         text = f"{RUN}: %(handler)s still runs after its timeout of %(timeout)g s; {remedy}; it is at\n%(where)s"

@@ -91,14 +91,14 @@ def log_finished(host: LoggedHost, claims: Sequence[int]) -> None:
 
 def log_late(run: Run[RunHost]) -> None:
     """Log that a handler has returned after its timeout; the result counts all the same."""
-    late = _late(run)
+    late = _seconds_late(run)
     if late >= LATE:
         fields = {**run_fields(run), "timeout": run.policy.timeout, "late": late}
         text = f"{RUN}: finished %(late)s s after its timeout of %(timeout)g s"
         emit_fields(logger, "task.finished", text, fields, level=logging.WARNING)
 
 
-def _late(run: Run[RunHost]) -> float:
+def _seconds_late(run: Run[RunHost]) -> float:
     """Seconds since the deadline of a run."""
     return 0.0 if run.deadline is None else round(max(0.0, time.monotonic() - run.deadline), 1)
 
@@ -114,20 +114,20 @@ def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
         return
     left = policy.max_stalls - run.stalls if decision.stalled else policy.max_failures - run.failures
     fields = {**run_fields(run, left - 1), "error": _error_of(error)}
-    trace = None if isinstance(error, Retry | Failure | ChildError) else _users(error)
+    trace = None if isinstance(error, Retry | Failure | ChildError) else _users_part(error)
     if decision.kind == "fail":
         _log_given_up(run, fields, error, trace, " (such an error is not retried)")
     elif decision.counted and left <= 1:
         _log_given_up(run, fields, error, trace)
     else:
         event = "task.retry" if isinstance(error, Retry) else "task.crashed" if decision.stalled else "task.failed"
-        text = f"{RUN}: %(error)s; {_next(decision, fields)}{_remote(error, fields)}"
+        text = f"{RUN}: %(error)s; {_next_attempt(decision, fields)}{_remote_traceback(error, fields)}"
         emit_fields(logger, event, text, fields, exc_info=trace)
 
 
 def log_timeout(run: Run[RunHost], delay: float, error: str) -> None:
     """Log that a run took too long, and the next step."""
-    policy, late = run.policy, _late(run)
+    policy, late = run.policy, _seconds_late(run)
     left = policy.max_timeouts - run.timeouts
     fields = {**run_fields(run, left - 1), "timeout": policy.timeout}
     ended = ""
@@ -148,7 +148,7 @@ def _log_given_up(
     runs = "1 attempt" if run.attempt == 1 else "%(attempt)d attempts"
     text = (
         f"queue %(queue)r, job %(job)s: gave up after {runs}{why}: %(error)s; it is in the dead-letter queue: "
-        f"worqr failed %(queue)r{_remote(error, fields)}"
+        f"worqr failed %(queue)r{_remote_traceback(error, fields)}"
     )
     emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, exc_info=trace)
 
@@ -159,7 +159,7 @@ def _log_broken(run: Run[RunHost], error: Broken) -> None:
     emit_fields(logger, "task.broken", text, fields)
 
 
-def _next(decision: RetryDecision, fields: dict[str, object]) -> str:
+def _next_attempt(decision: RetryDecision, fields: dict[str, object]) -> str:
     """When the next attempt is, for the text; and as a field."""
     if decision.run_at_ms is not None:
         fields["run_at"] = from_ms(decision.run_at_ms).isoformat(timespec="seconds")
@@ -174,7 +174,7 @@ def _seconds(delay: float) -> float:
     return int(found) if found == int(found) else found
 
 
-def _users(error: BaseException) -> ExcInfo:
+def _users_part(error: BaseException) -> ExcInfo:
     """An error with the part of its traceback that begins in the user's code."""
     return type(error), error, users_traceback(error)
 
@@ -184,7 +184,7 @@ def _error_of(error: BaseException) -> str:
     return shortened(" ".join(str(error).split())) if isinstance(error, ChildError) else one_line(error)
 
 
-def _remote(error: BaseException | None, fields: dict[str, object]) -> str:
+def _remote_traceback(error: BaseException | None, fields: dict[str, object]) -> str:
     """The lines of a traceback in a process, for the text; and as a field."""
     if not isinstance(error, ChildError) or not error.remote.traceback:
         return ""

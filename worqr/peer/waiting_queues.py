@@ -30,9 +30,9 @@ class WaitingQueues:
             if consumer is not None and consumer.admission.was_admitted:
                 consumer.request_soon()
             elif consumer is None and name.startswith("{") and name not in self._unserved:
-                self._look_at_unserved(name)
+                self._report_unserved(name)
 
-    def _look_at_unserved(self, name: str) -> None:
+    def _report_unserved(self, name: str) -> None:
         """A queue that is not served here has waiting tasks. If it is a shard of a served queue, this peer joined too early."""
         queue = QueueKeys.of(self._prefix, name).display_name
         if queue != name and self._consumers.get(queue) is not None:

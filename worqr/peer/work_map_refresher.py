@@ -27,7 +27,7 @@ from worqr.peer.registration import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 2.0
+CHECK_EVERY = 2.0
 LONGEST_PAUSE = 30.0
 """Seconds between checks for a new connection; doubled after each refusal, up to the second value."""
 
@@ -48,16 +48,16 @@ class WorkMapRefresher:
         self._consumers = consumers
         self._departures = departures
         self._lost = lost
-        self._asking: set[QueueConsumer] = set()
+        self._pending: set[QueueConsumer] = set()
         self._refused = False
         self._throttle = ErrorThrottle(logger)
 
     async def refresh_forever(self) -> None:
         """Look for new connections."""
-        pause = LOOK_EVERY
+        pause = CHECK_EVERY
         while True:
             await sleep_aligned(pause)
-            pause = min(2 * pause, LONGEST_PAUSE) if self._refused else LOOK_EVERY
+            pause = min(2 * pause, LONGEST_PAUSE) if self._refused else CHECK_EVERY
             self.refresh_once()
 
     def refresh_once(self) -> None:
@@ -66,11 +66,11 @@ class WorkMapRefresher:
         connections = self._link.connections
         for consumer in self._consumers.held():
             admission, registration = consumer.admission, consumer.registration
-            if admission.mapped_on == connections or consumer in self._asking:
+            if admission.mapped_on == connections or consumer in self._pending:
                 continue
             if registration is None or registration.dead or self._departures.is_open(registration, consumer.name):
                 continue  # unmap_work may be on its way
-            self._asking.add(consumer)
+            self._pending.add(consumer)
             call = ops.map_work(self._keys, registration.worker, consumer.name)
             self._link.post(call, partial(self._answered, consumer, registration, connections), owner=registration)
 
@@ -82,7 +82,7 @@ class WorkMapRefresher:
         word: str | None,
         failure: Exception | None,
     ) -> None:
-        self._asking.discard(consumer)
+        self._pending.discard(consumer)
         if word == "dead":
             self._lost(registration, "it is not registered any more")
         elif failure is None:

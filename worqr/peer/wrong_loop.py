@@ -50,44 +50,44 @@ MIDDLEWARE: Final = (
 )
 
 
-def sign_of(error: BaseException, wanted: Wanted) -> BaseException | None:
+def find_wrong_loop_error(error: BaseException, wanted: Wanted) -> BaseException | None:
     """The error that shows that the code needs the `wanted` loop: `error`, or one in its group or among its causes."""
     return next((each for each in _all(error, _DEEPEST) if _is_sign(each, wanted)), None)
 
 
-def failure_for(error: Exception, wanted: Wanted, remedy: str) -> Failure | None:
+def wrong_loop_failure(error: Exception, wanted: Wanted, remedy: str) -> Failure | None:
     """The error to raise in place of `error`, which gets the remedy as a note; None if the loop is not the problem."""
     if isinstance(error, Retry | Failure | Broken):
         return None
-    sign = sign_of(error, wanted)
+    sign = find_wrong_loop_error(error, wanted)
     if sign is None:
         return None
     error.add_note(remedy)
     return Failure(f"{type(sign).__name__}: {sign} ({remedy})")
 
 
-def error_of_run(run: Run[RunHost], error: BaseException) -> BaseException:
+def with_wrong_loop_remedy(run: Run[RunHost], error: BaseException) -> BaseException:
     """The error of a failed run: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
     if run.offloaded is not None or not isinstance(error, Exception):
         return error
-    failure = failure_for(error, "asyncio", HANDLER["asyncio"])
+    failure = wrong_loop_failure(error, "asyncio", HANDLER["asyncio"])
     if failure is None:
         return error
     failure.__cause__ = error
     return failure
 
 
-def on_trio(run: Handler, remedy: str) -> Handler:
+def detecting_wrong_loop(run: Handler, remedy: str) -> Handler:
     """`run`, on the Trio loop; if it needs asyncio, it fails for good, with the remedy.
 
-    It costs each run some time. Without middleware `error_of_run` does the same, for runs that have failed.
+    It costs each run some time. Without middleware `with_wrong_loop_remedy` does the same, for runs that have failed.
     """
 
     async def on_the_loop(task: bytes) -> object:
         try:
             return await run(task)
         except Exception as error:
-            failure = failure_for(error, "asyncio", remedy)
+            failure = wrong_loop_failure(error, "asyncio", remedy)
             if failure is None:
                 raise
             raise failure from error
