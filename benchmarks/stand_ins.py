@@ -46,7 +46,7 @@ class StandIns:
             pipe.evalsha(*command(call, self._requests, self._requests))
         return [call.read(reply) for call, reply in zip(calls, pipe.execute(), strict=True)]
 
-    def _start(self, worker: str) -> Call[ops.Started]:
+    def _start(self, worker: str) -> Call[ops.StartReply]:
         self._numbers[worker] += 1
         return ops.start_tasks(self._keys, worker, self._numbers[worker], ROOM)
 

@@ -20,7 +20,7 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
-from worqr.ops import Dispatched, Started
+from worqr.ops import Dispatched, StartReply
 from worqr.records import RemoteError
 from worqr.script_call import Call
 
@@ -205,7 +205,7 @@ class Desk:
             )
             self.call(call)
 
-    def start(self, worker: str, wanted: int) -> Started:
+    def start(self, worker: str, wanted: int) -> StartReply:
         number = self.starts[worker] = self.starts.get(worker, 0) + 1
         return self.call(ops.start_tasks(self.q, worker, number, wanted))
 
@@ -273,7 +273,7 @@ class Desk:
         self, worker: str, n: int = 1, *, keepalive_ms: int = KEEPALIVE, lease_ms: int = 0, standing: str = ""
     ) -> ops.Beat:
         call = ops.keep_worker_alive(
-            *(self.g, worker, n), keepalive_ms=keepalive_ms, lease_ms=lease_ms, running=2, room=3, standing=standing
+            *(self.g, worker, n), keepalive_ms=keepalive_ms, lease_ms=lease_ms, running=2, room=3, stale_lease=standing
         )
         return self.call(call)
 

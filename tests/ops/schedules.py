@@ -28,15 +28,15 @@ def declare(desk: Desk, *names: str, definition: bytes = DEF, replace: bool = Tr
     set_clock_ahead(desk, MINUTE // 2)  # so that no script notes the time meanwhile
 
 
-def declared(desk: Desk, name: str = "s", *, last: int = T, look_at: int | None = None, **fields: Any) -> ScheduleRow:
-    """A schedule that was judged up to `last`, with these fields; a leader is to look at it at `look_at`, by default at once."""
+def declared(desk: Desk, name: str = "s", *, last: int = T, check_at: int | None = None, **fields: Any) -> ScheduleRow:
+    """A schedule that was judged up to `last`, with these fields; a leader is to look at it at `check_at`, by default at once."""
     declare(desk, name)
     facts = {f"{field} {name}": value for field, value in {"last": last, **fields}.items()}
     desk.client.hset(desk.g.schedules, mapping=facts)
     if "paused" in fields:
         desk.client.zrem(desk.g.schedules_due, name)
-    elif look_at is not None:
-        desk.client.zadd(desk.g.schedules_due, {name: look_at})
+    elif check_at is not None:
+        desk.client.zadd(desk.g.schedules_due, {name: check_at})
     return row(desk, name)
 
 

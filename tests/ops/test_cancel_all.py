@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.ops.driver import FENCE, FUTURE, Desk, Expires, claim
 from worqr import ops
-from worqr.ops import Cancelled
+from worqr.ops import CancelReply
 
 
 def test_what_waits_is_put_out_of_reach_and_what_runs_is_marked(desk: Desk) -> None:
@@ -16,7 +16,7 @@ def test_what_waits_is_put_out_of_reach_and_what_runs_is_marked(desk: Desk) -> N
     with desk.listening(desk.q.cancel_channel, desk.q.wake_channel("A")) as heard:
         reply = desk.send(call)
     assert reply == [b"ok", 2, 2, b"-", str(one).encode(), str(two).encode()]
-    assert call.read(reply) == Cancelled(False, 2, [one, two], "-", "-")
+    assert call.read(reply) == CancelReply(False, 2, [one, two], "-", "-")
     assert heard == [(":wake:A", b"c")]
     before[":trash"] = before.pop("waiting")
     before[":cancelling"] = {str(one), str(two)}
@@ -32,7 +32,7 @@ def test_suspects_and_jobs_go_too_and_stale_references_are_not_counted(desk: Des
     desk.retry("A", held)
     desk.call(ops.cancel_task(desk.q, b"a"))
     desk.call(ops.stop_tasks(desk.q, "A", [suspect]))
-    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 1, [], "-", "-")
+    assert desk.call(ops.cancel_all(desk.q)) == CancelReply(False, 1, [], "-", "-")
     assert desk.waiting() == []
     assert not desk.call(ops.purge_queue(desk.q))
     assert set(desk.state()) == {":workers", ":policy:A", ":counts"}
@@ -46,7 +46,7 @@ def test_busy_while_an_earlier_clearing_is_not_purged(desk: Desk) -> None:
         assert desk.send(ops.cancel_all(desk.q)) == [b"busy"]
         assert desk.call(ops.cancel_all(desk.q)) is None
     desk.call(ops.purge_queue(desk.q))
-    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 1, [], "-", "-")
+    assert desk.call(ops.cancel_all(desk.q)) == CancelReply(False, 1, [], "-", "-")
 
 
 def test_busy_is_final_for_its_number(desk: Desk) -> None:
@@ -84,22 +84,22 @@ def test_in_steps_nothing_slips_through(desk: Desk) -> None:
     desk.put(b"c")
     call = ops.cancel_all(desk.q)
     step = desk.call(replace(call, args=("-", 1, "")))
-    assert step == Cancelled(True, 1, [first], "-", f"{first} A")
+    assert step == CancelReply(True, 1, [first], "-", f"{first} A")
     assert desk.call(ops.stop_tasks(desk.q, "B", [second])) == {second: "dropped"}
     desk.put(b"newer")
-    assert desk.call(ops.cancel_all(desk.q, f"{first} A")) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_all(desk.q, f"{first} A")) == CancelReply(False, 0, [], "-", "-")
     assert desk.waiting() == [b"newer"]
 
 
 def test_claims_of_one_that_is_being_swept_are_marked(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b")
     assert desk.call(ops.fail_worker(desk.q, "A", 1)).more
-    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 1, held[:1], "-", "-")
+    assert desk.call(ops.cancel_all(desk.q)) == CancelReply(False, 1, held[:1], "-", "-")
 
 
 def test_on_an_empty_database_nothing_is_made_that_stays(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.call(ops.cancel_all(desk.q)) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_all(desk.q)) == CancelReply(False, 0, [], "-", "-")
     [counts] = desk.state().values()
     assert isinstance(counts, Expires)
     assert int(counts.value["fence"]) < FENCE
@@ -140,7 +140,7 @@ def test_what_is_due_and_what_is_blocked_goes_too_and_runs_learn_why(desk: Desk)
     desk.dispatch("due", run_at=FUTURE)
     desk.dispatch("waits")
     call = ops.cancel_all(desk.q, reason="no paper")
-    assert desk.call(call) == Cancelled(False, 3, [held], "-", "-")
+    assert desk.call(call) == CancelReply(False, 3, [held], "-", "-")
     state = desk.state()
     assert state[":active:runs"]["cancel_reason"] == "no paper"
     assert (state[":trash:due"], state[":trash:blocked"], len(state[":trash"])) == (["due"], {"runs"}, 1)
@@ -149,7 +149,7 @@ def test_what_is_due_and_what_is_blocked_goes_too_and_runs_learn_why(desk: Desk)
     assert not desk.call(ops.purge_queue(desk.q))
     for number in (held - 1, twin):
         found = desk.call(ops.read_result(desk.q, "runs", number))
-        assert (found.word, found.facts) == ("cancelled", [b"no paper"])
+        assert (found.status, found.values) == ("cancelled", [b"no paper"])
     assert {name for name in desk.state() if "result" not in name} == {":workers", ":policy:A", ":counts"}
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from tests.ops.driver import FUTURE, Desk, Expires, digest, job, payloads, reference, remembered
 from worqr import ops
-from worqr.ops import Cancelled
+from worqr.ops import CancelReply
 
 KEPT: dict[str, Any] = {"fields": {"result_ttl": "60000"}}
 
 
-def cancel(desk: Desk, id: str, reason: str = "why") -> Cancelled:
+def cancel(desk: Desk, id: str, reason: str = "why") -> CancelReply:
     return desk.call(ops.cancel_job(desk.q, id, reason))
 
 
@@ -35,7 +35,7 @@ def test_what_waits_leaves_only_its_place_in_line(desk: Desk) -> None:
 def test_what_is_due_leaves_nothing(desk: Desk) -> None:
     number = desk.dispatch("x", run_at=FUTURE).number
     desk.dispatch("other", run_at=FUTURE)
-    assert cancel(desk, "x") == Cancelled(False, 1, [], "-", "-")
+    assert cancel(desk, "x") == CancelReply(False, 1, [], "-", "-")
     state = desk.state()
     assert state[":due"] == ["other"]
     assert state[":counts"].value == {"fence": str(number + 1), "enqueued": "2", "cancelled": "1"}
@@ -55,7 +55,7 @@ def test_what_runs_is_marked_and_its_worker_told(desk: Desk) -> None:
 def test_its_run_and_the_twin_that_is_blocked_by_it_go_together(desk: Desk) -> None:
     held = desk.run("A", "x", **KEPT)
     twin = desk.dispatch("x", **KEPT).number
-    assert cancel(desk, "x") == Cancelled(False, 1, [held], "-", "-")
+    assert cancel(desk, "x") == CancelReply(False, 1, [held], "-", "-")
     state = desk.state()
     assert ":blocked" not in state and ":job:x" not in state
     assert state[":result:x"] == kept(twin, twin, attempts=0)
@@ -104,7 +104,7 @@ def test_whoever_waits_learns_why_if_anything_is_to_be_kept(desk: Desk) -> None:
     cancel(desk, "x", "ä \n why")
     assert desk.state()[":result:x"] == kept(number, number, "ä \n why".encode().decode("latin-1"), attempts=0)
     found = desk.call(ops.read_result(desk.q, "x", number))
-    assert (found.word, found.facts) == ("cancelled", ["ä \n why".encode()])
+    assert (found.status, found.values) == ("cancelled", ["ä \n why".encode()])
 
 
 @pytest.mark.parametrize("ttl", [None, 0, 60_000])
@@ -130,15 +130,15 @@ def test_of_what_is_not_there_nothing_is_cancelled(desk: Desk) -> None:
     desk.hold("A", b"a")
     desk.dispatch("other")
     with desk.nothing_happens():
-        assert cancel(desk, "x") == Cancelled(False, 0, [], "-", "-")
-        assert cancel(desk, "") == Cancelled(False, 0, [], "-", "-")
+        assert cancel(desk, "x") == CancelReply(False, 0, [], "-", "-")
+        assert cancel(desk, "") == CancelReply(False, 0, [], "-", "-")
 
 
 def test_a_second_cancel_finds_the_run_and_tells_nobody_twice(desk: Desk) -> None:
     held = desk.run("A", "x")
     cancel(desk, "x", "first")
     with desk.listening(desk.q.cancel_channel) as heard:
-        assert cancel(desk, "x", "second") == Cancelled(False, 0, [held], "-", "-")
+        assert cancel(desk, "x", "second") == CancelReply(False, 0, [held], "-", "-")
     assert heard == []
     assert desk.state()[":cancelling"] == {str(held)}
 
@@ -188,7 +188,7 @@ def test_a_late_copy_cancels_nothing(desk: Desk) -> None:
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert cancel(desk, "x") == Cancelled(False, 0, [], "-", "-")
+    assert cancel(desk, "x") == CancelReply(False, 0, [], "-", "-")
     assert desk.state() == {}
 
 
@@ -202,5 +202,5 @@ def test_others_are_not_touched(desk: Desk) -> None:
 def test_the_id_of_a_job_that_has_ended_is_free_again(desk: Desk) -> None:
     desk.call(ops.finish_tasks(desk.q, "A", [desk.run("A", "x", unique_for=60_000)]))
     assert desk.dispatch("x").outcome == "unchanged"
-    assert cancel(desk, "x") == Cancelled(False, 0, [], "-", "-")
+    assert cancel(desk, "x") == CancelReply(False, 0, [], "-", "-")
     assert desk.dispatch("x").outcome == "created"

@@ -8,15 +8,15 @@ import pytest
 from tests.ops.driver import FUTURE, Desk, Expires, claim, digest, payloads, reference
 from worqr import ops
 from worqr.keys import MARKER
-from worqr.ops import Cancelled
+from worqr.ops import CancelReply
 from worqr.script_call import Call
 
 
-def with_budget(call: Call[Cancelled], budget: int) -> Call[Cancelled]:
+def with_budget(call: Call[CancelReply], budget: int) -> Call[CancelReply]:
     return replace(call, args=(*call.args[:-3], budget, budget, call.args[-1]))
 
 
-def cancel_in_steps(desk: Desk, task: bytes, budget: int) -> list[Cancelled]:
+def cancel_in_steps(desk: Desk, task: bytes, budget: int) -> list[CancelReply]:
     steps = [desk.call(with_budget(ops.cancel_task(desk.q, task), budget))]
     while steps[-1].more:
         call = ops.cancel_task(desk.q, task, steps[-1].cursor, steps[-1].after)
@@ -42,7 +42,7 @@ def test_marks_what_runs_and_tells_its_workers(desk: Desk) -> None:
     with desk.listening(desk.q.cancel_channel, *(desk.q.wake_channel(worker) for worker in "ABC")) as heard:
         reply = desk.send(call)
     assert reply == [b"ok", 0, 3, b"-", b"-", *(str(each).encode() for each in (one, three, four))]
-    assert call.read(reply) == Cancelled(False, 0, [one, three, four], "-", "-")
+    assert call.read(reply) == CancelReply(False, 0, [one, three, four], "-", "-")
     assert heard == [(":wake:A", b"c"), (":wake:B", b"c")]
     assert desk.state() == {**before, ":cancelling": {str(one), str(three), str(four)}}
 
@@ -79,7 +79,7 @@ def test_finds_all_of_them_wherever_they_are(desk: Desk) -> None:
     desk.stall(b"x")
     desk.retry("C", retried)
     desk.put(b"x", b"z")
-    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 3, [job, raw, swept], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == CancelReply(False, 3, [job, raw, swept], "-", "-")
     for worker in ("A", "B", "C", "D"):
         desk.call(ops.fail_worker(desk.q, worker))
     assert desk.waiting() == [b"z"]
@@ -130,7 +130,7 @@ def test_what_was_deleted_but_is_not_purged_yet_is_not_counted_again(desk: Desk)
 
 def test_a_twin_without_a_record_is_forgotten(desk: Desk) -> None:
     desk.client.sadd(desk.q.twins(hashlib.sha1(b"x").hexdigest()), "@1")
-    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == CancelReply(False, 0, [], "-", "-")
     assert set(desk.state()) == {":counts"}
 
 
@@ -138,7 +138,7 @@ def test_a_twin_without_a_record_is_forgotten(desk: Desk) -> None:
 def test_any_payload_can_be_cancelled(desk: Desk, task: bytes) -> None:
     [held] = desk.hold("A", task)
     desk.put(task, b"y")
-    assert desk.call(ops.cancel_task(desk.q, task)) == Cancelled(False, 1, [held], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, task)) == CancelReply(False, 1, [held], "-", "-")
     assert desk.waiting() == [b"y"]
     assert desk.call(ops.finish_tasks(desk.q, "A", [held])) == {held: "cancelled"}
 
@@ -147,10 +147,10 @@ def test_a_payload_that_spells_a_reference_does_not_hit_that_job(desk: Desk) -> 
     [held] = desk.hold("A", b"x")
     desk.retry("A", held)
     forged = reference(f"@{held}")
-    assert desk.call(ops.cancel_task(desk.q, forged)) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, forged)) == CancelReply(False, 0, [], "-", "-")
     assert desk.waiting() == [b"x"]
     desk.take("A", 1)
-    assert desk.call(ops.cancel_task(desk.q, forged)) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, forged)) == CancelReply(False, 0, [], "-", "-")
 
 
 def test_a_resend_gets_the_same_reply_and_cancels_nothing_newer(desk: Desk) -> None:
@@ -162,7 +162,7 @@ def test_a_resend_gets_the_same_reply_and_cancels_nothing_newer(desk: Desk) -> N
     desk.client.lpush(desk.q.base, b"x")
     with desk.nothing_changes():
         assert desk.resend(call) == reply
-        assert call.read(desk.resend(call)) == Cancelled(False, 1, [held], "-", "-")
+        assert call.read(desk.resend(call)) == CancelReply(False, 1, [held], "-", "-")
 
 
 def test_a_late_copy_cancels_nothing(desk: Desk) -> None:
@@ -183,7 +183,7 @@ def test_a_second_cancel_finds_the_same_claims_and_tells_nobody_twice(desk: Desk
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 0, [], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == CancelReply(False, 0, [], "-", "-")
     assert desk.state() == {}
 
 
@@ -206,12 +206,12 @@ def test_what_is_given_back_between_two_steps_is_removed_in_the_last(desk: Desk)
     [second] = desk.hold("B", b"x")
     [third] = desk.hold("C", b"x")
     step = desk.call(with_budget(ops.cancel_task(desk.q, b"x"), 1))
-    assert step == Cancelled(True, 0, [first], "-", f"{first} A")
+    assert step == CancelReply(True, 0, [first], "-", f"{first} A")
     assert desk.call(ops.stop_tasks(desk.q, "C", [third])) == {}
     step = desk.call(with_budget(ops.cancel_task(desk.q, b"x", step.cursor, f"{first - 1} A"), 1))
     assert (step.more, step.waiting, desk.waiting()) == (True, 0, [b"x"])
     step = desk.call(with_budget(ops.cancel_task(desk.q, b"x", step.cursor, step.after), 1))
-    assert step == Cancelled(False, 1, [second], "-", "-")
+    assert step == CancelReply(False, 1, [second], "-", "-")
     assert desk.waiting() == []
 
 
@@ -222,7 +222,7 @@ def test_more_claims_than_lua_can_unpack_in_one_step(desk: Desk) -> None:
         held += desk.take("A", 1000)
     call = ops.cancel_task(desk.q, b"x")
     reply = desk.send(call)
-    assert call.read(reply) == Cancelled(False, 0, held, "-", "-")
+    assert call.read(reply) == CancelReply(False, 0, held, "-", "-")
     assert desk.resend(call) == reply
     assert desk.client.scard(desk.q.cancelling) == 9000
 
@@ -244,7 +244,7 @@ def test_raw_tasks_that_wait_for_their_time_are_found_too(desk: Desk) -> None:
     one, two = desk.hold("A", b"x", b"y")
     desk.retry("A", one, run_at_ms=FUTURE)
     desk.retry("A", two, run_at_ms=FUTURE)
-    assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 1, [], "-", "-")
+    assert desk.call(ops.cancel_task(desk.q, b"x")) == CancelReply(False, 1, [], "-", "-")
     state = desk.state()
     assert state[":due"] == [f"@{two}"]
     assert "stale" not in state[":counts"].value
@@ -258,7 +258,7 @@ def test_one_that_said_how_far_it_is_is_found_and_told_why(desk: Desk) -> None:
     assert desk.call(ops.cancel_task(desk.q, b"x", reason="no paper")).claims == [held]
     assert desk.call(ops.finish_tasks(desk.q, "A", [held])) == {held: "cancelled"}
     found = desk.call(ops.read_result(desk.q, f"@{held}", 0))
-    assert (found.word, found.facts) == ("cancelled", [b"no paper"])
+    assert (found.status, found.values) == ("cancelled", [b"no paper"])
 
 
 def test_a_job_that_was_dispatched_is_cancelled_by_its_id_only(desk: Desk) -> None:
@@ -266,5 +266,5 @@ def test_a_job_that_was_dispatched_is_cancelled_by_its_id_only(desk: Desk) -> No
     desk.dispatch("y", b"x")
     desk.dispatch("z", b"x", run_at=FUTURE)
     with desk.nothing_happens():
-        assert desk.call(ops.cancel_task(desk.q, b"x")) == Cancelled(False, 0, [], "-", "-")
+        assert desk.call(ops.cancel_task(desk.q, b"x")) == CancelReply(False, 0, [], "-", "-")
     assert desk.call(ops.cancel_job(desk.q, "x", "")).claims == [held]

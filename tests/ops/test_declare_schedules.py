@@ -23,7 +23,7 @@ def test_a_new_schedule_counts_from_now_on_and_is_to_be_looked_at_at_once(desk: 
 
 def test_one_that_is_as_it_was_goes_on_where_it_stood(desk: Desk) -> None:
     for replace in (True, False):
-        declared(desk, next=T + 5, owed=T, fired=T - 5, look_at=T + 5)
+        declared(desk, next=T + 5, owed=T, fired=T - 5, check_at=T + 5)
         lead(desk, 7000)
         before = facts(desk)
         declare(desk, "s", replace=replace)
@@ -33,7 +33,7 @@ def test_one_that_is_as_it_was_goes_on_where_it_stood(desk: Desk) -> None:
 
 
 def test_a_changed_one_counts_from_now_on(desk: Desk) -> None:
-    declared(desk, next=T + 5, owed=T, fired=T - 5, look_at=T + 5)
+    declared(desk, next=T + 5, owed=T, fired=T - 5, check_at=T + 5)
     since = now(desk)
     declare(desk, "s", definition=OTHER)
     assert facts(desk, since) == {"def s": OTHER.decode(), "last s": "now", "fired s": str(T - 5)}

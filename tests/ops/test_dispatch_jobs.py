@@ -31,7 +31,7 @@ GIVEN = " fail_on jitter max_backoff max_failures max_stalls max_timeouts min_ba
 
 
 def dispatch(desk: Desk, *jobs: Any, whole: bool = False) -> list[Dispatched]:
-    return desk.call(ops.dispatch_jobs(desk.q, jobs, whole=whole))
+    return desk.call(ops.dispatch_jobs(desk.q, jobs, all_or_none=whole))
 
 
 def outcomes(desk: Desk, *jobs: Any, whole: bool = False) -> list[str]:
@@ -481,7 +481,7 @@ def test_of_a_whole_all_are_stored(desk: Desk) -> None:
 )
 def test_or_none_of_it_is(desk: Desk, jobs: list[Any], answers: list[str]) -> None:
     desk.dispatch("old", b"old")
-    call = ops.dispatch_jobs(desk.q, jobs, whole=True)
+    call = ops.dispatch_jobs(desk.q, jobs, all_or_none=True)
     with desk.nothing_happens():
         reply = desk.send(call)
     assert reply[0] == b"refused"
@@ -543,7 +543,7 @@ def test_whoever_waits_for_the_one_in_the_trash_is_told_by_the_next_dispatch(des
     desk.call(ops.delete_queue(desk.q))
     desk.dispatch("x")
     found = desk.call(ops.read_result(desk.q, "x", old))
-    assert (found.word, found.facts) == ("cancelled", [b"the queue was deleted"])
+    assert (found.status, found.values) == ("cancelled", [b"the queue was deleted"])
 
 
 # Results

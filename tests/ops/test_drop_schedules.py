@@ -27,7 +27,7 @@ def test_leaves_the_others_alone(desk: Desk) -> None:
 
 def test_the_clock_of_the_server_does_not_matter(desk: Desk) -> None:
     """Neither how old the schedule is nor by what it was judged: only for how long the mesh was led."""
-    declared(desk, last=T, look_at=T)
+    declared(desk, last=T, check_at=T)
     lead(desk, DAY - 1)
     with desk.nothing_changes():
         assert desk.call(ops.drop_schedules(desk.g, DAY)) == []

@@ -112,7 +112,7 @@ def test_wakes_as_many_as_there_is_work_for(desk: Desk, tasks: int, hungry: int,
     workers = [f"W{n}" for n in range(hungry)]
     desk.enter(*workers)
     for worker in workers:
-        assert desk.start(worker, 1).word == "short"
+        assert desk.start(worker, 1).status == "short"
     with desk.listening(desk.q.base, *map(desk.q.wake_channel, workers)) as heard:
         desk.put(*[b"task"] * tasks)
     channels = [channel for channel, _ in heard]

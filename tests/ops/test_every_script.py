@@ -129,7 +129,7 @@ def test_a_numbered_request_that_comes_again_or_late_changes_nothing(desk: Desk,
 
 def refuse_a_dispatch(desk: Desk) -> Call[Any]:
     desk.dispatch("there")
-    return ops.dispatch_jobs(desk.q, [job("new"), job("there", exists="raise")], whole=True)
+    return ops.dispatch_jobs(desk.q, [job("new"), job("there", exists="raise")], all_or_none=True)
 
 
 def refuse_to_clear(desk: Desk, call: Call[Any]) -> Call[Any]:

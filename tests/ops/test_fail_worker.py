@@ -6,7 +6,7 @@ import pytest
 
 from tests.ops.driver import DIED, PAST, Desk, Expires, aside, claim, digest, payloads, record, reference, remembered
 from worqr import ops
-from worqr.ops import Returned
+from worqr.ops import ReleasedClaims
 from worqr.records import RemoteError
 
 
@@ -31,7 +31,7 @@ def test_one_stall_before_the_limit_to_the_suspects_set_aside_at_it(desk: Desk) 
     for n in range(3):
         desk.enter("A", keep_failed=5)
         assert desk.take("A", 1) == [claim(n + 1)]
-        assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, int(n < 2), 0, int(n == 2))
+        assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, int(n < 2), 0, int(n == 2))
         assert (":suspects" in desk.state()) == (n == 1)
     last, error = (
         str(claim(3)),
@@ -53,7 +53,7 @@ def test_the_limit_is_the_handlers(desk: Desk, max_stalls: int) -> None:
         desk.enter("A", max_stalls=max_stalls, keep_failed=0)
         desk.take("A", 1)
         returned = desk.call(ops.fail_worker(desk.q, "A"))
-        assert returned.aside == int(n == max_stalls)
+        assert returned.dead_lettered == int(n == max_stalls)
         assert (":suspects" in desk.state()) == (n == max_stalls - 1)
     assert set(desk.state()) == {":counts"}  # keep_failed=0: no record
 
@@ -84,7 +84,7 @@ def test_goes_in_steps_and_keeps_the_order_over_thousands(desk: Desk) -> None:
     for _ in range(7):
         desk.take("A", 500)
     steps = [desk.call(ops.fail_worker(desk.q, "A", 1000)) for _ in range(4)]
-    assert [(step.more, step.given) for step in steps] == [(True, 1000)] * 3 + [(False, 500)]
+    assert [(step.more, step.requeued) for step in steps] == [(True, 1000)] * 3 + [(False, 500)]
     assert desk.client.keys(f"{desk.q.base}:c*") == [desk.q.counts.encode()]  # neither claims nor claim lists
     assert not desk.client.exists(desk.q.workers, desk.q.policy("A"), desk.q.leaving("A"))
     items = desk.client.lrange(desk.q.base, 0, -1)
@@ -95,9 +95,9 @@ def test_goes_in_steps_and_keeps_the_order_over_thousands(desk: Desk) -> None:
 def test_a_copy_goes_on_and_then_finds_nothing(desk: Desk) -> None:
     desk.hold("A", b"a", b"b", b"c")
     call = ops.fail_worker(desk.q, "A", 2)
-    assert [desk.call(call), desk.call(call)] == [Returned(True, 2, 0, 0), Returned(False, 1, 0, 0)]
+    assert [desk.call(call), desk.call(call)] == [ReleasedClaims(True, 2, 0, 0), ReleasedClaims(False, 1, 0, 0)]
     with desk.nothing_changes():
-        assert desk.call(call) == Returned(False, 0, 0, 0)
+        assert desk.call(call) == ReleasedClaims(False, 0, 0, 0)
     assert desk.waiting() == [b"a", b"b", b"c"]
 
 
@@ -123,7 +123,7 @@ def test_the_others_are_not_touched(desk: Desk) -> None:
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 0, 0)
+    assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 0, 0, 0)
     assert desk.state() == {}
 
 
@@ -131,7 +131,7 @@ def test_a_cancel_that_met_the_dying_owner_holds(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.call(ops.cancel_task(desk.q, b"a"))
     with desk.listening(desk.q.cancelled_channel) as heard:
-        assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 1, 0)
+        assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 0, 1, 0)
     assert heard == [("_cancelled", str(held).encode())]
     assert set(desk.state()) == {":counts"}
     assert "stalled" not in desk.counts()
@@ -140,7 +140,7 @@ def test_a_cancel_that_met_the_dying_owner_holds(desk: Desk) -> None:
 def test_what_was_claimed_before_the_queue_was_deleted_is_dropped(desk: Desk) -> None:
     desk.hold("A", b"a")
     desk.call(ops.delete_queue(desk.q))
-    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 0, 0)
+    assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 0, 0, 0)
     assert set(desk.state()) == {":counts"}
 
 
@@ -157,7 +157,7 @@ def test_wakes_one_hungry_worker_for_each_but_never_the_dead(desk: Desk) -> None
 def test_without_a_policy_the_defaults_hold(desk: Desk) -> None:
     desk.hold("A", b"a")
     desk.client.delete(desk.q.policy("A"))
-    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 1, 0, 0)
+    assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 1, 0, 0)
 
 
 # Jobs
@@ -167,7 +167,7 @@ def test_a_job_with_a_blocked_twin_comes_back_as_one_with_a_stall_more_or_none(d
     for counts, stalls in ((False, "1"), (True, None)):
         held = desk.run("A", f"{counts}", b"old")
         twin = desk.dispatch(f"{counts}", b"new", counts=counts).number
-        assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 1, 0, 0)
+        assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 1, 0, 0)
         state = desk.state()
         wanted = record(
             "new", held - 1, run_at=PAST, queued=held, last=twin, started=1, **({} if counts else {"stalls": 1, **DIED})
@@ -182,10 +182,10 @@ def test_a_job_with_a_blocked_twin_comes_back_as_one_with_a_stall_more_or_none(d
 
 def test_the_limit_that_the_job_brings_goes_before_the_handlers(desk: Desk) -> None:
     held = desk.run("A", "x", fields={"max_stalls": "1"})
-    assert desk.call(ops.fail_worker(desk.q, "A")).aside == 1
+    assert desk.call(ops.fail_worker(desk.q, "A")).dead_lettered == 1
     desk.run("A", "y", fields={"max_stalls": "5"})
     for _ in range(3):
-        assert desk.call(ops.fail_worker(desk.q, "A")).given == 1
+        assert desk.call(ops.fail_worker(desk.q, "A")).requeued == 1
         desk.enter("A")
         desk.take("A", 1)
     assert ":suspects" not in desk.state()
@@ -196,7 +196,7 @@ def test_one_that_is_set_aside_posts_its_failure_leaves_a_result_and_lets_its_tw
     held = desk.run("A", "x", b"old", fields={"result_ttl": "60000", "max_stalls": "1"})
     desk.dispatch("x", b"new")
     desk.enter("A", on_failure=True)
-    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 0, 1)
+    assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 0, 0, 1)
     state = desk.state()
     assert state["-fail"] == [reference(f"@f{held}")]
     assert state[f"-fail:job:@f{held}"]["task"] == "old"
@@ -209,6 +209,6 @@ def test_a_dead_one_in_the_trash_stays_there(desk: Desk) -> None:
     desk.dispatch("x", b"twin")
     desk.call(ops.delete_queue(desk.q))
     desk.dispatch("x", b"new")
-    assert desk.call(ops.fail_worker(desk.q, "A")) == Returned(False, 0, 0, 0)
+    assert desk.call(ops.fail_worker(desk.q, "A")) == ReleasedClaims(False, 0, 0, 0)
     assert desk.waiting() == [b"new"]
     assert desk.counts()["dropped"] == 1

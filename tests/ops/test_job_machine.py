@@ -322,7 +322,7 @@ class JobMachine(RuleBasedStateMachine):
         self, some: list[tuple[dict[str, Any], bytes]], data: st.DataObject | None = None, *, whole: bool = False
     ) -> None:
         word, *expected = self.model.dispatch_jobs(some, whole=whole)
-        answers = self.do(ops.dispatch_jobs(self.q, some, whole=whole), data)
+        answers = self.do(ops.dispatch_jobs(self.q, some, all_or_none=whole), data)
         assert [[each.outcome, each.id, each.number] for each in answers] == expected
         if word == "ok":
             self.handles += [(each.id, each.number) for each in answers if each.number]
@@ -396,7 +396,7 @@ class JobMachine(RuleBasedStateMachine):
         self.sent[worker] += not again
         word, *expected = self.model.start_tasks(worker, self.sent[worker], wanted)
         found = self.do(ops.start_tasks(self.q, worker, self.sent[worker], wanted))
-        assert (found.word, [found.first] if expected else []) == (word, expected[:1])
+        assert (found.status, [found.first] if expected else []) == (word, expected[:1])
         assert [self.world.entry(each) for each in found.entries] == [wire(each) for each in expected[1:]]
         self.check()
 
@@ -408,7 +408,7 @@ class JobMachine(RuleBasedStateMachine):
         self.sent[worker] = max(self.sent[worker], number)
         word, *expected = self.model.start_tasks(worker, number, 4)
         found = self.do(ops.start_tasks(self.q, worker, number, 4))
-        assert (found.word, len(found.entries)) == (word, len(expected[1:]))
+        assert (found.status, len(found.entries)) == (word, len(expected[1:]))
         self.check()
 
     def _pick(self, data: st.DataObject) -> tuple[str, list[int]]:
@@ -557,12 +557,12 @@ class JobMachine(RuleBasedStateMachine):
         for job_id, number in [*self.handles[-8:], *((job_id, 0) for job_id in IDS)]:
             seen = self.do(ops.job_status(self.q, job_id, number))
             kind = seen.error.type if seen.error else None
-            assert (seen.word, seen.failures, seen.attempts, kind) == model.status(job_id, number)
+            assert (seen.state, seen.failures, seen.attempts, kind) == model.status(job_id, number)
             result = self.do(ops.read_result(self.q, job_id, number))
             word, facts = model.result(job_id, number)
-            assert result.word == word, (job_id, number)
-            assert result.word != "finished" or result.facts[1] == wire(facts["value"])
-            assert result.word != "failed" or result.facts[0] == wire(facts["error_type"])
+            assert result.status == word, (job_id, number)
+            assert result.status != "finished" or result.values[1] == wire(facts["value"])
+            assert result.status != "failed" or result.values[0] == wire(facts["error_type"])
         for kind in ("failed", "broken"):
             named = [job["id"] for job in model.aside.values()]
             assert self.do(ops.find_aside(self.q, kind, named)) == model.find_aside(kind, named)

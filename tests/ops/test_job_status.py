@@ -101,22 +101,22 @@ def test_what_was_known_of_its_tries_survives_its_end(desk: Desk, end: str, kept
     match end:
         case "fail":
             desk.fail("A", held)
-            known = replace(known, word="failed", failures=2, error=FAILED)
+            known = replace(known, state="failed", failures=2, error=FAILED)
         case "broken":
             desk.fail("A", held, broken=True)
-            known = replace(known, word="failed", error=FAILED)
+            known = replace(known, state="failed", error=FAILED)
         case "stall":
             desk.retry("A", held, counter="stalls", limit=1)
-            known = replace(known, word="failed", error=FAILED)
+            known = replace(known, state="failed", error=FAILED)
         case "cancel waiting":
             desk.call(ops.cancel_job(desk.q, "x", ""))
             known = JobState("cancelled", failures=1, attempts=1)
         case _:
             if end == "cancel":
                 desk.call(ops.cancel_job(desk.q, "x", ""))
-                known = replace(known, word="cancelled")
+                known = replace(known, state="cancelled")
             desk.call(ops.finish_tasks(desk.q, "A", [held]))
-    assert status(desk) == (known if kept or known.word == "failed" else JobState("gone"))
+    assert status(desk) == (known if kept or known.state == "failed" else JobState("gone"))
 
 
 def test_a_dead_worker_is_the_error_of_the_try_that_it_had(desk: Desk) -> None:
@@ -158,7 +158,7 @@ def test_a_dispatch_is_asked_for_by_its_number(desk: Desk) -> None:
     second = desk.run("A", "x", **KEPT)
     desk.fail("A", second)
     third = desk.dispatch("x", run_at=FUTURE).number
-    found = [status(desk, number).word for number in (first - 1, second - 1, third, 0, third + 1)]
+    found = [status(desk, number).state for number in (first - 1, second - 1, third, 0, third + 1)]
     assert found == ["gone", "failed", "due", "due", "gone"]
 
 
@@ -166,14 +166,14 @@ def test_the_result_before_the_last_is_still_known(desk: Desk) -> None:
     first = desk.run("A", "x", **KEPT)
     desk.call(ops.finish_tasks(desk.q, "A", [first]))
     second = desk.dispatch("x").number
-    assert [status(desk, number).word for number in (first - 1, second, 0)] == ["finished", "waiting", "waiting"]
+    assert [status(desk, number).state for number in (first - 1, second, 0)] == ["finished", "waiting", "waiting"]
 
 
 def test_one_that_was_put_back_is_where_it_is(desk: Desk) -> None:
     held = desk.run("A", "x", **KEPT)
     desk.fail("A", held)
     desk.call(ops.retry_aside(desk.q, "failed", [held]))
-    assert status(desk, held - 1).word == status(desk).word == "waiting"
+    assert status(desk, held - 1).state == status(desk).state == "waiting"
 
 
 def test_what_lies_in_the_trash_is_gone(desk: Desk) -> None:
@@ -182,7 +182,7 @@ def test_what_lies_in_the_trash_is_gone(desk: Desk) -> None:
     assert status(desk) == status(desk, number) == JobState("gone")
     desk.dispatch("x")
     assert status(desk, number) == JobState("gone")
-    assert status(desk).word == "waiting"
+    assert status(desk).state == "waiting"
 
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:

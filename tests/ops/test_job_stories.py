@@ -47,7 +47,7 @@ def test_a_job_is_dispatched_changed_postponed_run_retried_and_done(clean_desk: 
     desk.call(ops.finish_tasks(desk.q, "A", [started.first], {started.first: ("json", b"1")}))
     leave(desk, "A")
     assert_no_leaks(desk.client, desk.prefix)
-    assert desk.call(ops.read_result(desk.q, "x", 0)).word == "finished"
+    assert desk.call(ops.read_result(desk.q, "x", 0)).status == "finished"
 
 
 def test_a_job_that_fails_is_handled_looked_at_put_back_and_dropped(clean_desk: Desk) -> None:
@@ -141,7 +141,7 @@ class Chaos:
             said |= self.random.choice(({}, {}, {"exists": "skip"}, {"exists": "raise"}, {"front": True}))
             said |= self.random.choice(({}, {}, {"expires": "0"}, KEPT, {"fields": {"max_failures": "1"}}))
             jobs.append(job(self.id(), b"task", **said))
-        self.desk.call(ops.dispatch_jobs(self.desk.q, jobs, whole=self.random.random() < 0.3))
+        self.desk.call(ops.dispatch_jobs(self.desk.q, jobs, all_or_none=self.random.random() < 0.3))
 
     def start(self) -> None:
         self.desk.start(self.random.choice("ABC"), self.random.randint(0, 3))
@@ -267,7 +267,7 @@ class Chaos:
                 desk.client.zadd(desk.q.due, {name: PAST})
             started = desk.start("Z", 1)
             desk.call(ops.finish_tasks(desk.q, "Z", self.claims_of("Z")))
-            if started.word == "short" and not started.entries:
+            if started.status == "short" and not started.entries:
                 break
         leave(desk, "Z")
         for which in ("failed", "broken"):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.ops.driver import PAST, Desk, aside
 from worqr import ops
-from worqr.ops import MAX_BYTES, Page
+from worqr.ops import MAX_BYTES, DeadLetterPage
 from worqr.records import RemoteError
 
 
@@ -20,7 +20,7 @@ def set_aside(desk: Desk, *tasks: bytes, errors: tuple[str, ...] = ("Boom",), br
     return held
 
 
-def claims(page: Page) -> list[int]:
+def claims(page: DeadLetterPage) -> list[int]:
     return [each for each, _ in page.records]
 
 

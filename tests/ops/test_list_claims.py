@@ -6,19 +6,19 @@ import pytest
 
 from tests.ops.driver import BOOM, PAST, Desk
 from worqr import ops
-from worqr.ops import Glance, Held, JobState
+from worqr.ops import ActiveClaim, JobState, TaskSummary
 from worqr.records import RemoteError
 
 
-def raw(worker: str, claim: int, task: bytes) -> Held:
+def raw(worker: str, claim: int, task: bytes) -> ActiveClaim:
     """A claim on a plain task, of which nothing but its payload is known."""
-    return Held(claim, worker, Glance(None, task, JobState("active", attempts=1)))
+    return ActiveClaim(claim, worker, TaskSummary(None, task, JobState("active", attempts=1)))
 
 
-def of_job(worker: str, claim: int, id: str, task: bytes = b"a", **known: Any) -> Held:
+def of_job(worker: str, claim: int, id: str, task: bytes = b"a", **known: Any) -> ActiveClaim:
     """A claim on a job."""
     state = JobState("active", claim, worker, **{"attempts": 1, **known})
-    return Held(claim, worker, Glance(id, task, state))
+    return ActiveClaim(claim, worker, TaskSummary(id, task, state))
 
 
 def test_by_worker_the_oldest_first_with_what_runs(desk: Desk) -> None:
@@ -39,14 +39,14 @@ def test_pages_together_are_the_whole_list(desk: Desk, limit: int) -> None:
     desk.hold("B", b"a", b"b", b"c")
     desk.hold("A", b"d", b"e")
     desk.hold("C", b"f")
-    found: list[Held] = []
+    found: list[ActiveClaim] = []
     after = ("", 0)
     while some := desk.call(ops.list_claims(desk.q, limit, after=after)):
         assert len(some) <= limit
         found += some
         after = some[-1].worker, some[-1].claim
     assert found == desk.call(ops.list_claims(desk.q))
-    assert [each.seen.task for each in found] == [b"d", b"e", b"a", b"b", b"c", b"f"]
+    assert [each.summary.task for each in found] == [b"d", b"e", b"a", b"b", b"c", b"f"]
 
 
 def test_of_one_that_is_being_swept_too(desk: Desk) -> None:
@@ -75,7 +75,7 @@ def test_of_a_long_payload_the_beginning(desk: Desk, id: str | None) -> None:
     payload = bytes(range(256)) * 100
     held = desk.run("A", id, payload) if id else desk.hold("A", payload)[0]
     [found] = desk.call(ops.list_claims(desk.q))
-    assert (found.claim, found.seen.id, found.seen.task) == (held, id, payload[:100])
+    assert (found.claim, found.summary.id, found.summary.task) == (held, id, payload[:100])
 
 
 def test_of_jobs_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None:
@@ -84,10 +84,16 @@ def test_of_jobs_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None
         desk.dispatch(f"{n}", b"%d" % n * 3_000_000)
     desk.take("A", 3)
     found = desk.call(ops.list_claims(desk.q))
-    assert [(each.seen.id, each.seen.task) for each in found] == [("0", b"0" * 100), ("1", b"1" * 100), ("2", b"")]
+    assert [(each.summary.id, each.summary.task) for each in found] == [
+        ("0", b"0" * 100),
+        ("1", b"1" * 100),
+        ("2", b""),
+    ]
 
 
 def test_a_claim_whose_record_is_gone_is_shown_all_the_same(desk: Desk) -> None:
     held = desk.run("A", "x")
     desk.client.delete(desk.q.active("x"))
-    assert desk.call(ops.list_claims(desk.q)) == [Held(held, "A", Glance("x", b"", JobState("active", attempts=1)))]
+    assert desk.call(ops.list_claims(desk.q)) == [
+        ActiveClaim(held, "A", TaskSummary("x", b"", JobState("active", attempts=1)))
+    ]

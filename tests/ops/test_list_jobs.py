@@ -8,17 +8,17 @@ import pytest
 from tests.ops.driver import BOOM, FUTURE, PAST, Desk
 from worqr import ops
 from worqr.keys import MARKER
-from worqr.ops import Glance, JobState
+from worqr.ops import JobState, TaskSummary
 from worqr.records import RemoteError
 
 Unstarted = Literal["waiting", "due", "blocked"]
 
 
-def page(desk: Desk, state: Unstarted, limit: int = 1000, after: str = "") -> tuple[bool, list[Glance]]:
+def page(desk: Desk, state: Unstarted, limit: int = 1000, after: str = "") -> tuple[bool, list[TaskSummary]]:
     """Whether there is more, and what is listed."""
     with desk.nothing_changes():
         found = desk.call(ops.list_jobs(desk.q, state, limit, after=after))
-    return found.more, [seen for _, seen in found.places if seen is not None]
+    return found.more, [seen for _, seen in found.positions if seen is not None]
 
 
 def pages(desk: Desk, state: Unstarted, limit: int) -> Iterator[list[str | bytes]]:
@@ -26,16 +26,16 @@ def pages(desk: Desk, state: Unstarted, limit: int) -> Iterator[list[str | bytes
     more, cursor = True, ""
     while more:
         found = desk.call(ops.list_jobs(desk.q, state, limit, after=cursor))
-        yield [seen.id or seen.task for _, seen in found.places if seen is not None]
-        more, cursor = found.more, found.places[-1][0] if found.places else ""
+        yield [seen.id or seen.task for _, seen in found.positions if seen is not None]
+        more, cursor = found.more, found.positions[-1][0] if found.positions else ""
 
 
 def names(desk: Desk, state: Unstarted) -> list[str | bytes]:
     return [seen.id or seen.task for seen in page(desk, state)[1]]
 
 
-def job(name: str, task: bytes = b"a", **known: Any) -> Glance:
-    return Glance(name, task, JobState(**known))
+def job(name: str, task: bytes = b"a", **known: Any) -> TaskSummary:
+    return TaskSummary(name, task, JobState(**known))
 
 
 def test_each_state_has_its_jobs_with_what_is_known_of_them(desk: Desk) -> None:
@@ -49,14 +49,14 @@ def test_each_state_has_its_jobs_with_what_is_known_of_them(desk: Desk) -> None:
     error = RemoteError(BOOM.type, BOOM.message, "")
     assert page(desk, "waiting") == (
         False,
-        [Glance(None, b"plain", JobState("waiting")), job("waits", b"b", word="waiting", run_at_ms=PAST)],
+        [TaskSummary(None, b"plain", JobState("waiting")), job("waits", b"b", state="waiting", run_at_ms=PAST)],
     )
     tried = {"run_at_ms": FUTURE + 1, "failures": 1, "attempts": 1, "error": error}
     assert page(desk, "due") == (
         False,
-        [job("later", b"c", word="due", run_at_ms=FUTURE), job(f"@{retried}", b"raw", word="due", **tried)],
+        [job("later", b"c", state="due", run_at_ms=FUTURE), job(f"@{retried}", b"raw", state="due", **tried)],
     )
-    assert page(desk, "blocked") == (False, [job("runs", b"twin", word="blocked", run_at_ms=FUTURE)])
+    assert page(desk, "blocked") == (False, [job("runs", b"twin", state="blocked", run_at_ms=FUTURE)])
     desk.call(ops.finish_tasks(desk.q, "A", [held]))
     assert page(desk, "blocked") == (False, [])
 
@@ -92,16 +92,16 @@ def test_what_is_claimed_meanwhile_hides_nothing_that_waits(desk: Desk) -> None:
     desk.enter("A")
     desk.take("A", 2)
     desk.put(b"10")
-    more, rest = page(desk, "waiting", after=first.places[-1][0])
+    more, rest = page(desk, "waiting", after=first.positions[-1][0])
     assert (more, [seen.task for seen in rest]) == (False, [b"%d" % n for n in range(4, 11)])
     desk.take("A", 6)
-    assert [seen.task for seen in page(desk, "waiting", after=first.places[-1][0])[1]] == [b"8", b"9", b"10"]
+    assert [seen.task for seen in page(desk, "waiting", after=first.positions[-1][0])[1]] == [b"8", b"9", b"10"]
 
 
 def test_after_a_due_job_that_has_gone_come_those_that_are_due_later(desk: Desk) -> None:
     for n in range(4):
         desk.dispatch(f"{n}", run_at=FUTURE + n)
-    cursor = desk.call(ops.list_jobs(desk.q, "due", 2)).places[-1][0]
+    cursor = desk.call(ops.list_jobs(desk.q, "due", 2)).positions[-1][0]
     desk.call(ops.cancel_job(desk.q, "1", ""))
     assert [seen.id for seen in page(desk, "due", after=cursor)[1]] == ["2", "3"]
 
@@ -116,7 +116,7 @@ def test_a_place_without_a_job_is_passed_over_and_a_job_with_two_places_is_liste
     assert names(desk, "waiting") == ["twice", "stays"]
     found = desk.call(ops.list_jobs(desk.q, "waiting", 1))
     assert found.more
-    assert [seen for _, seen in found.places] == [None]
+    assert [seen for _, seen in found.positions] == [None]
 
 
 def test_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None:

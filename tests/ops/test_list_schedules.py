@@ -16,8 +16,8 @@ def test_lists_all_that_is_known_by_name(desk: Desk) -> None:
     assert found.cursor == "0"
     stands = f"{T}\n{T - 2} {T - 1}".encode()
     assert found.rows == [
-        ScheduleRow("b c", DEF, T, next=T + 5, fired=T - 5, owed=(T - 2, T - 1), paused=True, stands=stands),
-        ScheduleRow("ä", DEF, T, next=None, fired=None, owed=(), paused=False, stands=f"{T}\n".encode()),
+        ScheduleRow("b c", DEF, T, next=T + 5, fired=T - 5, pending=(T - 2, T - 1), paused=True, as_stored=stands),
+        ScheduleRow("ä", DEF, T, next=None, fired=None, pending=(), paused=False, as_stored=f"{T}\n".encode()),
     ]
 
 

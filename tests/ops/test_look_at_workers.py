@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.ops import Look
+from worqr.ops import WorkerHeartbeats
 
 
 def test_tells_every_beat_the_missing_ones_and_the_dying(desk: Desk) -> None:
@@ -13,7 +13,7 @@ def test_tells_every_beat_the_missing_ones_and_the_dying(desk: Desk) -> None:
     desk.call(ops.condemn_worker(desk.g, "C", None))
     run_id = str(desk.client.info("server")["run_id"])
     with desk.nothing_changes():
-        assert desk.call(ops.look_at_workers(desk.g)) == Look(
+        assert desk.call(ops.look_at_workers(desk.g)) == WorkerHeartbeats(
             run_id, {"A": b"RUN 5", "B": None, "D e": b"RUN 0", "P": b"STAY"}, ["C"]
         )
 
@@ -23,7 +23,7 @@ def test_without_the_right_to_info_the_run_id_is_empty(desk: Desk) -> None:
     desk.client.execute_command("ACL", "SETUSER", desk.prefix, "on", ">secret", "~*", "&*", "+@all", "-info")
     try:
         desk.client.execute_command("AUTH", desk.prefix, "secret")
-        assert desk.call(ops.look_at_workers(desk.g)) == Look("", {"A": b"RUN 0"}, [])
+        assert desk.call(ops.look_at_workers(desk.g)) == WorkerHeartbeats("", {"A": b"RUN 0"}, [])
     finally:
         desk.client.connection_pool.disconnect()
         desk.client.execute_command("ACL", "DELUSER", desk.prefix)

@@ -52,7 +52,7 @@ def test_tells_whoever_waits_why(desk: Desk, clear: Callable[[QueueKeys], Call[A
     desk.call(clear(desk.q))
     desk.call(ops.purge_queue(desk.q))
     found = desk.call(ops.read_result(desk.q, "x", job.number))
-    assert (found.word, found.facts) == ("cancelled", [why])
+    assert (found.status, found.values) == ("cancelled", [why])
 
 
 def test_what_is_newer_stays(desk: Desk) -> None:
@@ -103,7 +103,7 @@ def test_takes_due_and_blocked_ones_along_and_tells_whoever_waits(desk: Desk) ->
     assert sorted(heard) == [(f":job:{name}", b"cancelled") for name in ("due", "runs", "waits")]
     for name, number in numbers.items():
         found = desk.call(ops.read_result(desk.q, name, number))
-        assert (found.word, found.facts) == ("cancelled", [b"the queue was deleted"])
+        assert (found.status, found.values) == ("cancelled", [b"the queue was deleted"])
     assert {name for name in desk.state() if not name.startswith(":result")} == {
         *(":active:runs", ":claims:A", f":claim:{held}", ":workers", ":policy:A", ":counts")
     }

@@ -15,7 +15,7 @@ ERROR = [*(text.encode() for text in (BOOM.type, BOOM.message, BOOM.traceback)),
 def read(desk: Desk, number: int = 0, id: str = "x") -> tuple[str, list[Any]]:
     with desk.nothing_changes():
         found = desk.call(ops.read_result(desk.q, id, number))
-    return found.word, found.facts
+    return found.status, found.values
 
 
 def finish(desk: Desk, held: int, value: bytes = b"1") -> None:

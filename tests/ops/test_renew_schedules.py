@@ -8,7 +8,7 @@ MONTH = 30 * 24 * 3600
 
 
 def test_notes_that_they_are_still_declared_and_nothing_else(desk: Desk) -> None:
-    declared(desk, next=T + 5, owed=T, fired=T - 5, look_at=T + 5)
+    declared(desk, next=T + 5, owed=T, fired=T - 5, check_at=T + 5)
     declare(desk, "other")
     lead(desk, 9000)
     before = facts(desk)

@@ -145,7 +145,7 @@ def test_whoever_waited_for_it_waits_for_the_new_run(desk: Desk) -> None:
     again(desk, held)
     [held] = desk.take("A", 1)
     desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"1")}))
-    assert desk.call(ops.read_result(desk.q, "x", number)).word == "finished"
+    assert desk.call(ops.read_result(desk.q, "x", number)).status == "finished"
 
 
 def test_a_failure_handlers_job_keeps_what_failed(desk: Desk) -> None:

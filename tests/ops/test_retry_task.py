@@ -265,7 +265,7 @@ def test_the_last_one_of_a_job_leaves_a_result_and_lets_its_twin_go(desk: Desk) 
         assert desk.retry("A", held, limit=1, run_at_ms=FUTURE) == "aside"
     assert heard == [(":wake:B", b"1")]
     assert desk.waiting() == [b"new"]
-    assert desk.call(ops.read_result(desk.q, "x", held - 1)).word == "failed"
+    assert desk.call(ops.read_result(desk.q, "x", held - 1)).status == "failed"
 
 
 # With a blocked twin

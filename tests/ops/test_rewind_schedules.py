@@ -16,12 +16,12 @@ def rewind(desk: Desk) -> int:
 
 def test_one_in_the_future_goes_on_from_now(desk: Desk) -> None:
     future = now(desk) + HOUR
-    declared(desk, last=future, next=future + 5, fired=future, look_at=future + 5)
+    declared(desk, last=future, next=future + 5, fired=future, check_at=future + 5)
     since = now(desk)
     assert rewind(desk) == 1
     found = row(desk)
     assert since <= found.last <= now(desk)
-    assert (found.next, found.fired, found.owed) == (None, future, ())
+    assert (found.next, found.fired, found.pending) == (None, future, ())
     assert since <= looks(desk)["s"] <= now(desk)
     assert seen(desk) == {"s": 0}
 
@@ -29,15 +29,15 @@ def test_one_in_the_future_goes_on_from_now(desk: Desk) -> None:
 def test_of_what_it_owes_only_that_stays_whose_time_has_come(desk: Desk) -> None:
     future = now(desk) + HOUR
     soon = now(desk) + MINUTE - 5000
-    declared(desk, last=future, owed=f"{T} {T + 1} {soon} {future - 1} {future}", look_at=future)
+    declared(desk, last=future, owed=f"{T} {T + 1} {soon} {future - 1} {future}", check_at=future)
     rewind(desk)
-    assert row(desk).owed == (T, T + 1), "`soon` is after `last` now, so it will be judged again"
+    assert row(desk).pending == (T, T + 1), "`soon` is after `last` now, so it will be judged again"
 
 
 def test_those_that_are_not_in_the_future_stay_where_they_are(desk: Desk) -> None:
     soon = now(desk) + MINUTE - 5000
-    declared(desk, last=T, next=soon + HOUR, owed=T, look_at=soon + HOUR)  # yearly, perhaps
-    declared(desk, "soon", last=soon, next=soon + 1, look_at=soon + 1)
+    declared(desk, last=T, next=soon + HOUR, owed=T, check_at=soon + HOUR)  # yearly, perhaps
+    declared(desk, "soon", last=soon, next=soon + 1, check_at=soon + 1)
     before, when = facts(desk), looks(desk)
     assert rewind(desk) == 0
     assert facts(desk) == before
@@ -46,7 +46,7 @@ def test_those_that_are_not_in_the_future_stay_where_they_are(desk: Desk) -> Non
 
 def test_one_that_was_put_off_by_the_wrong_clock_is_to_be_looked_at_at_once(desk: Desk) -> None:
     future = now(desk) + HOUR
-    was = declared(desk, next=T + 1, look_at=future)
+    was = declared(desk, next=T + 1, check_at=future)
     assert rewind(desk) == 0
     assert row(desk) == was
     assert looks(desk)["s"] < future
@@ -68,9 +68,9 @@ def test_the_last_page_notes_that_it_is_done(desk: Desk) -> None:
     cursor, first = desk.call(ops.rewind_schedules(desk.g))
     assert cursor != "0"
     assert 0 < first < 2000
-    assert desk.call(ops.tick_schedules(desk.g)).back
+    assert desk.call(ops.tick_schedules(desk.g)).clock_set_back
     assert first + rewind(desk) >= 2000
-    assert not desk.call(ops.tick_schedules(desk.g)).back
+    assert not desk.call(ops.tick_schedules(desk.g)).clock_set_back
     assert set(looks(desk)) == set(names)
 
 

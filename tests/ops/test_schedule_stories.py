@@ -46,7 +46,7 @@ class Model:
 
     def __init__(self) -> None:
         self.cursor = self.clock = 0
-        self.look_at: int | None = None
+        self.check_at: int | None = None
         self.fence: int | None = None
         self.paused = False
 
@@ -55,21 +55,21 @@ class Model:
 
     def declare(self, now: int) -> None:
         if not self.cursor:
-            self.cursor = self.look_at = now
+            self.cursor = self.check_at = now
         self.note_clock(now)
 
     def pause(self, now: int, *, paused: bool) -> None:
         if paused:
-            self.look_at = None
+            self.check_at = None
         elif self.paused:
-            self.cursor = self.look_at = now
+            self.cursor = self.check_at = now
             self.note_clock(now)
         self.paused = paused
 
     def rewind(self, now: int) -> None:
         if self.cursor > now + AHEAD_MS:
             self.cursor = now
-            self.look_at = None if self.paused else now
+            self.check_at = None if self.paused else now
         self.clock = now
 
     def fire(self, nominal: int, now: int) -> bool:
@@ -82,16 +82,16 @@ class Model:
         if self.clock > now + AHEAD_MS:
             self.rewind(now)
         self.note_clock(now)
-        if self.look_at is None or self.look_at > now:
+        if self.check_at is None or self.check_at > now:
             return []
         decision = due_firings(trigger, self.cursor, now)
         fired = [nominal for nominal in decision.fire if self.fire(nominal, now)]
         if not dies:
-            self.cursor, self.look_at = decision.cursor, decision.next
+            self.cursor, self.check_at = decision.cursor, decision.next
         return fired
 
     def next_look(self, now: int) -> int | None:
-        return self.look_at
+        return self.check_at
 
 
 class Scripts:
@@ -123,7 +123,7 @@ class Scripts:
 
     def turn(self, now: int, trigger: Trigger, *, dies: bool) -> list[int]:
         due = self.call(ops.tick_schedules(self.registry), now)
-        if due.back:
+        if due.clock_set_back:
             assert self.call(ops.rewind_schedules(self.registry), now)[0] == "0"
             due = self.call(ops.tick_schedules(self.registry), now)
         fired: list[int] = []

@@ -61,10 +61,13 @@ def test_short_of_tasks_says_how_many_workers_wait_now(desk: Desk) -> None:
     for worker in "ABC":
         desk.enter(worker)
     desk.put(b"a")
-    said = [(started.word, started.hungry, len(started.entries)) for started in map(desk.start, "ABCC", [2, 1, 1, 1])]
+    said = [
+        (started.status, started.waiting_workers, len(started.entries))
+        for started in map(desk.start, "ABCC", [2, 1, 1, 1])
+    ]
     assert said == [("short", 1, 1), ("short", 2, 0), ("short", 3, 0), ("short", 3, 0)]
     desk.put(b"b")
-    assert desk.start("A", 1).hungry == 0, "it has what it asked for, and does not wait"
+    assert desk.start("A", 1).waiting_workers == 0, "it has what it asked for, and does not wait"
 
 
 def test_exactly_enough_is_not_short(desk: Desk) -> None:
@@ -72,7 +75,7 @@ def test_exactly_enough_is_not_short(desk: Desk) -> None:
     desk.start("A", 1)
     desk.client.lpush(desk.q.base, b"a")  # a foreign producer, who wakes nobody
     assert desk.state()[":hungry"] == {"A"}
-    assert desk.start("A", 1).word == "ok"
+    assert desk.start("A", 1).status == "ok"
     assert ":hungry" not in desk.state()
 
 
@@ -130,7 +133,7 @@ def test_who_is_being_swept_gets_nothing(desk: Desk) -> None:
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.start("A", 5).word == "not_serving"
+    assert desk.start("A", 5).status == "not_serving"
     assert desk.state() == {}
 
 
@@ -174,7 +177,7 @@ def test_where_nothing_is_left_nobody_is_woken(desk: Desk) -> None:
     desk.client.sadd(desk.q.hungry, "B")
     desk.client.lpush(desk.q.base, b"a", b"b")
     desk.client.rpush(desk.q.base, reference("forged"))
-    assert desk.start("A", 2).word == "ok"
+    assert desk.start("A", 2).status == "ok"
     assert desk.state()[":hungry"] == {"B"}
 
 
@@ -190,7 +193,7 @@ def test_zero_passes_a_wake_up_on_and_takes_nothing(desk: Desk) -> None:
     desk.client.sadd(desk.q.hungry, "B")
     desk.client.lpush(desk.q.base, b"a")
     with desk.listening(desk.q.wake_channel("B")) as heard:
-        assert desk.start("A", 0).word == "ok"
+        assert desk.start("A", 0).status == "ok"
     assert heard == [(":wake:B", b"1")]
     assert desk.state()["waiting"] == [b"a"]
     with desk.listening(desk.q.wake_channel("B")) as heard:
@@ -297,7 +300,7 @@ def test_stops_at_8_mib_but_takes_at_least_one(desk: Desk) -> None:
     desk.put(b"x" * (MAX_BYTES - 1), b"y", b"z")
     first = desk.start("A", 9)
     assert first.entries == [big]
-    assert first.word == "ok"
+    assert first.status == "ok"
     assert [len(entry) for entry in desk.start("A", 9).entries] == [MAX_BYTES - 1, 1]
     assert desk.start("A", 9).entries == [b"z"]
 
@@ -346,7 +349,7 @@ def test_a_suspect_that_is_left_behind_makes_its_holder_hungry(desk: Desk) -> No
     desk.stall(b"s1", b"s2")
     desk.enter("A")
     desk.take("A", 1)
-    assert desk.start("A", 1).word == "short"
+    assert desk.start("A", 1).status == "short"
     assert desk.state()[":hungry"] == {"A"}
     assert len(desk.state()[":suspects"]) == 1
 
@@ -429,12 +432,12 @@ def test_runs_short_and_takes_what_is_due(desk: Desk) -> None:
     desk.put(b"raw")
     desk.enter("A")
     started = desk.start("A", 3)
-    assert started.word == "ok"
+    assert started.status == "ok"
     assert payloads(started.entries) == [b"raw", b"b", b"a"]
     state = desk.state()
     assert state[":due"] == ["later"]
     assert set(state[":claims:A"]) == {str(started.first + n) for n in range(3)}
-    assert desk.start("A", 1).word == "short"
+    assert desk.start("A", 1).status == "short"
 
 
 def test_leaves_what_is_due_alone_while_enough_waits(desk: Desk) -> None:
@@ -458,7 +461,7 @@ def test_of_what_it_put_in_line_and_left_there_it_tells_another(desk: Desk) -> N
 def test_what_is_due_later_leaves_it_hungry(desk: Desk) -> None:
     desk.dispatch("later", run_at=FUTURE)
     desk.enter("A")
-    assert desk.start("A", 1).word == "short"
+    assert desk.start("A", 1).status == "short"
     assert desk.state()[":hungry"] == {"A"}
     assert desk.state()[":due"] == ["later"]
 
@@ -480,7 +483,7 @@ def test_suspects_that_came_due_are_for_others_once_it_has_one(desk: Desk) -> No
     desk.client.sadd(desk.q.hungry, "A", "B", "C")
     with desk.listening(*map(desk.q.wake_channel, "ABC")) as heard:
         started = desk.start("A", 9)
-    assert (started.word, payloads(started.entries)) == ("short", [b"x"])
+    assert (started.status, payloads(started.entries)) == ("short", [b"x"])
     assert sorted(channel for channel, _ in heard) == [":wake:B", ":wake:C"]
     assert desk.state()[":hungry"] == {"A"}
 

@@ -230,4 +230,4 @@ def test_what_was_dropped_tells_whoever_waits_for_it(desk: Desk) -> None:
     held = desk.run("A", "x", fields={"result_ttl": "60000"})
     desk.call(ops.delete_queue(desk.q))
     desk.call(ops.stop_tasks(desk.q, "A", [held]))
-    assert desk.call(ops.read_result(desk.q, "x", held - 1)).word == "cancelled"
+    assert desk.call(ops.read_result(desk.q, "x", held - 1)).status == "cancelled"

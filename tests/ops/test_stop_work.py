@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.ops.driver import Desk, Expires, claim, reference
 from worqr import ops
-from worqr.ops import Returned
+from worqr.ops import ReleasedClaims
 
 
 def test_leaves_and_gives_all_claims_back_uncounted_in_their_old_order(desk: Desk) -> None:
@@ -47,13 +47,13 @@ def test_what_suspects_are_is_for_the_workers_policy_to_say(desk: Desk) -> None:
 
 def test_goes_in_steps_and_stays_known_as_leaving(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b", b"c")
-    assert desk.call(ops.stop_work(desk.q, "A", 2)) == Returned(True, 2, 0, 0)
+    assert desk.call(ops.stop_work(desk.q, "A", 2)) == ReleasedClaims(True, 2, 0, 0)
     state = desk.state()
     assert state["waiting"] == [b"c", b"b"]
     assert state[":workers"] == {"A": "leaving"}
     assert state[":claims:A"] == {str(held[0])}
     assert state[":leaving:A"] == [str(held[0]).encode()]
-    assert desk.call(ops.stop_work(desk.q, "A", 2)) == Returned(False, 1, 0, 0)
+    assert desk.call(ops.stop_work(desk.q, "A", 2)) == ReleasedClaims(False, 1, 0, 0)
     counts = {**state[":counts"].value, "stopped": "3"}
     assert desk.state() == {"waiting": [b"c", b"b", b"a"], ":counts": Expires(counts)}
 
@@ -87,12 +87,12 @@ def test_the_others_claims_are_not_touched(desk: Desk) -> None:
 def test_a_stranger_leaves_nothing(desk: Desk) -> None:
     desk.hold("A", b"a")
     with desk.nothing_happens():
-        assert desk.call(ops.stop_work(desk.q, "stranger")) == Returned(False, 0, 0, 0)
+        assert desk.call(ops.stop_work(desk.q, "stranger")) == ReleasedClaims(False, 0, 0, 0)
 
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.call(ops.stop_work(desk.q, "A")) == Returned(False, 0, 0, 0)
+    assert desk.call(ops.stop_work(desk.q, "A")) == ReleasedClaims(False, 0, 0, 0)
     assert desk.state() == {}
 
 
@@ -102,7 +102,7 @@ def test_marked_ones_end_as_cancelled_and_those_of_a_deleted_queue_are_dropped(d
     desk.hold("A", b"c", b"d")
     desk.call(ops.cancel_task(desk.q, b"b"))
     desk.call(ops.cancel_task(desk.q, b"d"))
-    assert desk.call(ops.stop_work(desk.q, "A")) == Returned(False, 1, 2, 0)
+    assert desk.call(ops.stop_work(desk.q, "A")) == ReleasedClaims(False, 1, 2, 0)
     state = desk.state()
     assert set(state) == {"waiting", ":counts"}
     assert state["waiting"] == [b"c"]
@@ -113,7 +113,7 @@ def test_settled_between_the_steps_leaves_nothing(desk: Desk) -> None:
     held = desk.hold("A", *[b"a"] * 5)
     assert desk.call(ops.stop_work(desk.q, "A", 1)).more
     desk.call(ops.finish_tasks(desk.q, "A", held[:4]))
-    assert desk.call(ops.stop_work(desk.q, "A", 1)) == Returned(False, 0, 0, 0)
+    assert desk.call(ops.stop_work(desk.q, "A", 1)) == ReleasedClaims(False, 0, 0, 0)
     assert set(desk.state()) == {"waiting", ":counts"}
 
 

@@ -25,7 +25,7 @@ def test_a_worker_comes_works_and_goes(clean_desk: Desk) -> None:
     desk = clean_desk
     desk.register("A", queues=["Q1"])
     desk.enter("A")
-    assert desk.start("A", 5).word == "short"
+    assert desk.start("A", 5).status == "short"
     desk.put(b"a", b"b", MARKER)
     one, two, three = desk.take("A", 3)
     assert desk.beat("A", lease_ms=LEASE).leads
@@ -153,7 +153,7 @@ class Chaos:
     def leave(self) -> None:
         self.gone(lambda worker: ops.stop_work(self.desk.q, worker, 2))
 
-    def gone(self, step: Callable[[str], ops.Call[ops.Returned]]) -> None:
+    def gone(self, step: Callable[[str], ops.Call[ops.ReleasedClaims]]) -> None:
         """In steps, with a cancel in between; afterwards it comes back."""
         worker = self.worker()
         while self.desk.call(step(worker)).more:

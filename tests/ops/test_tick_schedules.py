@@ -23,31 +23,31 @@ from tests.ops.schedules import (
     set_clock_ahead,
 )
 from worqr import ops
-from worqr.ops import Due, ScheduleRow, Tick
+from worqr.ops import DueSchedules, ScheduleRow, Tick
 from worqr.script_call import Call
 
 FAR = 7_000_000_000_000
 
 
-def tick(desk: Desk, was: ScheduleRow, **more: Any) -> Call[Due]:
-    return ops.tick_schedules(desk.g, [Tick(was, **{"last": T + 1000, "next": FAR, "look_at": FAR, **more})])
+def tick(desk: Desk, was: ScheduleRow, **more: Any) -> Call[DueSchedules]:
+    return ops.tick_schedules(desk.g, [Tick(was, **{"last": T + 1000, "next": FAR, "check_at": FAR, **more})])
 
 
 # What is due
 
 
 def test_returns_what_is_due_and_when_the_next_one_is(desk: Desk) -> None:
-    first = declared(desk, "first", look_at=T, next=T - 1, fired=T - 2, owed=f"{T - 2} {T - 1}")
-    second = declared(desk, "ä", look_at=T + 1)
-    declared(desk, "later", look_at=FAR)
-    declared(desk, "never", look_at=FAR + 1)
+    first = declared(desk, "first", check_at=T, next=T - 1, fired=T - 2, owed=f"{T - 2} {T - 1}")
+    second = declared(desk, "ä", check_at=T + 1)
+    declared(desk, "later", check_at=FAR)
+    declared(desk, "never", check_at=FAR + 1)
     declared(desk, "paused", paused="1")
     lead(desk, 5)
     with desk.nothing_changes():
         since = now(desk)
         due = desk.call(ops.tick_schedules(desk.g))
     assert due.rows == [first, second]
-    assert (due.led, due.next, due.back) == (5, FAR, False)
+    assert (due.led, due.next, due.clock_set_back) == (5, FAR, False)
     assert since <= due.now <= now(desk)
 
 
@@ -88,7 +88,7 @@ def test_on_an_empty_database_nothing_is_due_and_nothing_is_made(desk: Desk) -> 
 
 def test_notes_how_far_it_got(desk: Desk) -> None:
     was = declared(desk)
-    due = desk.call(tick(desk, was, owed=(T, T + 1000), fired=T))
+    due = desk.call(tick(desk, was, pending=(T, T + 1000), fired=T))
     assert facts(desk) == {
         "def s": DEF.decode("latin-1"),
         "last s": str(T + 1000),
@@ -105,13 +105,13 @@ def test_what_is_owed_no_more_goes_and_what_was_fired_before_stays(desk: Desk) -
     was = declared(desk, owed=f"{T}", fired=T - 1)
     desk.call(tick(desk, was))
     found = row(desk)
-    assert (found.last, found.next, found.owed, found.fired) == (T + 1000, FAR, (), T - 1)
+    assert (found.last, found.next, found.pending, found.fired) == (T + 1000, FAR, (), T - 1)
     assert "owed s" not in facts(desk)
 
 
 def test_one_that_was_not_fired_is_put_off(desk: Desk) -> None:
     was = declared(desk, next=T + 7, owed=f"{T - 1}")
-    desk.call(tick(desk, was, last=T, next=None, look_at=FAR - 5, owed=(T - 1,)))
+    desk.call(tick(desk, was, last=T, next=None, check_at=FAR - 5, pending=(T - 1,)))
     assert row(desk) == was
     assert looks(desk) == {"s": FAR - 5}
 
@@ -124,7 +124,7 @@ def test_several_are_noted_at_once_each_for_itself(desk: Desk) -> None:
 
 
 def test_a_copy_finds_it_done(desk: Desk) -> None:
-    call = tick(desk, declared(desk), owed=(T,), fired=T)
+    call = tick(desk, declared(desk), pending=(T,), fired=T)
     desk.send(call)
     with desk.nothing_changes():
         desk.send(call)
@@ -133,15 +133,15 @@ def test_a_copy_finds_it_done(desk: Desk) -> None:
 def test_a_late_copy_does_not_move_it_back(desk: Desk) -> None:
     call = tick(desk, declared(desk))
     desk.send(call)
-    desk.call(tick(desk, row(desk), last=T + 2000, look_at=FAR + 9))
+    desk.call(tick(desk, row(desk), last=T + 2000, check_at=FAR + 9))
     with desk.nothing_changes():
         desk.send(call)
     assert row(desk).last == T + 2000
 
 
-@pytest.mark.parametrize("stands", [f"{T - 1}\n{T}", f"{T}\n", f"{T}\n{T} {T}"])
-def test_where_somebody_else_moved_it_nothing_is_noted(desk: Desk, stands: str) -> None:
-    was = replace(declared(desk, owed=f"{T}"), stands=stands.encode())
+@pytest.mark.parametrize("as_stored", [f"{T - 1}\n{T}", f"{T}\n", f"{T}\n{T} {T}"])
+def test_where_somebody_else_moved_it_nothing_is_noted(desk: Desk, as_stored: str) -> None:
+    was = replace(declared(desk, owed=f"{T}"), as_stored=as_stored.encode())
     with desk.nothing_changes():
         desk.call(tick(desk, was))
 
@@ -179,7 +179,7 @@ def test_what_somebody_spoilt_by_hand_is_noted_like_the_rest(desk: Desk, spoilt:
     declare(desk, "s")
     desk.client.hset(desk.g.schedules, mapping={"last s": spoilt, "owed s": spoilt})
     [was] = desk.call(ops.tick_schedules(desk.g)).rows
-    assert (was.last, was.owed) == (0, ())
+    assert (was.last, was.pending) == (0, ())
     desk.call(tick(desk, was))
     assert row(desk).last == T + 1000
 
@@ -196,7 +196,7 @@ def test_led_time_is_noted_where_it_is_as_the_leader_read_it(desk: Desk) -> None
 
 
 def test_the_latest_time_is_noted_once_per_second(desk: Desk) -> None:
-    declared(desk, look_at=FAR)
+    declared(desk, check_at=FAR)
     client, key = desk.client, desk.g.schedules
     client.hset(key, "clock", now(desk) - 900)
     with desk.nothing_changes():
@@ -212,9 +212,9 @@ def test_a_clock_that_was_set_back_by_more_than_a_minute_is_told_and_nothing_is_
     set_clock_ahead(desk, HOUR)
     with desk.nothing_changes():
         assert desk.send(tick(desk, was)) == [b"back"]
-    assert desk.call(tick(desk, was)).back
+    assert desk.call(tick(desk, was)).clock_set_back
     set_clock_ahead(desk, MINUTE - 5000)
-    assert not desk.call(tick(desk, was)).back
+    assert not desk.call(tick(desk, was)).clock_set_back
     assert row(desk).last == T + 1000
 
 

@@ -17,7 +17,7 @@ import worqr
 from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, spying, until
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
-from worqr.ops import Started
+from worqr.ops import StartReply
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.registration import Registration
 from worqr.peer.scheduler import PATIENCE, Pool, Scheduler, Share
@@ -436,7 +436,7 @@ class Books:
         """`n` tasks come."""
         word = "ok" if n == self.asked[-1] else "short"
         first = 1 + len(self.asked) * 1000
-        self._answers.pop()(Started(word, first, [b"task"] * n), None)
+        self._answers.pop()(StartReply(word, first, [b"task"] * n), None)
 
     def end(self, n: int) -> None:
         for context in list(self.consumer.running.values())[:n]:

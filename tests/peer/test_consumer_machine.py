@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from worqr.errors import RefusedByServer
 from worqr.keys import QueueKeys
-from worqr.ops import Started
+from worqr.ops import StartReply
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
         self.given_back: list[int] = []
         self.accepted: list[int] = []
         self.rechecks = self.first = 0
-        self.deliver: Callable[[Started | None, Exception | None], None] | None = None
+        self.deliver: Callable[[StartReply | None, Exception | None], None] | None = None
         self.registration = self.owner = Registration("w")
         settles: Any = SimpleNamespace(crowded=set(), give_back=lambda _k, _r, claims: self.given_back.extend(claims))
         session: Any = SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost)
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
 
     # Replies
 
-    def _answer(self, started: Started | None, failure: Exception | None) -> None:
+    def _answer(self, started: StartReply | None, failure: Exception | None) -> None:
         deliver, self.deliver = self.deliver, None
         assert deliver is not None
         deliver(started, failure)
@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         claims = list(range(self.first, self.first + n))
         accepted = len(self.accepted)
         self.model.answered(claims, more=word in {"ok", "late"}, dead=dead)
-        self._answer(Started(word, self.first, [b"task"] * n, 2), None)
+        self._answer(StartReply(word, self.first, [b"task"] * n, 2), None)
         assert self.rechecks == rechecks + (used and pending)
         assert self.accepted[accepted:] == (claims if used else [])
 
@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
             model.answered([], dead=self.owner.dead)
         else:
             model.live, model.in_flight = False, None
-        self._answer(Started("not_serving", 0, []), None)
+        self._answer(StartReply("not_serving", 0, []), None)
 
     # Runs
 

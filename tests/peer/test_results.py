@@ -425,8 +425,8 @@ async def test_a_job_that_ended_just_then_is_said_to_have_ended(
         job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
         assert await job.result(30) == b"a"
 
-        async def look() -> ops.Found:
-            return ops.Found("wait", [])
+        async def look() -> ops.ResultReply:
+            return ops.ResultReply("wait", [])
 
         monkeypatch.setattr(worqr.Job, "_look", lambda _job: look())
         assert await late(job) == ("it has ended since (finished), ask again", "finished", None, None)

@@ -13,10 +13,10 @@ from worqr import ops
 from worqr.client.notifications import Notification, subscribed
 from worqr.keys import QueueKeys
 from worqr.link import Link
-from worqr.ops import MAX_ITEMS, Cancelled
+from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount
 
-Step = Callable[[QueueKeys, Cancelled | None], Awaitable[Cancelled]]
+Step = Callable[[QueueKeys, CancelReply | None], Awaitable[CancelReply]]
 """One request of a cancel to one shard, from the end of the previous request on."""
 
 
@@ -64,7 +64,7 @@ async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, w
         return CancelCount(waiting, running, sum(len(place.claims & place.settled) for place in places) if wait else 0)
 
 
-async def _all_steps(step: Callable[[Cancelled | None], Awaitable[Cancelled]], claims: set[int]) -> int:
+async def _all_steps(step: Callable[[CancelReply | None], Awaitable[CancelReply]], claims: set[int]) -> int:
     """Repeat the cancel until there is no more; return how many waited. `claims` gets those that were marked."""
     waiting, last = 0, None
     while last is None or last.more:

@@ -10,7 +10,7 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, AsideList, Page
+from worqr.ops import MAX_ITEMS, DeadLetterList, DeadLetterPage
 from worqr.records import Failed
 from worqr.remote_error import failed_record
 from worqr.script_call import Call
@@ -153,7 +153,7 @@ class Aside:
     async def _drop(self, found: Claims) -> int:
         return await self._each(found, ops.drop_aside)
 
-    async def _each(self, found: Claims, make: Callable[[QueueKeys, AsideList, Sequence[int]], Call[int]]) -> int:
+    async def _each(self, found: Claims, make: Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]) -> int:
         count = 0
         for keys, claims in found:
             for start in range(0, len(claims), MAX_ITEMS):
@@ -184,7 +184,7 @@ class Aside:
         before: datetime | None,
         *,
         bare: bool = False,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[DeadLetterPage]:
         kind = "" if error is None else check_text(error, "error")
         before_ms = None if before is None else to_ms(before, "before")
         after, after_ms, left = "-", "0", limit

@@ -46,7 +46,7 @@ async def unique_enqueued(client: Client, queue: QueueKeys, tasks: list[bytes], 
     jobs = [({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks]
     keys = await sharding.shard_of_id(queue, cast("str", jobs[0][0]["id"]))
     there = [(await sharding.options_for(keys, options), task) for options, task in jobs]
-    call = ops.dispatch_jobs(keys, there, whole=True, replicas=replicas)
+    call = ops.dispatch_jobs(keys, there, all_or_none=True, replicas=replicas)
     await dispatched(client, queue, call, keys)
     return len(jobs)
 

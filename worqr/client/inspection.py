@@ -76,7 +76,7 @@ async def _page(
         ]
     unstarted: Unstarted = "due" if state == "scheduled" else state
     page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
-    return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.places]
+    return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.positions]
 
 
 async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:

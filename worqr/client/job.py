@@ -22,7 +22,7 @@ from worqr.client.notifications import Notification, subscribed
 from worqr.client.stats import status_of
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
 from worqr.keys import QueueKeys
-from worqr.ops import Cancelled, Found
+from worqr.ops import CancelReply, ResultReply
 from worqr.records import CancelCount, RemoteError, Status
 from worqr.remote_error import fields_of
 from worqr.validation import Seconds, check_text, seconds
@@ -136,13 +136,13 @@ class Job(Generic[R]):
             Unavailable: The server did not reply within `patience`.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
-        if (found := await self._look()).word != "wait":
+        if (found := await self._look()).status != "wait":
             return self._value(found)
         link = self._client.link
         notification, slots = Notification(link), self._client.slot_watch(self.queue)
         with link.driver.move_on_after(patience):
             async with subscribed(link, (await self._place()).job(self.id), lambda _message: notification.set()):
-                while (found := await self._look()).word == "wait":
+                while (found := await self._look()).status == "wait":
                     await notification.wait()
                     if slots.should_check() and await self._still_waits():
                         slots.warn(self.id)
@@ -185,28 +185,28 @@ class Job(Generic[R]):
         if hint := await nearest_served(self._client, self.queue):
             texts.append(hint)
 
-    async def _look(self) -> Found:
+    async def _look(self) -> ResultReply:
         found = await self._client.ask(ops.read_result(await self._place(), self.id, self._number))
-        if found.word == "never" and self._results is not None and self._results.kept:
-            return replace(found, word="wait")  # no worker is there yet; the function's will keep it
+        if found.status == "never" and self._results is not None and self._results.kept:
+            return replace(found, status="wait")  # no worker is there yet; the function's will keep it
         return found
 
-    def _value(self, found: Found) -> R:
-        if found.word == "finished":
-            kind, value = found.facts
+    def _value(self, found: ResultReply) -> R:
+        if found.status == "finished":
+            kind, value = found.values
             return cast("R", self._decode(kind.decode(), value))
-        texts = [b"" if fact is None else fact for fact in found.facts]
-        if found.word == "failed":
+        texts = [b"" if fact is None else fact for fact in found.values]
+        if found.status == "failed":
             kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
             error = RemoteError(kind, message, traceback, fields_of(fields))
             failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
             if error.traceback:
                 failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")
             raise failed
-        if found.word == "cancelled":
+        if found.status == "cancelled":
             reason = texts[0].decode("utf-8", "replace")
             raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
-        raise NoResult(self._why_none(found.word))
+        raise NoResult(self._why_none(found.status))
 
     def _why_none(self, word: str) -> str:
         """Why there is no result: one true sentence, and the remedy if there is one."""
@@ -247,7 +247,7 @@ class Job(Generic[R]):
         """
         check_text(reason, "reason")
 
-        async def step(keys: QueueKeys, _last: Cancelled | None) -> Cancelled:
+        async def step(keys: QueueKeys, _last: CancelReply | None) -> CancelReply:
             return await self._client.ask(ops.cancel_job(keys, self.id, reason))
 
         patience = seconds(wait, "wait")

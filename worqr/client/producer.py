@@ -20,7 +20,7 @@ from worqr.ids import with_random_ids
 from worqr.job_options import RAW_OPTIONS, without_replicas
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Dispatched, NewJob
-from worqr.ops.replies import in_pieces
+from worqr.ops.replies import in_chunks
 from worqr.script_call import Call as Request
 from worqr.validation import check_task
 
@@ -58,7 +58,7 @@ class Producer:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 requests: list[tuple[str, Request[int]]] = []
                 for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _max_length_of(call))):
-                    for piece in in_pieces(of_queue, _size):
+                    for piece in in_chunks(of_queue, _size):
                         keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, name))
                         requests.append((keys.name, await self._enqueue_of(keys, piece)))
                 sending = len(some)
@@ -84,7 +84,7 @@ class Producer:
                 requests: list[tuple[str, Request[list[Dispatched]]]] = []
                 places: list[tuple[int, QueueKeys]] = []
                 for keys, of_shard in await self._by_shard(some):
-                    for piece in in_pieces(of_shard, lambda each: len(each[1].task)):
+                    for piece in in_chunks(of_shard, lambda each: len(each[1].task)):
                         requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in piece])))
                         places += [(place, keys) for place, _ in piece]
                 sending = len(some)

@@ -24,8 +24,8 @@ from worqr.errors import NotReplicated, UsageError, WorqrError
 from worqr.ids import with_random_ids
 from worqr.job_options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_BYTES, MAX_ITEMS, Cancelled
-from worqr.ops.replies import in_pieces
+from worqr.ops import MAX_BYTES, MAX_ITEMS, CancelReply
+from worqr.ops.replies import in_chunks
 from worqr.records import CancelCount, QueueInfo, TaskInfo
 from worqr.script_call import Call
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, seconds
@@ -121,7 +121,7 @@ class Queue:
         if max_length is not None:
             check_count(max_length, "max_length")
         wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
-        chunks = [checked] if len(checked) == 1 else list(in_pieces(checked, len))
+        chunks = [checked] if len(checked) == 1 else list(in_chunks(checked, len))
         if len(chunks) > 1 and (unique or max_length is not None):
             raise UsageError(
                 f"a {'unique' if unique else 'bounded'} enqueue must fit one request: at most {MAX_ITEMS} tasks and "
@@ -288,7 +288,7 @@ class Queue:
         checked = check_task(task, self._client.settings.max_payload)
         check_text(reason, "reason")
 
-        async def step(keys: QueueKeys, last: Cancelled | None) -> Cancelled:
+        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
             cursor, after = ("0", "-") if last is None else (last.cursor, last.after)
             return await self._client.ask(ops.cancel_task(keys, checked, cursor, after, reason=reason))
 
@@ -311,7 +311,7 @@ class Queue:
         """
         check_text(reason, "reason")
 
-        async def step(keys: QueueKeys, last: Cancelled | None) -> Cancelled:
+        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
             after = last.after if last else "-"
             while (found := await self._client.ask(ops.cancel_all(keys, after, reason=reason))) is None:
                 await self._purge(keys)

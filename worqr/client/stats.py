@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from worqr.job_states import SHOWN
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import Glance, Held, Inspected, JobState, QueuesPage, list_queues
+from worqr.ops import ActiveClaim, Inspected, JobState, QueuesPage, TaskSummary, list_queues
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.script_call import Call
 from worqr.validation import from_ms
@@ -70,7 +70,7 @@ def _facts(seen: JobState) -> dict[str, Any]:
     """The fields of a `Status`."""
     run_at = None if seen.run_at_ms is None else from_ms(seen.run_at_ms)
     return {
-        "state": SHOWN.get(seen.word, seen.word),
+        "state": SHOWN.get(seen.state, seen.state),
         "worker": seen.worker,
         "since": None if seen.claim is None else from_ms(seen.claim / 1000),
         "run_at": run_at,
@@ -79,7 +79,7 @@ def _facts(seen: JobState) -> dict[str, Any]:
         "failures": seen.failures,
         "attempts": seen.attempts,
         "error": seen.error,
-        "next_run": run_at if seen.word == "due" else None,
+        "next_run": run_at if seen.state == "due" else None,
     }
 
 
@@ -88,16 +88,16 @@ def status_of(seen: JobState) -> Status:
     return Status(**_facts(seen))
 
 
-def task_info_of(seen: Glance) -> TaskInfo:
+def task_info_of(seen: TaskSummary) -> TaskInfo:
     """One task of a list."""
     return TaskInfo(**_facts(seen.state), id=seen.id, task=seen.task)
 
 
-def merge_running(held: Sequence[Sequence[Held]], limit: int) -> list[TaskInfo]:
+def merge_running(held: Sequence[Sequence[ActiveClaim]], limit: int) -> list[TaskInfo]:
     """Up to `limit` running tasks; of several shards the longest-running first."""
     claims = held[0] if len(held) == 1 else sorted(chain(*held), key=lambda each: each.claim)
     return [
-        replace(task_info_of(each.seen), worker=each.worker, since=from_ms(each.claim / 1000))
+        replace(task_info_of(each.summary), worker=each.worker, since=from_ms(each.claim / 1000))
         for each in claims[:limit]
     ]
 

@@ -6,7 +6,7 @@
 -- ARGV[2] max_bytes bytes of payload of jobs that are read
 -- ARGV[3] after_worker worker of the last claim of the page before, empty for the first page
 -- ARGV[4] after_claim that claim, 0 for the first page
--- RETURNS ok entry...: an entry is claim worker glance, a glance as `summarize` returns it
+-- RETURNS ok entry...: an entry is claim worker summary, a summary as `summarize` returns it
 -- RESEND safe: it only reads
 local queue, workers = KEYS[1], KEYS[2]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])

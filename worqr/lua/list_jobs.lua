@@ -10,7 +10,7 @@
 -- ARGV[2] limit places to look at
 -- ARGV[3] after cursor of the last entry of the page before, empty for the first page
 -- ARGV[4] max_bytes bytes of payload after which no further entry is listed
--- RETURNS ok entry... | more entry...; an entry is its cursor and its glance, or only a cursor, for a position that was skipped
+-- RETURNS ok entry... | more entry...; an entry is its cursor and its summary, or only a cursor, for a position that was skipped
 -- RESEND safe: it only reads
 local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local state, limit, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]

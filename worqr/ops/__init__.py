@@ -3,19 +3,37 @@
 Each function has the name of its script in ``lua/``, whose header documents the guarantees. This package has the Python
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
-Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `asides` (the dead-letter queue), `serving` (a
-worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `reading` (looking at a
+Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `dead_letters` (the dead-letter queue), `consumers` (a
+worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `inspection` (looking at a
 queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
 from __future__ import annotations
 
-from worqr.ops.asides import AsideList, Page, drop_aside, find_aside, list_aside, retry_aside
+from worqr.ops.consumers import (
+    ReleasedClaims,
+    fail_worker,
+    start_work,
+    stop_work,
+)
+from worqr.ops.dead_letters import DeadLetterList, DeadLetterPage, drop_aside, find_aside, list_aside, retry_aside
+from worqr.ops.inspection import (
+    ActiveClaim,
+    Inspected,
+    JobPage,
+    TaskSummary,
+    Unstarted,
+    inspect,
+    list_claims,
+    list_jobs,
+    list_marks,
+    list_tasks,
+)
 from worqr.ops.jobs import (
     Dispatched,
-    Found,
     JobState,
     NewJob,
+    ResultReply,
     cancel_job,
     dispatch_jobs,
     job_status,
@@ -24,26 +42,14 @@ from worqr.ops.jobs import (
 )
 from worqr.ops.operators import (
     CANCEL_PAGE,
-    LOOK_BUDGET,
-    Cancelled,
+    SCAN_LIMIT,
+    CancelReply,
     cancel_all,
     cancel_task,
     delete_queue,
     pause,
     purge_queue,
     resume,
-)
-from worqr.ops.reading import (
-    Glance,
-    Held,
-    Inspected,
-    JobPage,
-    Unstarted,
-    inspect,
-    list_claims,
-    list_jobs,
-    list_marks,
-    list_tasks,
 )
 from worqr.ops.registry import (
     ANY_BEAT,
@@ -57,8 +63,8 @@ from worqr.ops.registry import (
     WAITING_EXPIRE_S,
     WIRE_VERSION,
     Beat,
-    Look,
     QueuesPage,
+    WorkerHeartbeats,
     adopt_worker,
     condemn_worker,
     declare_shards,
@@ -88,7 +94,7 @@ from worqr.ops.schedules import (
     SCHEDULES_AT_ONCE,
     SCHEDULES_BYTES,
     SCHEDULES_EXPIRE_S,
-    Due,
+    DueSchedules,
     ScheduleRow,
     Schedules,
     Tick,
@@ -101,15 +107,9 @@ from worqr.ops.schedules import (
     rewind_schedules,
     tick_schedules,
 )
-from worqr.ops.serving import (
-    Returned,
-    fail_worker,
-    start_work,
-    stop_work,
-)
 from worqr.ops.tasks import (
     Result,
-    Started,
+    StartReply,
     enqueue,
     fail_task,
     finish_tasks,
@@ -128,7 +128,6 @@ __all__ = [
     "FIRED_EXPIRE_S",
     "FORGET_AT_ONCE",
     "INFO_EXPIRE_S",
-    "LOOK_BUDGET",
     "MANY_DYING",
     "MAX_BYTES",
     "MAX_ITEMS",
@@ -136,36 +135,37 @@ __all__ = [
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
     "QUEUES_EXPIRE_S",
+    "SCAN_LIMIT",
     "SCHEDULES_AT_ONCE",
     "SCHEDULES_BYTES",
     "SCHEDULES_EXPIRE_S",
     "UNUSED_MS",
     "WAITING_EXPIRE_S",
     "WIRE_VERSION",
-    "AsideList",
+    "ActiveClaim",
     "Beat",
     "Call",
-    "Cancelled",
+    "CancelReply",
+    "DeadLetterList",
+    "DeadLetterPage",
     "Dispatched",
-    "Due",
-    "Found",
-    "Glance",
-    "Held",
+    "DueSchedules",
     "Inspected",
     "JobPage",
     "JobState",
-    "Look",
     "NewJob",
-    "Page",
     "QueuesPage",
+    "ReleasedClaims",
     "Reply",
     "Result",
-    "Returned",
+    "ResultReply",
     "ScheduleRow",
     "Schedules",
-    "Started",
+    "StartReply",
+    "TaskSummary",
     "Tick",
     "Unstarted",
+    "WorkerHeartbeats",
     "adopt_worker",
     "cancel_all",
     "cancel_job",

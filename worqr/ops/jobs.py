@@ -1,4 +1,4 @@
-"""A job: dispatched, promoted, cancelled by its id, asked for its state and its result."""
+"""A job: dispatch it, promote it when it is due, cancel it by its id, read its state and its result."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from worqr.keys import QueueKeys
 from worqr.lua import script
-from worqr.ops.operators import Cancelled
-from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, text, word_of
+from worqr.ops.operators import CancelReply
+from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, status_word, text
 from worqr.records import RemoteError
 from worqr.script_call import Argument, Call, Merge
 
@@ -39,20 +39,20 @@ def _dispatched(entry: Sequence[Any]) -> Dispatched:
 
 
 def _read_all(reply: Reply) -> list[Dispatched]:
-    word_of(reply)
+    status_word(reply)
     return [_dispatched(entry) for entry in reply[1:]]
 
 
 def dispatch_jobs(
-    keys: QueueKeys, jobs: Sequence[NewJob], *, whole: bool = False, replicas: int = 0
+    keys: QueueKeys, jobs: Sequence[NewJob], *, all_or_none: bool = False, replicas: int = 0
 ) -> Call[list[Dispatched]]:
-    """Store up to MAX_ITEMS jobs. With `whole`, store all or none; the last outcome then says which job was refused."""
-    args: list[Argument] = [int(whole)]
+    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused."""
+    args: list[Argument] = [int(all_or_none)]
     for options, task in jobs:
         args += (_encode(options), task)
     size = len(jobs[0][1]) if len(jobs) == 1 else sum(len(task) for _, task in jobs)
     merge: Merge[list[Dispatched]] | None = None
-    if not whole:
+    if not all_or_none:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
     return Call(_DISPATCH, keys.base, (keys.base,), tuple(args), _read_all, True, size, merge, replicas)
 
@@ -84,29 +84,29 @@ def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int 
     return new_call("promote_due", keys.base, (keys.base, keys.due), (limit,), read)
 
 
-def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[Cancelled]:
+def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
     """Cancel a job wherever it is."""
 
-    def read(reply: Reply) -> Cancelled:
-        word_of(reply)
-        return Cancelled(False, int(reply[1]), [int(claim) for claim in reply[2:]], "-", "-")
+    def read(reply: Reply) -> CancelReply:
+        status_word(reply)
+        return CancelReply(False, int(reply[1]), [int(claim) for claim in reply[2:]], "-", "-")
 
     return new_call("cancel_job", keys.base, (keys.base,), (id, reason), read, numbered=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResultReply:
     """Reply of read_result: its status word and the values that follow it."""
 
-    word: str
-    facts: list[Any]
+    status: str
+    values: list[Any]
 
 
-def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
+def read_result(keys: QueueKeys, id: str, number: int) -> Call[ResultReply]:
     """Return how the job ended, or whether its result will be kept; `number` as in `Dispatched`, 0: the newest dispatch."""
 
-    def read(reply: Reply) -> Found:
-        return Found(word_of(reply), reply[1:])
+    def read(reply: Reply) -> ResultReply:
+        return ResultReply(status_word(reply), reply[1:])
 
     found = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.dead_letter_index)
     return new_call("read_result", keys.base, (keys.base, *found), (number, id, f"{keys.base}:aside:"), read)
@@ -116,7 +116,7 @@ def read_result(keys: QueueKeys, id: str, number: int) -> Call[Found]:
 class JobState:
     """Reply of job_status. A field is None if it is unknown or does not apply."""
 
-    word: str
+    state: str
     claim: int | None = None
     worker: str | None = None
     run_at_ms: int | None = None
@@ -131,12 +131,12 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
     """Return the state of the job; `number` as in `Dispatched`, 0: the newest dispatch."""
 
     def read(reply: Reply) -> JobState:
-        word = word_of(reply)
+        word = status_word(reply)
         if len(reply) == 1:
             return JobState(word)
         claim, worker, run_at, progress, message, failures, attempts, error_type, error_message = reply[1:]
         return JobState(
-            word=word,
+            state=word,
             claim=int(claim) if claim else None,
             worker=text(worker) if worker else None,
             run_at_ms=int(run_at) if run_at else None,

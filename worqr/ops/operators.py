@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, text, word_of
+from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text
 from worqr.script_call import Call
 
 CANCEL_PAGE: Final = 1_000
 """Running tasks that one script cancels at most, so that it does not block the server for long."""
-LOOK_BUDGET: Final = 10_000
+SCAN_LIMIT: Final = 10_000
 """Claims that one script inspects at most when it cancels by payload."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class CancelReply:
     """Reply of a cancel: tasks removed while waiting, claims marked while running, and the cursor if there is more."""
 
     more: bool
@@ -33,25 +33,25 @@ def _claims(reply: Sequence[Any]) -> list[int]:
 
 def cancel_task(
     keys: QueueKeys, task: bytes, cursor: str = "0", after: str = "-", *, reason: str = ""
-) -> Call[Cancelled]:
+) -> Call[CancelReply]:
     """Cancel every task with this payload; call again with cursor and after while there is more."""
 
-    def read(reply: Reply) -> Cancelled:
-        more = word_of(reply) == "more"
-        return Cancelled(more, int(reply[1]), _claims(reply[5:]), text(reply[3]), text(reply[4]))
+    def read(reply: Reply) -> CancelReply:
+        more = status_word(reply) == "more"
+        return CancelReply(more, int(reply[1]), _claims(reply[5:]), text(reply[3]), text(reply[4]))
 
-    args = (task, cursor, after, CANCEL_PAGE, LOOK_BUDGET, reason)
+    args = (task, cursor, after, CANCEL_PAGE, SCAN_LIMIT, reason)
     return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
 
 
-def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[Cancelled | None]:
+def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[CancelReply | None]:
     """Cancel every task; call again with `after` while there is more. Returns None if purge_queue must be called first."""
 
-    def read(reply: Reply) -> Cancelled | None:
-        word = word_of(reply)
+    def read(reply: Reply) -> CancelReply | None:
+        word = status_word(reply)
         if word == "busy":
             return None
-        return Cancelled(word == "more", int(reply[1]), _claims(reply[4:]), "-", text(reply[3]))
+        return CancelReply(word == "more", int(reply[1]), _claims(reply[4:]), "-", text(reply[3]))
 
     return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_PAGE, reason), read, numbered=True)
 
@@ -60,7 +60,7 @@ def delete_queue(keys: QueueKeys) -> Call[bool]:
     """Move everything that waits to the trash; return False if purge_queue must be called first."""
 
     def read(reply: Reply) -> bool:
-        return word_of(reply) != "busy"
+        return status_word(reply) != "busy"
 
     return new_call("delete_queue", keys.base, (keys.base,), (), read, numbered=True)
 
@@ -69,7 +69,7 @@ def purge_queue(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[bool]:
     """Delete one batch of the trash that delete_queue and cancel_all filled; return True if there is more."""
 
     def read(reply: Reply) -> bool:
-        return word_of(reply) == "more"
+        return status_word(reply) == "more"
 
     names = (keys.base, keys.trash, keys.trash_suspects, keys.trash_due, keys.trash_blocked, keys.counts)
     return new_call("purge_queue", keys.base, names, (limit,), read)
@@ -77,9 +77,9 @@ def purge_queue(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[bool]:
 
 def pause(keys: QueueKeys, reason: str) -> Call[str]:
     """Stop claims of the queue's tasks."""
-    return new_call("pause", keys.base, (keys.base, keys.paused), (reason,), done, numbered=True)
+    return new_call("pause", keys.base, (keys.base, keys.paused), (reason,), expect_ok, numbered=True)
 
 
 def resume(keys: QueueKeys) -> Call[str]:
     """Allow claims of the queue's tasks again."""
-    return new_call("resume", keys.base, (keys.base, keys.paused), (), done, numbered=True)
+    return new_call("resume", keys.base, (keys.base, keys.paused), (), expect_ok, numbered=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from worqr.errors import WrongVersion
 from worqr.keys import RegistryKeys
-from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts, word_of
+from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
 from worqr.script_call import Call
 
 WIRE_VERSION: Final = 1
@@ -44,7 +44,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WorkerHeartbeats:
     """Reply of look_at_workers: the server's run id, each registered worker's heartbeat (None: missing), and the dead workers."""
 
     run_id: str
@@ -65,7 +65,7 @@ class QueuesPage:
 
 def _check_version(keys: RegistryKeys, reply: Reply) -> None:
     """Raise WrongVersion if the reply is a refusal of the wire version."""
-    if word_of(reply) == "version":
+    if status_word(reply) == "version":
         raise WrongVersion(
             f"the mesh {keys.prefix!r} on this server speaks wire version {text(reply[1])}, this worqr speaks "
             f"{WIRE_VERSION}: upgrade the older side, or use another prefix"
@@ -79,7 +79,7 @@ def start_worker(
 
     def read(reply: Reply) -> str:
         _check_version(keys, reply)
-        return done(reply)
+        return expect_ok(reply)
 
     names = (keys.registered, keys.worker(worker), keys.version, keys.info(worker))
     flat = [part for fact in facts for part in fact]
@@ -96,23 +96,23 @@ def keep_worker_alive(
     lease_ms: int,
     running: int,
     room: int,
-    standing: str = "",
+    stale_lease: str = "",
 ) -> Call[Beat]:
     """Send one heartbeat; lease_ms 0: do not ask for the lease; standing: the lease to take over because it is not renewed."""
 
     def read(reply: Reply) -> Beat:
-        word = word_of(reply)
+        word = status_word(reply)
         if word == "dead":
             return Beat(False, False, False, [])
         return Beat(True, word == "revived", bool(reply[1]), texts(reply[3:]), text(reply[2]))
 
     names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
-    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, standing)
+    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, stale_lease)
     return new_call("keep_worker_alive", keys.base, names, args, read)
 
 
 def _still_mapped(reply: Reply) -> list[str]:
-    return texts(reply[1:]) if word_of(reply) == "busy" else []
+    return texts(reply[1:]) if status_word(reply) == "busy" else []
 
 
 def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
@@ -130,23 +130,23 @@ def map_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
 
 def unmap_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
     """Note that the worker no longer serves the queue."""
-    return new_call("unmap_work", keys.base, (keys.work_map(worker),), (queue,), done, numbered=True)
+    return new_call("unmap_work", keys.base, (keys.work_map(worker),), (queue,), expect_ok, numbered=True)
 
 
-def look_at_workers(keys: RegistryKeys) -> Call[Look]:
+def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
     """List the registered workers with their heartbeats."""
 
-    def read(reply: Reply) -> Look:
+    def read(reply: Reply) -> WorkerHeartbeats:
         beats = {text(worker): beat for worker, beat in pairs(reply[2])}
-        return Look(text(reply[1]), beats, texts(reply[3]))
+        return WorkerHeartbeats(text(reply[1]), beats, texts(reply[3]))
 
     return new_call("look_at_workers", keys.base, (keys.registered, keys.dying), (keys.worker(""),), read)
 
 
-def condemn_worker(keys: RegistryKeys, worker: str, seen: bytes | None) -> Call[str]:
+def condemn_worker(keys: RegistryKeys, worker: str, heartbeat: bytes | None) -> Call[str]:
     """Declare the worker dead if its heartbeat is still `seen` (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
     names = (keys.registered, keys.dying, keys.worker(worker))
-    return new_call("condemn_worker", keys.base, names, (worker, seen or b""), expect("ok", "alive", "gone"))
+    return new_call("condemn_worker", keys.base, names, (worker, heartbeat or b""), expect("ok", "alive", "gone"))
 
 
 def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
@@ -172,7 +172,7 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
     """Names of queues, the most recently noted first: the first page, or the page after `after`."""
 
     def read(reply: Reply) -> QueuesPage:
-        word_of(reply)
+        status_word(reply)
         found = list(pairs(reply[2]))
         last = (found[-1][1], found[-1][0]) if len(found) == QUEUES_AT_ONCE else None
         return QueuesPage(int(reply[1]), {text(name): float(noted) for name, noted in found}, last)
@@ -188,7 +188,7 @@ def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
     """
 
     def read(reply: Reply) -> list[str]:
-        word_of(reply)
+        status_word(reply)
         return texts(reply[1:])
 
     args: tuple[str | int, ...] = (keys.work_map(""), UNUSED_MS, MANY_DYING, *names)
@@ -197,14 +197,14 @@ def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
 
 def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
     """Note that queues are in use now, so that their names are found."""
-    return new_call("note_queues", keys.base, (keys.queues,), (QUEUES_EXPIRE_S, *names), done)
+    return new_call("note_queues", keys.base, (keys.queues,), (QUEUES_EXPIRE_S, *names), expect_ok)
 
 
 def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict[str, int]]:
     """Store the number of shards of queues that have none stored yet; return the stored numbers."""
 
     def read(reply: Reply) -> dict[str, int]:
-        word_of(reply)
+        status_word(reply)
         return {name: int(stored) for name, stored in zip(declared, reply[1:], strict=True)}
 
     flat = tuple(part for each in declared.items() for part in each)
@@ -229,7 +229,7 @@ def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:
 
 def post_waiting(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
     """Announce the queues with waiting tasks to every heartbeat."""
-    return new_call("post_waiting", keys.base, (keys.waiting,), (WAITING_EXPIRE_S, *names), done)
+    return new_call("post_waiting", keys.base, (keys.waiting,), (WAITING_EXPIRE_S, *names), expect_ok)
 
 
 def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:

@@ -35,7 +35,7 @@ def new_call(
     return Call(script(name), base, keys, args, read, numbered, size)
 
 
-def word_of(reply: Reply) -> str:
+def status_word(reply: Reply) -> str:
     """Return the status word of a reply.
 
     Raises:
@@ -52,7 +52,7 @@ def expect(*words: str) -> Callable[[Reply], str]:
     """Return a reader that returns the reply's status word, which must be one of `words`."""
 
     def read(reply: Reply) -> str:
-        word = word_of(reply)
+        word = status_word(reply)
         if word not in words:
             raise WorqrBug(f"the server answered {word!r} where one of {', '.join(words)} was expected")
         return word
@@ -60,7 +60,7 @@ def expect(*words: str) -> Callable[[Reply], str]:
     return read
 
 
-done: Callable[[Reply], str] = expect("ok")
+expect_ok: Callable[[Reply], str] = expect("ok")
 """Read the reply of a script that returns nothing but ok."""
 
 
@@ -84,7 +84,7 @@ def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
     return zip(values[::2], values[1::2], strict=True)
 
 
-def in_pieces(
+def in_chunks(
     items: Sequence[T], size_of: Callable[[T], int], *, most: int = MAX_ITEMS, most_bytes: int = MAX_BYTES
 ) -> Iterator[list[T]]:
     """`items` in pieces that fit one request each, by their number and their bytes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops.replies import Reply, done, expect, new_call, pairs, text, texts, word_of
+from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
 from worqr.script_call import Argument, Call
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
@@ -38,9 +38,9 @@ class ScheduleRow:
     last: int
     next: int | None
     fired: int | None
-    owed: tuple[int, ...]
+    pending: tuple[int, ...]
     paused: bool
-    stands: bytes
+    as_stored: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,20 @@ class Tick:
     """How far a schedule got: the stored values that the leader read, and the new ones.
 
     Attributes:
-        look_at: when a leader is to look at it again, in ms by the server's clock.
+        check_at: when a leader is to look at it again, in ms by the server's clock.
         next, fired: None: unchanged.
     """
 
-    was: ScheduleRow
+    stored: ScheduleRow
     last: int
     next: int | None
-    look_at: int
-    owed: Sequence[int] = ()
+    check_at: int
+    pending: Sequence[int] = ()
     fired: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueSchedules:
     """Reply of tick_schedules.
 
     Attributes:
@@ -99,7 +99,7 @@ class Due:
     led: int
     next: int | None
     rows: list[ScheduleRow]
-    back: bool = False
+    clock_set_back: bool = False
 
 
 def _all(keys: RegistryKeys) -> tuple[str, str, str]:
@@ -112,14 +112,14 @@ def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes
     for name, definition in definitions:
         args += (name, definition)
     size = sum(len(definition) for _, definition in definitions)
-    return new_call("declare_schedules", keys.base, _all(keys), tuple(args), done, numbered=True, size=size)
+    return new_call("declare_schedules", keys.base, _all(keys), tuple(args), expect_ok, numbered=True, size=size)
 
 
 def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
     """Note that up to a page of schedules are still declared; returns the names of those that are not there."""
 
     def read(reply: Reply) -> list[str]:
-        word_of(reply)
+        status_word(reply)
         return texts(reply[1:])
 
     return new_call("renew_schedules", keys.base, _all(keys), (SCHEDULES_EXPIRE_S, *names), read)
@@ -129,7 +129,7 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
     """One page of all schedules, and the server's time."""
 
     def read(reply: Reply) -> Schedules:
-        word_of(reply)
+        status_word(reply)
         found: dict[str, dict[str, bytes]] = {}
         for field, value in pairs(reply[3]):
             what, _, name = text(field).partition(" ")
@@ -146,9 +146,9 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
         last=_number(facts.get("last")) or 0,
         next=_number(facts.get("next")),
         fired=_number(facts.get("fired")),
-        owed=tuple(int(nominal) for nominal in facts.get("owed", b"").split() if nominal.isdigit()),
+        pending=tuple(int(nominal) for nominal in facts.get("owed", b"").split() if nominal.isdigit()),
         paused="paused" in facts,
-        stands=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
+        as_stored=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
     )
 
 
@@ -159,20 +159,22 @@ def _number(value: bytes | None) -> int | None:
     )  # to the year 5138; calendars end at 9999
 
 
-def tick_schedules(keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0) -> Call[Due]:
+def tick_schedules(
+    keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0
+) -> Call[DueSchedules]:
     """Note how far up to a page of schedules got, unless another process changed them; return the page that is due."""
     args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led]
     for tick in ticks:
         following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
-        place = f"{tick.last} {following} {tick.look_at} {fired} {' '.join(map(str, tick.owed))}"
-        args += (tick.was.name, tick.was.stands, place)
+        place = f"{tick.last} {following} {tick.check_at} {fired} {' '.join(map(str, tick.pending))}"
+        args += (tick.stored.name, tick.stored.as_stored, place)
     return new_call("tick_schedules", keys.base, (keys.schedules, keys.schedules_due), tuple(args), _read_due)
 
 
-def _read_due(reply: Reply) -> Due:
+def _read_due(reply: Reply) -> DueSchedules:
     if expect("ok", "back")(reply) == "back":
-        return Due(0, 0, None, [], back=True)
-    return Due(int(reply[1]), int(reply[2]), _number(reply[3]), [_due_row(*facts) for facts in reply[4:]])
+        return DueSchedules(0, 0, None, [], clock_set_back=True)
+    return DueSchedules(int(reply[1]), int(reply[2]), _number(reply[3]), [_due_row(*facts) for facts in reply[4:]])
 
 
 def _due_row(
@@ -186,7 +188,7 @@ def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, i
     """After the clock was set back: the cursor of the next page ("0": done), and how many schedules stood in the future."""
 
     def read(reply: Reply) -> tuple[str, int]:
-        word_of(reply)
+        status_word(reply)
         return text(reply[1]), int(reply[2])
 
     return new_call(
@@ -198,7 +200,7 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
     """Pause or resume a schedule; return False if no schedule has this name."""
 
     def read(reply: Reply) -> bool:
-        return word_of(reply) != "unknown"
+        return status_word(reply) != "unknown"
 
     args, both = (name, int(paused)), (keys.schedules, keys.schedules_due)
     return new_call("pause_schedule", keys.base, both, args, read, numbered=True)
@@ -208,7 +210,7 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call
     """Drop schedules that no worker declared while the mesh was led for `unseen` ms; return their names, up to `limit`."""
 
     def read(reply: Reply) -> list[str]:
-        word_of(reply)
+        status_word(reply)
         return texts(reply[1:])
 
     return new_call("drop_schedules", keys.base, _all(keys), (unseen_ms, limit), read)

@@ -9,24 +9,24 @@ from typing import Any, Literal
 from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
 from worqr.lua import script
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, text, word_of
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, status_word, text
 from worqr.records import RemoteError
 from worqr.remote_error import fields_as_json
 from worqr.script_call import Argument, Call, Merge
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartReply:
     """Reply of start_tasks: its status word, the first claim's fence number, and one entry per claim.
 
     With the word `short`, also how many workers wait for tasks of this queue now, including this one.
     An entry is the payload; or, for a job, the names and values of its record, then its id; or None for a claim that is gone.
     """
 
-    word: str
+    status: str
     first: int
     entries: list[Any]
-    hungry: int = 0
+    waiting_workers: int = 0
 
 
 def enqueue(
@@ -35,7 +35,7 @@ def enqueue(
     """Add up to MAX_ITEMS tasks to the queue; return how many."""
 
     def read(reply: Reply) -> int:
-        if word_of(reply) == "full":
+        if status_word(reply) == "full":
             raise QueueFull(
                 f"queue {keys.queue!r} holds {int(reply[1])} tasks, {len(tasks)} more are over its max_length of "
                 f"{max_length}"
@@ -65,24 +65,24 @@ def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
 _ONE = Merge(1, _join_enqueues, 1)
 
 
-def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[Started]:
+def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[StartReply]:
     """Claim up to `wanted` tasks; 0 only passes a wake-up on."""
 
-    def read(reply: Reply) -> Started:
+    def read(reply: Reply) -> StartReply:
         word = text(reply[0])
         if word == "short":
-            return Started(word, int(reply[1]), reply[3:], int(reply[2]))
-        return Started(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
+            return StartReply(word, int(reply[1]), reply[3:], int(reply[2]))
+        return StartReply(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
-    names = (*_held(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due)
+    names = (*_claim_keys(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due)
     return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
 
 
-def _held(keys: QueueKeys, worker: str) -> tuple[str, ...]:
+def _claim_keys(keys: QueueKeys, worker: str) -> tuple[str, ...]:
     return (keys.base, keys.workers, keys.claims(worker))
 
 
-def _exceptions(reply: Reply) -> dict[int, str]:
+def _read_refusals(reply: Reply) -> dict[int, str]:
     """Claim -> status word, for the claims that did not end as requested."""
     if len(reply) == 1:
         return {}
@@ -101,14 +101,14 @@ def finish_tasks(
     for claim, (kind, value) in (results or {}).items():
         kept += (claim, kind, value)
     size = sum(len(value) for _, value in results.values()) if results else 0
-    names = (*_held(keys, worker), keys.policy(worker))
+    names = (*_claim_keys(keys, worker), keys.policy(worker))
     args = (worker, len(kept) // 3, *kept, *claims)
-    return new_call("finish_tasks", keys.base, names, args, _exceptions, size=size)
+    return new_call("finish_tasks", keys.base, names, args, _read_refusals, size=size)
 
 
 def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
     """Give up to MAX_ITEMS claims back to the front of the queue; return the claims for which that failed."""
-    return new_call("stop_tasks", keys.base, _held(keys, worker), (worker, *claims), _exceptions)
+    return new_call("stop_tasks", keys.base, _claim_keys(keys, worker), (worker, *claims), _read_refusals)
 
 
 def retry_task(
@@ -126,7 +126,7 @@ def retry_task(
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
     args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
-    return new_call("retry_task", keys.base, _held(keys, worker), args, read)
+    return new_call("retry_task", keys.base, _claim_keys(keys, worker), args, read)
 
 
 def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
@@ -134,13 +134,13 @@ def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, b
     kind = "broken" if broken else "failed"
     args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("aside", "cancelled", "gone", "mine", "lost")
-    return new_call("fail_task", keys.base, _held(keys, worker), args, read)
+    return new_call("fail_task", keys.base, _claim_keys(keys, worker), args, read)
 
 
-def note_progress(keys: QueueKeys, worker: str, said: Sequence[tuple[int, float | None, str]]) -> Call[int]:
+def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Call[int]:
     """Note the progress and message of (claim, progress, message) triples; return how many of these claims still run."""
     args: list[Argument] = [worker]
-    for claim, progress, message in said:
+    for claim, progress, message in reports:
         args += (claim, "" if progress is None else repr(progress), message)
 
     def read(reply: Reply) -> int:
@@ -153,7 +153,7 @@ def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[t
     """Return the (marked, gone) claims of the worker; None if it does not serve the queue."""
 
     def read(reply: Reply) -> tuple[list[int], list[int]] | None:
-        if word_of(reply) == "not_serving":
+        if status_word(reply) == "not_serving":
             return None
         marked = int(reply[1])
         return [int(claim) for claim in reply[2 : 2 + marked]], [int(claim) for claim in reply[2 + marked :]]
@@ -166,6 +166,6 @@ def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
     """Return up to `MAX_ITEMS` claims of the worker, oldest first; None if it does not serve the queue."""
 
     def read(reply: Reply) -> list[int] | None:
-        return None if word_of(reply) == "not_serving" else [int(claim) for claim in reply[1:]]
+        return None if status_word(reply) == "not_serving" else [int(claim) for claim in reply[1:]]
 
     return new_call("list_own_claims", keys.base, (keys.workers, keys.claims(worker)), (worker, MAX_ITEMS), read)

@@ -23,7 +23,7 @@ from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, Started
+from worqr.ops import MAX_ITEMS, StartReply
 from worqr.peer.admission import Admission
 from worqr.peer.claim_request import ClaimRequest
 from worqr.peer.handlers import Handler
@@ -196,12 +196,12 @@ class QueueConsumer:
             self._scheduler.reserve(self.share, wanted)
         call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
 
-        def answered(started: Started | None, failure: Exception | None) -> None:
+        def answered(started: StartReply | None, failure: Exception | None) -> None:
             self._answered(registration, started, failure)
 
         self._services.link.post(call, answered, owner=registration)
 
-    def _answered(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
+    def _answered(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
         """Use the reply now, or when the next heartbeat confirms that we are registered."""
         session = self._services.session
         if started is not None and started.entries and not session.beat_is_fresh():
@@ -209,7 +209,7 @@ class QueueConsumer:
         else:
             self._started(registration, started, failure)
 
-    def _started(self, registration: Registration, started: Started | None, failure: Exception | None) -> None:
+    def _started(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
         request = self.request
         if request.reserved:
             self._scheduler.reserve(self.share, -request.reserved)
@@ -226,7 +226,7 @@ class QueueConsumer:
             request.refused()
             if not isinstance(failure, ClaimLost):
                 emit(logger, "start_tasks", REFUSED, queue=self.queue, error=str(failure))
-        elif started.word == "not_serving":
+        elif started.status == "not_serving":
             request.discarded()
             self._services.session.lost(registration, f"it was removed from the workers of queue {self.queue!r}")
             return
@@ -241,10 +241,10 @@ class QueueConsumer:
         else:
             self.lifecycle.reject(claims)
 
-    def _use(self, registration: Registration, started: Started) -> None:
+    def _use(self, registration: Registration, started: StartReply) -> None:
         """Hold the claims of a reply, and run them."""
-        word = started.word
-        self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.hungry)
+        word = started.status
+        self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.waiting_workers)
         runs = self.new_claims(registration, started)
         if runs:
             self._scheduler.take(self.share, len(runs), first=not self.running)
@@ -254,7 +254,7 @@ class QueueConsumer:
         if self.request.take_recheck():
             self._services.recheck(self)
 
-    def new_claims(self, registration: Registration, started: Started) -> Sequence[Run[Any]]:
+    def new_claims(self, registration: Registration, started: StartReply) -> Sequence[Run[Any]]:
         """The claims of a reply, in the form in which they are accepted."""
         first = started.first
         return [

@@ -18,7 +18,7 @@ import trio
 
 from worqr.errors import ClaimLost, Unavailable, UsageError
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, Result, Started
+from worqr.ops import MAX_ITEMS, Result, StartReply
 from worqr.peer.claims import Claim, HeldRun
 from worqr.peer.consumer import ConsumerServices, QueueConsumer
 from worqr.peer.registration import Registration
@@ -53,7 +53,7 @@ class ManualConsumer(QueueConsumer):
     def capacity_wanted(self) -> int:
         return self.buffer.wanted + self.request.reserved
 
-    def new_claims(self, registration: Registration, started: Started) -> Sequence[Run[Any]]:
+    def new_claims(self, registration: Registration, started: StartReply) -> Sequence[Run[Any]]:
         first = started.first
         return [
             HeldRun(self, registration, first + i, entry)

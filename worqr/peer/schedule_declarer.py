@@ -17,7 +17,7 @@ from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops.replies import in_pieces
+from worqr.ops.replies import in_chunks
 from worqr.peer.aligned_sleep import sleep_aligned
 from worqr.peer.error_throttle import ErrorThrottle
 
@@ -94,7 +94,7 @@ class ScheduleDeclarer:
             self._declared_as = self._registration()
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
-        pages = in_pieces(
+        pages = in_chunks(
             [(definition.name, definition.encode()) for definition in definitions],
             lambda pair: len(pair[1]),
             most=ops.SCHEDULES_AT_ONCE,

@@ -134,7 +134,7 @@ class Session:
                 lease_ms=round(LEASE * 1000) if turning and report.wants_lease else 0,
                 running=report.running,
                 room=report.room,
-                standing=report.stale_lease,
+                stale_lease=report.stale_lease,
             )
             return registration.record_replies(call)
 

@@ -19,7 +19,7 @@ from worqr.errors import UsageError
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, Result
-from worqr.ops.replies import in_pieces
+from worqr.ops.replies import in_chunks
 from worqr.peer.context import Context
 from worqr.peer.results import encode_result
 from worqr.peer.run import SETTLED, Run
@@ -148,7 +148,7 @@ class Settler:
             self._send(consumer, claims, ops.finish_tasks)
         elif registration is not None and not registration.dead:
             make, answered = finisher(consumer, registration, results), partial(_answered, consumer)
-            for some in in_pieces(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
+            for some in in_chunks(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
                 self._settles.send(consumer.keys, registration, some, make, answered)
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from worqr.cron import Definition, Trigger, jitter_ms
 from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
-from worqr.ops.replies import in_pieces
+from worqr.ops.replies import in_chunks
 from worqr.peer.leader.schedule_ticker import all_schedules
 
 MAX_PENDING: Final = 100
@@ -58,7 +58,7 @@ class BenchSchedules:
 
     async def _declare(self) -> None:
         pairs = [(each.name, each.encode()) for each in self._declarations.schedules.values()]
-        for page in in_pieces(
+        for page in in_chunks(
             pairs, lambda pair: len(pair[1]), most=ops.SCHEDULES_AT_ONCE, most_bytes=ops.SCHEDULES_BYTES
         ):
             await self._client.ask(ops.declare_schedules(self._keys, page, replace=True))

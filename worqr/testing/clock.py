@@ -19,7 +19,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link, WorkerHandle
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
-from worqr.ops.replies import done, text
+from worqr.ops.replies import expect_ok, text
 from worqr.script_call import Argument, Call
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def _with_bench_script(call: Call[T]) -> Call[T]:
 def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:
     """Set how far the clock is ahead; or stop it at a time, with `stopped_ms`."""
     setting = f"{ahead_ms}" if stopped_ms is None else f"{ahead_ms} {stopped_ms}"
-    return Call(_own("set_clock"), keys.base, (f"{keys.base}:clock",), (setting,), done)
+    return Call(_own("set_clock"), keys.base, (f"{keys.base}:clock",), (setting,), expect_ok)
 
 
 def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
@@ -103,7 +103,7 @@ def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, 
 def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[str]:
     """Set when keys expire, in ms. A time in the past deletes the key."""
     names, args = tuple([key for key, _ in moments]), tuple[Argument, ...]([at for _, at in moments])
-    return Call(_own("expire_keys"), keys.base, names, args, done)
+    return Call(_own("expire_keys"), keys.base, names, args, expect_ok)
 
 
 async def keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worqr.ops import Look
+from worqr.ops import WorkerHeartbeats
 from worqr.peer.leader.failure_detector import (
     CHECK_EVERY,
     MAX_CHECK_GAP,
@@ -29,8 +29,8 @@ def looks() -> FailureDetector:
     return looks
 
 
-def seen(run_id: str = "run", **beats: bytes | None) -> Look:
-    return Look(run_id, dict(beats), [])
+def seen(run_id: str = "run", **beats: bytes | None) -> WorkerHeartbeats:
+    return WorkerHeartbeats(run_id, dict(beats), [])
 
 
 # Missing
@@ -121,7 +121,7 @@ def test_nobody_is_dead_for_standing_still_right_after_a_reconnect(looks: Failur
 def test_what_a_lease_told_of_its_holders_beat_counts(looks: FailureDetector) -> None:
     looks.remember_lease("my app:1 5", T - 20)
     looks.remember_lease("", T - 20)
-    look = Look("run", {"my app:1": b"RUN 5", "other": b"RUN 5"}, [])
+    look = WorkerHeartbeats("run", {"my app:1": b"RUN 5", "other": b"RUN 5"}, [])
     assert looks.find_dead(look, T, 0.0) == []
     assert looks.find_dead(look, T + 10, 0.0) == [("my app:1", b"RUN 5")]
 

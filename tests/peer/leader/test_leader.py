@@ -15,7 +15,7 @@ from tests.peer.tools import at_most, until
 from worqr import ops
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.keys import RegistryKeys
-from worqr.ops import Look
+from worqr.ops import WorkerHeartbeats
 from worqr.peer.leader import failure_detector
 from worqr.peer.leader import leader as leader_module
 from worqr.peer.leader.leader import Leader
@@ -42,11 +42,11 @@ class HalfACluster:
             assert patience == NODE_PATIENCE < LEASE
             raise self.error
         if name == "look_at_workers":
-            return Look("run", {}, list(WORKERS))
+            return WorkerHeartbeats("run", {}, list(WORKERS))
         if name == "forget_worker":
             return list(self.left[str(call.args[0])])
         if name == "fail_worker":
-            return SimpleNamespace(given=1, aside=0, more=False)
+            return SimpleNamespace(requeued=1, dead_lettered=0, more=False)
         if name == "unmap_work":
             self.left[call.keys[0].rpartition(":")[2]].remove("Q1")
             return None
@@ -100,7 +100,7 @@ class Broken:
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
         self.looks += 1
-        return Look("run", {}, [])
+        return WorkerHeartbeats("run", {}, [])
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ class Missing:
 
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
-        return Look("run", {"W1": None}, [])
+        return WorkerHeartbeats("run", {"W1": None}, [])
 
 
 async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:

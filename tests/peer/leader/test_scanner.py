@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.client import queue_registration, stats
 from worqr.client.queue_registration import NotedQueues
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import Look, QueuesPage, registry
+from worqr.ops import QueuesPage, WorkerHeartbeats, registry
 from worqr.peer import queue_registrar
 from worqr.peer.leader import scanner
 from worqr.peer.leader.leader import Leader
@@ -44,7 +44,7 @@ class StuckScan:
         await trio.lowlevel.checkpoint()
         match name:
             case "look_at_workers":
-                return Look("run", {} if self.swept.is_set() else {"W1": None}, [])
+                return WorkerHeartbeats("run", {} if self.swept.is_set() else {"W1": None}, [])
             case "list_queues":
                 return QueuesPage(1000, {"Q1": 1000}, None)
             case "condemn_worker":

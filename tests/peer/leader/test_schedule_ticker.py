@@ -246,7 +246,7 @@ async def test_what_was_missed_while_nobody_lived(
     async with serving(mesh, "q", runs):
         await eventually(_of(lambda: registry.row().last), newest)
         await runs.wait(caught_up)
-        await eventually(_of(lambda: registry.row().owed), ())
+        await eventually(_of(lambda: registry.row().pending), ())
         assert registry.row().fired == (newest if caught_up else None)
         assert registry.row().next == newest + 3_600_000
     assert nominals(runs) == [newest - n * 3_600_000 for n in reversed(range(caught_up))]
@@ -336,12 +336,12 @@ async def test_queue_runs_every_firing_one_after_another(mesh: worqr.Mesh, regis
     declare(mesh, 0.2, overlap="queue")
     async with serving(mesh, "q", handler):
         await held.wait(1)
-        await until(lambda: len(registry.row().owed) >= 3)
+        await until(lambda: len(registry.row().pending) >= 3)
         assert len(held.tasks) == 1
-        assert registry.row().owed[0] == nominals(held)[0] + 200
+        assert registry.row().pending[0] == nominals(held)[0] + 200
         held.gate.set()
         await held.wait(12)
-        await until(lambda: registry.row().owed == (), what="the backlog is worked off")
+        await until(lambda: registry.row().pending == (), what="the backlog is worked off")
     assert_each_once(nominals(held), 200)
 
 
@@ -365,7 +365,7 @@ async def test_too_many_that_wait_are_dropped_the_oldest_first(
     async with serving(mesh, "q", held):
         await held.wait(1)
         await until(lambda: registry.row().last >= nominals(held)[0] + 1000)
-        owed = registry.row().owed
+        owed = registry.row().pending
     assert len(owed) == 3
     assert owed[0] > nominals(held)[0] + 100
     assert re.search(r"'s': \d+ firings wait for the one before; the oldest are dropped", caplog.text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from worqr.ops import Look
+from worqr.ops import WorkerHeartbeats
 
 CHECK_EVERY = 0.5
 MISSING_FOR = 1.25
@@ -39,7 +39,7 @@ class FailureDetector:
     missing: dict[str, float] = field(default_factory=dict[str, float])
     beats: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
 
-    def find_dead(self, look: Look, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
+    def find_dead(self, look: WorkerHeartbeats, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
         """Return the workers that this check proves dead, each with its last known heartbeat (None: missing)."""
         if now - self.checked_at > MAX_CHECK_GAP:
             self.missing.clear()  # a worker that was missing then may have sent a heartbeat since

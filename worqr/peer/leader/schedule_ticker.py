@@ -24,7 +24,7 @@ from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
-from worqr.ops import Due, ScheduleRow, Tick
+from worqr.ops import DueSchedules, ScheduleRow, Tick
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE
@@ -136,7 +136,7 @@ class ScheduleTicker:
         began = trio.current_time()
         due = await self._read_due(began)
         seen_at = trio.current_time()
-        if due.back:
+        if due.clock_set_back:
             await self._rewind()
             return seen_at
         for start in range(0, len(due.rows), AT_ONCE):
@@ -149,7 +149,7 @@ class ScheduleTicker:
         wait = RELOAD if due.next is None else min(RELOAD, (due.next - due.now) / 1000)
         return began + GAP if due.rows else max(began + GAP, seen_at + wait)
 
-    async def _read_due(self, now: float) -> Due:
+    async def _read_due(self, now: float) -> DueSchedules:
         """Store what has not been stored yet. If that fails, it is judged again: the queues know their last firings."""
         ticks, self._term.ticks = self._term.ticks, []
         was, led = self._term.led, self._term.led
@@ -160,7 +160,7 @@ class ScheduleTicker:
             self._term.leads_since, self._term.led_at = now, now
         if led != was:
             self._term.led_at = now
-        if not due.back:
+        if not due.clock_set_back:
             self._term.led = due.led
         return due
 
@@ -200,7 +200,7 @@ class ScheduleTicker:
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
-        self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.owed))
+        self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
 
     def _trigger_of(self, row: ScheduleRow) -> Trigger | None:
         """None: another version declared it, or a requirement is missing here, which is logged once."""
@@ -227,19 +227,19 @@ class ScheduleTicker:
                 *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": decision.caught_up}),
                 level=logging.WARNING,
             )
-        pending: Sequence[int] = [*row.owed, *decision.fire]
-        fired, look_at = None, decision.next
+        pending: Sequence[int] = [*row.pending, *decision.fire]
+        fired, check_at = None, decision.next
         if pending:
             pending, fired = await self._fire(trigger.definition, pending, now)
         if pending:
             first = fired is not None or row.name not in self._term.busy
             busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
             self._term.busy[row.name] = busy
-            look_at = min(look_at, now + busy)
+            check_at = min(check_at, now + busy)
         else:
             self._term.busy.pop(row.name, None)
         self._throttle.resolve(row.name)
-        return Tick(row, decision.cursor, decision.next, look_at, self._limit_pending(row.name, pending), fired)
+        return Tick(row, decision.cursor, decision.next, check_at, self._limit_pending(row.name, pending), fired)
 
     async def _fire(
         self, definition: Definition, nominals: Sequence[int], now: int

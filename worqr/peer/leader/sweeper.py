@@ -154,7 +154,7 @@ class Sweeper:
         try:
             while True:
                 step = await self._link.call(ops.fail_worker(keys, worker), patience=self._patience)
-                given, aside = given + step.given, aside + step.aside
+                given, aside = given + step.requeued, aside + step.dead_lettered
                 if not step.more:
                     break
             _log_given_back(worker, queue, given, aside)

@@ -8,7 +8,18 @@ from typing import Any, Final, Literal
 
 from worqr.keys import QueueKeys
 from worqr.ops.jobs import JobState
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, error_of, new_call, pairs, text, texts, word_of
+from worqr.ops.replies import (
+    MAX_BYTES,
+    MAX_ITEMS,
+    MAX_SKIPPED,
+    Reply,
+    error_of,
+    new_call,
+    pairs,
+    status_word,
+    text,
+    texts,
+)
 from worqr.script_call import Call
 
 Unstarted = Literal["waiting", "due", "blocked"]
@@ -67,7 +78,7 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class TaskSummary:
     """A summary of one task for display. A raw task has no id and no record: only the beginning of its payload is known."""
 
     id: str | None
@@ -76,21 +87,21 @@ class Glance:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ActiveClaim:
     """One claim, as `list_claims` returns it."""
 
     claim: int
     worker: str
-    seen: Glance
+    summary: TaskSummary
 
 
-def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes | None) -> Glance:
+def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes | None) -> TaskSummary:
     """`tries`: attempts that none of the three counters counts."""
     if id is None or not kept:
-        return Glance(None, task, JobState(word, attempts=tries))
+        return TaskSummary(None, task, JobState(state_word, attempts=tries))
     _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = kept
     state = JobState(
-        word=word,
+        state=state_word,
         claim=int(claim) if claim else None,
         worker=text(worker) if worker else None,
         run_at_ms=int(run_at) if run_at else None,
@@ -100,37 +111,39 @@ def _glance(word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes |
         attempts=tries + sum(int(count or 0) for count in (failures, stalls, timeouts)),
         error=error_of(error_type, error_message),
     )
-    return Glance(text(id), task, state)
+    return TaskSummary(text(id), task, state)
 
 
-def list_claims(keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)) -> Call[list[Held]]:
+def list_claims(
+    keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)
+) -> Call[list[ActiveClaim]]:
     """Return one page of running tasks, by worker and claim; `after`: those of the previous page's last entry."""
 
-    def held(claim: bytes, worker: bytes, seen: list[Any]) -> Held:
-        return Held(int(claim), text(worker), _glance("active", 1, *seen))
+    def entry(claim: bytes, worker: bytes, fields: list[Any]) -> ActiveClaim:
+        return ActiveClaim(int(claim), text(worker), _summary("active", 1, *fields))
 
-    def read(reply: Reply) -> list[Held]:
-        return [held(*entry) for entry in reply[1:]]
+    def read(reply: Reply) -> list[ActiveClaim]:
+        return [entry(*parts) for parts in reply[1:]]
 
     return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit, MAX_BYTES, *after), read)
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Reply of list_jobs: list positions in order, each with its cursor. A position without a job in this state has no glance."""
+    """Reply of list_jobs: list positions in order, each with its cursor. The summary is None if no job of the state is there."""
 
     more: bool
-    places: list[tuple[str, Glance | None]]
+    positions: list[tuple[str, TaskSummary | None]]
 
 
 def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "") -> Call[JobPage]:
     """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`."""
 
-    def place(cursor: bytes, seen: list[Any] | None = None) -> tuple[str, Glance | None]:
-        return text(cursor), None if seen is None else _glance(state, 0, *seen)
+    def position(cursor: bytes, fields: list[Any] | None = None) -> tuple[str, TaskSummary | None]:
+        return text(cursor), None if fields is None else _summary(state, 0, *fields)
 
     def read(reply: Reply) -> JobPage:
-        return JobPage(word_of(reply) == "more", [place(*entry) for entry in reply[1:]])
+        return JobPage(status_word(reply) == "more", [position(*parts) for parts in reply[1:]])
 
     names = (keys.base, keys.suspects, keys.due, keys.blocked, keys.counts)
     return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES), read)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, text, word_of
+from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, status_word, text
 from worqr.script_call import Call
 
-AsideList = Literal["failed", "broken"]
+DeadLetterList = Literal["failed", "broken"]
 """One of the two dead-letter lists of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class DeadLetterPage:
     """Reply of list_aside: the claim and record fields of each entry, and the cursor of the next page if there is one."""
 
     more: bool
@@ -24,13 +24,13 @@ class Page:
     records: list[tuple[int, dict[str, bytes]]]
 
 
-def _list(keys: QueueKeys, which: AsideList) -> str:
+def _list(keys: QueueKeys, which: DeadLetterList) -> str:
     return keys.failed if which == "failed" else keys.broken
 
 
 def list_aside(
     keys: QueueKeys,
-    which: AsideList,
+    which: DeadLetterList,
     limit: int,
     *,
     after: str = "-",
@@ -38,12 +38,12 @@ def list_aside(
     before_ms: int | None = None,
     error: str = "",
     bare: bool = False,
-) -> Call[Page]:
+) -> Call[DeadLetterPage]:
     """One page, newest first. With `bare`, only the claims."""
 
-    def read(reply: Reply) -> Page:
+    def read(reply: Reply) -> DeadLetterPage:
         records = [(int(entry[0]), _fields(entry[1]) if len(entry) > 1 else {}) for entry in reply[3:]]
-        return Page(word_of(reply) == "more", text(reply[1]), text(reply[2]), records)
+        return DeadLetterPage(status_word(reply) == "more", text(reply[1]), text(reply[2]), records)
 
     before = "+inf" if before_ms is None else before_ms
     args = (min(limit, MAX_ITEMS), MAX_ITEMS, MAX_BYTES, after, after_ms, before, error, int(bare))
@@ -54,7 +54,7 @@ def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
     return {text(name): value for name, value in pairs(flat)}
 
 
-def find_aside(keys: QueueKeys, which: AsideList, ids: Sequence[str]) -> Call[list[int]]:
+def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Call[list[int]]:
     """Return the claims under which up to MAX_ITEMS jobs failed, newest first. An id that is given twice yields two claims."""
 
     def read(reply: Reply) -> list[int]:
@@ -65,17 +65,17 @@ def find_aside(keys: QueueKeys, which: AsideList, ids: Sequence[str]) -> Call[li
 
 
 def _count(reply: Reply) -> int:
-    word_of(reply)
+    status_word(reply)
     return int(reply[1])
 
 
-def retry_aside(keys: QueueKeys, which: AsideList, claims: Sequence[int]) -> Call[int]:
+def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[int]) -> Call[int]:
     """Turn up to MAX_ITEMS records into jobs; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
 
 
-def drop_aside(keys: QueueKeys, which: AsideList, claims: Sequence[int]) -> Call[int]:
+def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[int]) -> Call[int]:
     """Drop up to MAX_ITEMS records; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_ITEMS, Reply, done, new_call, word_of
+from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word
 from worqr.script_call import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReleasedClaims:
     """Reply of stop_work and fail_worker: whether there is more to do, and how many claims ended in which way."""
 
     more: bool
-    given: int
+    requeued: int
     cancelled: int
-    aside: int
+    dead_lettered: int
 
 
 def start_work(
@@ -36,18 +36,18 @@ def start_work(
     names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
     args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last)
-    return new_call("start_work", keys.base, names, args, done, numbered=True)
+    return new_call("start_work", keys.base, names, args, expect_ok, numbered=True)
 
 
-def _returned(reply: Reply) -> Returned:
-    return Returned(word_of(reply) == "more", int(reply[1]), int(reply[2]), int(reply[3]))
+def _read_released(reply: Reply) -> ReleasedClaims:
+    return ReleasedClaims(status_word(reply) == "more", int(reply[1]), int(reply[2]), int(reply[3]))
 
 
-def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[Returned]:
+def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
     """Stop serving the queue; call again while there is more."""
-    return new_call("stop_work", keys.base, (keys.base,), (worker, limit), _returned, numbered=True)
+    return new_call("stop_work", keys.base, (keys.base,), (worker, limit), _read_released, numbered=True)
 
 
-def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[Returned]:
+def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
     """Give a dead worker's claims back to the queue; call again while there is more."""
-    return new_call("fail_worker", keys.base, (keys.base,), (worker, limit), _returned)
+    return new_call("fail_worker", keys.base, (keys.base,), (worker, limit), _read_released)
