@@ -21,7 +21,7 @@ from worqr.inside import definition_of
 from worqr.peer.cpu import default_processes
 from worqr.peer.engine import Engine
 from worqr.peer.late_functions import serving_late
-from worqr.peer.lifespans import States, warn_if_unused
+from worqr.peer.lifespans import LifespanStates, warn_if_unused
 from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.peer.settings import PeerSettings
@@ -46,7 +46,7 @@ class PeerFactory(Generic[S]):
         self.settings = settings
         self.client = client
         self.declarations = declarations
-        self._states = States[S]()
+        self._states = LifespanStates[S]()
 
     def __repr__(self) -> str:
         return repr(self.settings)
@@ -96,7 +96,7 @@ class PeerFactory(Generic[S]):
             warn_if_unused([declared.options.runs_in for declared in known.values()], settings.runs_in)
         if host is not None:
             host.attach()
-        async with connections.open(), self._states.entered(self.settings.lifespan) as state:
+        async with connections.open(), self._states.enter(self.settings.lifespan) as state:
             here = connections.for_current_loop()
             hosting = partial(connections.hosting, peers=here)
             settings = replace(settings, state=state, asyncio_state=state, sharding=here.sharding, hosting=hosting)

@@ -19,7 +19,7 @@ import trio
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.executors.asyncio_loop import AsyncioLoop
-from worqr.peer.lifespans import ASYNCIO_LIFESPAN, entered
+from worqr.peer.lifespans import ASYNCIO_LIFESPAN, enter_lifespan
 
 if TYPE_CHECKING:
     from worqr.peer.settings import PeerSettings
@@ -132,7 +132,7 @@ class _LifespanTask:
     async def _run(self) -> None:
         self._leave = asyncio.Event()
         try:
-            async with entered(ASYNCIO_LIFESPAN, self._lifespan) as self._state:
+            async with enter_lifespan(ASYNCIO_LIFESPAN, self._lifespan) as self._state:
                 self._inside = True
                 self._loop.call_in_trio(self._entered.set)
                 await self._leave.wait()

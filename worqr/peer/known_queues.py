@@ -34,7 +34,7 @@ class KnownQueues:
         self._urgent: dict[str, None] = {}
         self._fresh: dict[str, float] = {}
         self._unseen: dict[str, None] = {}
-        self._turn: Iterator[str] = iter(())
+        self._rotation: Iterator[str] = iter(())
         self._announced = 0
 
     @property
@@ -68,8 +68,8 @@ class KnownQueues:
         left = QUIET_AT_ONCE
         for again in (False, True):  # the rest of this turn, then the beginning of the next
             if again:
-                self._turn = iter(list(self.noted))
-            for name in self._turn:
+                self._rotation = iter(list(self.noted))
+            for name in self._rotation:
                 if name in self.noted and name not in names:
                     names[name] = None
                     left -= 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from worqr.errors import UsageError
 from worqr.log_events import emit
-from worqr.peer.wrong_loop import Wanted, find_wrong_loop_error
+from worqr.peer.wrong_loop import LoopName, find_wrong_loop_error
 
 if TYPE_CHECKING:
     from worqr.handler_options import AsyncRunsIn, RunsIn
@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 LIFESPAN: Final = "lifespan"
 ASYNCIO_LIFESPAN: Final = "asyncio_lifespan"
 _ASYNC: Final = (LIFESPAN, ASYNCIO_LIFESPAN)
-_REMEDIES: Final[dict[Wanted, str]] = {
+_REMEDIES: Final[dict[LoopName, str]] = {
     "asyncio": "lifespan runs on a Trio event loop: put what needs asyncio into Mesh(asyncio_lifespan=...)",
     "Trio": "asyncio_lifespan runs on an asyncio event loop: put what needs Trio into Mesh(lifespan=...)",
 }
@@ -66,7 +66,7 @@ def _check_arguments(name: str, manager: Callable[..., object]) -> None:
 
 
 @asynccontextmanager
-async def entered(name: str, lifespan: Callable[[], AbstractAsyncContextManager[S]]) -> AsyncGenerator[S]:
+async def enter_lifespan(name: str, lifespan: Callable[[], AbstractAsyncContextManager[S]]) -> AsyncGenerator[S]:
     """The block of a lifespan. If entering fails because of the event loop, the error names the loop it ran on."""
     manager = lifespan()
     kind: type[Any] = type(manager)
@@ -85,7 +85,7 @@ async def entered(name: str, lifespan: Callable[[], AbstractAsyncContextManager[
         raise
 
 
-class States(Generic[S]):
+class LifespanStates(Generic[S]):
     """What the lifespans of a mesh's peers have yielded. The peers may run in several threads."""
 
     def __init__(self) -> None:
@@ -101,12 +101,12 @@ class States(Generic[S]):
         return self._open[-1]
 
     @asynccontextmanager
-    async def entered(self, lifespan: Callable[[], AbstractAsyncContextManager[S]] | None) -> AsyncGenerator[S | None]:
+    async def enter(self, lifespan: Callable[[], AbstractAsyncContextManager[S]] | None) -> AsyncGenerator[S | None]:
         """Enter the lifespan of one peer; without one, the state is None."""
         if lifespan is None:
             yield None
             return
-        async with entered(LIFESPAN, lifespan) as state:
+        async with enter_lifespan(LIFESPAN, lifespan) as state:
             self._open.append(state)
             try:
                 yield state
@@ -117,7 +117,7 @@ class States(Generic[S]):
                 del self._open[last]
 
 
-def _note_wrong_loop(error: BaseException, wanted: Wanted) -> None:
+def _note_wrong_loop(error: BaseException, wanted: LoopName) -> None:
     """Add a note with the remedy, if a lifespan failed because it needs the `wanted` loop."""
     if find_wrong_loop_error(error, wanted) is not None:
         error.add_note(_REMEDIES[wanted])

@@ -11,7 +11,7 @@ from worqr.handler_checks import is_async
 from worqr.handler_options import RunsIn
 from worqr.peer.context import Context, current
 from worqr.peer.handlers import Handler, named_after
-from worqr.peer.wrong_loop import HANDLER, MIDDLEWARE, detecting_wrong_loop
+from worqr.peer.wrong_loop import HANDLER_REMEDY, MIDDLEWARE_REMEDY, detecting_wrong_loop
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """``async def middleware(context, call_next)``: around every run of a peer, on its loop; its return value is the result."""
@@ -32,10 +32,10 @@ def with_middleware(run: Handler, middleware: Sequence[Middleware], place: RunsI
     if not middleware:
         return run
     if place == "loop":
-        run = detecting_wrong_loop(run, HANDLER["asyncio"])
+        run = detecting_wrong_loop(run, HANDLER_REMEDY["asyncio"])
     for each in reversed(middleware):
         run = _inside(each, run)
-    return detecting_wrong_loop(run, MIDDLEWARE)
+    return detecting_wrong_loop(run, MIDDLEWARE_REMEDY)
 
 
 def _inside(middleware: Middleware, run: Handler) -> Handler:

@@ -140,7 +140,7 @@ class Session:
 
         return self._link.heartbeat(
             make=make,
-            replied=lambda beat: self._beat(registration, beat),
+            replied=lambda beat: self._on_beat(registration, beat),
             every=BEAT_EVERY if settings.keepalive is None else min(BEAT_EVERY, settings.keepalive / 3),
             timeout=answer_timeout(settings.keepalive),
             block_limit=settings.block_limit,
@@ -180,7 +180,7 @@ class Session:
         for callback in deferred:
             callback()
 
-    def _beat(self, registration: Registration, beat: Beat) -> None:
+    def _on_beat(self, registration: Registration, beat: Beat) -> None:
         if registration.dead:
             return
         if not beat.alive:

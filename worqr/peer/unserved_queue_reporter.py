@@ -41,7 +41,7 @@ class UnservedQueueReporter:
         self._since: dict[str, float] = {}
         """Shards that have tasks and no worker, by name, and when that was seen first."""
         self._logged: dict[str, None] = {}
-        self._looked_at = float("-inf")
+        self._last_scan = float("-inf")
         self._period_ends = float("-inf")
         self._lines = 0
         self._compared = 0
@@ -51,7 +51,7 @@ class UnservedQueueReporter:
     def begin(self, now: float) -> None:
         """This peer leads now: forget what it saw before, and what it logged, unless that was just now."""
         self._since.clear()
-        if now - self._looked_at > NOTHING_MISSED:
+        if now - self._last_scan > NOTHING_MISSED:
             self._logged.clear()
 
     def forget(self, names: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class UnservedQueueReporter:
 
     def report(self, found: Mapping[str, Inspected], now: float) -> None:
         """Process the findings of a scan, and log new ones. `found` holds every queue that is served, and some of the others."""
-        self._looked_at = now
+        self._last_scan = now
         served = dict.fromkeys(_shown(name) for name, queue in found.items() if queue.workers)
         for name in served:
             self._logged.pop(name, None)

@@ -16,9 +16,9 @@ from worqr.policy import Broken, Failure, Retry
 if TYPE_CHECKING:
     from worqr.peer.run import Run, RunHost
 
-Wanted = Literal["asyncio", "Trio"]
+LoopName = Literal["asyncio", "Trio"]
 
-_SIGNS: Final[dict[Wanted, re.Pattern[str]]] = {
+_MESSAGES: Final[dict[LoopName, re.Pattern[str]]] = {
     "asyncio": re.compile(
         r"no running event loop"  # asyncio.get_running_loop()
         r"|There is no current event loop"  # asyncio.get_event_loop()
@@ -32,30 +32,30 @@ _SIGNS: Final[dict[Wanted, re.Pattern[str]]] = {
         r"|'RunContext' object has no attribute"  # trio.open_nursery()
     ),
 }
-_ACTIONS: Final = (RuntimeError, TypeError, AttributeError)
-_NAMES: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})
+_ERROR_TYPES: Final = (RuntimeError, TypeError, AttributeError)
+_ERROR_NAMES: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})
 """Errors of sniffio and anyio, which mean that they found neither loop."""
-_DEEPEST: Final = 20
+_MAX_DEPTH: Final = 20
 
-HANDLER: Final[dict[Wanted, str]] = {
+HANDLER_REMEDY: Final[dict[LoopName, str]] = {
     "asyncio": (
         'this handler runs on a Trio event loop, and needs asyncio: declare it with runs_in="asyncio", '
         'or make that the default of all async handlers with Mesh(runs_in="asyncio")'
     ),
     "Trio": 'this handler runs on an asyncio event loop, and needs Trio: declare it with runs_in="loop"',
 }
-MIDDLEWARE: Final = (
+MIDDLEWARE_REMEDY: Final = (
     "middleware runs on a Trio event loop: use Trio there, or move what needs asyncio into a handler with "
     'runs_in="asyncio"'
 )
 
 
-def find_wrong_loop_error(error: BaseException, wanted: Wanted) -> BaseException | None:
+def find_wrong_loop_error(error: BaseException, wanted: LoopName) -> BaseException | None:
     """The error that shows that the code needs the `wanted` loop: `error`, or one in its group or among its causes."""
-    return next((each for each in _all(error, _DEEPEST) if _is_sign(each, wanted)), None)
+    return next((each for each in _related_errors(error, _MAX_DEPTH) if _is_wrong_loop_error(each, wanted)), None)
 
 
-def wrong_loop_failure(error: Exception, wanted: Wanted, remedy: str) -> Failure | None:
+def wrong_loop_failure(error: Exception, wanted: LoopName, remedy: str) -> Failure | None:
     """The error to raise in place of `error`, which gets the remedy as a note; None if the loop is not the problem."""
     if isinstance(error, Retry | Failure | Broken):
         return None
@@ -70,7 +70,7 @@ def with_wrong_loop_remedy(run: Run[RunHost], error: BaseException) -> BaseExcep
     """The error of a failed run: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
     if run.offloaded is not None or not isinstance(error, Exception):
         return error
-    failure = wrong_loop_failure(error, "asyncio", HANDLER["asyncio"])
+    failure = wrong_loop_failure(error, "asyncio", HANDLER_REMEDY["asyncio"])
     if failure is None:
         return error
     failure.__cause__ = error
@@ -95,19 +95,19 @@ def detecting_wrong_loop(run: Handler, remedy: str) -> Handler:
     return named_after(run, on_the_loop)
 
 
-def _is_sign(error: BaseException, wanted: Wanted) -> bool:
-    if type(error).__name__ in _NAMES:
+def _is_wrong_loop_error(error: BaseException, wanted: LoopName) -> bool:
+    if type(error).__name__ in _ERROR_NAMES:
         return wanted == "asyncio"
-    return isinstance(error, _ACTIONS) and _SIGNS[wanted].search(str(error)) is not None
+    return isinstance(error, _ERROR_TYPES) and _MESSAGES[wanted].search(str(error)) is not None
 
 
-def _all(error: BaseException, depth: int) -> Iterator[BaseException]:
+def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]:
     """`error`, its members if it is a group, and its causes; not errors that merely were being handled."""
     yield error
     if depth == 0:
         return
     if isinstance(error, BaseExceptionGroup):
         for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _all(each, depth - 1)
+            yield from _related_errors(each, depth - 1)
     if error.__cause__ is not None:
-        yield from _all(error.__cause__, depth - 1)
+        yield from _related_errors(error.__cause__, depth - 1)

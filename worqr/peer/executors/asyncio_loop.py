@@ -29,7 +29,7 @@ from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.handlers import Handler, name_of, named_after
-from worqr.peer.wrong_loop import HANDLER, wrong_loop_failure
+from worqr.peer.wrong_loop import HANDLER_REMEDY, wrong_loop_failure
 
 if TYPE_CHECKING:
     from worqr.peer.scheduler import Pool
@@ -83,7 +83,7 @@ class AsyncioLoop:
             try:
                 return await AsyncioRun(self, handler, task, name).run()
             except Exception as error:
-                failure = wrong_loop_failure(error, "Trio", HANDLER["Trio"])
+                failure = wrong_loop_failure(error, "Trio", HANDLER_REMEDY["Trio"])
                 if failure is None:
                     raise
                 raise failure from error

@@ -74,7 +74,7 @@ class _Term:
         ticks: what was fired, and is not stored yet.
         busy: by schedule: milliseconds until the next try of a firing that waits for the one before.
         unread: schedules that this version cannot read.
-        away: by queue: when its node is tried again.
+        unreachable_until: by queue: when its node is tried again.
         leads_since: the first read of the schedules; None: they were not read yet.
         led, led_at: milliseconds for which the mesh was led, and when that was noted last.
         drop_at: when schedules that no peer declares are looked for.
@@ -84,7 +84,7 @@ class _Term:
         self.ticks: list[Tick] = []
         self.busy: dict[str, int] = {}
         self.unread: set[str] = set()
-        self.away: dict[str, float] = {}
+        self.unreachable_until: dict[str, float] = {}
         self.leads_since: float | None = None
         self.led = 0
         self.led_at = 0.0
@@ -188,7 +188,7 @@ class ScheduleTicker:
     async def _tick_or_postpone(self, row: ScheduleRow, now: int) -> None:
         try:
             trigger = self._trigger_of(row)
-            tick = None if trigger is None or self._is_away(trigger) else await self._tick(row, trigger, now)
+            tick = None if trigger is None or self._is_unreachable(trigger) else await self._tick(row, trigger, now)
         except Unavailable as error:
             text = "schedule %(schedule)r is fired late, trying again: %(error)s"
             emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
@@ -213,9 +213,9 @@ class ScheduleTicker:
                 emit(logger, "tick_schedules", text, level=logging.WARNING, schedule=row.name, error=str(error))
             return None
 
-    def _is_away(self, trigger: Trigger) -> bool:
+    def _is_unreachable(self, trigger: Trigger) -> bool:
         """On a cluster, the node of one queue may be away. Its schedules must not delay those of other queues again and again."""
-        return trio.current_time() < self._term.away.get(trigger.definition.queue, 0.0)
+        return trio.current_time() < self._term.unreachable_until.get(trigger.definition.queue, 0.0)
 
     async def _tick(self, row: ScheduleRow, trigger: Trigger, now: int) -> Tick:
         """Enqueue the firings that are due now; return how far it got."""
@@ -257,7 +257,7 @@ class ScheduleTicker:
             try:
                 word = await self._link.call(call, patience=self._patience)
             except Unavailable:
-                self._term.away[definition.queue] = trio.current_time() + POSTPONE_MS / 1000
+                self._term.unreachable_until[definition.queue] = trio.current_time() + POSTPONE_MS / 1000
                 raise
             if word == "busy":
                 return nominals[n:], fired

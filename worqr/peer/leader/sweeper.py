@@ -45,7 +45,7 @@ class Sweeper:
         self._todo: dict[str, tuple[bytes | None] | None] = {}
         self._under_way: set[str] = set()
         self._later: dict[str, tuple[float, float]] = {}
-        self._away: dict[str, float] = {}
+        self._unreachable_until: dict[str, float] = {}
         self._throttle = ErrorThrottle(logger)
         self._more = trio.Event()
         self._idle = trio.Event()
@@ -148,7 +148,7 @@ class Sweeper:
 
     async def _sweep_queue(self, worker: str, queue: str, refused: list[str]) -> None:
         """Recover one queue of a dead worker. A queue whose node is away delays no other queue."""
-        if self._away.get(queue, 0.0) > time.monotonic():
+        if self._unreachable_until.get(queue, 0.0) > time.monotonic():
             return
         keys, given, aside = QueueKeys.of(self._keys.prefix, queue), 0, 0
         try:
@@ -160,7 +160,7 @@ class Sweeper:
             _log_given_back(worker, queue, given, aside)
             await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
         except Unavailable as error:
-            self._away[queue] = time.monotonic() + UNREACHABLE_FOR
+            self._unreachable_until[queue] = time.monotonic() + UNREACHABLE_FOR
             text = "worker %(worker)s is dead, queue %(queue)r cannot be reached, trying again: %(error)s"
             emit(logger, "fail_worker", text, worker=worker, queue=queue, error=str(error))
         except WorqrError as error:
@@ -168,7 +168,7 @@ class Sweeper:
             text = "the tasks of dead workers on queue %(queue)r cannot be given back, trying again: %(error)s"
             self._throttle.error(queue, "fail_worker", text, queue=queue, error=str(error))
         else:
-            self._away.pop(queue, None)
+            self._unreachable_until.pop(queue, None)
             self._throttle.resolve(queue)
 
 

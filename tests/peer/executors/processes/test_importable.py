@@ -183,8 +183,8 @@ SCRIPT = """
                 print(*await pool.run(handler))
                 await pool.run(handler, b"fail")
             except ChildError as error:
-                policy = Policy().over(retry_fields(worqr.RetryPolicy(fail_on=(Mine,))))
-                print(error, policy.repeats(error))
+                policy = Policy().with_overrides(retry_fields(worqr.RetryPolicy(fail_on=(Mine,))))
+                print(error, policy.is_retryable(error))
 """
 GUARDED = (
     SCRIPT
