@@ -75,10 +75,10 @@ async def test_only_a_beat_that_was_sent_lately_lets_held_claims_go(mesh: worqr.
         membership.defer_until_beat(registration, lambda: begun.append(registration.dead))
         for too_old in (now - 3, -math.inf):
             registration.alive_at = too_old
-            membership._beat(registration, alive)
+            membership._on_beat(registration, alive)
             assert begun == []
         registration.alive_at = boottime()
-        membership._beat(registration, alive)
+        membership._on_beat(registration, alive)
         assert begun == [False]
 
 

@@ -66,7 +66,7 @@ async def test_a_node_that_is_away_is_waited_for_once_whoever_died() -> None:
         await leader.check_once()
         await leader.sweeper.sweep_once()
         assert 1 <= link.asked["fail_worker", "p:{Q0}"] <= rounds * SWEEP_AT_ONCE < len(WORKERS)
-        leader.sweeper._away.clear()  # as time does
+        leader.sweeper._unreachable_until.clear()  # as time does
     assert link.asked["fail_worker", "p:{Q1}"] == len(WORKERS)
     assert link.left == {worker: ["Q0"] for worker in WORKERS}
 
