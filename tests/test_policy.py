@@ -13,7 +13,7 @@ import worqr
 from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
 from worqr.policy import POLICY_FIELDS, ChildError, Policy, RetryDecision, Stalled, decide_retry, retry_fields
 from worqr.records import RemoteError
-from worqr.remote_error import remote_error, told_error, with_stderr
+from worqr.remote_error import error_from_text, remote_error, with_stderr
 from worqr.validation import name_of
 
 NOON = datetime(2030, 6, 1, 12, tzinfo=UTC)
@@ -324,17 +324,17 @@ def test_an_error_from_another_process_is_told_as_it_was_told_there() -> None:
 def test_what_a_run_wrote_to_stderr_follows_its_traceback() -> None:
     remote = RemoteError("app.Down", "refused", "Traceback ...\n")
     assert with_stderr(remote, "\nfirst\nlast\n").traceback == "Traceback ...\nstderr:\nfirst\nlast\n"
-    assert with_stderr(told_error("Timeout", ""), "last").traceback == "stderr:\nlast\n"
+    assert with_stderr(error_from_text("Timeout", ""), "last").traceback == "stderr:\nlast\n"
     assert with_stderr(remote, "\n") is remote
 
 
 def test_a_death_is_counted_as_a_stall_whatever_the_policy_says_of_errors() -> None:
-    error = Stalled(told_error("Stalled", "its process was killed"))
+    error = Stalled(error_from_text("Stalled", "its process was killed"))
     none = Policy(retry_on=frozenset(), jitter=False)
     assert decide_retry(error, none, 5, 2) == RetryDecision("retry", error, 8.0, stalled=True)
 
 
 def test_a_death_in_a_group_is_a_death() -> None:
-    error = Stalled(told_error("Stalled", "its process was killed"))
+    error = Stalled(error_from_text("Stalled", "its process was killed"))
     group = ExceptionGroup("made by what was around it", [KeyError(), ExceptionGroup("", [error])])
     assert decide_retry(group, PLAIN, 0, 0) == RetryDecision("retry", error, 2.0, stalled=True)

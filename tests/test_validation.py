@@ -14,7 +14,7 @@ import pytest
 
 import worqr
 from worqr.records import RemoteError
-from worqr.remote_error import failed_record, fields_as_json, remote_error, told_error
+from worqr.remote_error import error_from_text, failed_record, fields_as_json, remote_error
 from worqr.validation import check_count, check_task, encode_json, from_ms, seconds, to_ms
 
 
@@ -184,7 +184,9 @@ def test_an_endless_traceback_is_cut() -> None:
 
 
 def test_a_message_that_was_told_is_clean_and_short() -> None:
-    assert told_error("Failure", "\udcff" + "x" * 5000) == RemoteError("Failure", ("\\udcff" + "x" * 5000)[:4096], "")
+    assert error_from_text("Failure", "\udcff" + "x" * 5000) == RemoteError(
+        "Failure", ("\\udcff" + "x" * 5000)[:4096], ""
+    )
 
 
 @pytest.mark.parametrize(

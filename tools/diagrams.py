@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from worqr.job_states import SHOWN, TRANSACTIONS, State, moves
+from worqr.job_states import DISPLAY_NAMES, TRANSACTIONS, State, moves
 from worqr.peer.engine import DEFAULT_KEEPALIVE
 from worqr.peer.leader.failure_detector import CHECK_EVERY, MISSING_FOR
 from worqr.peer.leader.scanner import SCAN_EVERY
@@ -202,7 +202,7 @@ def life_of_a_job() -> str:
 
 def shown(state: State) -> str:
     """The name of a state for people."""
-    return SHOWN.get(state, state)
+    return DISPLAY_NAMES.get(state, state)
 
 
 def kind_of(names: list[str]) -> str:

@@ -245,7 +245,7 @@ class _Codec:
     ) -> None:
         for what, hint in hints.items():
             _check_known(name, what, hint)
-        shape = hints[parameters[0].name] if payload_is_argument else _shape(parameters, hints)
+        shape = hints[parameters[0].name] if payload_is_argument else _argument_struct(parameters, hints)
         self.raw: bool = payload_is_argument and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
         self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
         self.untyped: list[tuple[int, str]] = [
@@ -287,7 +287,7 @@ def _annotated(function: Callable[..., object]) -> object:
     return function if known else type(function).__call__
 
 
-def _shape(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
+def _argument_struct(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
     """A struct with a field for each parameter. The fields have generated names, because not every name is valid for a field."""
     fields: list[Any] = []
     for i, each in enumerate(parameters):
@@ -325,7 +325,7 @@ def _decode_custom(kind: type[Any], value: Any) -> Any:
 
 def _is_known(hint: object) -> bool:
     try:
-        return all(map(_travels, _customs(msgspec.inspect.type_info(hint), set())))
+        return all(map(_is_serializable, _customs(msgspec.inspect.type_info(hint), set())))
     except TypeError:
         return False
 
@@ -342,14 +342,14 @@ def _check_known(name: str, what: str, hint: object) -> None:
                 f"{about} has the type {name_of(custom)}: of pydantic, take a BaseModel; the checks of its "
                 "dataclasses would not be made"
             )
-        if not _travels(custom):
+        if not _is_serializable(custom):
             raise UsageError(
                 f"{about} has the type {name_of(custom)}, which JSON does not know; take a dataclass, a msgspec.Struct, a "
                 "pydantic model, or what names the thing (an id)"
             )
 
 
-def _travels(custom: type) -> bool:
+def _is_serializable(custom: type) -> bool:
     """Return True if JSON supports a value that msgspec does not: a pydantic model; or, for ``object``, a JSON value."""
     return is_model(custom) or custom is object
 

@@ -24,7 +24,7 @@ because the same id runs. ``active``: a worker has it under a claim. ``failed`` 
 
 LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
 """The values of a record's field ``state``."""
-SHOWN: Final[Mapping[str, str]] = {"due": "scheduled"}
+DISPLAY_NAMES: Final[Mapping[str, str]] = {"due": "scheduled"}
 """States whose name for people differs from that in records and scripts."""
 ENDS: Final[tuple[State, ...]] = ("finished", "failed", "broken", "cancelled", "gone")
 
@@ -92,6 +92,6 @@ def as_table() -> str:
             same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")
     rows = ["| transaction | taken by | from | to |", "|---|---|---|---|"]
     for (by, before, targets), names in same.items():
-        shown = [SHOWN.get(state, state) for state in (before, *targets)]
+        shown = [DISPLAY_NAMES.get(state, state) for state in (before, *targets)]
         rows.append(f"| {', '.join(names)} | {by} | {shown[0]} | {', '.join(shown[1:])} |")
     return "\n".join(rows) + "\n"

@@ -32,7 +32,7 @@ def remote_error(error: BaseException) -> RemoteError:
     return RemoteError(name_of(type(error)), message, lines, _fields_of(error))
 
 
-def told_error(type: str, message: str) -> RemoteError:
+def error_from_text(type: str, message: str) -> RemoteError:
     """Return an error that nothing raised."""
     return RemoteError(type, clean_text(message)[:LONGEST_MESSAGE], "")
 

@@ -26,7 +26,7 @@ class Merge(Generic[T_co]):
 
     items: int
     join: Callable[[Sequence[Call[Any]]], Call[Any]]
-    share: T_co | None = None
+    shared_result: T_co | None = None
     pick: Callable[[Any, int], T_co] | None = None
 
 

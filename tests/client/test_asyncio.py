@@ -577,7 +577,7 @@ def test_a_timeout_around_any_call_ends_it(new_mesh: NewMesh, own_server: Server
 def test_a_timeout_of_the_caller_and_of_the_call_at_one_moment(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "LOOK_AGAIN", 0.001)
+    monkeypatch.setattr(notifications, "POLL_EVERY", 0.001)
     chance = random.Random(5)
 
     async def main() -> None:

@@ -470,7 +470,7 @@ async def test_results_come_back(mesh: worqr.Mesh) -> None:
 async def test_a_result_is_told_and_not_asked_for(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "LOOK_AGAIN", 3600)
+    monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
     begun, gate = trio.Event(), trio.Event()
 
     @mesh.task(name="wait", result_ttl=60)

@@ -358,7 +358,7 @@ async def test_cancel_reaches_running_tasks_on_all_peers(
     mesh: worqr.Mesh, other: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)  # nobody looks: messages go there and back
-    monkeypatch.setattr(notifications, "LOOK_AGAIN", 3600)
+    monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held, room=1), serving(other, "Q1", held, room=1):
         q = mesh.queue("Q1")

@@ -101,7 +101,7 @@ def test_the_times_are_those_of_the_code() -> None:
             PATIENT.min_backoff,
             PATIENT.max_backoff,
             progress.SEND_EVERY,
-            notifications.LOOK_AGAIN,
+            notifications.POLL_EVERY,
         ),
         *(validation.KEEP_FAILED, mesh.max_payload / 2**20),
     ]

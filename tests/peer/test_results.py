@@ -428,7 +428,7 @@ async def test_a_job_that_ended_just_then_is_said_to_have_ended(
         async def look() -> ops.ResultReply:
             return ops.ResultReply("wait", [])
 
-        monkeypatch.setattr(worqr.Job, "_look", lambda _job: look())
+        monkeypatch.setattr(worqr.Job, "_read_result", lambda _job: look())
         assert await late(job) == ("it has ended since (finished), ask again", "finished", None, None)
 
 
@@ -451,7 +451,7 @@ async def test_a_result_that_does_not_come_says_what_the_server_says_in_time(
     silent: str,
     said: tuple[object, ...],
 ) -> None:
-    monkeypatch.setattr(job_module, "LAST_LOOK", 1.0)
+    monkeypatch.setattr(job_module, "EXPLAIN_WITHIN", 1.0)
     mesh = worqr.Mesh(proxy.url, prefix=prefix)
     async with mesh.connect():
         job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
@@ -497,7 +497,7 @@ async def test_a_result_is_waited_for_without_polling(mesh: worqr.Mesh, server: 
 async def test_the_message_of_a_result_is_what_ends_the_waiting(
     mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifications, "LOOK_AGAIN", 3600)
+    monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
     held, results = Held(), list[Any]()
     async with mesh.connect(), serving(other, "Q1", held), trio.open_nursery() as nursery:
         job = await mesh.queue("Q1").dispatch(b"a", id="x", result_ttl=60)

@@ -19,7 +19,7 @@ from worqr.peer.starvation_detector import StarvationDetector
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What was found at each look whether a parent may wait in vain."""
     monkeypatch.setattr(starvation_detector, "CHECK_AFTER", 0.1)
-    monkeypatch.setattr(notifications, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(notifications, "POLL_EVERY", 0.05)
     found: list[bool] = []
     look = StarvationDetector.should_check
 

@@ -64,7 +64,7 @@ class Client:
     def link_to(self, queue: str) -> Link:
         """Return the link for tasks that go into `queue`, or into this shard of it; note the name for lists of queues."""
         connection = self.connections.for_current_loop()
-        connection.note(self.settings, queue)
+        connection.note_queue(self.settings, queue)
         return connection.link
 
     async def ask(self, call: Call[T]) -> T:

@@ -70,7 +70,7 @@ class Connection:
         run_blocking(self.sharding.initialize())
         self.was_ready = True
 
-    def note(self, settings: ClientSettings, queue: str) -> None:
+    def note_queue(self, settings: ClientSettings, queue: str) -> None:
         """Store the queue's name on the server, from time to time."""
         if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
             return

@@ -16,7 +16,7 @@ from worqr.remote_error import failed_record
 from worqr.script_call import Call
 from worqr.validation import check_count, check_text, to_ms
 
-Claims = list[tuple[QueueKeys, list[int]]]
+ClaimsByShard = list[tuple[QueueKeys, list[int]]]
 """The claims under which tasks failed, by shard."""
 
 
@@ -136,7 +136,7 @@ class Aside:
     async def _shards(self) -> tuple[QueueKeys, ...]:
         return await self._client.sharding.shards(self._keys)
 
-    async def _find(self, ids: tuple[str, ...]) -> Claims:
+    async def _find(self, ids: tuple[str, ...]) -> ClaimsByShard:
         """Return the entries of these ids. One request looks for all of them, so that the same id twice means two entries. It
         searches all shards: the task may have failed when the queue had another number of shards.
         """
@@ -147,13 +147,15 @@ class Aside:
             (keys, await self._client.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()
         ]
 
-    async def _retry(self, found: Claims) -> int:
+    async def _retry(self, found: ClaimsByShard) -> int:
         return await self._each(found, ops.retry_aside)
 
-    async def _drop(self, found: Claims) -> int:
+    async def _drop(self, found: ClaimsByShard) -> int:
         return await self._each(found, ops.drop_aside)
 
-    async def _each(self, found: Claims, make: Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]) -> int:
+    async def _each(
+        self, found: ClaimsByShard, make: Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
+    ) -> int:
         count = 0
         for keys, claims in found:
             for start in range(0, len(claims), MAX_ITEMS):
@@ -161,7 +163,7 @@ class Aside:
                 count += await self._client.ask(make(keys, self._which, some))
         return count
 
-    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> Claims:
+    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> ClaimsByShard:
         if limit is not None:
             check_count(limit, "limit")
         shards = await self._shards()

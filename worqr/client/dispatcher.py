@@ -17,7 +17,7 @@ from worqr.ops import Dispatched
 from worqr.script_call import Call
 
 
-async def enqueued(
+async def send_enqueue(
     client: Client, queue: QueueKeys, tasks: list[bytes], front: bool, max_length: int | None, replicas: int
 ) -> int:
     """Enqueue raw tasks in one request, into the next shard of a queue, and return their number."""
@@ -29,7 +29,7 @@ async def enqueued(
     return await client.link_to(keys.name).call(call)
 
 
-async def unique_enqueued(client: Client, queue: QueueKeys, tasks: list[bytes], replicas: int, **options: Any) -> int:
+async def send_unique(client: Client, queue: QueueKeys, tasks: list[bytes], replicas: int, **options: Any) -> int:
     """Dispatch raw tasks as jobs whose ids are hashes of their payloads, all or none, and return their number.
 
     Raises:
@@ -47,11 +47,11 @@ async def unique_enqueued(client: Client, queue: QueueKeys, tasks: list[bytes], 
     keys = await sharding.shard_of_id(queue, cast("str", jobs[0][0]["id"]))
     there = [(await sharding.options_for(keys, options), task) for options, task in jobs]
     call = ops.dispatch_jobs(keys, there, all_or_none=True, replicas=replicas)
-    await dispatched(client, queue, call, keys)
+    await send_dispatch(client, queue, call, keys)
     return len(jobs)
 
 
-async def dispatched(
+async def send_dispatch(
     client: Client, queue: QueueKeys, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None
 ) -> Job[Any]:
     """Send a dispatch into the shard `at` of a queue, and return the handle of its last job. A refused job is the last one.

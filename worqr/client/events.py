@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from worqr import ops
 from worqr.client.client import Client
-from worqr.client.notifications import LOOK_AGAIN, EventStream, subscribed_to
+from worqr.client.notifications import POLL_EVERY, EventStream, subscribed_to
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
 from worqr.log_events import emit
@@ -67,7 +67,7 @@ class _EventDecoder:
         self._name = name
         self._keys = keys
         self._put = put
-        self._named: Event | None = None
+        self._ids_event: Event | None = None
 
     def on_message(self, channel: str, message: bytes) -> None:
         """Decode a message of one of the two channels. Called in the loop."""
@@ -78,16 +78,16 @@ class _EventDecoder:
         except ValueError:
             emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self._name)
             return
-        named, self._named = self._named, None
+        named, self._ids_event = self._ids_event, None
         if channel == self._keys.event_ids_channel:
-            self._named = told
+            self._ids_event = told
         else:
             same = named is not None and (named.type, named.count) == (told.type, told.count)
             self._put(named if named is not None and same else told)
 
     def on_subscribed(self) -> None:
         """Forget the ids of an event that was lost with the connection. Called after each subscription."""
-        self._named = None
+        self._ids_event = None
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ class _ConnectionEvents(AsyncIterator[ConnectionEvent]):
 
     async def __anext__(self) -> ConnectionEvent:
         while True:
-            with self._link.driver.move_on_after(LOOK_AGAIN):
+            with self._link.driver.move_on_after(POLL_EVERY):
                 return await anext(self._stream)
             if not self._asking:
                 self._asking = True

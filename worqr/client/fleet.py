@@ -63,7 +63,7 @@ class Fleet:
         worker = check_text(worker_id, "worker_id")
         if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
             look = await link.call(ops.look_at_workers(registry))
-            raise UsageError(_unknown(worker, [*look.beats, *look.dying]))
+            raise UsageError(_unknown_worker_text(worker, [*look.beats, *look.dying]))
         text = "worker %(worker)s was declared dead: %(reason)s"
         emit(logger, "condemn_worker", text, worker=worker, reason="it was evicted")
         await _sweep(link, registry, worker)
@@ -106,7 +106,7 @@ async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
         raise failed
 
 
-def _unknown(worker: str, known: list[str]) -> str:
+def _unknown_worker_text(worker: str, known: list[str]) -> str:
     """The reason why `worker` cannot be evicted, with a suggestion."""
     near = [each for each in known if each.startswith(worker)] or difflib.get_close_matches(worker, known, NEAREST, 0.3)
     there = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 Listed = Literal["waiting", "scheduled", "blocked", "active"]
 """The states whose jobs can be listed."""
-LISTED: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
-LEAST: Final = 100
+LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
+MIN_POSITIONS: Final = 100
 """Positions that a request reads, at least: some may be empty."""
-COMPARED: Final = 1000
+MAX_COMPARED: Final = 1000
 """Names that are compared, at most, with that of a queue without a worker: this takes about 20 us each."""
 
 
@@ -75,8 +75,10 @@ async def _page(
             (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
         ]
     unstarted: Unstarted = "due" if state == "scheduled" else state
-    page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, LEAST), MAX_ITEMS), after=cursor))
-    return page.more, [(place, None if seen is None else task_info_of(seen)) for place, seen in page.positions]
+    page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, MIN_POSITIONS), MAX_ITEMS), after=cursor))
+    return page.more, [
+        (position, None if summary is None else task_info_of(summary)) for position, summary in page.positions
+    ]
 
 
 async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
@@ -88,7 +90,7 @@ async def nearest_served(client: Client, queue: str) -> str:
     """Return "did you mean ...?" with the nearest name that a worker serves; empty if none is close to `queue`."""
     rows = await client.ask(ops.list_workers(RegistryKeys(client.settings.prefix)))
     served = {name for row in rows for name in worker_info(*row).queues}
-    return did_you_mean(queue, sorted(served - {queue})[:COMPARED])
+    return did_you_mean(queue, sorted(served - {queue})[:MAX_COMPARED])
 
 
 async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:

@@ -34,7 +34,7 @@ Outcome = Literal["created", "updated", "blocked", "unchanged"]
 
 ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
 
-LAST_LOOK: Final = 2.0
+EXPLAIN_WITHIN: Final = 2.0
 """Seconds for which `ResultTimeout` waits for the job's state."""
 LONGEST_ERROR: Final = 200
 """Characters of the last error in the message of `ResultTimeout`."""
@@ -83,7 +83,7 @@ class Job(Generic[R]):
         self._results = results
         self._at = at
 
-    async def _place(self) -> QueueKeys:
+    async def _shard(self) -> QueueKeys:
         """The shard that stores it: the shard of its dispatch; without a dispatch, the id determines it."""
         return self._at or await self._client.sharding.shard_of_id(self._keys, self.id)
 
@@ -110,7 +110,7 @@ class Job(Generic[R]):
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        return status_of(await self._client.ask(ops.job_status(await self._place(), self.id, self._number)))
+        return status_of(await self._client.ask(ops.job_status(await self._shard(), self.id, self._number)))
 
     async def result(self, timeout: Seconds | None = None) -> R:
         """Wait until the job has ended, and return what its handler returned.
@@ -136,13 +136,13 @@ class Job(Generic[R]):
             Unavailable: The server did not reply within `patience`.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
-        if (found := await self._look()).status != "wait":
+        if (found := await self._read_result()).status != "wait":
             return self._value(found)
         link = self._client.link
         notification, slots = Notification(link), self._client.slot_watch(self.queue)
         with link.driver.move_on_after(patience):
-            async with subscribed(link, (await self._place()).job(self.id), lambda _message: notification.set()):
-                while (found := await self._look()).status == "wait":
+            async with subscribed(link, (await self._shard()).job(self.id), lambda _message: notification.set()):
+                while (found := await self._read_result()).status == "wait":
                     await notification.wait()
                     if slots.should_check() and await self._still_waits():
                         slots.warn(self.id)
@@ -159,7 +159,7 @@ class Job(Generic[R]):
         texts: list[str] = []
         facts: dict[str, Any] = {}
         if patience > 0:
-            with self._client.link.driver.move_on_after(LAST_LOOK), suppress(WorqrError):
+            with self._client.link.driver.move_on_after(EXPLAIN_WITHIN), suppress(WorqrError):
                 await self._explain(texts, facts)
         why = f": {'; '.join(texts)}" if texts else ""
         return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
@@ -185,8 +185,8 @@ class Job(Generic[R]):
         if hint := await nearest_served(self._client, self.queue):
             texts.append(hint)
 
-    async def _look(self) -> ResultReply:
-        found = await self._client.ask(ops.read_result(await self._place(), self.id, self._number))
+    async def _read_result(self) -> ResultReply:
+        found = await self._client.ask(ops.read_result(await self._shard(), self.id, self._number))
         if found.status == "never" and self._results is not None and self._results.kept:
             return replace(found, status="wait")  # no worker is there yet; the function's will keep it
         return found
@@ -206,9 +206,9 @@ class Job(Generic[R]):
         if found.status == "cancelled":
             reason = texts[0].decode("utf-8", "replace")
             raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
-        raise NoResult(self._why_none(found.status))
+        raise NoResult(self._missing_reason(found.status))
 
-    def _why_none(self, word: str) -> str:
+    def _missing_reason(self, word: str) -> str:
         """Why there is no result: one true sentence, and the remedy if there is one."""
         job = f"job {self.id!r} of queue {self.queue!r}"
         if word == "never":
@@ -251,7 +251,7 @@ class Job(Generic[R]):
             return await self._client.ask(ops.cancel_job(keys, self.id, reason))
 
         patience = seconds(wait, "wait")
-        return await cancel_and_wait(self._client.link, [await self._place()], step, patience)
+        return await cancel_and_wait(self._client.link, [await self._shard()], step, patience)
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
@@ -268,11 +268,11 @@ class Job(Generic[R]):
         """
         link = self._client.link
         notification = Notification(link)
-        async with subscribed(link, (await self._place()).job(self.id), lambda _message: notification.set()):
-            yield _Watch(self, notification)
+        async with subscribed(link, (await self._shard()).job(self.id), lambda _message: notification.set()):
+            yield _StatusIterator(self, notification)
 
 
-class _Watch(AsyncIterator[Status]):
+class _StatusIterator(AsyncIterator[Status]):
     """The states of one job, each once."""
 
     def __init__(self, job: Job[Any], notification: Notification) -> None:

@@ -18,7 +18,7 @@ from worqr.link.driver import wake_all
 
 T = TypeVar("T")
 
-LOOK_AGAIN = 1.0
+POLL_EVERY = 1.0
 """Seconds between checks without a message, because messages may get lost."""
 
 
@@ -67,7 +67,7 @@ class Notification:
 
     async def wait(self) -> None:
         """Wait for a message since the last wait, at most `LOOK_AGAIN` seconds; then the caller checks."""
-        with self._driver.move_on_after(LOOK_AGAIN):
+        with self._driver.move_on_after(POLL_EVERY):
             await self._signal.wait()
         self._signal = Signal(self._driver)
 

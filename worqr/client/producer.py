@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from worqr import ops
 from worqr.client.call import Call
 from worqr.client.client import Client
-from worqr.client.dispatcher import dispatched, handle_of
+from worqr.client.dispatcher import handle_of, send_dispatch
 from worqr.client.job import Job
 from worqr.errors import NotReplicated, UsageError, reply_in
 from worqr.ids import with_random_ids
@@ -45,7 +45,7 @@ class Producer:
         queue = QueueKeys(self._client.settings.prefix, call.queue)
         keys = await self._client.sharding.shard_for_job(queue, call._options)
         request = await self._dispatch_of(keys, [call])
-        return await dispatched(self._client, queue, request, keys, call._results)
+        return await send_dispatch(self._client, queue, request, keys, call._results)
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""

@@ -15,9 +15,9 @@ from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.client import Client
 from worqr.client.dead_letters import Aside
-from worqr.client.dispatcher import dispatched, enqueued, unique_enqueued
+from worqr.client.dispatcher import send_dispatch, send_enqueue, send_unique
 from worqr.client.events import Event, events_of
-from worqr.client.inspection import LISTED, ask_each, info_at, list_jobs
+from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
 from worqr.client.stats import interleave, merge_queue_info, merge_running
 from worqr.errors import NotReplicated, UsageError, WorqrError
@@ -131,13 +131,13 @@ class Queue:
             await self._client.link.driver.checkpoint()
             return 0
         if unique:
-            return await unique_enqueued(self._client, self._keys, checked, wanted, front=front, max_length=max_length)
+            return await send_unique(self._client, self._keys, checked, wanted, front=front, max_length=max_length)
         if len(chunks) == 1:
-            return await enqueued(self._client, self._keys, checked, front, max_length, wanted)
+            return await send_enqueue(self._client, self._keys, checked, front, max_length, wanted)
         stored, late = 0, None
         for chunk in reversed(chunks) if front else chunks:
             try:
-                stored += await enqueued(self._client, self._keys, chunk, front, None, 0 if late else wanted)
+                stored += await send_enqueue(self._client, self._keys, chunk, front, None, 0 if late else wanted)
             except NotReplicated as error:  # its text must be true of all of them
                 stored, late = stored + len(chunk), error
             except WorqrError as error:
@@ -177,7 +177,7 @@ class Queue:
         encoded = await self._client.sharding.options_for(keys, encoded)
         jobs = with_random_ids([(encoded, checked)])
         call = ops.dispatch_jobs(keys, jobs, replicas=replicas)
-        return await dispatched(self._client, self._keys, call, keys)
+        return await send_dispatch(self._client, self._keys, call, keys)
 
     def job(self, id: str) -> Job[bytes]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
@@ -249,7 +249,7 @@ class Queue:
         Raises:
             UsageError: `state` is not one of these, or `after` is not a cursor of this state.
         """
-        check_choice(state, "state", LISTED)
+        check_choice(state, "state", LISTED_STATES)
         most = min(check_count(limit, "limit"), MAX_LISTED)
         return await list_jobs(self._client, await self._client.sharding.shards(self._keys), state, most, after)
 

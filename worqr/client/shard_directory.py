@@ -34,15 +34,15 @@ class ShardDirectory:
     def __init__(self, link: Link, prefix: str, declared: Mapping[str, int]) -> None:
         self._link = link
         self._keys = RegistryKeys(prefix)
-        self._definition = declared
+        self._declared = declared
         self._known: dict[str, int] = {}
-        self._turns: dict[str, count[int]] = {}
-        self._asked_at = 0.0
+        self._counters: dict[str, count[int]] = {}
+        self._refreshed_at = 0.0
 
     def copy_for(self, link: Link) -> ShardDirectory:
         """Return a `ShardDirectory` of another link to the same mesh, with the same initial numbers."""
-        copy = ShardDirectory(link, self._keys.prefix, self._definition)
-        copy._known, copy._asked_at = self._known, self._asked_at
+        copy = ShardDirectory(link, self._keys.prefix, self._declared)
+        copy._known, copy._refreshed_at = self._known, self._refreshed_at
         return copy
 
     # Reading
@@ -52,7 +52,7 @@ class ShardDirectory:
 
         A conflicting number is not reported here: the first use of the queue raises it, or the join of a peer.
         """
-        if self._asked_at > 0:
+        if self._refreshed_at > 0:
             return
         await self.refresh()
         with suppress(UsageError):
@@ -69,8 +69,8 @@ class ShardDirectory:
 
     def refresh_if_stale(self) -> None:
         """Read again if that was long ago, without waiting for the reply."""
-        if self._asked_at + REFRESH_EVERY <= time.monotonic():
-            self._asked_at = time.monotonic()
+        if self._refreshed_at + REFRESH_EVERY <= time.monotonic():
+            self._refreshed_at = time.monotonic()
 
             def answered(known: dict[str, int] | None, _failure: Exception | None) -> None:
                 if known is not None:
@@ -79,7 +79,7 @@ class ShardDirectory:
             self._link.post(ops.list_shards(self._keys), answered, patience=REFRESH_EVERY)
 
     def _store(self, known: Mapping[str, int]) -> None:
-        self._asked_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
         self._known = {name: number for name, number in known.items() if 1 < number <= MAX_SHARDS}
 
     async def declare(self) -> None:
@@ -88,7 +88,7 @@ class ShardDirectory:
         Raises:
             UsageError: the first declaration had another number.
         """
-        new = {queue: number for queue, number in self._definition.items() if self._known.get(queue) != number}
+        new = {queue: number for queue, number in self._declared.items() if self._known.get(queue) != number}
         if not new:
             return
         stored = await self._link.call(ops.declare_shards(self._keys, new))
@@ -97,7 +97,7 @@ class ShardDirectory:
             self._check(queue)
 
     def _check(self, queue: str) -> None:
-        declared, known = self._definition[queue], self._known.get(queue, 1)
+        declared, known = self._declared[queue], self._known.get(queue, 1)
         if declared != known:
             raise UsageError(
                 f"queue {queue!r} has {known} shards in the mesh {self._keys.prefix!r}, and {declared} were declared here: "
@@ -122,7 +122,7 @@ class ShardDirectory:
             UsageError: this program declares another number than the mesh knows.
         """
         number = self._known.get(keys.queue, 1)
-        if declare and self._definition.get(keys.queue, number) != number:
+        if declare and self._declared.get(keys.queue, number) != number:
             try:
                 await self.declare()
             except UsageError:
@@ -157,5 +157,7 @@ class ShardDirectory:
         shards = await self.shards(keys)
         if len(shards) == 1:
             return shards[0]
-        turns = self._turns.get(keys.name) or self._turns.setdefault(keys.name, count(random.randrange(len(shards))))
+        turns = self._counters.get(keys.name) or self._counters.setdefault(
+            keys.name, count(random.randrange(len(shards)))
+        )
         return shards[next(turns) % len(shards)]

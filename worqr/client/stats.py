@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from worqr.job_states import SHOWN
+from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ActiveClaim, Inspected, JobState, QueuesPage, TaskSummary, list_queues
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
@@ -17,7 +17,7 @@ from worqr.validation import from_ms
 
 T = TypeVar("T")
 
-DONE_TO_ALL: Final = frozenset({"paused", "resumed"})
+COUNTED_ONCE: Final = frozenset({"paused", "resumed"})
 """Totals of operations on all shards at once, which count once."""
 
 
@@ -42,60 +42,64 @@ async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], 
         since = float(began)
 
 
-def merge_queue_info(name: str, seen: Sequence[Inspected]) -> QueueInfo:
+def merge_queue_info(name: str, shards: Sequence[Inspected]) -> QueueInfo:
     """The sum. Paused if a shard is; as old as the oldest of its jobs in front; a worker counts once."""
     counts: Counter[str] = Counter()
-    for each in seen:
+    for each in shards:
         counts.update(each.counts)
-    if len(seen) > 1:
-        for kind in DONE_TO_ALL & counts.keys():
-            counts[kind] = max(each.counts.get(kind, 0) for each in seen)
-    oldest = max((each.oldest_ms for each in seen if each.oldest_ms is not None), default=None)
+    if len(shards) > 1:
+        for kind in COUNTED_ONCE & counts.keys():
+            counts[kind] = max(each.counts.get(kind, 0) for each in shards)
+    oldest = max((each.oldest_ms for each in shards if each.oldest_ms is not None), default=None)
     return QueueInfo(
         name=name,
-        waiting=sum(each.waiting for each in seen),
-        scheduled=sum(each.due for each in seen),
-        blocked=sum(each.blocked for each in seen),
-        running=sum(each.running for each in seen),
-        failed=sum(each.failed for each in seen),
-        broken=sum(each.broken for each in seen),
-        paused=next((each.paused for each in seen if each.paused is not None), None),
+        waiting=sum(each.waiting for each in shards),
+        scheduled=sum(each.due for each in shards),
+        blocked=sum(each.blocked for each in shards),
+        running=sum(each.running for each in shards),
+        failed=sum(each.failed for each in shards),
+        broken=sum(each.broken for each in shards),
+        paused=next((each.paused for each in shards if each.paused is not None), None),
         oldest_job=None if oldest is None else oldest / 1000,
-        workers=len({worker for each in seen for worker in each.workers}),
+        workers=len({worker for each in shards for worker in each.workers}),
         counts=dict(counts),
     )
 
 
-def _facts(seen: JobState) -> dict[str, Any]:
+def _facts(state: JobState) -> dict[str, Any]:
     """The fields of a `Status`."""
-    run_at = None if seen.run_at_ms is None else from_ms(seen.run_at_ms)
+    run_at = None if state.run_at_ms is None else from_ms(state.run_at_ms)
     return {
-        "state": SHOWN.get(seen.state, seen.state),
-        "worker": seen.worker,
-        "since": None if seen.claim is None else from_ms(seen.claim / 1000),
+        "state": DISPLAY_NAMES.get(state.state, state.state),
+        "worker": state.worker,
+        "since": None if state.claim is None else from_ms(state.claim / 1000),
         "run_at": run_at,
-        "progress": seen.progress,
-        "message": seen.message,
-        "failures": seen.failures,
-        "attempts": seen.attempts,
-        "error": seen.error,
-        "next_run": run_at if seen.state == "due" else None,
+        "progress": state.progress,
+        "message": state.message,
+        "failures": state.failures,
+        "attempts": state.attempts,
+        "error": state.error,
+        "next_run": run_at if state.state == "due" else None,
     }
 
 
-def status_of(seen: JobState) -> Status:
+def status_of(state: JobState) -> Status:
     """The state of a job."""
-    return Status(**_facts(seen))
+    return Status(**_facts(state))
 
 
-def task_info_of(seen: TaskSummary) -> TaskInfo:
+def task_info_of(summary: TaskSummary) -> TaskInfo:
     """One task of a list."""
-    return TaskInfo(**_facts(seen.state), id=seen.id, task=seen.task)
+    return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task)
 
 
-def merge_running(held: Sequence[Sequence[ActiveClaim]], limit: int) -> list[TaskInfo]:
+def merge_running(claims_by_shard: Sequence[Sequence[ActiveClaim]], limit: int) -> list[TaskInfo]:
     """Up to `limit` running tasks; of several shards the longest-running first."""
-    claims = held[0] if len(held) == 1 else sorted(chain(*held), key=lambda each: each.claim)
+    claims = (
+        claims_by_shard[0]
+        if len(claims_by_shard) == 1
+        else sorted(chain(*claims_by_shard), key=lambda each: each.claim)
+    )
     return [
         replace(task_info_of(each.summary), worker=each.worker, since=from_ms(each.claim / 1000))
         for each in claims[:limit]

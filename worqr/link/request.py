@@ -273,7 +273,7 @@ class MergedRequest(Request):
                 part.error = copy.copy(error)
                 part.error.__cause__ = error.__cause__
             if merge is not None and (error is None or isinstance(error, NotReplicated)):
-                part.value = merge.share if merge.pick is None else merge.pick(self.value, before - items)
+                part.value = merge.shared_result if merge.pick is None else merge.pick(self.value, before - items)
             part.settled = True
         wake_all(self.parts)
 

@@ -26,7 +26,7 @@ from worqr.peer.settles import Make
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Retry, RetryDecision, decide_retry
 from worqr.records import CancelReason
-from worqr.remote_error import told_error
+from worqr.remote_error import error_from_text
 from worqr.script_call import Call
 from worqr.validation import Seconds
 
@@ -172,7 +172,7 @@ class Claim(Context):
         """
         if not isinstance(why, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"why must be a str, not {type(why).__name__}")
-        error = told_error("Failure", why)
+        error = error_from_text("Failure", why)
         call = ops.fail_task(self._held.host.keys, self._held.registration.worker, self.fence, error)
         self._check(await self._settle(call), "failed")
         log_failure(self._held, RetryDecision("fail", Failure(why)))

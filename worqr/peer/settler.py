@@ -27,7 +27,7 @@ from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, decide_retry
-from worqr.remote_error import remote_error, told_error, with_stderr
+from worqr.remote_error import error_from_text, remote_error, with_stderr
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
 
 def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Call[str]:
     """The call that ends a claim whose run took too long, and whose task is tried again after `delay` seconds."""
-    error = told_error("Timeout", why)
+    error = error_from_text("Timeout", why)
     if run.offloaded is not None and run.offloaded.killed_output:
         error = with_stderr(error, run.offloaded.killed_output)
     return ops.retry_task(

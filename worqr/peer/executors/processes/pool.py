@@ -35,7 +35,7 @@ from worqr.peer.run import Run, RunHost, check_thread, current_run
 from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation
-from worqr.remote_error import told_error, with_stderr
+from worqr.remote_error import error_from_text, with_stderr
 from worqr.tracing import Tracing
 from worqr.validation import check_count, from_ms
 
@@ -311,7 +311,7 @@ def _local_names(names: Iterable[str]) -> frozenset[str]:
 
 def _stalled(child: WorkerProcess) -> Stalled:
     message = f"the process that ran it {child.exit_description()}"
-    return Stalled(with_stderr(told_error("Stalled", message), child.output.tail()))
+    return Stalled(with_stderr(error_from_text("Stalled", message), child.output.tail()))
 
 
 async def _wait_gone(children: Iterable[WorkerProcess], within: float) -> None:
