@@ -342,13 +342,15 @@ async def test_listening_costs_no_processor(link_to: LinkTo, server: Server) -> 
 
 
 class SilentTransport:
-    """A connection on which nothing arrives."""
+    """A connection on which nothing arrives but what a test puts into `arrived`."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.arrived: list[bytes] = []
 
     def read(self) -> list[bytes]:
-        return []
+        arrived, self.arrived = self.arrived, []
+        return arrived
 
     def send(self, pieces: list[bytes]) -> None:
         self.sent += pieces
@@ -367,4 +369,20 @@ async def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked
     connection.forgive(-10)
     subscriptions._look(0.0)
     assert transport.sent == [pack(("PING",))]
+    subscriptions._alarm.cancel()
+
+
+async def test_the_alarm_for_a_pong_is_moved_to_the_next_ping_when_the_pong_arrives() -> None:
+    settings, transport = LinkSettings("redis://h:1"), SilentTransport()
+    subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
+    subscriptions.connector.state = State.READY
+    connection = subscriptions._connection = _PubSubConnection(cast("Any", transport), settings)
+    subscriptions.open(["a"], lambda *_: None, lambda: None)
+    connection.forgive(-10)  # nothing has arrived for 10 s
+    subscriptions._look(0.0)
+    assert connection.pinged
+    transport.arrived = [b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"]
+    subscriptions._readable()
+    assert not connection.pinged
+    assert subscriptions._alarm.at == connection.gives_up_at
     subscriptions._alarm.cancel()

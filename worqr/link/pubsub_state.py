@@ -134,6 +134,8 @@ class Channels(Generic[L]):
 
     def changes(self) -> list[Command]:
         """Return the commands that lead from the requested state to the wanted one."""
+        if not self._changed:
+            return []
         subscribe: list[bytes] = []
         unsubscribe: list[bytes] = []
         for key in self._changed:

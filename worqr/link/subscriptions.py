@@ -253,7 +253,10 @@ class Subscriptions:
     def _receive(self, connection: _PubSubConnection) -> None:
         channels, gets, pinged = self._channels, connection.reader.gets, connection.pinged
         pieces = connection.read()
-        if pinged and pieces:
+        if not pieces:
+            return
+        if pinged:
+            self._alarm.cancel()  # its time was the deadline of the PONG
             self._plan()
         try:
             for data in pieces:

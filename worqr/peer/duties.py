@@ -100,8 +100,7 @@ class QueueDuties:
         """Start their tasks."""
         nursery.start_soon(self.stuck.watch_forever)
         nursery.start_soon(register_queues_forever, self.link, self.keys, self.consumers.names)
-        nursery.start_soon(self.reconciler.check_forever)
-        nursery.start_soon(self.reconciler.compare_forever)
+        nursery.start_soon(self.reconciler.reconcile_forever)
         nursery.start_soon(self.work_map.refresh_forever)
 
     def forget_claims(self, registration: Registration) -> None:

@@ -15,7 +15,7 @@ must be found twice, a second apart, because on a cluster requests may overtake 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from weakref import WeakSet
 
@@ -33,8 +33,7 @@ from worqr.peer.task_log import RUN, run_fields
 logger: logging.Logger = logging.getLogger(__name__)
 
 RECONCILE_EVERY = 1.0
-COMPARE_EVERY = 1.0
-"""Seconds between two checks of running tasks, and between two checks for a new connection."""
+"""Seconds between two checks of running tasks and for a new connection. One task does both, so that an idle peer wakes once."""
 
 Marks = tuple[list[int], list[int]] | None
 
@@ -78,6 +77,16 @@ class Reconciler:
     def _removed(self, consumer: QueueConsumer, registration: Registration) -> None:
         self._lost(registration, f"it was removed from the workers of queue {consumer.queue!r}")
 
+    async def reconcile_forever(self) -> None:
+        """Once a second, check the claims of running tasks, and compare the claims of queues that have a new connection."""
+        while True:
+            await sleep_aligned(RECONCILE_EVERY)
+            consumers = self._consumers.entered()
+            for consumer in consumers:
+                if consumer.running:
+                    self.check(consumer)
+            self._compare_all(consumers)
+
     # Marked and gone claims
 
     def check(self, consumer: QueueConsumer, *, named: bool = False) -> None:
@@ -114,26 +123,15 @@ class Reconciler:
         if again:
             self.check(consumer)
 
-    async def check_forever(self) -> None:
-        """Once a second, for every queue on which something runs, ask without waiting for a message."""
-        while True:
-            await sleep_aligned(RECONCILE_EVERY)
-            for consumer in self._consumers.entered():
-                if consumer.running:
-                    self.check(consumer)
-
     # Strays
 
-    async def compare_forever(self) -> None:
-        """After each new connection, ask until every queue is free of strays."""
-        while True:
-            await sleep_aligned(COMPARE_EVERY)
-            consumers = self._consumers.entered()
-            self._seen = {consumer: seen for consumer, seen in self._seen.items() if consumer in consumers}
-            connections = self._link.connections
-            self._unchecked = {each for each in consumers if each.admission.checked_on != connections}
-            for consumer in consumers:
-                self.compare(consumer)
+    def _compare_all(self, consumers: Sequence[QueueConsumer]) -> None:
+        """Compare the claims of each queue that was not free of strays since the newest connection."""
+        self._seen = {consumer: seen for consumer, seen in self._seen.items() if consumer in consumers}
+        connections = self._link.connections
+        self._unchecked = {each for each in consumers if each.admission.checked_on != connections}
+        for consumer in consumers:
+            self.compare(consumer)
 
     def compare(self, consumer: QueueConsumer) -> None:
         """Ask for all its claims, if there is reason to; if a start is under way, its reply calls again. Never waits."""
