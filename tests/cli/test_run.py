@@ -23,7 +23,7 @@ LONG = 30.0
 """Seconds for a process to start or to end, however slow the machine."""
 
 RUN = "import sys; from worqr.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
-HASTY = f"from worqr.hosting import service; service.REFUSES_AFTER, service.ENDS_AFTER = 0.2, 0.5\n{RUN}"
+HASTY = f"from worqr.hosting import service; service.WARN_AFTER, service.EXIT_AFTER = 0.2, 0.5\n{RUN}"
 """What refuses to end is ended soon."""
 
 Run = Callable[..., Awaitable[Child]]
@@ -102,7 +102,7 @@ async def test_the_second_signal_cancels_what_runs_and_gives_it_back(run: Run, c
 
 @pytest.mark.leaves("*")
 async def test_the_third_ends_it_though_a_handler_blocks_the_loop(run: Run, connected: worqr.Mesh) -> None:
-    peer = await run("--grace", "10m", code=f"from worqr.hosting import service; service.ENDS_AFTER = 600\n{RUN}")
+    peer = await run("--grace", "10m", code=f"from worqr.hosting import service; service.EXIT_AFTER = 600\n{RUN}")
     await enqueue(connected, "block")
     assert await peer.line(LONG) == "blocking"
     with trio.fail_after(LONG):
@@ -136,7 +136,7 @@ async def test_a_handler_that_shields_itself_does_not_keep_the_process(run: Run,
 
 @pytest.mark.leaves("*")
 async def test_a_thread_that_lingers_does_not_keep_the_process(run: Run, connected: worqr.Mesh) -> None:
-    code = f"from worqr.cli import run; run.ENDS_AFTER = 0.5\n{RUN}"
+    code = f"from worqr.cli import run; run.EXIT_AFTER = 0.5\n{RUN}"
     peer = await run(code=code)
     await enqueue(connected, "linger")
     assert await peer.line(LONG) == "lingering"

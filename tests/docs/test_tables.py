@@ -111,7 +111,7 @@ def test_the_times_are_those_of_the_code() -> None:
 def test_the_times_of_a_shutdown_are_those_of_the_code() -> None:
     found = [float(re.findall(r"(\d+) s", row[1])[0]) for row in rows("timing.md", "Shutdown")]
     assert found == [
-        *(GRACE, service.REFUSES_AFTER, service.ENDS_AFTER, consumer_shutdown.DETACH_AFTER),
+        *(GRACE, service.WARN_AFTER, service.EXIT_AFTER, consumer_shutdown.DETACH_AFTER),
         *(asyncio_lifespan.LEAVE_WITHIN, consumer_shutdown.LEAVE_PATIENCE),
     ]
     assert schedule_ticker.UNSEEN_MS == 86_400_000, "a schedule that nobody declares is kept for a day"

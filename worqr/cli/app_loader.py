@@ -18,7 +18,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from worqr.cli.errors import CommandFailed
-from worqr.hosting.service import importing
+from worqr.hosting.service import refuse_run
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -72,7 +72,7 @@ def _set_up_django() -> None:
     if not settings or importlib.util.find_spec("django") is None:
         return
     try:
-        with importing():
+        with refuse_run():
             importlib.import_module("django").setup()
     except (Exception, SystemExit) as error:
         raise ImportFailed(
@@ -82,7 +82,7 @@ def _set_up_django() -> None:
 
 def _import(name: str) -> ModuleType:
     try:
-        with importing():
+        with refuse_run():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}.") and _users(error.__traceback__) is None:

@@ -20,7 +20,7 @@ from worqr.cli.option_types import duration_option, flag
 from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
-from worqr.hosting.service import ENDS_AFTER, Service, exit_after
+from worqr.hosting.service import EXIT_AFTER, Service, exit_after
 from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
@@ -177,7 +177,7 @@ class _Program:
         self._check_queues(mesh)
         self._service = Service(peers_of(mesh), self._options)
         self._service.run()
-        exit_after(ENDS_AFTER)
+        exit_after(EXIT_AFTER)
 
     def _set_server(self, mesh: Mesh[Any]) -> None:
         """Apply --url and --prefix."""

@@ -99,7 +99,7 @@ class ConnectionRegistry:
         self._by_loop: dict[object, Connection] = {}
         self._hosted: dict[object, Connection] = {}
         self._blocking_call = _BlockingCall()
-        self._of_parents: dict[object, Connection] = {}
+        self._inherited: dict[object, Connection] = {}
         _all_connections.add(self)
 
     @property
@@ -122,7 +122,7 @@ class ConnectionRegistry:
                 return connection
         elif self._blocking_call.active:
             return self.for_threads.get()
-        if loop in self._of_parents:
+        if loop in self._inherited:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
                 "in the child, run a new event loop with `async with mesh.connect():`, or use mesh.blocking and fn.blocking"
@@ -233,7 +233,7 @@ class ConnectionRegistry:
         """In a forked child: the connections are the parent's. Even a request that fails would wait for a lock of Trio's that a
         thread of the parent may have held.
         """
-        self._of_parents |= self._by_loop
+        self._inherited |= self._by_loop
         self._by_loop.clear()
         self.for_threads.forget()
 
@@ -312,13 +312,13 @@ class ThreadConnection:
         if self._end is not None:
             self._end.detach()
         if self._connection is not None:
-            _of_parents.append(self._connection.server)
+            _inherited.append(self._connection.server)
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
         self._end = self._connection = None
 
 
 _all_connections: weakref.WeakSet[ConnectionRegistry] = weakref.WeakSet()
-_of_parents: list[object] = []
+_inherited: list[object] = []
 """Embedded servers of the parent that a forked child must keep alive: releasing one takes a lock that may never be released."""
 
 

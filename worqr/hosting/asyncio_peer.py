@@ -21,7 +21,7 @@ from worqr.errors import UsageError
 from worqr.handler_options import HandlerOptions
 from worqr.hosting.peer_factory import PeerFactory
 from worqr.hosting.peer_thread import PeerThread, no_health, stop_at_exit
-from worqr.hosting.thread_waiter import entered, left
+from worqr.hosting.thread_waiter import leave_and_wait, wait_joined
 from worqr.hosting.trio_calls import TrioCalls
 from worqr.inside import engine_of
 from worqr.peer.executors.host_loop import HostLoop
@@ -49,13 +49,13 @@ async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, 
 
         @asynccontextmanager
         async def join() -> AsyncGenerator[Peer]:
-            async with calls.taken(), factory.joined(options, host) as peer:
+            async with calls.accepting(), factory.joined(options, host) as peer:
                 peers.append(peer)
                 yield peer
 
         thread = PeerThread(join, copy_context())
         thread.start()
-        await entered(thread)
+        await wait_joined(thread)
         error: BaseException | None = None
         try:
             yield AsyncioPeer(peers[0], thread, host, calls)
@@ -64,9 +64,9 @@ async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, 
             raise
         finally:
             try:
-                await left(thread, grace, error)
+                await leave_and_wait(thread, grace, error)
             finally:
-                del error  # its traceback knows this frame
+                del error  # its traceback refers to this frame: a cycle
 
 
 class AsyncioPeer(Peer):
@@ -103,7 +103,7 @@ class AsyncioPeer(Peer):
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         engine = self._engine
         engine.scheduler.check_concurrency(check_concurrency(n))
-        self._calls.tell(partial(engine.set_concurrency, n))
+        self._calls.post(partial(engine.set_concurrency, n))
 
     def health(self) -> Health:
         if os.getpid() != self._pid:

@@ -145,11 +145,11 @@ class PeerFactory(Generic[S]):
 async def _with_asyncio(
     lifespan: Callable[[], AbstractAsyncContextManager[object]] | None, settings: PeerSettings
 ) -> AsyncGenerator[PeerSettings]:
-    """The block of ``asyncio_lifespan`` around a peer, and the peer's settings in it; only its users import asyncio."""
+    """Enter ``asyncio_lifespan`` for the length of a block, if there is one, and yield the peer's settings in it."""
     if lifespan is None:
         yield settings
         return
-    from worqr.peer.asyncio_lifespan import with_asyncio_lifespan
+    from worqr.peer.asyncio_lifespan import with_asyncio_lifespan  # it imports asyncio
 
     async with with_asyncio_lifespan(lifespan, settings) as found:
         yield found

@@ -1,8 +1,8 @@
 """`PeerThread`: one thread with a Trio loop, and one join of a mesh in it, from its start to its end.
 
 When the interpreter exits, all running threads are asked to stop, before threads are joined and before ``atexit`` (where no
-thread can be started any more). They are daemons, so that one that cannot stop does not delay the exit. How event loops wait for
-such a thread is in `thread_waiter`.
+thread can be started any more). They are daemons, so that a thread that cannot stop does not delay the exit. How event loops
+wait for such a thread is in `thread_waiter`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ class PeerThread:
     def __init__(
         self, join: Callable[[], AbstractAsyncContextManager[Peer, Any]], variables: Variables | None = None
     ) -> None:
-        """Make it, not started; `join` joins, on Trio, and `variables` are the context variables of what runs there."""
+        """Prepare the thread, without starting it.
+
+        Args:
+            join: joins the mesh, on Trio.
+            variables: the context variables of the code that runs in the thread.
+        """
         self.phase: Phase = Phase.STARTING
         self.joined: Future[None] = Future()
         self.ended: Future[None] = Future()
@@ -73,7 +78,7 @@ class PeerThread:
         self._thread = threading.Thread(target=self._run, name="worqr-peer", daemon=True)
         self._deadlines: list[float] = []  # moments of time.monotonic(), one for each stop request
         self._token: trio.lowlevel.TrioToken | None = None
-        self._scope = trio.CancelScope()  # of the present wait: for the join, for a stop request, or for the drain
+        self._scope = trio.CancelScope()  # of the current wait: for the join, for a stop request, or for the drain
         self._peer: Peer | None = None
         self._error: BaseException | None = None
         self._why = ""
@@ -81,7 +86,7 @@ class PeerThread:
     # From any thread
 
     def start(self) -> None:
-        """Start the thread; raise Unavailable if the system cannot."""
+        """Start the thread. Raises Unavailable if the process has reached its limit of threads."""
         _running.add(self)
         try:
             self._thread.start()
@@ -91,7 +96,7 @@ class PeerThread:
             raise Unavailable(
                 f"cannot start the peer's thread ({error}): this process is at its limit (ulimit -u)"
             ) from error
-        except BaseException:  # Ctrl-C, while the new thread begins
+        except BaseException:  # Ctrl-C may arrive while the new thread starts
             self.request_stop(0)
             raise
 
@@ -112,12 +117,12 @@ class PeerThread:
         return True
 
     def join(self) -> None:
-        """After `ended`: wait until the thread has really finished."""
+        """Wait until the thread has finished. Called after `ended`, so it takes milliseconds."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def check_not_inside(self) -> None:
-        """Raise UsageError on the loop that the caller would wait for."""
+        """Raise UsageError if the caller runs in this thread, because it would wait for itself."""
         if threading.current_thread() is self._thread:
             raise UsageError("a handler on the peer's own loop cannot stop the peer: it would wait for its own end")
 
@@ -127,7 +132,7 @@ class PeerThread:
             self.join()
             raise self._error or UsageError("the peer was stopped before it had joined")
 
-    def raise_what_ended_it(self) -> None:
+    def raise_end_error(self) -> None:
         """After `ended`: raise its error, once."""
         error, self._error = self._error, None
         if error is not None and self._peer is not None:
@@ -149,7 +154,8 @@ class PeerThread:
         except BaseException as error:
             self._error = error
             self._why = f"it has ended: {type(error).__name__}: {error}"
-            if self._peer is not None and not isinstance(error, KeyboardInterrupt):  # else `start` raises it
+            # `start` raises an error from before the join, so that is not logged.
+            if self._peer is not None and not isinstance(error, KeyboardInterrupt):
                 emit(logger, "peer.ended", "the worker in a thread has ended by an error", exc_info=error)
         else:
             self._why = "stopped"
@@ -172,7 +178,7 @@ class PeerThread:
                 await self._wait_and_drain(peer)
 
     def _apply_stop(self) -> None:
-        """In the loop: end the present wait, so that the next step sees the deadlines."""
+        """End the current wait, so that the next step reads the deadlines. Called in the loop."""
         if self._deadlines:
             self._scope.cancel()
 
@@ -193,15 +199,15 @@ def no_health(why: str) -> Health:
     return Health(alive=False, ready=False, why=why, running=0, room=0, loop_lag=0.0)
 
 
-# Forks, and the end
+# Forks, and the exit of the interpreter
 
 _running: set[PeerThread] = set()
-_of_parents: list[PeerThread] = []
-"""Objects of the parent that a forked child must keep alive: their locks may be held by threads that it does not have."""
+_inherited: list[PeerThread] = []
+"""Objects of the parent that a forked child keeps alive. Threads that the child does not have may hold their locks."""
 
 
 def _after_fork_in_child() -> None:
-    _of_parents.extend(_running)
+    _inherited.extend(_running)
     _running.clear()
 
 
@@ -210,12 +216,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def stop_at_exit() -> None:
-    """Have all threads stopped when the interpreter exits; UsageError if it is exiting already."""
+    """Stop all threads when the interpreter exits. Raises UsageError if it exits already."""
     call_at_exit(_stop_all)
 
 
 def _stop_all() -> None:
-    """Stop all threads. One that takes longer than `EXIT_PATIENCE` is left behind, and ends with the process."""
+    """Stop all threads. A thread that takes longer than `EXIT_PATIENCE` ends with the process."""
     threads = list(_running)
     for thread in threads:
         thread.request_stop(0)

@@ -41,12 +41,16 @@ logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-REFUSES_AFTER: Final = 4.0
-"""Seconds after which a cancelled handler that has not ended is logged; with the grace, it fits into Kubernetes's 30."""
-ENDS_AFTER: Final = 10.0
-"""Seconds after which the process ends without it. Leaving takes 6 at most if the server does not reply."""
+WARN_AFTER: Final = 4.0
+"""Seconds after a cancellation at which handlers that still run are logged. Together with the default grace, it is less
+than Kubernetes's 30 s.
+"""
+EXIT_AFTER: Final = 10.0
+"""Seconds after a cancellation at which the process exits. It is longer than the 6 s that a peer takes at most to leave while
+the server does not reply.
+"""
 LOG_TIMEOUT: Final = 1.0
-"""Seconds for writing the last log lines: the reader of the log may hang."""
+"""Seconds for writing the last log lines: the process that reads the log may hang."""
 
 
 class StopLevel(enum.IntEnum):
@@ -58,8 +62,8 @@ class StopLevel(enum.IntEnum):
 
 
 RETRY_AFTER: Final = 2.0
-"""Seconds from a join that failed to the next. A host name that cannot be resolved, for example, fails at once."""
-_MEANS: Final = {
+"""Seconds between a failed join and the next try. Some joins fail at once, for example if the host name does not resolve."""
+_STOP_TEXTS: Final = {
     StopLevel.DRAIN: "shutting down: waiting up to %(grace)g s for running tasks (Ctrl-C again to cancel them)",
     StopLevel.CANCEL: "cancelling the running tasks, which go back to their queues (Ctrl-C again to end the process at once)",
 }
@@ -98,7 +102,7 @@ class Service:
         self._grace = seconds(options.get("grace", GRACE), "grace")
         self._signals = 0
         self._level = 0
-        self._told = 0
+        self._logged_level = 0
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._stopping = trio.Event()
@@ -107,17 +111,17 @@ class Service:
 
     def check(self) -> None:
         """Raise UsageError if this mesh cannot run here, or has nothing to serve. Changes nothing."""
-        _check_place()
+        _check_can_run_here()
         self._peers.check_not_empty("it runs")
         Only(self._options.get("only")).check(self._peers.declarations.functions)
 
     def run(self) -> None:
-        """Block until it has ended; see the function `run`."""
+        """Block until the service has ended; see the function `run`."""
         self.check()
         before = [
             (number, signal.signal(number, self._on_signal))
             for number in SIGNALS
-            if signal.getsignal(number) is not signal.SIG_IGN  # `nohup` and the like ignore it on purpose
+            if signal.getsignal(number) is not signal.SIG_IGN  # the parent process asked to ignore it, as `nohup` does
         ]
         self._watchdog.start()
         try:
@@ -128,7 +132,7 @@ class Service:
                 signal.signal(number, handler)
 
     def request_stop(self, level: int) -> None:
-        """Stop, at least with this level (see `StopLevel`); from any thread, and from a signal handler."""
+        """Request a stop with at least this level (see `StopLevel`). Called from any thread, and from a signal handler."""
         if level >= StopLevel.NOW:
             os._exit(1)
         self._level = max(self._level, level)
@@ -142,10 +146,10 @@ class Service:
         self.request_stop(self._signals)
 
     def _apply_stop(self) -> None:
-        """In the loop: stop with the requested level."""
-        if self._level > self._told:
-            self._told = self._level
-            text = _MEANS[StopLevel(self._level)]
+        """Stop with the requested level. Called in the loop."""
+        if self._level > self._logged_level:
+            self._logged_level = self._level
+            text = _STOP_TEXTS[StopLevel(self._level)]
             emit(logger, "stop", text, grace=self._grace)
         if self._level:
             self._stopping.set()
@@ -191,7 +195,7 @@ class Service:
             nursery.cancel_scope.cancel()
 
     def _describe_running(self) -> str:
-        """Log what still runs; from the watch's thread."""
+        """Return a text that says which handlers still run. Called in the thread of the watchdog."""
         peer = self._peer
         if peer is None:
             return "the peer has not joined yet"
@@ -202,24 +206,24 @@ class Service:
 
 
 class _ShutdownWatchdog:
-    """A thread that ends the process if leaving takes too long."""
+    """A thread that ends the process if the peer takes too long to leave."""
 
     def __init__(self, describe: Callable[[], str], grace: float) -> None:
         self._describe = describe
         self._grace = grace
-        self._told: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put() is allowed in a signal handler
+        self._levels: queue.SimpleQueue[int] = queue.SimpleQueue()  # its put() is allowed in a signal handler
 
     def start(self) -> None:
-        """Nothing is timed before `begin`."""
+        """Start the thread. The time limit starts at the first `begin`."""
         threading.Thread(target=self._run, name="worqr-watch", daemon=True).start()
 
     def begin(self, level: int) -> None:
-        """The peer is leaving, with this level."""
-        self._told.put(level)
+        """Start or shorten the time limit: the peer leaves, with this level."""
+        self._levels.put(level)
 
     def end(self) -> None:
-        """The peer has left."""
-        self._told.put(0)
+        """End the thread: the peer has left."""
+        self._levels.put(0)
 
     def _run(self) -> None:
         cancelled_at: float | None = None
@@ -227,36 +231,36 @@ class _ShutdownWatchdog:
         while True:
             wait = None
             if cancelled_at is not None:
-                wait = max(0.0, cancelled_at + (ENDS_AFTER if warned else REFUSES_AFTER) - time.monotonic())
+                wait = max(0.0, cancelled_at + (EXIT_AFTER if warned else WARN_AFTER) - time.monotonic())
             try:
-                told = self._told.get(timeout=wait)
+                level = self._levels.get(timeout=wait)
             except queue.Empty:
                 if warned:
                     exit_now("stuck", "%(reason)s; the process ends without it", self._describe())
                 emit(logger, "stuck", "%(reason)s; the process ends in some seconds", reason=self._describe())
                 warned = True
                 continue
-            if not told:
+            if not level:
                 return
-            due = time.monotonic() + (self._grace if told == StopLevel.DRAIN else 0.0)
+            due = time.monotonic() + (self._grace if level == StopLevel.DRAIN else 0.0)
             cancelled_at = due if cancelled_at is None else min(cancelled_at, due)
 
 
 def exit_now(event: str, text: str, reason: str) -> NoReturn:
-    """Log why, as an error, if that is possible at all, and end the process with code 1."""
+    """Log the reason as an error, and end the process with code 1, even if the logging hangs or fails."""
 
-    def speak() -> None:
+    def log() -> None:
         emit(logger, event, text, level=logging.ERROR, reason=reason)
         logging.shutdown()
 
-    last_words = threading.Thread(target=speak, daemon=True)
-    last_words.start()
-    last_words.join(LOG_TIMEOUT)
+    logging_thread = threading.Thread(target=log, daemon=True)
+    logging_thread.start()
+    logging_thread.join(LOG_TIMEOUT)
     os._exit(1)
 
 
 def exit_after(patience: float) -> None:
-    """The program is over: if the process has not ended after that many seconds, because a thread has not, end it with code 1."""
+    """End the process with code 1 if threads of the program keep it running for that many seconds more."""
 
     def wait() -> None:
         time.sleep(patience)
@@ -268,31 +272,31 @@ def exit_after(patience: float) -> None:
     threading.Thread(target=wait, name="worqr-end", daemon=True).start()
 
 
-# Where it may run
+# Where a mesh may run
 
 
-class _Importing(threading.local):
-    """In each thread: True while the command line imports a user's module."""
+class _RunRefused(threading.local):
+    """In each thread: `now` is True while the command line imports a user's module."""
 
     now: bool = False
 
 
-_importing = _Importing()
+_run_refused = _RunRefused()
 
 
 @contextmanager
-def importing() -> Generator[None]:
-    """The command line imports a user's module in this block: a ``mesh.run()`` in it must not start."""
-    _importing.now = True
+def refuse_run() -> Generator[None]:
+    """Refuse ``mesh.run()`` in this block, in which the command line imports a user's module."""
+    _run_refused.now = True
     try:
         yield
     finally:
-        _importing.now = False
+        _run_refused.now = False
 
 
-def _check_place() -> None:
-    """Raise UsageError where a mesh cannot run as a program."""
-    if _importing.now:
+def _check_can_run_here() -> None:
+    """Raise UsageError if a mesh cannot run as a program in this thread."""
+    if _run_refused.now:
         raise UsageError(
             "mesh.run() was called while `worqr run` imports this module: put it under `if __name__ == '__main__':`"
         )
@@ -304,7 +308,7 @@ def _check_place() -> None:
         raise UsageError("mesh.run() starts a loop of its own; inside a running one use `async with mesh.join():`")
 
 
-# Its description, for the log
+# The banner
 
 
 def _served(peers: PeerFactory[Any], peer: Peer) -> list[Function[..., Any]]:
@@ -314,10 +318,10 @@ def _served(peers: PeerFactory[Any], peer: Peer) -> list[Function[..., Any]]:
 
 
 def _banner(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]]) -> str:
-    """The queues that this peer serves, and where their handlers run; several lines."""
+    """Return the lines that a service logs when it has joined: its server, its settings, and its functions."""
     settings = engine_of(peer).settings
-    wide = max((len(function.name) for function in served), default=0)
-    functions = [f"{function.name:<{wide}}  {_options(function, settings.runs_in)}".rstrip() for function in served]
+    width = max((len(function.name) for function in served), default=0)
+    functions = [f"{function.name:<{width}}  {_options(function, settings.runs_in)}".rstrip() for function in served]
     facts = {
         "server": [peers.client.link.settings.address.redacted],
         "prefix": [settings.prefix],
@@ -336,20 +340,20 @@ def _banner(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]
 def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
     """The options of a function that are not defaults, for people."""
     declared = definition_of(function)
-    how = declared.options
+    options = declared.options
     found = [
-        how.runs_in or (default if declared.is_async else "thread"),
-        "" if how.policy.timeout is None else f"timeout {how.policy.timeout:g} s",
-        "" if how.concurrency is None else f"concurrency {how.concurrency}",
-        "" if how.size == 1 else f"size {how.size}",
-        "" if how.priority == 100 else f"priority {how.priority}",
+        options.runs_in or (default if declared.is_async else "thread"),
+        "" if options.policy.timeout is None else f"timeout {options.policy.timeout:g} s",
+        "" if options.concurrency is None else f"concurrency {options.concurrency}",
+        "" if options.size == 1 else f"size {options.size}",
+        "" if options.priority == 100 else f"priority {options.priority}",
         "" if not declared.aliases else f"also {', '.join(declared.aliases)}",
     ]
     return ", ".join(filter(None, found))
 
 
 def _facts(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]]) -> dict[str, object]:
-    """The same for programs: the fields of the record."""
+    """Return the fields of the log record that has the banner."""
     settings = engine_of(peer).settings
     return {
         "server": peers.client.link.settings.address.redacted,

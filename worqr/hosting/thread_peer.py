@@ -1,7 +1,7 @@
 """A peer in a thread of its own, for programs that do not run on Trio: ``mesh.join_in_thread()``.
 
-`ThreadPeer` is the object that an application holds; each start makes a `PeerThread`. A thread, Trio or asyncio waits for it by
-one of its two futures.
+`ThreadPeer` is the object that an application holds; each start makes a `PeerThread`. Threads, Trio and asyncio
+wait for it with its two futures.
 
 A `ThreadPeer` that is dropped without a start causes a RuntimeWarning, like a coroutine that was never awaited. One that still
 exists at the exit may be meant for other processes that import the same module: there is no warning if it was made while a module
@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from worqr.hosting.peer_factory import PeerFactory
 from worqr.hosting.peer_thread import EXIT_PATIENCE, PeerThread, Phase, no_health, stop_at_exit
-from worqr.hosting.thread_waiter import entered, left
+from worqr.hosting.thread_waiter import leave_and_wait, wait_joined
 from worqr.peer.options import GRACE
 from worqr.records import Health
 from worqr.validation import Seconds, seconds
@@ -51,10 +51,10 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         self._peers = peers
         self._options = options
         self._grace: float = seconds(options.get("grace", GRACE), "grace")
-        self._lock = threading.RLock()  # a signal handler may come while its own thread holds it
+        self._lock = threading.RLock()  # reentrant: a signal handler may run in the thread that holds it
         self._thread: PeerThread | None = None
-        self._none: str = "not started"
-        self._unstarted: _Made | None = _made()
+        self._why_no_thread: str = "not started"
+        self._unstarted: _CreationSite | None = _creation_site()
         _all_peers.add(self)
 
     def __del__(self) -> None:
@@ -83,7 +83,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         thread = self._begin()
         try:
             thread.joined.result()
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C during the wait
             thread.request_stop(0)
             thread.wait_ended(EXIT_PATIENCE)
             raise
@@ -116,7 +116,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
                 thread.request_stop(0)
                 raise
             thread.join()
-            thread.raise_what_ended_it()
+            thread.raise_end_error()
 
     def health(self) -> Health:
         """Return the worker's health, without any I/O, from any thread.
@@ -125,7 +125,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         ready.
         """
         thread = self._thread
-        return no_health(self._none) if thread is None else thread.health()
+        return no_health(self._why_no_thread) if thread is None else thread.health()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -141,7 +141,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             self._thread.join()
 
     async def __aenter__(self) -> Self:
-        await entered(self._begin())
+        await wait_joined(self._begin())
         return self
 
     async def __aexit__(
@@ -151,10 +151,10 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         if thread is None:
             return
         thread.check_not_inside()
-        await left(thread, self._grace, error)
+        await leave_and_wait(thread, self._grace, error)
 
     def _begin(self) -> PeerThread:
-        """Return the present thread, or a new one."""
+        """Return the current thread, or start a new one."""
         with self._lock:
             self._unstarted = None
             if self._thread is None or self._thread.ended.done():
@@ -165,7 +165,7 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
             return self._thread
 
 
-# Never started
+# Warning about a peer that was never started
 
 
 NEVER_STARTED: Final = (
@@ -174,7 +174,7 @@ NEVER_STARTED: Final = (
 )
 
 
-class _Made(NamedTuple):
+class _CreationSite(NamedTuple):
     """Where in the application an object was made, and whether that was while a module was imported."""
 
     file: str
@@ -182,7 +182,7 @@ class _Made(NamedTuple):
     importing: bool
 
 
-def _made() -> _Made:
+def _creation_site() -> _CreationSite:
     frame = inspect.currentframe()
     assert frame is not None
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "worqr":
@@ -191,12 +191,12 @@ def _made() -> _Made:
     above: FrameType | None = frame
     while above is not None and above.f_code.co_filename != "<frozen importlib._bootstrap>":
         above = above.f_back
-    return _Made(file, line, importing=above is not None)
+    return _CreationSite(file, line, importing=above is not None)
 
 
 def _warn_if_unstarted(peer: ThreadPeer, *, at_exit: bool = False) -> None:
     """Warn, once, if the application never started the peer."""
-    made: _Made | None = getattr(peer, "_unstarted", None)  # missing if its constructor failed
+    made: _CreationSite | None = getattr(peer, "_unstarted", None)  # missing if its constructor failed
     peer._unstarted = None
     if made is not None and not (at_exit and made.importing):
         warnings.warn_explicit(NEVER_STARTED, RuntimeWarning, made.file, made.line)
@@ -216,15 +216,15 @@ _all_peers: weakref.WeakSet[ThreadPeer] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     for peer in list(_all_peers):
         peer._unstarted = None
-        peer._lock = threading.RLock()  # the old one may be held by a thread that does not exist here
+        peer._lock = threading.RLock()  # a thread that does not exist in the child may hold the old one
         if peer._thread is not None and peer._thread.phase is not Phase.ENDED:
-            peer._thread = None  # `peer_thread` keeps it
-            peer._none = "it was started before a fork, and runs in the parent only: start it here as well"
+            peer._thread = None  # `peer_thread` keeps it alive
+            peer._why_no_thread = "it was started before a fork, and runs in the parent only: start it here as well"
 
 
 def _after_fork_in_parent() -> None:
     for peer in list(_all_peers):
-        peer._unstarted = None  # perhaps the other process has to start it
+        peer._unstarted = None  # the child process may be the one that starts it
 
 
 if hasattr(os, "register_at_fork"):

@@ -13,30 +13,30 @@ from worqr.hosting.peer_thread import PeerThread
 
 
 async def wait_done(future: Future[Any]) -> None:
-    """Wait until the future is done. A wait that is cancelled leaves the future alone."""
+    """Wait until the future is done. A cancelled wait does not cancel the future."""
     if trio.lowlevel.in_trio_task():
         event = trio.Event()
         _when_done(future, trio.lowlevel.current_trio_token().run_sync_soon, event.set)
         await event.wait()
     else:
-        import asyncio  # as late as this: most programs with Trio do without
+        import asyncio  # imported here, because most programs on Trio do not need it
 
         loop = asyncio.get_running_loop()
-        told = asyncio.Event()
-        _when_done(future, loop.call_soon_threadsafe, told.set)
-        await told.wait()
+        asyncio_event = asyncio.Event()
+        _when_done(future, loop.call_soon_threadsafe, asyncio_event.set)
+        await asyncio_event.wait()
 
 
 def _when_done(future: Future[Any], soon: Callable[[Callable[[], None]], object], tell: Callable[[], None]) -> None:
     def done(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # of either kind: the loop has ended, and the task that waited there
+        with suppress(RuntimeError):  # trio.RunFinishedError, or asyncio's: the loop has ended, so no task waits
             soon(tell)
 
     future.add_done_callback(done)
 
 
-async def wait_done_anyhow(future: Future[Any]) -> None:
-    """Wait until the future is done. A cancellation is raised afterwards, so the wait must be short."""
+async def wait_done_shielded(future: Future[Any]) -> None:
+    """Wait until the future is done. A cancellation is raised only afterwards, so use it for short waits."""
     if trio.lowlevel.in_trio_task():
         with trio.CancelScope(shield=True):
             await wait_done(future)
@@ -53,30 +53,30 @@ async def wait_done_anyhow(future: Future[Any]) -> None:
         if cancelled is not None:
             raise cancelled
     finally:
-        del cancelled  # its traceback knows this frame
+        del cancelled  # its traceback refers to this frame: a cycle
 
 
-async def wait_gone(thread: PeerThread) -> None:
-    """Wait until the thread has ended. A cancellation is raised afterwards, because the end is near."""
+async def wait_finished(thread: PeerThread) -> None:
+    """Wait until the thread has finished, which it is about to do. A cancellation is raised only afterwards."""
     try:
-        await wait_done_anyhow(thread.ended)
+        await wait_done_shielded(thread.ended)
     finally:
         thread.join()
 
 
-async def entered(thread: PeerThread) -> None:
-    """Start the thread, and wait until its peer has joined. If that fails or is cancelled, nothing is left running."""
+async def wait_joined(thread: PeerThread) -> None:
+    """Wait until the peer of a started thread has joined. If that fails or is cancelled, wait until the thread has finished."""
     try:
         await wait_done(thread.joined)
     except BaseException:
         thread.request_stop(0)
-        await wait_gone(thread)
+        await wait_finished(thread)
         raise
     thread.raise_if_not_joined()
 
 
-async def left(thread: PeerThread, grace: float, error: BaseException | None) -> None:
-    """Let the peer leave at the end of a block, and wait until the thread has ended. `error` is what ended the block."""
+async def leave_and_wait(thread: PeerThread, grace: float, error: BaseException | None) -> None:
+    """Let the peer leave at the end of a block, and wait until the thread has finished. `error` ended the block, if not None."""
     thread.request_stop(grace if error is None else 0)
     try:
         if error is None:
@@ -85,6 +85,6 @@ async def left(thread: PeerThread, grace: float, error: BaseException | None) ->
         thread.request_stop(0)
         raise
     finally:
-        await wait_gone(thread)
+        await wait_finished(thread)
     if error is None:
-        thread.raise_what_ended_it()
+        thread.raise_end_error()

@@ -11,30 +11,30 @@ from typing import Any, Final, Generic, TypeVar
 import trio
 
 from worqr.errors import UsageError
-from worqr.hosting.thread_waiter import wait_done, wait_done_anyhow
+from worqr.hosting.thread_waiter import wait_done, wait_done_shielded
 
 T = TypeVar("T")
 
-LEFT: Final = "this peer has left the mesh: use it inside the block of mesh.join()"
+PEER_LEFT: Final = "this peer has left the mesh: use it inside the block of mesh.join()"
 
 
 class TrioCalls:
-    """Runs calls on one Trio loop, inside the block of `taken`. Changed in the Trio loop only."""
+    """Runs calls on one Trio loop, inside the block of `accepting`. Only code on the Trio loop changes it."""
 
     def __init__(self) -> None:
         self._token: trio.lowlevel.TrioToken | None = None
         self._nursery: trio.Nursery | None = None
 
     @asynccontextmanager
-    async def taken(self) -> AsyncGenerator[None]:
-        """Take calls in this block, on Trio. Calls that have not ended with the block are cancelled."""
+    async def accepting(self) -> AsyncGenerator[None]:
+        """Accept calls in this block, on Trio. Calls that still run when the block ends are cancelled."""
         error: BaseException | None = None
         async with trio.open_nursery() as nursery:
             self._token, self._nursery = trio.lowlevel.current_trio_token(), nursery
             try:
                 yield
             except BaseException as raised:
-                error = raised  # raised again below, without the group that the nursery would make of it
+                error = raised  # raised again below, because the nursery would wrap it in a group
             self._nursery = None
             nursery.cancel_scope.cancel()
         if error is not None:
@@ -46,7 +46,7 @@ class TrioCalls:
     async def call(self, work: Callable[[], Awaitable[T]]) -> T:
         """Await ``work()`` on Trio, for a task of an asyncio loop.
 
-        A cancellation cancels it there, and is raised as soon as it has ended.
+        A cancellation of the caller cancels it there, and is raised in the caller once it has ended.
 
         Raises:
             UsageError: The block has ended. What `work` raises is raised, too.
@@ -56,7 +56,7 @@ class TrioCalls:
     async def call_with_status(
         self, work: Callable[[trio.TaskStatus[None]], Awaitable[T]], started: Callable[[], object] | None
     ) -> T:
-        """As `call`; ``started()`` runs in the caller's task as soon as `work` says so."""
+        """Like `call`; ``started()`` runs in the caller's task as soon as `work` calls ``status.started()``."""
         call, variables = _Call(work), copy_context()
         self._post(lambda: variables.run(self._start, call), call)
         try:
@@ -67,11 +67,11 @@ class TrioCalls:
             await wait_done(call.done)
         except BaseException:
             self._post(call.scope.cancel, None)
-            await wait_done_anyhow(call.done)
+            await wait_done_shielded(call.done)
             raise
         return call.done.result()
 
-    def tell(self, work: Callable[[], object]) -> None:
+    def post(self, work: Callable[[], object]) -> None:
         """Run a function on Trio soon, from any thread; do nothing if the block has ended."""
         self._post(work, None)
 
@@ -120,8 +120,8 @@ class _Call(trio.TaskStatus[None], Generic[T]):
         self.began.set_result(True)
 
     def refuse(self) -> None:
-        """It will not run, or was cancelled, unless it has ended."""
+        """Finish the futures of a call that does not run or was cancelled; do nothing if it has ended."""
         if not self.done.done():
-            self.done.set_exception(UsageError(LEFT))
+            self.done.set_exception(UsageError(PEER_LEFT))
         if not self.began.done():
             self.began.set_result(False)
