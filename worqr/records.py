@@ -147,7 +147,7 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A registered worker."""
+    """A worker, as the server knows it. Workers of older versions do not report every value."""
 
     id: str
     """The worker id. A worker that was declared dead joins again under a new id."""
@@ -167,6 +167,22 @@ class WorkerInfo:
     """The free part of its concurrency at its last heartbeat, in units."""
     beat_age: float
     """Seconds since its last heartbeat; infinite if its key has expired. 0 for a worker with ``keepalive=None``."""
+    state: Literal["ready", "leaving", "missing", "dead"] = "ready"
+    """The state. ``ready``: it takes tasks. ``leaving``: it takes no more tasks, and waits for those that run. ``missing``: its
+    heartbeat key has expired. ``dead``: it was declared dead, and its tasks are being given back.
+    """
+    leads: bool = False
+    """True if it is the leader, which looks after the whole mesh."""
+    started: datetime | None = None
+    """The time at which it joined, by the server's clock; None if it did not report it."""
+    lag: float | None = None
+    """Seconds by which its event loop was late at its last heartbeat; None if it did not report it."""
+    python: str = ""
+    """Its version of Python; empty if it did not report it."""
+    threads: int | None = None
+    """The number of its threads for plain functions; None if it did not report it."""
+    processes: int | None = None
+    """The number of its processes for ``runs_in="process"``; None if it did not report it."""
 
 
 @dataclass(frozen=True, slots=True)

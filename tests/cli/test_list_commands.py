@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -89,7 +91,13 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
         assert worker["id"] == peer.id
         assert worker["queues"] == ["mails", "reports"]
         assert worker["beat_age"] >= 0
-        assert set(worker) == {"id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"}
+        assert worker["state"] == "ready"
+        assert worker["python"] == platform.python_version()
+        assert datetime.fromisoformat(worker["started"]) <= datetime.now(UTC) + timedelta(seconds=5)
+        assert set(worker) == {
+            *("id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"),
+            *("state", "leads", "started", "lag", "python", "threads", "processes"),
+        }
         nursery.cancel_scope.cancel()
 
 

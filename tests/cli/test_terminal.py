@@ -30,6 +30,7 @@ from tests.peer.tools import Held, eventually, serving
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr import ops
 from worqr.cli import formatting, main
 from worqr.cli.output import escape
 from worqr.cli.queue_table import QUEUES, queue_row
@@ -282,9 +283,45 @@ async def test_a_fleet_on_terminals_of_several_widths(
             lines_of(text, 80)
         piped = await trio.to_thread.run_sync(partial(cli, "workers"))
         assert piped.lines[1].split()[0] == peer.id
-        assert piped.lines[0].split() == ["worker", "host", "pid", "app", "running", "room", "last", "beat", "queues"]
+        assert piped.lines[0].split() == [
+            *("worker", "host", "pid", "app", "running", "room", "last", "beat", "lag", "since", "state", "leads"),
+            *("version", "python", "threads", "processes", "queues"),
+        ]
         held.gate.set()
         await eventually(queue.running, [])
+
+
+def test_a_terminal_tells_what_is_unusual_about_workers(on_screen: OnTerminal, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    told = {"keepalive_ms": 3000, "lease_ms": 0, "running": 0, "room": 1}
+    desk.register("shop:a", "shop:b")
+    desk.call(ops.keep_worker_alive(desk.g, "shop:a", 1, **told))
+    shown = COLOURS.sub("", on_screen(200, "workers"))
+    assert "version" not in shown
+    assert "lag" not in shown
+    desk.client.hset(desk.g.info("shop:a"), "version", "0.1.0")
+    desk.client.hset(desk.g.info("shop:b"), "version", "0.2.0")
+    desk.call(ops.keep_worker_alive(desk.g, "shop:a", 1, **{**told, "lease_ms": 60_000}))
+    desk.call(ops.keep_worker_alive(desk.g, "shop:b", 1, **told, lag_ms=12_000, leaving=True))
+    desk.register("shop:c", "shop:d")
+    desk.client.delete(desk.g.worker("shop:c"), desk.g.worker("shop:d"))
+    desk.call(ops.condemn_worker(desk.g, "shop:d", None))
+    text = on_screen(200, "workers")
+    head, *rows = lines_of(text, 200)
+    assert head.split() == ["worker", "host", "running", "room", "last", "beat", "lag", "since"]
+    for row, note in zip(
+        rows,
+        (
+            "leader; version 0.1.0",
+            "leaving; version 0.2.0",
+            "sends no heartbeat; version unknown",
+            "dead, its tasks are",
+        ),
+        strict=True,
+    ):
+        assert note in row
+    assert f"{RED}12.0 s" in text
+    desk.wipe()
 
 
 async def failed(queue: worqr.Queue) -> int:

@@ -364,6 +364,8 @@ def _told(name: str, entry: Entry) -> Any:
             fields = {_text(field): _text(value) for field, value in entry.value.items()}
             if name.startswith(":aside:"):
                 assert fields.pop("at").isdigit()
+            if name.startswith(":info:"):
+                assert fields.pop("started", "0").isdigit()
             if name.startswith((":aside:", ":job:", ":active:")):
                 fields.pop("tries", None)
             return fields

@@ -13,11 +13,19 @@ def test_beats_and_tells_people_how_it_is(desk: Desk) -> None:
     assert desk.state(":counts") == {
         ":Workers": {"A"},
         ":worker:A": Expires("RUN 7"),
-        ":info:A": Expires({"host": "h", "running": "2", "room": "3"}),
+        ":info:A": Expires({"host": "h", "running": "2", "room": "3", "lag_ms": "0", "leaving": "0"}),
         ":version": "1",
     }
     assert KEEPALIVE / 2 < desk.client.pttl(desk.g.worker("A")) <= KEEPALIVE
     assert desk.client.ttl(desk.g.info("A")) > 50
+
+
+def test_tells_people_that_the_loop_is_late_and_that_it_leaves(desk: Desk) -> None:
+    desk.register("A")
+    told = {"keepalive_ms": KEEPALIVE, "lease_ms": 0, "running": 0, "room": 1}
+    desk.call(ops.keep_worker_alive(desk.g, "A", 1, **told, lag_ms=1500, leaving=True))
+    facts = {"host": "h", "running": "0", "room": "1", "lag_ms": "1500", "leaving": "1"}
+    assert desk.state()[":info:A"] == Expires(facts)
 
 
 def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:

@@ -53,9 +53,11 @@ def test_a_mesh_of_another_version_is_not_joined(desk: Desk) -> None:
             desk.call(call)
 
 
-def test_without_facts_nothing_is_made_for_them(desk: Desk) -> None:
+def test_its_facts_have_the_time_at_which_it_was_registered(desk: Desk) -> None:
+    before = desk.now()
     desk.call(ops.start_worker(desk.g, "A", keepalive_ms=KEEPALIVE, facts=[]))
-    assert ":info:A" not in desk.state()
+    assert desk.client.hkeys(desk.g.info("A")) == [b"started"]
+    assert before <= int(desk.client.hget(desk.g.info("A"), "started") or 0) <= desk.now()
 
 
 def test_a_registry_of_a_foreign_type_makes_no_new_mesh_either(desk: Desk) -> None:

@@ -13,7 +13,7 @@ from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.option_types import JsonLines, flag
-from worqr.cli.output import escape, print_error, print_json
+from worqr.cli.output import escape, format_time, print_error, print_json
 from worqr.cli.queue_table import QUEUES, is_unserved, queue_row
 from worqr.cli.queue_watcher import watch_queues
 from worqr.cli.terminal import Column, is_terminal, number, show_table
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.records import QueueInfo, WorkerInfo
 
+LATE_LOOP: Final = 1.0
+"""Seconds by which an event loop is late from which on it is marked: the log has a `loop.blocked` from then on, too."""
 LATE_AFTER: Final = 3.0
 """Seconds without a heartbeat after which a worker is marked: the default of ``keepalive``."""
 
@@ -52,6 +54,13 @@ def queues(
         show_table(QUEUES, map(queue_row, found))
 
 
+MARKED: Final = {
+    "leaving": "leaving",
+    "missing": "sends no heartbeat",
+    "dead": "dead, its tasks are being given back",
+}
+"""What a terminal shows of a worker that is not ready."""
+
 WORKERS: Final = (
     Column("worker", shown=formatting.short_worker_id, fit="fold"),
     Column("host", fit="fold", least=8, spare=True),
@@ -68,6 +77,26 @@ WORKERS: Final = (
         right=True,
         always=True,
     ),
+    Column(
+        "lag",
+        plain=formatting.exact_seconds,
+        shown=formatting.short_duration,
+        style=lambda lag: "bold red" if lag > LATE_LOOP else "",
+        right=True,
+    ),
+    Column("since", plain=format_time, shown=formatting.short_time),
+    Column("state", shown=lambda state: MARKED.get(state, ""), note=True),
+    Column(
+        "leads",
+        plain=lambda leads: "yes" if leads else "-",
+        shown=lambda leads: "leader" if leads else "",
+        style="",
+        note=True,
+    ),
+    Column("version", plain=lambda version: version or "-", hidden=True),
+    Column("python", plain=lambda version: version or "-", hidden=True),
+    Column("threads", plain=lambda number: "-" if number is None else str(number), hidden=True),
+    Column("processes", plain=lambda number: "-" if number is None else str(number), hidden=True),
     Column("queues", fit="fold", least=16, words=True, spare=True),
 )
 
@@ -89,12 +118,23 @@ def list_workers(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVI
     elif not found:
         print_error("no worker is registered; start one with `worqr run package.module:mesh`")
     else:
-        show_table(WORKERS, map(_worker_row, found))
+        show_table(_worker_columns(found), map(_worker_row, found))
+
+
+def _worker_columns(found: Sequence[WorkerInfo]) -> Sequence[Column]:
+    """Return the columns: a terminal shows the version of each worker only if there are several."""
+    mixed = len({info.version for info in found}) > 1
+    shown = Column("version", plain=lambda version: f"version {version}" if version else "version unknown", note=True)
+    return [shown if mixed and is_terminal() and column.title == "version" else column for column in WORKERS]
 
 
 def _worker_row(info: WorkerInfo) -> Sequence[object]:
-    queues = ", ".join(sorted(info.queues))
-    return (info.id, info.host, info.pid, info.app, info.running, info.room, info.beat_age, queues)
+    lag = None if info.lag is None else round(info.lag, 1)
+    return (
+        *(info.id, info.host, info.pid, info.app, info.running, info.room, info.beat_age, lag, info.started),
+        *(info.state, info.leads, info.version, info.python, info.threads, info.processes),
+        ", ".join(sorted(info.queues)),
+    )
 
 
 @workers.command(name="evict")

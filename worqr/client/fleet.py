@@ -12,8 +12,8 @@ from contextlib import AbstractAsyncContextManager
 
 from worqr import ops
 from worqr.client.events import ConnectionEvent, connection_events_of
+from worqr.client.inspection import all_workers
 from worqr.client.mesh_client import MeshClient
-from worqr.client.stats import worker_info
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -33,14 +33,15 @@ class Fleet:
     _client: MeshClient
 
     async def workers(self) -> list[WorkerInfo]:
-        """Return all registered workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
+        """Return all workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
+
+        A page of 100 workers is one request.
 
         Raises:
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        rows = await self._client.ask(ops.list_workers(RegistryKeys(self._client.settings.prefix)))
-        return sorted([worker_info(*row) for row in rows], key=lambda info: info.id)
+        return sorted(await all_workers(self._client), key=lambda info: info.id)
 
     async def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.

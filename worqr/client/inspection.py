@@ -13,7 +13,7 @@ from worqr.client.stats import merge_queue_info, merge_running, task_info_of, wo
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import MAX_ITEMS, Unstarted
-from worqr.records import QueueInfo, TaskInfo
+from worqr.records import QueueInfo, TaskInfo, WorkerInfo
 from worqr.script_call import Call
 
 T = TypeVar("T")
@@ -86,10 +86,20 @@ async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
     return merge_queue_info(keys.display_name, await ask_each(client, await client.sharding.shards(keys), ops.inspect))
 
 
+async def all_workers(client: Client) -> list[WorkerInfo]:
+    """Return all workers, a page with each request, in no particular order."""
+    keys, found, after = RegistryKeys(client.settings.prefix), dict[str, WorkerInfo](), ""
+    while True:
+        page = await client.ask(ops.list_workers(keys, after))
+        found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
+        if not page.more:
+            return list(found.values())
+        after = page.rows[-1].worker
+
+
 async def nearest_served(client: Client, queue: str) -> str:
     """Return "did you mean ...?" with the nearest name that a worker serves; empty if none is close to `queue`."""
-    rows = await client.ask(ops.list_workers(RegistryKeys(client.settings.prefix)))
-    served = {name for row in rows for name in worker_info(*row).queues}
+    served = {name for worker in await all_workers(client) if worker.state != "dead" for name in worker.queues}
     return did_you_mean(queue, sorted(served - {queue})[:MAX_COMPARED])
 
 

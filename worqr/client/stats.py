@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import ActiveClaim, Inspected, JobState, QueuesPage, TaskSummary, list_queues
+from worqr.ops import ActiveClaim, Inspected, JobState, QueuesPage, TaskSummary, WorkerRow, list_queues
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.script_call import Call
 from worqr.validation import from_ms
@@ -114,18 +114,38 @@ def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
     return [items[n] for n in rounds for items in lists if n < len(items)][:limit]
 
 
-def worker_info(worker: str, ttl_ms: int, facts: Mapping[str, str], queues: Sequence[str]) -> WorkerInfo:
-    """A registered worker. `ttl_ms`: until its key expires; -1: never, -2: there is none."""
+def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
+    """A worker. `leader`: the worker id of the leader."""
+    facts, ttl_ms = row.facts, row.ttl_ms
     keepalive_ms = int(facts.get("keepalive_ms", "0"))
     age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")
     return WorkerInfo(
-        id=worker,
+        id=row.worker,
         host=facts.get("host", ""),
         pid=int(facts.get("pid", "0")),
         app=facts.get("app", ""),
         version=facts.get("version", ""),
-        queues=frozenset([QueueKeys.of("", queue).display_name for queue in queues]),
+        queues=frozenset([QueueKeys.of("", queue).display_name for queue in row.queues]),
         running=int(facts.get("running", "0")),
         room=int(facts.get("room", "0")),
         beat_age=age,
+        state=_state(row),
+        leads=row.worker == leader,
+        started=None if "started" not in facts else from_ms(int(facts["started"])),
+        lag=None if "lag_ms" not in facts else int(facts["lag_ms"]) / 1000,
+        python=facts.get("python", ""),
+        threads=_count(facts, "threads"),
+        processes=_count(facts, "processes"),
     )
+
+
+def _state(row: WorkerRow) -> Literal["ready", "leaving", "missing", "dead"]:
+    if row.dead:
+        return "dead"
+    if row.ttl_ms == -2:
+        return "missing"
+    return "leaving" if row.facts.get("leaving") == "1" else "ready"
+
+
+def _count(facts: Mapping[str, str], name: str) -> int | None:
+    return int(facts[name]) if name in facts else None

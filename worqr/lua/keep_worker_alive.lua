@@ -14,19 +14,22 @@
 -- ARGV[5] info_expire_s s
 -- ARGV[6] running tasks, for people
 -- ARGV[7] room tasks, for people
--- ARGV[8] standing text, the lease that this worker has seen unchanged for longer than a lease lasts, '' for none
+-- ARGV[8] lag_ms ms by which its event loop was late, for people
+-- ARGV[9] leaving 1 if it takes no more tasks, else 0, for people
+-- ARGV[10] standing text, the lease that this worker has seen unchanged for longer than a lease lasts, '' for none
 -- RETURNS ok leads lease queue... | revived leads lease queue... | dead
 -- RESEND safe: it sets what it set; a late copy gives a worker that is still registered one keepalive more
 local registered, worker_key, leader, waiting, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, beat, keepalive_ms, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local info_expire_s, running, room, standing = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local info_expire_s, running, room, lag_ms, leaving = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local standing = ARGV[10]
 
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
 end
 local status = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
 local lease, waits = redis.call('GET', leader), redis.call('SMEMBERS', waiting)
-redis.call('HSET', info, 'running', running, 'room', room)
+redis.call('HSET', info, 'running', running, 'room', room, 'lag_ms', lag_ms, 'leaving', leaving)
 redis.call('EXPIRE', info, info_expire_s)
 if keepalive_ms > 0 then
   redis.call('SET', worker_key, 'RUN ' .. beat, 'PX', keepalive_ms)

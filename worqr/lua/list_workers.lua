@@ -1,17 +1,43 @@
 #!lua flags=no-writes
--- list_workers: returns the registered workers, for people.
+-- list_workers: one page of the workers, by id, for people: the registered ones, and dead ones whose tasks are being given back.
 -- KEYS[1] registered SET
--- ARGV[1] worker_stem text before the worker id in its keepalive key
--- ARGV[2] info_stem text before the worker id in the key of its facts
--- ARGV[3] work_map_stem text before the worker id in the key of its work map
--- RETURNS ok entry...: an entry is worker ttl_ms facts queues
+-- KEYS[2] dying SET
+-- KEYS[3] leader STRING
+-- ARGV[1] after text, the last worker id of the page before, '' for the first page
+-- ARGV[2] limit workers in one page
+-- ARGV[3] queue_limit names of queues after which a page ends
+-- ARGV[4] worker_stem text before the worker id in its keepalive key
+-- ARGV[5] info_stem text before the worker id in the key of its facts
+-- ARGV[6] work_map_stem text before the worker id in the key of its work map
+-- RETURNS ok lease entry... | more lease entry...: lease is that of the leader ('' for none), an entry is
+--   worker dead ttl_ms facts queues, with dead 1 or 0
 -- RESEND safe: it only reads
-local registered = KEYS[1]
-local worker_stem, info_stem, work_map_stem = ARGV[1], ARGV[2], ARGV[3]
+local registered, dying, leader = KEYS[1], KEYS[2], KEYS[3]
+local after, limit, queue_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local worker_stem, info_stem, work_map_stem = ARGV[4], ARGV[5], ARGV[6]
 
-local reply = {'ok'}
+local workers, dead = {}, {}
 for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
-  reply[#reply + 1] = {worker, redis.call('PTTL', worker_stem .. worker), redis.call('HGETALL', info_stem .. worker),
-    redis.call('SMEMBERS', work_map_stem .. worker)}
+  if worker > after then
+    workers[#workers + 1] = worker
+  end
+end
+for _, worker in ipairs(redis.call('SMEMBERS', dying)) do
+  if worker > after then
+    workers[#workers + 1] = worker
+    dead[worker] = 1
+  end
+end
+table.sort(workers)
+local reply, listed = {'ok', redis.call('GET', leader) or ''}, 0
+for n, worker in ipairs(workers) do
+  if n > limit or listed >= queue_limit then
+    reply[1] = 'more'
+    break
+  end
+  local queues = redis.call('SMEMBERS', work_map_stem .. worker)
+  listed = listed + #queues
+  reply[#reply + 1] = {worker, dead[worker] or 0, redis.call('PTTL', worker_stem .. worker),
+    redis.call('HGETALL', info_stem .. worker), queues}
 end
 return reply

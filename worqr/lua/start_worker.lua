@@ -38,5 +38,6 @@ for i = 7, #ARGV, 2 do
   local fact, value = ARGV[i], ARGV[i + 1]
   redis.call('HSET', info, fact, value)
 end
+redis.call('HSET', info, 'started', digits(now_ms()))
 redis.call('EXPIRE', info, info_expire_s)
 return {'ok'}

@@ -17,6 +17,10 @@ WAITING_EXPIRE_S: Final = 10
 INFO_EXPIRE_S: Final = 60
 QUEUES_AT_ONCE: Final = 1000
 """Names in one page of list_queues: a millisecond of the server's time."""
+WORKERS_AT_ONCE: Final = 100
+"""Workers in one page of list_workers: about a millisecond of the server's time."""
+WORK_MAPS_AT_ONCE: Final = 1000
+"""Names of queues after which such a page ends."""
 FORGET_AT_ONCE: Final = 100
 MANY_DYING: Final = 20
 """Number of dead workers in recovery above which no name is forgotten: forget_queues reads one key for each."""
@@ -50,6 +54,26 @@ class WorkerHeartbeats:
     run_id: str
     beats: dict[str, bytes | None]
     dying: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """A worker as `list_workers` returns it. `ttl_ms`: until its keepalive key expires; -1: never, -2: there is none."""
+
+    worker: str
+    dead: bool
+    ttl_ms: int
+    facts: dict[str, str]
+    queues: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersPage:
+    """Reply of list_workers: whether there are more, the worker id of the leader ('' for none), and workers by id."""
+
+    more: bool
+    leader: str
+    rows: list[WorkerRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +120,8 @@ def keep_worker_alive(
     lease_ms: int,
     running: int,
     room: int,
+    lag_ms: int = 0,
+    leaving: bool = False,
     stale_lease: str = "",
 ) -> Call[Beat]:
     """Send one heartbeat; lease_ms 0: do not ask for the lease; standing: the lease to take over because it is not renewed."""
@@ -107,7 +133,7 @@ def keep_worker_alive(
         return Beat(True, word == "revived", bool(reply[1]), texts(reply[3:]), text(reply[2]))
 
     names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
-    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, stale_lease)
+    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, lag_ms, int(leaving), stale_lease)
     return new_call("keep_worker_alive", keys.base, names, args, read)
 
 
@@ -155,17 +181,19 @@ def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
     return new_call("forget_worker", keys.base, names, (worker,), _still_mapped)
 
 
-def list_workers(keys: RegistryKeys) -> Call[list[tuple[str, int, dict[str, str], list[str]]]]:
-    """(worker, ms until its key expires, facts, queues) of every registered worker; -1: never, -2: no key."""
+def list_workers(keys: RegistryKeys, after: str = "") -> Call[WorkersPage]:
+    """One page of the workers, by id: those after `after`."""
 
-    def read(reply: Reply) -> list[tuple[str, int, dict[str, str], list[str]]]:
-        return [
-            (text(worker), int(ttl), {text(k): text(v) for k, v in pairs(facts)}, texts(queues))
-            for worker, ttl, facts, queues in reply[1:]
+    def read(reply: Reply) -> WorkersPage:
+        rows = [
+            WorkerRow(text(worker), bool(dead), int(ttl), {text(k): text(v) for k, v in pairs(facts)}, texts(queues))
+            for worker, dead, ttl, facts, queues in reply[2:]
         ]
+        return WorkersPage(status_word(reply) == "more", text(reply[1]).rpartition(" ")[0], rows)
 
-    stems = (keys.worker(""), keys.info(""), keys.work_map(""))
-    return new_call("list_workers", keys.base, (keys.registered,), stems, read)
+    names = (keys.registered, keys.dying, keys.leader)
+    args = (after, WORKERS_AT_ONCE, WORK_MAPS_AT_ONCE, keys.worker(""), keys.info(""), keys.work_map(""))
+    return new_call("list_workers", keys.base, names, args, read)
 
 
 def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) -> Call[QueuesPage]:

@@ -56,7 +56,9 @@ class Engine:
         self.session: Session = Session(
             link,
             registry,
-            SessionSettings(label, settings.app, settings.keepalive, settings.block_limit),
+            SessionSettings(
+                *(label, settings.app, settings.keepalive, settings.block_limit, settings.threads, settings.processes)
+            ),
             SessionCallbacks(self._report, self.describe_running, self._on_beat, self._on_lost),
         )
         self.leader: Leader = Leader(link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
@@ -127,6 +129,7 @@ class Engine:
             scheduler.concurrency,
             scheduler.running,
             max(0, scheduler.room),
+            leaving=self.leaving,
             wants_lease=self.leader.may_request_lease(),
             stale_lease=self.leader.stale_lease(),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class SessionSettings:
     app: str
     keepalive: float | None
     block_limit: float
+    threads: int
+    processes: int
 
     @property
     def keepalive_ms(self) -> int:
@@ -46,11 +49,12 @@ class SessionSettings:
 
 
 class BeatReport(NamedTuple):
-    """What a heartbeat tells the server: units and claims, and whether the peer asks for the lease of the leader."""
+    """What a heartbeat tells the server: units, claims, whether the peer leaves, and whether it asks for the leader's lease."""
 
     concurrency: int
     running: int
     room: int
+    leaving: bool
     wants_lease: bool
     stale_lease: str
 
@@ -120,7 +124,8 @@ class Session:
                 ("version", __version__),
             ),
             *(("capacity", concurrency), ("keepalive_ms", self._settings.keepalive_ms)),
-            *(("running", 0), ("room", concurrency)),
+            *(("running", 0), ("room", concurrency), ("python", platform.python_version())),
+            *(("threads", self._settings.threads), ("processes", self._settings.processes)),
         ]
 
     def _new_heartbeat(self, registration: Registration) -> Heartbeat[Beat]:
@@ -134,6 +139,8 @@ class Session:
                 lease_ms=round(LEASE * 1000) if turning and report.wants_lease else 0,
                 running=report.running,
                 room=report.room,
+                lag_ms=0 if registration.heartbeat is None else round(registration.heartbeat.lag * 1000),
+                leaving=report.leaving,
                 stale_lease=report.stale_lease,
             )
             return registration.record_replies(call)
