@@ -1,4 +1,4 @@
-"""``python -m worqr``: the same as ``worqr``, for where the script is not on the PATH."""
+"""``python -m worqr``: the same as ``worqr``, for environments whose scripts are not on the PATH."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Schedules: when a firing is due, and what happens to firings that were missed or overlap.
 
-No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Trigger` is one that can compute its firings. A
+No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Trigger` computes its firings. A
 firing is its nominal time: whole milliseconds since the epoch, the same for every peer. `worqr.functions.schedule_registry`
 declares the schedules of an application, `worqr.peer.leader.schedule_ticker` fires them.
 
@@ -100,7 +100,7 @@ def ms_of(when: datetime) -> int:
 
 
 class Trigger:
-    """A definition that can compute its firings. Set once.
+    """The firing times of one definition. Set once.
 
     Raises:
         UsageError: the expression or the zone is wrong, or the extra ``cron`` is missing.
@@ -114,11 +114,11 @@ class Trigger:
             self._zone = _zone(definition.timezone)
             hours = self._new_cron(definition.cron, datetime(2000, 1, 1)).hours
             minute, _, rest = definition.cron.split(" ", 2)
-            # With a star, cronsim follows real time, whatever the other fields are.
+            # cronsim follows real time if the hour is a star, whatever the other fields are.
             self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
 
     def next_after(self, ms: int) -> int:
-        """The first firing after that moment."""
+        """Return the first firing after that time."""
         if self._period:
             return (ms // self._period + 1) * self._period
         now = at(ms)
@@ -128,9 +128,9 @@ class Trigger:
         return ms_of(first)
 
     def last_between(self, after: int, until: int, n: int) -> list[int]:
-        """The last `n` firings later than `after` and not later than `until`, oldest first.
+        """Return the last `n` firings later than `after` and not later than `until`, oldest first.
 
-        A minutely schedule may have been left alone for a year: look back in growing windows, not from its beginning.
+        It searches backwards in growing windows: a schedule of every minute may not have fired for a year.
         """
         if n <= 0 or until <= after:
             return []
@@ -149,14 +149,14 @@ class Trigger:
             window *= 8
 
     def _first_local(self, now: datetime) -> datetime:
-        """The first time after `now` that the expression names in local time."""
+        """Return the first time after `now` that the expression names in local time."""
         for local in self._new_cron(self.definition.cron, now.astimezone(self._zone).replace(tzinfo=None)):
             if (moment := _moment(local, self._zone)) > now:
                 return moment
         raise UsageError(f"cron expression {self.definition.cron!r} never fires")
 
     def _first_real(self, now: datetime) -> datetime:
-        """The first time after `now` at which the clock shows what the expression names, also for the second time."""
+        """Return the first time after `now` at which the clock shows a time of the expression, be it for the second time."""
         for moment in self._new_cron(self._real_time, now.astimezone(self._zone)):
             if (real := moment.astimezone(UTC)) > now:
                 return real
@@ -164,7 +164,7 @@ class Trigger:
 
 
 def _moment(local: datetime, zone: tzinfo) -> datetime:
-    """The first moment at which the clock shows `local`; if it never does, that of the next existing time."""
+    """Return the first time at which the clock shows `local`; if it never does, the next local time that exists."""
     while True:
         moment = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
         if moment.astimezone(zone).replace(tzinfo=None) == local:
@@ -178,8 +178,8 @@ class DueFirings:
 
     Attributes:
         fire: the firings to enqueue, oldest first.
-        cursor: up to which firing all were judged.
-        missed: how many were not on time, at least; `caught_up` of them are in `fire`.
+        cursor: the last firing that this decision covers.
+        missed: how many firings were not on time, at least; `caught_up` of them are in `fire`.
         next: the first future firing.
     """
 
@@ -223,11 +223,11 @@ def jitter_ms(definition: Definition, nominal: int) -> int:
     return int.from_bytes(digest[:8]) % (definition.jitter_ms + 1)
 
 
-# The extra
+# cronsim, from the extra ``cron``
 
 
 class _Cron(Protocol):
-    """The part of cronsim that is used."""
+    """The part of cronsim that worqr uses."""
 
     hours: set[int]
 
@@ -235,7 +235,7 @@ class _Cron(Protocol):
 
 
 def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
-    """The factory of iterators over firings; it was tried on `expression`."""
+    """Return cronsim's iterator over times, which accepts `expression`."""
     try:
         from cronsim import CronSim, CronSimError
     except ImportError:
@@ -255,8 +255,8 @@ def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
 
 def _zone(name: str) -> tzinfo:
     if name == "UTC":
-        return UTC  # also where the system has no zones
-    import zoneinfo  # looks for the system's zones, which most programs never need
+        return UTC  # needs no time zone database
+    import zoneinfo  # imported here, because it searches for the system's zones, and few programs need them
 
     try:
         return zoneinfo.ZoneInfo(name)

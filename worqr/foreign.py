@@ -41,7 +41,7 @@ OPTIONS: Final = {
     "rate_limit": "worqr has no rate limit; concurrency limits how many run at once in one process",
     "tz": "use timezone, as in mesh.cron('0 7 * * *', timezone='Europe/Berlin')",
 }
-"""Options: what to write instead."""
+"""What to write instead of an option."""
 
 _URL: Final = "give the server's URL as the first argument, as in worqr.Mesh('redis://localhost:6379/0')"
 MESH: Final = {
@@ -52,7 +52,7 @@ MESH: Final = {
     ),
     **dict.fromkeys(("namespace", "key_prefix", "queue_name"), "use prefix, the first part of all keys"),
 }
-"""Options of a mesh: what to write instead."""
+"""What to write instead of an option of a mesh."""
 
 _ENQUEUE: Final = "use `await {fn}.enqueue(...)`, or `{fn}.blocking.enqueue(...)` where no event loop runs"
 _DISPATCH: Final = (
@@ -63,23 +63,23 @@ CALLS: Final = {
     **dict.fromkeys(("apply_async", "send_with_options", "kicker", "enqueue_in", "enqueue_at"), _DISPATCH),
     **dict.fromkeys(("s", "si", "signature", "message"), "use `{fn}.call(...)`, which is a call as a value"),
 }
-"""Methods of a function: what to call instead."""
+"""What to call instead of a method of a function."""
 
 
 def hint_at_option(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The end of an error about an option `name` that is none of `known`."""
+    """Return the end of an error about an unknown option `name`."""
     return OPTIONS.get(name) or did_you_mean(name, known, otherwise)
 
 
 def no_such_method(kind: str, function: str, name: str, own: dict[str, str] | None = None) -> str:
-    """The text of an AttributeError of a function's handle; `own` are hints beside those of `CALLS`."""
+    """Return the text of an AttributeError of a function's handle; hints in `own` take precedence over those in `CALLS`."""
     hint = (own or {}).get(name) or CALLS.get(name, "")
     short = function.rpartition(".")[2]
     return f"{kind!r} object has no attribute {name!r}" + (f": {hint.format(fn=short)}" if hint else "")
 
 
 def not_bytes(task: object) -> str:
-    """The text of an error about a task of a raw queue that is not bytes."""
+    """Return the text of an error about a task of a raw queue that is not bytes."""
     kind = type(task).__name__
     hint = "to pass Python values, declare a function with @mesh.task and enqueue calls of it"
     if isinstance(task, str):
@@ -100,7 +100,7 @@ def _as_json(hint: str) -> str:
 
 
 def explain_options(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that names the right option when the caller passes an unknown one."""
+    """Wrap a constructor, so that its error about an unknown option names the right one."""
     known = [name for name in inspect.signature(init).parameters if name != "self"]
 
     @wraps(init)

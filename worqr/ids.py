@@ -1,8 +1,8 @@
 """The random part of the ids that worqr makes for jobs. Pure.
 
-A job that is dispatched without an id gets one from the script: ``@``, the number of the dispatch, so that ids sort by time
-and no two are alike, ``-``, and this random part, which cannot be guessed. It is an argument of the request: a request
-that is sent again makes the same id.
+A job that is dispatched without an id gets one from the script: ``@``, the number of the dispatch, ``-``, and this random part.
+The number makes ids unique and sortable by time; the random part makes them impossible to guess. The random part is an argument
+of the request, so a request that is sent again makes the same id.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 RANDOM_BYTES: Final = 16
 """In each id: 128 bits, written as 32 hexadecimal digits."""
 _AHEAD: Final = 64
-"""Drawn at once for dispatches of one job each: a system call costs as much as the rest of such a dispatch's id."""
+"""Random parts drawn in one system call, which costs as much as all other work on the id of a dispatch."""
 
 _Job = tuple[Mapping[str, object], bytes]
 """The options of a dispatch, encoded, and its payload."""
 
 _drawn: list[str] = []
-os.register_at_fork(after_in_child=_drawn.clear)  # or parent and child would use the same ones
+os.register_at_fork(after_in_child=_drawn.clear)  # else parent and child would use the same ones
 
 
 def with_random_ids(jobs: Sequence[_Job]) -> list[_Job]:
-    """Return the jobs of a dispatch, each one that has no id with the random part of a new one."""
+    """Return the jobs of a dispatch. Each job without an id gets the random part of a new one."""
     if len(jobs) > 1:
         parts = _draw(len(jobs))
         return [(o if "id" in o else {**o, "random": part}, task) for part, (o, task) in zip(parts, jobs, strict=True)]

@@ -1,11 +1,11 @@
-"""The life of a job as data: its states, and which transaction may move it from which state to which. Pure.
+"""The states of a job as data, and the transactions that move it from one state to another. Pure.
 
-This is the only definition; the scripts implement it. ``tests/ops/test_job_machine.py`` runs all of them at random and compares
-each step with this table, which is also shown in ``docs/reference/job-states.md``. A task without a record has the same life, but
+The scripts implement this table. ``tests/ops/test_job_machine.py`` runs all of them at random and compares
+each step with this table, which is also shown in ``docs/reference/job-states.md``. A task without a record
 is only ever waiting or active.
 
 Not in the table: a transaction that does not move a job (an update of a waiting job, a cancel that only marks a run), and the
-expiry by which a finished or cancelled job is gone after its ``result_ttl``.
+expiry of a finished or cancelled job after its ``result_ttl``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ State = Literal["new", "waiting", "due", "blocked", "active", "finished", "faile
 
 ``new``: not stored yet. ``waiting``: a reference to it is in a list. ``due``: its time is in the future. ``blocked``: it waits
 because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``broken``: in the dead-letter queue.
-``gone``: nothing is known of it any more.
+``gone``: the server has no data about it.
 """
 
 LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
@@ -77,7 +77,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
 
 
 def moves() -> Iterator[tuple[str, State, State]]:
-    """Every (transaction, from, to) that may happen."""
+    """Yield each move that may happen: the transaction, the state before, and the state after."""
     for name, transaction in TRANSACTIONS.items():
         for before, targets in transaction.moves.items():
             for after in targets:
@@ -85,13 +85,13 @@ def moves() -> Iterator[tuple[str, State, State]]:
 
 
 def as_table() -> str:
-    """The table in Markdown, transactions with the same moves in one row."""
+    """Return the table in Markdown, with one row for all transactions with the same moves."""
     same: dict[tuple[Actor, State, tuple[State, ...]], list[str]] = {}
     for name, transaction in TRANSACTIONS.items():
         for before, targets in transaction.moves.items():
             same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")
     rows = ["| transaction | taken by | from | to |", "|---|---|---|---|"]
     for (by, before, targets), names in same.items():
-        shown = [DISPLAY_NAMES.get(state, state) for state in (before, *targets)]
-        rows.append(f"| {', '.join(names)} | {by} | {shown[0]} | {', '.join(shown[1:])} |")
+        displayed = [DISPLAY_NAMES.get(state, state) for state in (before, *targets)]
+        rows.append(f"| {', '.join(names)} | {by} | {displayed[0]} | {', '.join(displayed[1:])} |")
     return "\n".join(rows) + "\n"

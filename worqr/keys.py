@@ -48,8 +48,8 @@ def check_name(name: object, what: str = "queue name") -> str:
 class QueueKeys:
     """The keys and channels of one queue; `base` is the waiting list itself and the prefix of all others.
 
-    `failures`: the keys of that queue's failure queue, which is in the same slot. `tag`: the keys of one of the queue's further
-    shards, a list in a slot of its own; `worqr.shard_layout` has the list of shards, and which task goes where.
+    `failures`: the keys of the failure queue of `queue`, which is in the same slot. `tag`: the keys of one of its further shards,
+    each a list in a slot of its own. `worqr.shard_layout` computes the shards, and the shard of each task.
     """
 
     prefix: str
@@ -84,12 +84,12 @@ class QueueKeys:
 
     @property
     def display_name(self) -> str:
-        """The name for people: `name` without regard to shards."""
+        """The queue's name for people: without the shard."""
         return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
 
     @property
     def id_suffix(self) -> str:
-        """The suffix of ids that are generated there, by which an id names its shard: ``~tag``; empty in the first shard."""
+        """The suffix of ids that are generated in this shard, which names it: ``~tag``; empty in the first shard."""
         return f"~{self.tag}" if self.tag else ""
 
     @property
@@ -99,7 +99,9 @@ class QueueKeys:
 
     @property
     def workers(self) -> str:
-        """HASH, the fence: worker id -> number, first claim, count and suspect of its last start request, or ``leaving``."""
+        """HASH, the admitted workers: worker id -> number, first claim, count and suspect of its last start request, or
+        ``leaving``.
+        """
         return f"{self.base}:workers"
 
     @property
@@ -139,7 +141,7 @@ class QueueKeys:
 
     @property
     def result_ttls(self) -> str:
-        """ZSET of the worker ids that keep results, by for how many ms."""
+        """ZSET of the ids of workers that keep results, by the ms for which they keep them."""
         return f"{self.base}:result_ttls"
 
     @property
@@ -294,17 +296,19 @@ class RegistryKeys:
 
     @property
     def schedules_due(self) -> str:
-        """ZSET of the schedules that are not paused, by when a leader is to look at them next, in ms; expires likewise."""
+        """ZSET of the schedules that are not paused, by the time in ms at which a leader checks them next; expires likewise."""
         return f"{self.base}:schedules_due"
 
     @property
     def schedules_seen(self) -> str:
-        """ZSET of all schedules, by when a peer last declared them: ms for which the mesh was led; expires likewise."""
+        """ZSET of all schedules, by the time at which a peer last declared them, in ms for which the mesh had a leader; expires
+        likewise.
+        """
         return f"{self.base}:schedules_seen"
 
     @property
     def shards(self) -> str:
-        """HASH: queue -> how many shards it has, of those that have several; until `delete` of the queue."""
+        """HASH: queue -> its number of shards, for queues with several; until `delete` of the queue."""
         return f"{self.base}:shards"
 
     @property

@@ -3,8 +3,7 @@
 `EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/reference/log-events.md are made from them.
 `emit` logs one event: the line begins with the event's name, and the facts that it states are fields of the record as well.
 
-Not here: which event happened. Modules call `emit` where it happens, or `LogThread.emit` and `ErrorThrottle.error`, which pass it
-on.
+Modules call `emit` where an event happens, or `LogThread.emit` and `ErrorThrottle.error`, which call it.
 """
 
 from __future__ import annotations
@@ -371,9 +370,9 @@ def emit_fields(
     exc_info: BaseException | ExcInfo | None = None,
     stacklevel: int = 1,
 ) -> None:
-    """As `emit`, with the fields in a mapping.
+    """Log one event like `emit`, with the fields in a mapping.
 
-    An attribute of the same name that the application's own record factory has set is left as it is, where ``extra`` would raise.
+    The record factory of an application may set an attribute of the same name. It keeps its value, where ``extra`` would raise.
     """
     number = EVENTS[event].levels[0] if level is None else level
     if not logger.isEnabledFor(number):

@@ -1,10 +1,10 @@
-"""Decide how a run ends that raised: whether the task is retried, when, or moves to the dead-letter queue. Pure.
+"""Decide what happens to a task whose run raised: a retry, and when, or the dead-letter queue. Pure.
 
-Here: what a handler raises on purpose (`Retry`, `Failure`, `Broken`), what a run in a process ends with
-(`ChildError`, `Stalled`), the `RetryPolicy` that a handler or a dispatch gives,
-`Policy`, which is all of it resolved for one run, and `decide_retry`, which says how a run ends that raised. A policy given at a
-dispatch travels in the job's record, field by field; exception types travel by their names, and are matched by the names
-of the raised error's classes, so that nothing is ever imported because a record says so.
+A handler raises `Retry`, `Failure` and `Broken` on purpose. A run in a process ends with `ChildError` or `Stalled`. A
+`RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run; `decide_retry` makes the decision.
+
+The policy of a dispatch travels in the job's record, field by field. Exception types travel as names, and are compared with the
+names of the raised error's classes. So a record cannot make a worker import a module.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ class ChildError(Exception):
 
 
 class Stalled(ChildError):
-    """The process that ran a task died: killed from outside, crashed, out of memory. It is counted as a worker that died is."""
+    """The process that ran a task died: killed from outside, crashed, out of memory. It counts as a stall, like the death of a
+    worker.
+    """
 
 
 def _limit(value: object, what: str) -> int | None:
@@ -161,7 +163,10 @@ POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All that decides how one run ends, resolved: the job's own fields over the handler's over the defaults. Seconds."""
+    """The settings that decide how one run ends. A job's own fields override the handler's, which override the defaults.
+
+    Durations are in seconds.
+    """
 
     max_failures: int = MAX_FAILURES
     max_stalls: int = MAX_STALLS
@@ -177,7 +182,7 @@ class Policy:
     on_failure: bool = False
 
     def with_overrides(self, record: Mapping[str, str]) -> Policy:
-        """This, with the fields that a job's record brings."""
+        """Return this policy, with the fields of a job's record in place of its own."""
         own: dict[str, Any] = {}
         for name in POLICY_FIELDS & record.keys():
             value = record[name]
@@ -192,24 +197,29 @@ class Policy:
         return replace(self, **own) if own else self
 
     def backoff(self, times: int) -> float:
-        """Seconds to wait after the run that failed when `times` had failed before it, without jitter."""
+        """Return the seconds to wait, without jitter, after a failed run that `times` failed runs preceded."""
         return min(self.max_backoff, self.min_backoff * 2.0 ** min(times, 60))
 
     def delay(self, times: int) -> float:
-        """`backoff`, with jitter if there is to be any."""
+        """Return the `backoff`, with jitter if the policy has it."""
         longest = self.backoff(times)
         return random.uniform(longest / 2, longest) if self.jitter else longest
 
     def is_retryable(self, error: BaseException) -> bool:
-        """True if a run that raised this may be tried again."""
+        """Return True if the policy allows another try after this error."""
         names = error.names if isinstance(error, ChildError) else {name_of(kind) for kind in type(error).__mro__}
         return not names & self.fail_on and (self.retry_on is None or bool(names & self.retry_on))
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """How a run ends that raised `error`. Of a retry: the delay in seconds or the moment, and whether it is counted; if it
-    `stalled`, that is what it is counted as.
+    """The decision about a run that raised `error`.
+
+    Attributes:
+        kind: ``fail`` and ``broken`` move the task to the dead-letter queue.
+        delay: of a retry, seconds; `run_at_ms` takes precedence.
+        counted: False: the retry counts as no failure.
+        stalled: True: the retry counts as a stall instead of a failure.
     """
 
     kind: Literal["retry", "fail", "broken"]
@@ -221,12 +231,18 @@ class RetryDecision:
 
 
 def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> RetryDecision:
-    """The next step for a run that raised `error`, after `failures` that failed and `stalls` that died before.
+    """Decide the next step for a task whose run raised `error`.
 
-    A group of nothing but Retry and Failure counts as its first Failure, else as the Retry that is due last; one around a
-    `Stalled` as that; every other group is one error.
+    A group that contains a `Stalled` counts as that. A group of only `Retry` and `Failure` counts as its first `Failure`; without
+    one, as the `Retry` that is due last. Any other group counts as one error.
+
+    Args:
+        error: what the run raised.
+        policy: the policy of the run.
+        failures: the number of earlier runs that failed.
+        stalls: the number of earlier runs whose worker or process died.
     """
-    error = _only(error, policy, failures)
+    error = _deciding_error(error, policy, failures)
     if isinstance(error, Failure):
         return RetryDecision("fail", error)
     if isinstance(error, Broken):
@@ -241,15 +257,15 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
     return RetryDecision("fail", error)
 
 
-def _only(error: BaseException, policy: Policy, failures: int) -> BaseException:
-    """The one error that a group contains, if there is only one."""
+def _deciding_error(error: BaseException, policy: Policy, failures: int) -> BaseException:
+    """Return the error that decides: the one that a group counts as, else `error` itself."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
     inner = list(_flat(group))
     stalled = next((each for each in inner if isinstance(each, Stalled)), None)
     if stalled is not None:
-        return stalled  # even if middleware has replaced or wrapped it
+        return stalled  # middleware may have wrapped it in a group with errors of its own
     if not all(isinstance(each, Retry | Failure) for each in inner):
         return group
     failed = next((each for each in inner if isinstance(each, Failure)), None)

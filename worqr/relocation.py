@@ -1,7 +1,7 @@
 """A mesh that a test has moved to another server, as worker processes of that test see it.
 
-A worker process imports the application's module anew, so its `Mesh` would be at the server of the application. While a test
-moves a mesh, its worker processes get a `Relocation`. Each mesh that they make for the old server is then at the new one.
+A worker process imports the application's module again, so its `Mesh` would use the server of the application. While a test
+moves a mesh, its worker processes get a `Relocation`. Each mesh that they make for the old server then uses the new one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _present: list[Relocation] = []
 
 
 def relocate(relocation: Relocation | None) -> None:
-    """Move each mesh of this process that is made from now on."""
+    """Move each mesh that this process makes from now on; None: move none."""
     _present[:] = [] if relocation is None else [relocation]
 
 
 def relocated(url: str | None, prefix: str) -> tuple[str, str] | None:
-    """Where a mesh for this server and prefix really is; None: there."""
+    """Return the server and prefix that a mesh for these two uses instead; None: these two."""
     for each in _present:
         if (each.from_url, each.from_prefix) == (url, prefix):
             return each.url, each.prefix

@@ -1,4 +1,4 @@
-"""How errors and dead-letter records travel: made of exceptions, stored as text, read again. Pure."""
+"""Errors and dead-letter records as stored text: encode exceptions, and decode them again. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_TRACEBACK: Final = 16384
 def remote_error(error: BaseException) -> RemoteError:
     """Return an exception as text: its type, its message and the end of its traceback.
 
-    An exception that stands for one of another process returns what that process reported.
+    For an exception from another process, it is what that process reported.
     """
     remote = getattr(error, "__worqr_remote__", None)
     if isinstance(remote, RemoteError):
@@ -33,7 +33,7 @@ def remote_error(error: BaseException) -> RemoteError:
 
 
 def error_from_text(type: str, message: str) -> RemoteError:
-    """Return an error that nothing raised."""
+    """Return an error with this type and message, which no code raised."""
     return RemoteError(type, clean_text(message)[:LONGEST_MESSAGE], "")
 
 
@@ -56,7 +56,7 @@ def _fields_of(error: BaseException) -> dict[str, Any]:
         try:
             encoded = encode_json({name: cast("object", value)})
             sent: dict[str, Any] = msgspec.json.decode(encoded) if len(encoded) <= left else {}
-        except Exception:  # noqa: S112 - a type of the user's may raise anything: then it is not JSON
+        except Exception:  # noqa: S112 - a type of the user may raise any error when it is encoded
             continue
         left -= len(encoded) if sent else 0
         found |= sent
@@ -87,22 +87,22 @@ def meta_of(text: str) -> Mapping[str, str]:
 def failed_record(queue: str, task: bytes, facts: Mapping[str, bytes | str]) -> Failed:
     """Return the dead-letter record of a task, read from its stored fields."""
 
-    def told(name: str) -> str:
+    def field(name: str) -> str:
         value = facts.get(name, "")
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
     return Failed(
-        id=told("id"),
+        id=field("id"),
         queue=queue,
         task=task,
-        reason=cast('Literal["failed", "stalled", "timeout", "expired", "broken"]', told("reason")),
+        reason=cast('Literal["failed", "stalled", "timeout", "expired", "broken"]', field("reason")),
         error=RemoteError(
-            told("error_type"), told("error_message"), told("error_traceback"), fields_of(told("error_fields"))
+            field("error_type"), field("error_message"), field("error_traceback"), fields_of(field("error_fields"))
         ),
-        failures=int(told("failures") or 0),
-        stalls=int(told("stalls") or 0),
-        timeouts=int(told("timeouts") or 0),
-        worker=told("worker"),
-        at=from_ms(int(told("at") or 0)),
-        meta=meta_of(told("meta")),
+        failures=int(field("failures") or 0),
+        stalls=int(field("stalls") or 0),
+        timeouts=int(field("timeouts") or 0),
+        worker=field("worker"),
+        at=from_ms(int(field("at") or 0)),
+        meta=meta_of(field("meta")),
     )

@@ -15,13 +15,13 @@ Argument = bytes | str | int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Merge(Generic[T_co]):
-    """How a call is joined with others of its kind on the same base that wait at the same time.
+    """How the link joins a call with other calls of its kind on the same base that wait at the same time.
 
     Attributes:
-        items: how much of one request's limit it takes.
-        join: makes one call of many; calls with the same function may be joined.
-        share: the value for this call's caller when the joined call succeeded. If that fails, all callers get its error.
-        pick: if that value is not fixed: takes it from the joined call's value, at the position after that many items.
+        items: how many items of the limit of a request it takes.
+        join: makes one call of many. Only calls with the same `join` are joined.
+        shared_result: the value for this call's caller if the joined call succeeds. If it fails, all callers get its error.
+        pick: used if the value is not fixed: takes it from the joined call's value, after the given number of items.
     """
 
     items: int
@@ -43,7 +43,8 @@ class Call(Generic[T_co]):
         numbered: carries (producer, number), so that a resend gets the stored reply instead of a second effect.
         size: approximate bytes of payload among the arguments; for the link's limit on a batch.
         merge: set if the call may be joined with others of the same `replicas` before it is first written.
-        replicas: how many replicas must have its writes before it counts as answered. It must write, also when it is resent.
+        replicas: how many replicas must have its writes before it counts as answered. Such a call must write, also when it is
+            resent.
     """
 
     script: Script

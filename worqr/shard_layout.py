@@ -7,8 +7,8 @@ there before the queue had shards are found, and the two commands of foreign pro
 shards has one list on each node. The lists of n shards are also among those of 2n shards.
 
 A job with a given id is in shard CRC16(id) mod n (the CRC16 of Redis Cluster, XMODEM, of the id's UTF-8). So all dispatches of
-one id meet, and an id runs once at a time. A generated id contains the tag of its shard: ``@1712345678901234~TAG``, without a
-tag in shard 0. A raw task may be in any shard.
+one id reach the same shard, which runs an id only once at a time. A generated id contains the tag of its shard:
+``@1712345678901234~TAG``, without a tag in shard 0. A raw task may be in any shard.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def check_shards(value: object) -> int:
 
 
 def slot_of(name: str) -> int:
-    """The slot of Redis Cluster for keys with the hash tag `name`."""
+    """Return the slot of Redis Cluster for keys with the hash tag `name`."""
     return crc_hqx(name.encode(), 0) % SLOTS
 
 
 @lru_cache(maxsize=1024)
 def tags_of(queue: str, shards: int) -> tuple[str, ...]:
-    """The tags of all shards, in their order; the first has none. Takes some ten milliseconds, once for each queue."""
+    """Return the tags of all shards in order; that of the first is empty. Takes about ten milliseconds, once for each queue."""
     first = slot_of(queue)
     slots = [(first + round(SLOTS * i / shards)) % SLOTS for i in range(shards)]
     found: dict[int, str] = {first: ""}
@@ -67,12 +67,12 @@ def _tags() -> Iterator[bytes]:
 
 @lru_cache(maxsize=1024)
 def shards_of(keys: QueueKeys, shards: int) -> tuple[QueueKeys, ...]:
-    """The keys of all shards of a queue, or of its failure queue."""
+    """Return the keys of all shards of a queue, or of its failure queue."""
     return tuple(replace(keys, tag=tag) for tag in tags_of(keys.queue, shards))
 
 
 def shard_of(shards: tuple[QueueKeys, ...], id: str) -> QueueKeys:
-    """The shard that has the job of this id. A generated id names it, whatever `shards` there are now."""
+    """Return the shard of the job with this id. A generated id names its shard, even if the number of shards has changed."""
     if id.startswith("@"):
         tag = id.rpartition("~")[2] if "~" in id else ""
         return replace(shards[0], tag=tag) if tag.isascii() and tag.isalnum() else shards[0]

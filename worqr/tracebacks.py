@@ -1,6 +1,6 @@
 """An error as text, for logs and records: in one line, or with a traceback that begins at the user's first frame. Pure.
 
-Quickly: what fails by the thousand mostly fails in the same place.
+Formatted frames are cached, because thousands of tasks often fail in the same place.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MANY_ERRORS: Final = 3
 _RUNNERS: Final = re.compile(r"[/\\](?:trio[/\\](?:_core[/\\]|_threads\.py)|asyncio[/\\]\w+\.py$)")
 """Source files of the event loops, which call worqr's code."""
 _frames: dict[tuple[tuple[int, int], ...], tuple[str, list[CodeType]]] = {}
-"""Where errors were raised, and how that reads; the code is kept so that no other gets its id."""
+"""The formatted frames of errors, by code and instruction. The code objects are kept, so that their ids are not used again."""
 
 
 def one_line(error: BaseException) -> str:
-    """The type and text of an error, in one line of bounded length; of a group, of the first errors in it as well."""
+    """Return the type and text of an error in one line of limited length; for a group, also those of the first errors in it."""
     text = " ".join(text_of(error).split())
     found = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
     if isinstance(error, BaseExceptionGroup):
@@ -41,20 +41,20 @@ def one_line(error: BaseException) -> str:
 
 
 def shortened(text: str) -> str:
-    """`text` in the length that a log line bears."""
+    """Return `text`, cut to the length that a log line may have."""
     return text if len(text) <= ONE_LINE else f"{text[: ONE_LINE - 3]}..."
 
 
 def text_of(error: BaseException) -> str:
-    """``str(error)``, also of an error whose ``__str__`` raises."""
+    """Return ``str(error)``, or a replacement if its ``__str__`` raises."""
     try:
         return str(error)
-    except BaseException as unprintable:  # also a SystemExit: it is the text of an error, not an error
+    except BaseException as unprintable:  # even a SystemExit: a request for a text must not end the process
         return f"<its __str__ raised {type(unprintable).__name__}>"
 
 
 def users_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback of an error from the first frame on that is neither worqr's nor an event loop's; all of it if none is."""
+    """Return the traceback from the first frame that belongs neither to worqr nor to an event loop; all of it if all do."""
     at = error.__traceback__
     while at is not None and _is_ours(at.tb_frame.f_code.co_filename):
         at = at.tb_next
@@ -66,15 +66,15 @@ def _is_ours(path: str) -> bool:
 
 
 def format_error(error: BaseException) -> str:
-    """As ``traceback.format_exception``, from the user's first frame on.
+    """Format an error like ``traceback.format_exception``, from the user's first frame on.
 
-    That looks at every source file anew and parses its lines, in the loop's thread. What fails by the thousand mostly fails in
-    the same place: of an error without a chain the frames are formatted but once.
+    That function checks each source file and parses its lines, in the loop's thread. So the frames of an error without a chain
+    are cached by place, because thousands of tasks often fail in the same place.
     """
     chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
     if chained or issubclass(type(error), BaseExceptionGroup) or error.__traceback__ is None:
         whole = traceback.TracebackException.from_exception(error, limit=-FRAMES, compact=True)
-        _cut(whole, set())
+        _remove_our_frames(whole, set())
         return "".join(whole.format())
     codes: list[CodeType] = []
     path: list[tuple[int, int]] = []
@@ -92,8 +92,8 @@ def format_error(error: BaseException) -> str:
     return "".join((TRACEBACK, known[0], *traceback.format_exception_only(error)))
 
 
-def _cut(error: traceback.TracebackException, seen: set[int]) -> None:
-    """Cut the frames above the user's first one, of an error and of all in its chain or group."""
+def _remove_our_frames(error: traceback.TracebackException, seen: set[int]) -> None:
+    """Remove the frames above the user's first one, from an error and from all errors in its chain or group."""
     if id(error) in seen:
         return
     seen.add(id(error))
@@ -101,4 +101,4 @@ def _cut(error: traceback.TracebackException, seen: set[int]) -> None:
     del error.stack[:first]
     for each in (error.__cause__, error.__context__, *(error.exceptions or ())):
         if each is not None:
-            _cut(each, seen)
+            _remove_our_frames(each, seen)

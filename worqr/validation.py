@@ -23,11 +23,11 @@ MAX_STALLS: Final = 3
 KEEP_FAILED: Final = 1000
 
 LONGEST: Final = 100 * 365 * 86400
-"""Seconds of the longest duration: a longer one is a mistake, or infinity."""
+"""Seconds of the longest duration that is accepted. A longer one is a mistake, or infinity."""
 
 
 def seconds(value: object, what: str, *, positive: bool = False) -> float:
-    """`value` as a finite float that is not negative (with `positive`: above 0), else UsageError naming `what`."""
+    """Return `value` as a finite float that is not negative (with `positive`: above 0). Raises UsageError, which names `what`."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -39,7 +39,7 @@ def seconds(value: object, what: str, *, positive: bool = False) -> float:
 
 
 def check_text(value: object, what: str) -> str:
-    """`value` as text that UTF-8 can carry, else UsageError naming `what`."""
+    """Return `value` if it is text that UTF-8 can encode. Raises UsageError, which names `what`."""
     if not isinstance(value, str):
         raise UsageError(f"{what} must be a str, not {type(value).__name__}")
     if (clean := clean_text(value)) != value:
@@ -48,7 +48,7 @@ def check_text(value: object, what: str) -> str:
 
 
 def is_model(kind: type) -> bool:
-    """True for a pydantic model, without importing pydantic."""
+    """Return True for a pydantic model, without importing pydantic."""
     return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 
@@ -63,11 +63,11 @@ _encode = msgspec.json.Encoder(enc_hook=_encode_custom).encode
 
 
 def encode_json(value: object) -> bytes:
-    """`value` as JSON; pydantic models as pydantic has them.
+    """Encode `value` as JSON. pydantic encodes its models.
 
     Raises:
-        ValueError: it has a number that JSON has not (NaN, infinity), which would arrive as null. Else whatever msgspec, or a
-            type of the user's, raises.
+        ValueError: it contains NaN or infinity, which msgspec would encode as null. Other errors are those of msgspec, or of a
+            type of the user.
     """
     encoded = _encode(value)
     if b"null" in encoded and _has_odd_number(msgspec.to_builtins(value, enc_hook=_encode_custom)):
@@ -84,11 +84,11 @@ def _has_odd_number(value: object) -> bool:
 
 
 def check_task(task: object, max_payload: int) -> bytes:
-    """`task` as bytes, checked in the caller so that one bad argument cannot spoil a batch.
+    """Return `task` as bytes. The caller checks it before it is batched, so that a bad argument fails only its own call.
 
     Raises:
-        UsageError: not bytes-like.
-        PayloadTooLarge: over `max_payload` bytes.
+        UsageError: it is not bytes-like.
+        PayloadTooLarge: it is larger than `max_payload` bytes.
     """
     if not isinstance(task, bytes):
         if not isinstance(task, bytearray | memoryview):
@@ -103,29 +103,29 @@ def check_task(task: object, max_payload: int) -> bytes:
 
 
 def check_tasks(tasks: Sequence[object], max_payload: int) -> list[bytes]:
-    """Return `tasks` as bytes; see `check_task`, which is called for those that are not, or are too large."""
+    """Return `tasks` as bytes; see `check_task`. It is called only for tasks that it converts or refuses."""
     return [
         task if type(task) is bytes and len(task) <= max_payload else check_task(task, max_payload) for task in tasks
     ]
 
 
 def name_of(kind: type) -> str:
-    """A class as it is named in records and errors."""
+    """Return the name of a class in records and errors."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def clean_text(text: str) -> str:
-    """`text` without the lone surrogates that UTF-8 cannot carry."""
+    """Return `text` with lone surrogates, which UTF-8 cannot encode, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def from_ms(ms: float) -> datetime:
-    """A moment of the server's clock."""
+    """Return a time of the server's clock as a datetime."""
     return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def to_ms(moment: object, what: str) -> int:
-    """An aware datetime in milliseconds since 1970, rounded up; else UsageError naming `what`."""
+    """Return an aware datetime in milliseconds since 1970, rounded up. Raises UsageError, which names `what`."""
     if not isinstance(moment, datetime):
         raise UsageError(f"{what} must be a datetime, not {type(moment).__name__}")
     if moment.tzinfo is None or moment.utcoffset() is None:
@@ -137,7 +137,7 @@ def to_ms(moment: object, what: str) -> int:
 
 
 def check_count(value: object, what: str) -> int:
-    """`value` as a whole number of at least 1."""
+    """Return `value` if it is a whole number of at least 1. Raises UsageError, which names `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{what} must be a whole number of at least 1, not {value!r}")
     return value

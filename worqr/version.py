@@ -1,4 +1,4 @@
-"""The version of this library; the package's own is read from here."""
+"""The version of worqr. The build of the package reads it from here."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEN
 modules ``_*.lua``, one for each entity. A script is sent with those that it calls, and without comments (`worqr.lua.assembler`).
 The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
 function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
-Each function that a script makes costs server time, also if it is never called. So one that is rarely called says ``-- LATER``.
-Line numbers in the server's errors count the lines that are sent: those that ``worqr script NAME`` prints, not those of the file.
-Scripts are constants: nothing is ever formatted into them, values travel as KEYS and ARGV.
+Each function that a script makes costs server time, also if it is never called. So the comment of a function that is rarely
+called has the line ``-- LATER``: the script makes it at its first call. Line numbers in the server's errors count the lines that
+are sent: those that ``worqr script NAME`` prints, not those of the file. Scripts are constants: nothing is ever formatted into
+them, values travel as KEYS and ARGV.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ _SHARDED = (
     (
         re.compile(r"redis\.pcall\('PUBLISH', (?!'\{')"),
         "redis.pcall('SPUBLISH', ",
-    ),  # the registry's channels stay plain
+    ),  # the channels of the registry are not sharded
     (re.compile(r"'PUBSUB', 'NUMSUB'"), "'PUBSUB', 'SHARDNUMSUB'"),
-    (re.compile(r"\bPUBLISH @"), "SPUBLISH @"),  # what `start_work` asks the server about
+    (re.compile(r"\bPUBLISH @"), "SPUBLISH @"),  # the permissions that `start_work` checks
     (re.compile(r"\bPUBSUB NUMSUB @"), "PUBSUB SHARDNUMSUB @"),
 )
 
 
 class Script:
-    """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 the server knows it by.
+    """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 by which the server knows it.
 
-    One without a source is that of the package, read when it is first needed. `sharded` is the same transaction for a cluster,
-    where the channels of a queue are sharded.
+    Without a source, it is the script of the package with that name, read at first use. `sharded` is the same transaction for a
+    cluster, where the channels of a queue are sharded.
     """
 
     __slots__ = ("name", "sha", "sharded", "source")
@@ -52,7 +53,7 @@ class Script:
         self.sha: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
     def __getattr__(self, attribute: str) -> Any:
-        """Asked only for what has no value yet."""
+        """Compute `source`, `sha` or `sharded` at first use. Python calls it only for an attribute that is not set."""
         if attribute == "sharded":
             source = self.source
             for plain, sharded in _SHARDED:
@@ -69,7 +70,7 @@ class Script:
 
     @property
     def header(self) -> str:
-        """What the file says of the script, as comments: guarantee, KEYS, ARGV, RETURNS, RESEND."""
+        """The header of the script's file: guarantee, KEYS, ARGV, RETURNS, RESEND."""
         lines = _read(self.name).splitlines()[1:]
         return "\n".join(takewhile(lambda line: line.startswith("--"), lines)) + "\n"
 
@@ -83,7 +84,7 @@ def _read(stem: str) -> str:
 
 @cache
 def _shared() -> dict[str, Definition]:
-    """All functions and constants of the modules, by name."""
+    """Return all functions and constants of the modules, by name."""
     return library(_read(stem) for stem in _stems() if stem.startswith("_"))
 
 
@@ -93,7 +94,7 @@ def _stems() -> list[str]:
 
 @cache
 def script(name: str) -> Script:
-    """The transaction `name`, with the functions that it calls in front of its body."""
+    """Return the transaction `name`."""
     if not _FOLDER.joinpath(f"{name}.lua").is_file():
         raise FileNotFoundError(f"there is no script {name!r}")
     return Script(name)
@@ -101,5 +102,5 @@ def script(name: str) -> Script:
 
 @cache
 def all_scripts() -> tuple[Script, ...]:
-    """Every transaction, by name; the link loads them on each new connection."""
+    """Return all transactions, by name."""
     return tuple(script(stem) for stem in _stems() if not stem.startswith("_"))

@@ -2,8 +2,8 @@
 
 Here are a tokenizer of Lua, the call graph of the shared functions, and the text that is sent to the server. All of it is pure.
 A shared module is a list of definitions at the beginning of a line: ``local function name(...)`` or ``local NAME = ...``.
-A script gets those that its body names, and those that they name, each before its first use, as Lua's scoping asks.
-Which files there are, and what their names mean, is in `worqr.lua`.
+A script gets the definitions that its body names, and those that they name, each before its first use, because Lua's scoping
+requires that. `worqr.lua` lists the files and documents their names.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Definition:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Every token of the text, in order; together they are the text.
+    """Yield all tokens of the text in order; together they are the text.
 
     Raises:
         ValueError: a string has no end.
@@ -123,7 +123,7 @@ def definitions(text: str) -> list[Definition]:
 
 
 def _is_later(before: list[Token]) -> bool:
-    """True if the comment at the end of `before` says so."""
+    """Return True if the comment at the end of `before` has a line that begins with ``-- LATER``."""
     comment = takewhile(lambda word: word[0] in {"space", "comment"}, reversed(before))
     return any(text.startswith(_LATER) for _, text in comment)
 
@@ -153,7 +153,7 @@ def library(modules: Iterable[str]) -> dict[str, Definition]:
 
 
 def assemble(body: str, known: Mapping[str, Definition]) -> str:
-    """Return the body without comments, behind all definitions that it needs.
+    """Return the body without comments, after all definitions that it needs.
 
     Raises:
         ValueError: definitions call each other in a circle.
@@ -163,9 +163,9 @@ def assemble(body: str, known: Mapping[str, Definition]) -> str:
 
 
 def _linked(uses: tuple[str, ...], known: Mapping[str, Definition], outer: frozenset[str]) -> str:
-    """The definitions that `uses` needs, each after those that it needs itself; `outer` are defined already.
+    """Return the definitions that `uses` needs, each after those that it needs itself; `outer` are defined already.
 
-    A definition that is made later comes with a function around it, and with what only such definitions need inside.
+    A definition that is made later is inside a function, together with the definitions that only it needs.
     """
     here = _needed_now(uses, known) - outer
     parts: list[str] = []
@@ -182,7 +182,7 @@ def _linked(uses: tuple[str, ...], known: Mapping[str, Definition], outer: froze
 
 
 def _needed_now(uses: tuple[str, ...], known: Mapping[str, Definition]) -> frozenset[str]:
-    """The definitions that are reached from `uses` without the call of one that is made later."""
+    """Return the definitions that are reached from `uses` without a call of one that is made later."""
     found: set[str] = set()
     left = list(uses)
     while left:
@@ -194,7 +194,7 @@ def _needed_now(uses: tuple[str, ...], known: Mapping[str, Definition]) -> froze
 
 
 def _in_order(uses: tuple[str, ...], known: Mapping[str, Definition]) -> list[str]:
-    """All definitions that are reached from `uses`, each after those that it uses."""
+    """Return all definitions that are reached from `uses`, each after those that it uses."""
     done: list[str] = []
     path: list[str] = []
 
