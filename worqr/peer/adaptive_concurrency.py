@@ -1,17 +1,20 @@
-"""`AdaptiveConcurrency`: how a peer with ``concurrency="auto"`` finds its concurrency, once a second.
+"""`AdaptiveConcurrency`: adapts the concurrency of a peer with ``concurrency="auto"``, once a second.
 
-`ConcurrencyController` is the rule, without a clock or a loop. The rule, each second:
+`ConcurrencyController` is the rule, without a clock or a loop. The rule has these cases:
 
-* *full*: the process needs 90 % of its cores; time that other programs took from it counts as needed. Then 25 % less, but not
-  less than the number of cores: fewer units could not use them.
-* *late*: whatever the CPU load, the loop is 50 ms late on average (a handler blocks it). Then 25 % less, down to 1.
-* *roomy*: it needs less than 75 %, and is less than 25 ms late. Then more, if all units were in use and more were needed:
-  doubled each time, until it was full or late for the first time; after that 1 more, then 2, 4, 8.
-* Between these limits nothing changes; nor while the last decision has not taken effect, because longer runs go on.
-* Less than half in use: 5 % less, down to the first value, so that a burst after a quiet hour does not start all at once.
+* *CPU high*: the process needs 90 % of its cores. CPU time that other programs took from it counts as needed. The concurrency
+  falls by 25 %, but not below the number of cores, because fewer units could not use them.
+* *Lag high*: the loop is 50 ms late on average, because a handler blocks it. The concurrency falls by 25 %, down to 1, whatever
+  the CPU load.
+* *Room*: the process needs less than 75 % of its cores, and the loop is less than 25 ms late. If all units were in use and more
+  were needed, the concurrency rises. It doubles each second until the load was high once. After that it rises by 1, then by 2, 4,
+  8.
+* Otherwise it does not change. It also does not change while the last decision has not taken effect, because longer runs go on.
+* *Unused*: less than half is in use. The concurrency falls by 5 %, down to its first value. So a burst after a quiet hour does
+  not start all at once.
 
-If the loop wakes up later than a thread may keep the interpreter's lock, it waits for that lock, or for itself. Then the rule
-counts one core, however many the machine has: the CPU time goes to Python code.
+If the loop wakes up later than a thread may hold the interpreter's lock, Python code is the limit. Then the rule counts one core,
+however many the machine has.
 """
 
 from __future__ import annotations
@@ -32,15 +35,16 @@ IDLE_EVERY: Final = 0.5
 """Seconds between decisions, and between measurements of the loop's delay, while something runs and while nothing does."""
 CPU_HIGH: Final = 0.9
 CPU_LOW: Final = 0.75
-"""Shares of the cores: at the first there is too much load, below the second there is room for more."""
+"""Shares of the cores. From the first one on, the load is too high; below the second one, more runs may start."""
 LAG_HIGH: Final = 0.05
 LAG_LOW: Final = 0.025
-"""Average delay of the loop in seconds: at the first there is too much load, below the second there is room for more."""
+"""Average delay of the loop in seconds. From the first one on, the load is too high; below the second one, more runs may start.
+"""
 IN_USE: Final = 0.9
 """Share of the concurrency, less a largest run, that counts as fully used."""
 OVERLOAD_FACTOR: Final = 0.75
 UNUSED_FACTOR: Final = 0.95
-"""Factors of the concurrency after a second with too much load, and after one with half of it unused."""
+"""Factors of the concurrency after a second with too much load, and after a second in which half of it was unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Sample:
 
 
 class ConcurrencyController:
-    """The rule: each sample yields the concurrency for the next second.
+    """The rule: it turns each sample into the concurrency of the next second.
 
     Attributes:
         cores: how many the process may use; a fraction if a quota allows less than one.
@@ -97,7 +101,7 @@ class ConcurrencyController:
         return self.concurrency
 
     def adopt(self, concurrency: int) -> None:
-        """The concurrency was changed since the last sample."""
+        """Take over a concurrency that was changed since the last sample."""
         self.concurrency = concurrency
 
     def _shrink(self, wanted: float, least: int) -> None:
@@ -105,13 +109,13 @@ class ConcurrencyController:
 
 
 class AdaptiveConcurrency:
-    """The duty of a peer: it measures for a second, decides, and sets the concurrency of the scheduler, while that is "auto"."""
+    """Measures for a second, decides, and sets the concurrency of the scheduler, while that is "auto"."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     async def adjust_forever(self) -> None:
-        """Sleep while the concurrency is a number."""
+        """Adjust the concurrency while it is "auto"; sleep while it is a number."""
         while True:
             await self._scheduler.wait_auto()
             controller = ConcurrencyController(usable_cores(), self._scheduler.concurrency)

@@ -1,7 +1,7 @@
-"""The place of a consumer in its queue: the worker id under which it was admitted, and its channels.
+"""`Admission`: under which worker id a queue has admitted a consumer, and whether its channels are subscribed.
 
-A peer that was declared dead registers again under a new worker id, and enters all its queues again under that id. `Admission`
-is what is known of the present id. Entering and leaving a queue is in `worqr.peer.consumer_startup`.
+A peer that was declared dead registers again under a new worker id, and enters all its queues again under that id. An `Admission`
+belongs to the present id. Not here: entering a queue (`consumer_startup`) and leaving it (`consumer_shutdown`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Under which registration a consumer serves its queue. Changed only in the loop.
+    """The registration under which a consumer serves its queue. Changed only in the loop.
 
     Attributes:
         registration: the registration under which the queue was entered, or is being entered.
-        admitted: the queue lists the worker: it may request tasks.
+        admitted: the queue lists the worker, so the consumer may request tasks.
         was_admitted: the queue has listed the worker once, under this registration or under an earlier one.
-        subscription: its channels.
+        subscription: the subscription of the consumer's channels.
         listening: the server has confirmed the subscription.
-        mapped_on: the number of the connection on which the registry was told that this worker serves the queue.
-        checked_on: the number of the connection since which its claims are known to agree with those of the server.
+        mapped_on: the number of the connection on which the registry recorded that this worker serves the queue.
+        checked_on: the number of the connection since which the consumer's claims agree with those of the server.
     """
 
     def __init__(self) -> None:
@@ -41,34 +41,34 @@ class Admission:
         return self.admitted and self.registration is not None and not self.registration.dead
 
     def enter(self, registration: Registration, connection: int) -> None:
-        """The queue is entered under `registration`: nothing is requested before the queue lists it."""
+        """Begin to enter the queue under `registration`. The consumer requests no tasks until the queue lists the worker."""
         self.registration = registration
         self.admitted = False
         self.mapped_on = self.checked_on = connection
 
     def admit(self) -> None:
-        """The queue lists the worker."""
+        """Store that the queue lists the worker."""
         self.admitted = self.was_admitted = True
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Its channels are being subscribed."""
+        """Store the subscription of the channels, which is not confirmed yet."""
         self.subscription = subscription
 
     def confirm(self) -> None:
-        """The server has confirmed the subscription, for the first time or on a new connection."""
+        """Store that the server has confirmed the subscription, for the first time or on a new connection."""
         self.listening = True
 
     def unsubscribe(self) -> None:
-        """Close its channels."""
+        """Close the subscription."""
         if self.subscription is not None:
             self.subscription.close()
             self.subscription = None
             self.listening = False
 
     def mapped(self, connection: int) -> None:
-        """The registry was told on this connection that the worker serves the queue."""
+        """Store that the registry recorded on this connection that the worker serves the queue."""
         self.mapped_on = connection
 
     def checked(self, connection: int) -> None:
-        """The claims agreed with those of the server on this connection."""
+        """Store that the claims agreed with those of the server on this connection."""
         self.checked_on = connection

@@ -34,7 +34,7 @@ LEAVE_WITHIN: Final = 5.0
 async def with_asyncio_lifespan(
     lifespan: Callable[[], AbstractAsyncContextManager[object]], settings: PeerSettings
 ) -> AsyncGenerator[PeerSettings]:
-    """The lifespan around a peer, which gets its loop and its state with the settings.
+    """Enter the lifespan around a peer, and yield the settings with its loop and its state.
 
     A lifespan that ends by itself cancels the block, which then raises the lifespan's error.
     """
@@ -55,10 +55,11 @@ async def with_asyncio_lifespan(
 
 
 class _LifespanTask:
-    """One lifespan. Set in the asyncio loop: `_state`, `_error`, `_task`, `_leave`, `_inside`; in the Trio loop: the rest.
+    """The task of one lifespan. Set in the asyncio loop: `_state`, `_error`, `_task`, `_leave`, `_inside`; in the Trio loop: the
+    rest.
 
     Attributes:
-        raises: the task that entered the lifespan will raise its error; else that is logged.
+        raises: the task that entered the lifespan raises its error; otherwise the error is logged.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class _LifespanTask:
                 del error
 
     def _has_ended(self) -> None:
-        """The task has ended."""
+        """Handle the end of the task. If the peer has not left yet, end the peer."""
         ended_early = self._entered.is_set() and not self._left
         self._entered.set()
         self._ended.set()
@@ -140,7 +141,7 @@ class _LifespanTask:
             if not self._left:
                 self._error = UsageError(f"something on its asyncio loop has cancelled the task of {ASYNCIO_LIFESPAN}")
                 self._error.__cause__ = error
-        except BaseException as error:  # also SystemExit, which would end the loop
+        except BaseException as error:  # SystemExit too, which would end the loop
             self._error = error
         self._loop.call_in_trio(self._has_ended)
 

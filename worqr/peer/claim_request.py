@@ -1,7 +1,6 @@
-"""The request for tasks of one consumer: whether it should be sent, whether it is under way, and for how many tasks.
+"""`ClaimRequest`: whether a consumer should request tasks, whether a request is under way, and for how many tasks.
 
-Pure: no I/O and no clock. `worqr.peer.consumer` sends the requests and reads the replies. Which consumer may send one is decided
-by `worqr.peer.scheduler`.
+Pure: no I/O and no clock. `consumer` sends the requests and reads the replies. `scheduler` decides which consumer may send one.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class ClaimRequest:
         return self.reserved > 0 or self.state is _WANTED or self.state is _IN_FLIGHT_AGAIN
 
     def want(self) -> bool:
-        """There may be tasks. Return True if there was no reason to request any before."""
+        """Note that there may be tasks. Return True if there was no reason to request any before."""
         if self.state is _IDLE:
             self.state = _WANTED
             return True
@@ -79,34 +78,38 @@ class ClaimRequest:
         return False
 
     def wake(self) -> None:
-        """A wake-up arrived. It is pending until a request has been sent."""
+        """Note a wake-up. It is pending until a request has been sent."""
         self.wakeup_pending = True
 
     def send(self, wanted: int) -> None:
-        """A request for `wanted` tasks is sent now. 0 only forwards a wake-up: it does not end the reason to request tasks."""
+        """Note that a request for `wanted` tasks is sent now. 0 only forwards a wake-up, and does not end the reason to request
+        tasks.
+        """
         self.state = _IN_FLIGHT_AGAIN if not wanted and self.state is _WANTED else _IN_FLIGHT
         self.reserved = wanted
         self.wakeup_pending = False
 
     def replied(self, more: bool, workers_waiting: float) -> None:
-        """The reply is used. `more`: request again, because it left tasks behind."""
+        """Note that the reply is used. With `more`, request again, because the reply left tasks behind."""
         again = self.state is _IN_FLIGHT_AGAIN or (more and self.reserved > 0)
         self.state = _WANTED if again else _IDLE
         self.reserved = 0
         self.workers_waiting = workers_waiting
 
     def refused(self) -> None:
-        """The server refused it; the next scan of the leader gives a new reason."""
+        """Note that the server refused the request. The next scan of the leader is a new reason to request tasks."""
         self.state = _IDLE
         self.reserved = 0
 
     def discarded(self) -> None:
-        """The reply is not used, because the registration is over or the queue is being left. The reason to request stays."""
+        """Note that the reply is not used, because the registration is over or the queue is being left. The reason to request
+        tasks stays.
+        """
         self.state = _WANTED if self.is_wanted else _IDLE
         self.reserved = 0
 
     def recheck(self) -> None:
-        """Claims of the request that is under way may be cancelled or strays: check when its reply has arrived."""
+        """Check the claims again when the reply under way has arrived: some of them may be cancelled or strays."""
         self.recheck_on_reply = True
 
     def take_recheck(self) -> bool:

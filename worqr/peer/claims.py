@@ -1,7 +1,6 @@
-"""`Claim`: a task that an application took by hand, and settles itself.
+"""`Claim`: a task that an application claimed itself, and settles itself.
 
-A claim can be settled once. Where claims come from, and what becomes of those that are not settled, is in
-`worqr.peer.manual_consumer`.
+A claim is settled once. Not here: where claims come from, and what happens to claims that are not settled (`manual_consumer`).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class ClaimOwner(Protocol):
         ...
 
     def release(self, claim: Claim) -> None:
-        """The claim is being settled. Raises ClaimSettled or ClaimLost if it may not be."""
+        """Note that the claim is being settled. Raise ClaimSettled or ClaimLost if it may not be."""
         ...
 
     def give_back(self, claims: Iterable[Claim]) -> None:
@@ -54,7 +53,7 @@ class ClaimOwner(Protocol):
         ...
 
     def withdraw(self, run: HeldRun) -> None:
-        """The claim was cancelled: give it back if no call has taken it."""
+        """Give back a claim that was cancelled, if no call has taken it."""
         ...
 
     async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
@@ -222,20 +221,20 @@ class Claim(Context):
             await self.finish()
 
     async def _settle(self, call: Call[Any]) -> Any:
-        """Send the request that settles this claim. Whatever the outcome, the claim counts as settled from now on."""
+        """Send the request that settles this claim. The claim counts as settled from now on, whatever the outcome."""
         self._owner.release(self)
         if self._held.registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
         return await self._owner.send([self.fence], lambda _: call, self._held.registration)
 
     def _settle_now(self) -> None:
-        """The claim is being settled. A claim that was settled before raises ClaimSettled, or ClaimLost."""
+        """Note that the claim is being settled. Raise ClaimSettled or ClaimLost if it was settled before."""
         if self._held.settled:
             raise self._settled_error()
         self._held.settle()
 
     def _settled_error(self) -> ClaimLost | ClaimSettled:
-        """The error for a second settle of this claim."""
+        """Return the error for a second settle of this claim."""
         if self.cancel_reason == "lost":
             return ClaimLost(
                 f"{self!r} is no longer ours: it was lost or went back to its queue, and runs or ran elsewhere"

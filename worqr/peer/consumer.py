@@ -1,11 +1,18 @@
-"""Consumers: a `QueueConsumer` requests the tasks of one queue for a peer when units are free, and hands them to handlers.
+"""`QueueConsumer`: requests the tasks of one queue for a peer when units are free. `HandlerConsumer` passes them to handlers.
 
-Each queue has one start request at a time; its units are reserved while it is under way (see `ClaimRequest`). A reason to request
-is anything that indicates tasks: the queue was entered, a wake-up or a scan named it, its channels were subscribed again, or the
-last reply left tasks behind. A wake-up without a free unit is forwarded to another worker.
+Each queue has one start request at a time. Its units are reserved while it is under way (see `ClaimRequest`).
 
-A reply is used only while our last acknowledged heartbeat is younger than the keepalive. A process that was frozen may wake up
-with claims that were reassigned meanwhile.
+A consumer requests tasks after an event that indicates tasks:
+
+* the queue was entered;
+* a wake-up or a scan named it;
+* its channels were subscribed again;
+* the last reply left tasks behind.
+
+A wake-up without a free unit is forwarded to another worker.
+
+A reply is used only while the last acknowledged heartbeat is younger than the keepalive. A process that was frozen may receive
+claims that were reassigned in the meantime.
 """
 
 from __future__ import annotations
@@ -41,12 +48,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 MANY_POLICIES = 100
-"""Policies of jobs that are cached. If all jobs of a queue have different fields, no cached policy is used twice."""
+"""Limit of cached policies of jobs. If all jobs of a queue have different fields, no cached policy is used twice."""
 
 
 def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
-    """Return a factory of policies for jobs with policy fields of their own. Most jobs of a queue have the same fields, so each
-    policy is made once.
+    """Return a factory of policies for jobs with policy fields of their own.
+
+    Most jobs of a queue have the same fields, so each policy is made once.
     """
     made: dict[PolicyFields, Policy] = {}
 
@@ -61,7 +69,7 @@ def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
 
 
 class WorkerSession(Protocol):
-    """What consumers use of the session of their peer."""
+    """The part of the peer's session that consumers use."""
 
     def beat_is_fresh(self) -> bool:
         """Return True while no leader can have declared this worker dead."""
@@ -72,14 +80,18 @@ class WorkerSession(Protocol):
         ...
 
     def lost(self, registration: Registration, why: str) -> None:
-        """The registration is over."""
+        """End the registration."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerServices:
-    """What all consumers of a peer use. `recheck` asks the server which claims of a consumer are cancelled, and which are strays;
-    the last two are called from any thread.
+    """What all consumers of a peer use.
+
+    Attributes:
+        recheck: asks the server which claims of a consumer are cancelled, and which are strays.
+        report_progress: sends the progress of a run; called from any thread.
+        extend_deadline: moves the deadline of a run; called from any thread.
     """
 
     link: Link
@@ -92,11 +104,12 @@ class ConsumerServices:
 
 
 class QueueConsumer:
-    """One queue that this peer serves, or one shard of it. Subclasses define how many claims they want, and accept the claims.
+    """Consumes one queue, or one shard of it. Subclasses define how many claims they want, and accept the claims. Changed only in
+    the loop.
 
-    Its state is divided by owner: `lifecycle` has the phase, with a table of what each phase allows; `request` the start request,
-    with a table too; `admission` the worker id under which the queue is served; `share`, which only the scheduler writes, the
-    units. `running` has the claims that it holds. Changed only in the loop.
+    The state is divided by owner. `lifecycle` has the phase, and a table of what each phase permits. `request` is the start
+    request, also with a table. `admission` has the worker id under which the queue is served. `share` has the units, and only the
+    scheduler writes it. `running` has the claims that the consumer holds.
     """
 
     def __init__(
@@ -134,20 +147,20 @@ class QueueConsumer:
 
     @property
     def registration(self) -> Registration | None:
-        """The registration under which it serves the queue."""
+        """The registration under which the consumer serves the queue."""
         return self.admission.registration
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of its peer."""
+        """The scheduler of the peer."""
         return self._scheduler
 
     def capacity_wanted(self) -> int:
-        """How many claims it could take now, regardless of free units."""
+        """Return how many claims it could take now, regardless of free units."""
         raise NotImplementedError
 
     def wanted(self) -> int:
-        """How many more claims it would take if units were free, beyond those requested; 0: it has no reason to request."""
+        """Return how many more claims it would take if units were free, beyond those requested; 0 without a reason to request."""
         request = self.request
         if not request.is_wanted or self.lifecycle.phase >= Phase.DRAINING or not self.admission.is_live:
             return 0
@@ -157,13 +170,13 @@ class QueueConsumer:
         return min(self.capacity_wanted(), MAX_ITEMS) - request.reserved
 
     def accept(self, runs: Sequence[Run[Any]]) -> None:
-        """Accept new claims: run them, or pass them to a call that waits."""
+        """Accept new claims: run them, or pass them to a waiting call."""
         raise NotImplementedError
 
     # Reasons to request tasks
 
     def request_soon(self) -> None:
-        """There may be tasks: joined, woken up, resubscribed, or found by a scan."""
+        """Request tasks when the scheduler grants units, because there may be tasks."""
         if self.lifecycle.phase >= Phase.DRAINING:
             return
         request = self.request
@@ -173,22 +186,24 @@ class QueueConsumer:
             self._scheduler.dispatch()
 
     def on_wakeup(self) -> None:
-        """Handle a wake-up. It is pending until a start request has been sent: the free units may be gone by then, because
-        another queue took them, or because the peer is leaving. Then it is forwarded to the next waiting worker.
+        """Handle a wake-up.
+
+        The wake-up is pending until a start request has been sent. The free units may be in use by then, or the peer may be
+        leaving. In both cases it is forwarded to the next waiting worker.
         """
         self.request.wake()
         self.request_soon()
         self.forward_wakeup()
 
     def forward_wakeup(self) -> None:
-        """Forward a wake-up for which no unit is free: the free units were offered just now."""
+        """Forward a pending wake-up for which no unit is free. The scheduler has offered all free units before."""
         if self.request.wakeup_pending and not self.request.in_flight and self.admission.is_live:
             self.send_request(0)
 
     # Requesting tasks
 
     def send_request(self, wanted: int) -> None:
-        """Request `wanted` tasks, and reserve their units from now on; 0: request none, which forwards a wake-up."""
+        """Request `wanted` tasks, and reserve their units from now on. A request for 0 tasks forwards a wake-up."""
         registration = self.admission.registration
         assert registration is not None
         self.request.send(wanted)
@@ -202,7 +217,7 @@ class QueueConsumer:
         self._services.link.post(call, answered, owner=registration)
 
     def _answered(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
-        """Use the reply now, or when the next heartbeat confirms that we are registered."""
+        """Use the reply now, or when the next heartbeat confirms the registration."""
         session = self._services.session
         if started is not None and started.entries and not session.beat_is_fresh():
             session.defer_until_beat(registration, lambda: self._started(registration, started, failure))
@@ -235,7 +250,7 @@ class QueueConsumer:
         self._scheduler.dispatch()
 
     def _reject(self, registration: Registration, claims: range) -> None:
-        """Claims that arrive too late return with the queue, or alone if that was left."""
+        """Give back claims that arrived too late: together with the queue, or alone if the queue was left already."""
         if self.lifecycle.left.is_set():
             self._services.settles.give_back(self.keys, registration, claims)
         else:
@@ -255,7 +270,7 @@ class QueueConsumer:
             self._services.recheck(self)
 
     def new_claims(self, registration: Registration, started: StartReply) -> Sequence[Run[Any]]:
-        """The claims of a reply, in the form in which they are accepted."""
+        """Return the claims of a reply, in the form in which `accept` takes them."""
         first = started.first
         return [
             Run(self, registration, first + i, entry) for i, entry in enumerate(started.entries) if entry is not None
@@ -264,17 +279,17 @@ class QueueConsumer:
     # Running tasks
 
     def report_progress(self, run: Run[Any]) -> None:
-        """A run reported its progress; from any thread."""
+        """Send the progress that a run reported. From any thread."""
         self._services.report_progress(run)
 
     def extend(self, run: Run[Any], seconds: float) -> None:
-        """A run asks for a deadline `seconds` from now; from any thread."""
+        """Move the deadline of a run to `seconds` from now. From any thread."""
         self._services.extend_deadline(run, seconds)
 
     # Ending
 
     def ended(self, run: Run[Any]) -> None:
-        """The claim was settled or lost: its units are free, unless they were given away before."""
+        """Free the units of a claim that was settled or lost, unless they were freed before."""
         if self.running.pop(run.fence, None) is None:
             return
         last = not self.running
@@ -285,7 +300,7 @@ class QueueConsumer:
     def release_slot_of_stuck_run(self, run: Run[Any], *, place: bool = False) -> None:
         """Give the units of a stuck run, and its place under the handler's limit, to other runs. May be called twice.
 
-        The claim stays. `ended` must still be called for it, and then frees only what is left.
+        The claim stays. `ended` must still be called for it, and then frees only the remaining resources.
 
         Args:
             run: a run of this consumer; a run that has ended is ignored.
@@ -300,13 +315,13 @@ class QueueConsumer:
             run.cancel(reason)
 
     async def wait_idle(self) -> None:
-        """Wait until nothing runs here, nor will: a reply that arrives after the grace is not used."""
+        """Wait until nothing runs here. A reply that arrives after the grace starts nothing, so it is not waited for."""
         while self.running or (self.request.in_flight and not self.lifecycle.grace_over.is_set()):
             await self.lifecycle.wait_idle()
 
 
 class HandlerConsumer(QueueConsumer):
-    """A queue whose tasks run in slots. `begun` is filled while DEBUG is logged."""
+    """Consumes a queue whose tasks run in slots. `begun` is filled while DEBUG is logged."""
 
     def __init__(
         self,

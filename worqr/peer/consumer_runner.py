@@ -1,4 +1,4 @@
-"""The queues that a peer consumes: those whose tasks go to a handler, and those whose tasks are taken by hand."""
+"""`ConsumerRunner`: makes the consumers of a queue, and runs them until the peer leaves the queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from worqr.policy import RetryPolicy
 
 
 class ConsumerRunner:
-    """Serves the queues of one peer."""
+    """Runs the consumers of one peer, for handlers and for claims by hand."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ConsumerRunner:
         self._startup = startup
 
     async def _check_free(self, queue: str) -> tuple[QueueKeys, ...]:
-        """The keys of all shards of `queue`; UsageError if the peer cannot serve it, or does already."""
+        """Return the keys of all shards of `queue`. Raise UsageError if the peer cannot serve it, or serves it already."""
         keys, sharding = QueueKeys.of(self._settings.prefix, queue), self._settings.sharding
         shards = (keys,) if sharding is None else await sharding.shards(keys)
         if self._consumers.closed:
@@ -95,7 +95,7 @@ class ConsumerRunner:
     def _new_consumers(
         self, shards: Sequence[QueueKeys], run: Handler, pool: Pool | None, how: Handling, place: RunsIn
     ) -> list[HandlerConsumer]:
-        """One consumer for each shard; together they have the concurrency and the priority of the queue."""
+        """Make one consumer for each shard. Together they have the concurrency and the priority of the queue."""
         limit = None if how.concurrency is None else Pool(how.concurrency)
         priority = how.priority if len(shards) == 1 else how.priority / len(shards)
         run = with_middleware(run, self._settings.middleware, place)
@@ -108,8 +108,10 @@ class ConsumerRunner:
         ]
 
     async def _failure_consumers(self, keys: QueueKeys, how: Handling) -> list[HandlerConsumer]:
-        """Where the failure jobs of a queue are handled. An async function runs on the mesh's loop for async functions, unless
-        the handler names a loop; a plain function runs in a thread.
+        """Make the consumers of the failure jobs of a queue.
+
+        An async function runs on the mesh's loop for async functions, unless the handler names a loop. A plain function runs in a
+        thread.
         """
         queue = keys.queue
         shards = await self._check_free(QueueKeys(keys.prefix, queue, failures=True).name)
@@ -130,7 +132,7 @@ class ConsumerRunner:
 
     @asynccontextmanager
     async def work(self, queue: str, retry: RetryPolicy | None, keep_failed: int) -> AsyncGenerator[Claims]:
-        """Take the tasks of a queue by hand, inside this block; see ``Peer.work``."""
+        """Enter a block in which the application claims the tasks of a queue itself; see ``Peer.work``."""
         check_name(queue)
         policy, size = policy_for(retry, keep_failed=keep_failed), self._settings.max_payload
         shards = await self._check_free(queue)

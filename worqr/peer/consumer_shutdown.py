@@ -1,14 +1,14 @@
-"""`ConsumerShutdown`: leaves a queue: stop claiming, drain, cancel, give back. Several callers may request it.
+"""`ConsumerShutdown`: lets a consumer leave its queue. It stops claiming, drains, cancels, and gives the claims back.
 
-It runs in the engine, so that a caller who is cancelled meanwhile does not leave the queue half-way. `Lifecycle` has the phases
-of a consumer that leaves. The caller waits for a server that does not reply for `LEAVE_PATIENCE` only; the queue is left on the
-server as soon as the server replies again (`departures`).
+Several callers may request it. It runs in the engine, so a caller that is cancelled does not leave the queue half-way.
+`Lifecycle` has the phases of a consumer that leaves. If the server does not reply, a caller waits for `LEAVE_PATIENCE` only. The
+queue is left on the server when the server replies again (`departures`).
 
-A handler may ignore its cancellation. On the Trio loop the peer waits for it, and logs it now and then. In a thread or on the
-asyncio loop it is left behind after `DETACH_AFTER`: callers that wait for the queue to be left go on. The consumer is *detached*:
-the run keeps its claim, and if it ends before the peer does, the claim is settled then and the queue left for good. Otherwise the
-peer ends like a worker that dies, without deregistering. The leader then recovers the claim when the keepalive has expired. Until
-then the handler may still run in a process that is about to end.
+A handler may ignore its cancellation. On the Trio loop the peer waits for it, and logs it every `REMIND` seconds. In a thread or
+on the asyncio loop, the run is left behind after `DETACH_AFTER`, and callers that wait for the queue continue. The consumer is
+then *detached*, and the run keeps its claim. If the run ends before the peer does, the claim is settled, and the queue is left
+completely. Otherwise the peer ends without deregistering, like a worker that dies. The leader then recovers the claim when the
+keepalive has expired. Until then the handler may still run in a process that is about to end.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 LEAVE_PATIENCE = 2.0
 UNREACHABLE_PATIENCE = 0.1
-"""Seconds to deregister, and to wait for a server that has not confirmed that the queues were left."""
+"""Seconds to deregister. The second value holds if the server has not confirmed that the queues were left."""
 UNWIND_WITHIN = 1.0
-"""Seconds that cancelled handlers have to unwind together, so that their tasks go back in one request and in order."""
+"""Seconds that cancelled handlers have to end together, so that their tasks go back in one request and in order."""
 DETACH_AFTER = 5.0
-"""Seconds after their cancellation until handlers in threads and on asyncio loops are left behind. With the default grace it
-fits into Kubernetes's 30 s."""
+"""Seconds after their cancellation until handlers in threads and on asyncio loops are left behind. Together with the default
+grace this fits into the 30 s of Kubernetes.
+"""
 REMIND = 30.0
 """Seconds between two reports of a handler on the loop that keeps the peer from leaving."""
 
 
 class ConsumerShutdown:
-    """Lets consumers leave. Changed only in the loop.
+    """Makes consumers leave their queues. Changed only in the loop.
 
     Args:
-        consumers: all of the peer.
+        consumers: all consumers of the peer.
         settler: ends claims.
         settles: the settles that the server has not accepted yet.
         departures: leave the queues on the server.
-        describe: the fields for a log line about a run, with the stack of its handler.
+        describe: returns the fields for a log line about a run, with the stack of its handler.
         spawn: runs a task behind the shield of the engine; returns False if the engine does not run.
 
     Attributes:
-        server_answers: False once the server did not reply to a request: it may be gone.
+        server_answers: False after a request to which the server did not reply in time.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ConsumerShutdown:
         self._spawn = spawn
 
     def begin(self, consumer: QueueConsumer, grace: float) -> None:
-        """Leave a queue, in the engine; `lifecycle.left` is set when it is done. May be called twice."""
+        """Begin to leave a queue, in the engine. `lifecycle.left` is set when the queue was left. May be called twice."""
         if consumer.lifecycle.drain():
             if isinstance(consumer, ManualConsumer):
                 consumer.close_buffer()
@@ -108,12 +109,13 @@ class ConsumerShutdown:
             lifecycle.leave()
 
     def _depart(self, consumer: QueueConsumer, *, stay: bool) -> Departure | None:
-        """Begin to leave a queue on the server: all claims go back to the front, and the registry forgets that we serve it.
+        """Begin to leave a queue on the server: all claims go back to the front, and the registry removes the worker from the
+        queue.
 
-        With `stay`, another consumer of this peer needs the worker's admission: only the channels are left.
+        With `stay`, another consumer of this peer needs the worker's admission. Then only the channels are left.
 
         Returns:
-            The departure, which goes on without the caller; None if there is nothing to leave.
+            The departure, which continues without the caller; None if there is nothing to leave.
         """
         registration = consumer.registration
         consumer.admission.unsubscribe()
@@ -122,7 +124,10 @@ class ConsumerShutdown:
         return self._departures.begin(consumer.keys, registration)
 
     async def _wait_left(self, departure: Departure) -> None:
-        """Wait while the server replies. If it does not, the queue counts as left here; the departure goes on by itself."""
+        """Wait while the server replies.
+
+        If the server stops replying, the queue counts as left here, and the departure continues without this call.
+        """
         while not departure.done.is_set() and departure.refused is None:
             answers = departure.answers
             with trio.move_on_after(LEAVE_PATIENCE):
@@ -134,10 +139,10 @@ class ConsumerShutdown:
                 return
 
     async def _unwind(self, consumer: QueueConsumer) -> None:
-        """Cancel running tasks, and wait for their end: a task that goes back may start elsewhere at once.
+        """Cancel running tasks, and wait for their end, because a task that went back may start on another worker immediately.
 
         Runs that end within `UNWIND_WITHIN` go back in one script with all other claims of the worker, in their old order. Slower
-        handlers are not waited for. A claim by hand outside a block has nothing to unwind.
+        handlers are not waited for. A claim that the application holds outside a block has no handler to wait for.
         """
         consumer.lifecycle.cancel()
         consumer.cancel_running("leaving")
@@ -149,7 +154,7 @@ class ConsumerShutdown:
             await self._wait_unresponsive(consumer)
 
     async def _wait_unresponsive(self, consumer: QueueConsumer) -> None:
-        """Wait for handlers that do not unwind; leave them behind if that is possible."""
+        """Wait for handlers that do not end; detach the consumer if that is possible."""
         report_at = 0.0
         while True:
             with trio.move_on_after(DETACH_AFTER - UNWIND_WITHIN):
@@ -174,7 +179,7 @@ class ConsumerShutdown:
             emit_fields(logger, "task.unending", text, fields)
 
     async def _detach(self, consumer: QueueConsumer) -> None:
-        """The queue counts as left, except for the runs that remain there. Returns when they have ended."""
+        """Count the queue as left, except for the remaining runs. Return when these runs have ended."""
         self._consumers.detach(consumer)
         consumer.lifecycle.detach()
         while consumer.running:
@@ -183,7 +188,7 @@ class ConsumerShutdown:
         self._consumers.forget_detached(consumer)
 
     def _give_back(self, consumer: QueueConsumer, held: Iterable[int] = ()) -> None:
-        """Give back one by one the claims that would go back with the queue: it is not left yet."""
+        """Give claims back one by one, because the queue, with which they would go back together, is not left yet."""
         consumer.lifecycle.return_claims()
         claims = {*consumer.lifecycle.take_rejected(), *held}
         registration = consumer.registration
@@ -191,12 +196,12 @@ class ConsumerShutdown:
             self._settles.give_back(consumer.keys, registration, claims)
 
     def holds_claims(self, registration: Registration | None) -> bool:
-        """Runs that were left behind hold claims of this registration."""
+        """Return True if runs that were left behind hold claims of this registration."""
         detached = self._consumers.detached
         return any(c.registration is registration for consumer in detached for c in consumer.running.values())
 
     def abandon_detached(self) -> None:
-        """The peer ends: stop waiting for runs that were left behind. The leader recovers their claims."""
+        """Stop waiting for runs that were left behind, because the peer ends. The leader recovers their claims."""
         for consumer in self._consumers.detached:
             for run in consumer.running.values():
                 run.settle()
@@ -205,7 +210,7 @@ class ConsumerShutdown:
 
 
 async def _drain_or_skip(consumer: QueueConsumer) -> None:
-    """Wait until nothing runs there any more, or the grace is skipped."""
+    """Wait until nothing runs there, or until the grace is skipped."""
     async with trio.open_nursery() as nursery:
 
         async def idle() -> None:

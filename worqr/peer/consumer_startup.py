@@ -1,7 +1,7 @@
-"""`ConsumerStartup`: enters queues under a registration: registry, admission, channels, and the first start request.
+"""`ConsumerStartup`: lets a consumer enter its queue: registry, admission, channels, and the first start request.
 
-A queue is entered in the registry first, and then in its own set of admitted workers; it is left in the opposite order. So the
-leader finds the claims of a worker that dies in between. Leaving is in `worqr.peer.consumer_shutdown`.
+A queue is entered in the registry first, and then in its own set of admitted workers. It is left in the opposite order. So the
+leader finds the claims of a worker that dies in between. Not here: leaving (`consumer_shutdown`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ConsumerStartup:
-    """Enters the queues of one peer; the worker id may change meanwhile. Changed only in the loop."""
+    """Enters the queues of one peer, whose worker id may change in the meantime. Changed only in the loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ConsumerStartup:
 
     @asynccontextmanager
     async def entered(self, consumers: Sequence[QueueConsumer]) -> AsyncGenerator[None]:
-        """Serve a queue, all shards of it, for the length of a block."""
+        """Serve a queue, with all its shards, for the length of a block."""
         here: list[QueueConsumer] = []
         try:
             for consumer in consumers:
@@ -62,7 +62,7 @@ class ConsumerStartup:
                 self._consumers.add(consumer)
                 here.append(consumer)
             self._consumers.used.set()
-            if self._consumers.closed:  # the peer was drained after `check_free`, while it entered another queue
+            if self._consumers.closed:  # drained after `_check_free`, while the peer entered another queue
                 for consumer in here:
                     self._shutdown.begin(consumer, 0)
             await self._enter_all(consumers)
@@ -78,7 +78,7 @@ class ConsumerStartup:
                     self._consumers.remove(consumer)
 
     async def _enter_all(self, consumers: Sequence[QueueConsumer]) -> None:
-        """Enter them all at once; raise the first error, if there is one."""
+        """Enter all of them at the same time; raise the first error."""
         errors: list[Exception] = []
 
         async def enter(consumer: QueueConsumer) -> None:
@@ -115,12 +115,12 @@ class ConsumerStartup:
                 nursery.start_soon(self._enter_again, consumer, registration)
 
     async def _enter_again(self, consumer: QueueConsumer, registration: Registration) -> None:
-        """Retry without limit: on a cluster the node of one queue may be away while those of the others are not."""
+        """Enter a queue; retry without limit. On a cluster, the node of one queue may be unavailable while other nodes work."""
         while not (registration.dead or consumer.lifecycle.is_leaving):
             try:
                 await self.enter(consumer, registration)
             except ClaimLost:
-                return  # lost again: the peer has begun to register once more
+                return  # the peer has begun to register once more
             except WorqrError as error:
                 text = "queue %(queue)r could not be entered again, next try in %(retry_in)s s: %(error)s"
                 emit(logger, "start_work", text, queue=consumer.name, retry_in=1, error=str(error))
@@ -131,10 +131,11 @@ class ConsumerStartup:
     async def enter(self, consumer: QueueConsumer, registration: Registration) -> None:
         """Serve a queue under `registration`.
 
-        Returns early if the queue is being left meanwhile. If this worker is still leaving it, wait for that first.
+        Returns early if the queue is being left. If an earlier departure of this worker from the queue is under way, waits for
+        its end first.
 
         Raises:
-            ClaimLost: the registration died meanwhile.
+            ClaimLost: the registration died.
         """
         consumer.admission.enter(registration, self._link.connections)
         await self._departures.wait_left(consumer.keys, registration)
@@ -161,7 +162,7 @@ class ConsumerStartup:
 
 
 def _should_continue(consumer: QueueConsumer, registration: Registration) -> bool:
-    """Return False if the queue is being left. Raises ClaimLost if the registration has died."""
+    """Return False if the queue is being left. Raise ClaimLost if the registration has died."""
     if registration.dead:
         raise ClaimLost(f"worker {registration.worker} was swept while it entered queue {consumer.queue!r}")
     return not consumer.lifecycle.is_leaving

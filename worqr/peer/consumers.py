@@ -1,7 +1,6 @@
 """`ActiveConsumers`: the consumers of one peer, by the names of their queues.
 
-Here: which consumers there are, and in which phase. Not here: entering queues (`consumer_startup`), and leaving them
-(`consumer_shutdown`).
+Not here: entering queues (`consumer_startup`), and leaving them (`consumer_shutdown`).
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from worqr.peer.consumer import QueueConsumer
 
 
 class ActiveConsumers:
-    """The consumers of one peer; a queue of several shards has one for each. Changed only in the loop.
+    """The consumers of one peer. A queue of several shards has one consumer for each. Changed only in the loop.
 
     Attributes:
-        closed: the peer leaves: it enters no more queues.
-        used: set once a queue was served.
+        closed: the peer leaves, and enters no more queues.
+        used: set after a queue was served.
     """
 
     def __init__(self) -> None:
@@ -31,35 +30,35 @@ class ActiveConsumers:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[QueueConsumer]:
-        """Iterate over a copy: consumers are added and removed."""
+        """Iterate over a copy, because consumers are added and removed during the iteration."""
         return iter(tuple(self._by_name.values()))
 
     def names(self) -> list[str]:
-        """The names of all queues that are served, also of those that are still being entered."""
+        """Return the names of all queues that are served, including those that are still being entered."""
         return list(self._by_name)
 
     def get(self, name: str) -> QueueConsumer | None:
-        """The consumer of this queue, if it is served here."""
+        """Return the consumer of this queue, or None."""
         return self._by_name.get(name)
 
     def close(self) -> None:
-        """The peer leaves."""
+        """Note that the peer leaves."""
         self.closed = True
 
     def add(self, consumer: QueueConsumer) -> None:
-        """The queue of this consumer is served from now on."""
+        """Add the consumer of a queue."""
         self._by_name[consumer.name] = consumer
 
     def remove(self, consumer: QueueConsumer) -> None:
-        """The queue of this consumer was left."""
+        """Remove a consumer whose queue was left."""
         del self._by_name[consumer.name]
 
     def detach(self, consumer: QueueConsumer) -> None:
-        """The queue of this consumer counts as left, except for runs that were left behind and have not ended."""
+        """Keep a consumer whose queue counts as left, except for runs that were left behind and have not ended."""
         self._detached.append(consumer)
 
     def forget_detached(self, consumer: QueueConsumer) -> None:
-        """The last run that was left behind has ended."""
+        """Remove a detached consumer whose last run has ended."""
         self._detached.remove(consumer)
 
     @property
@@ -68,25 +67,25 @@ class ActiveConsumers:
         return tuple(self._detached)
 
     def entered(self) -> list[QueueConsumer]:
-        """The consumers whose queues are served now."""
+        """Return the consumers whose queues are served now."""
         return [each for each in self if each.admission.was_admitted and not each.lifecycle.left.is_set()]
 
     def held(self) -> list[QueueConsumer]:
-        """The consumers whose queues are served now, and those where runs were left behind."""
+        """Return the consumers whose queues are served now, and the detached ones."""
         return [*self.entered(), *self._detached]
 
     def of(self, name: str) -> list[QueueConsumer]:
-        """All consumers of this queue: the one that serves it, and those where runs were left behind."""
+        """Return all consumers of this queue: the one that serves it, and the detached ones."""
         return [consumer for consumer in (*self, *self._detached) if consumer.name == name]
 
     def is_replaced(self, consumer: QueueConsumer) -> bool:
         """Return True if another consumer serves the queue that this one has left.
 
-        Both hear each wake-up, but only one may request tasks. In case a reply is lost and its request is repeated, the server
-        keeps the reply to the worker's last request, and no other.
+        Both receive each wake-up, but only one of them may request tasks. The server keeps only the reply to the worker's last
+        request, for the case that this request is repeated.
         """
         return self._by_name.get(consumer.name) not in {None, consumer}
 
     def is_shared(self, consumer: QueueConsumer) -> bool:
-        """Return True if another consumer of this peer has the same queue: it is served again, or runs were left behind there."""
+        """Return True if another consumer of this peer has the same queue: it serves the queue again, or it is detached."""
         return any(other is not consumer for other in self.of(consumer.name))

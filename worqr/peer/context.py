@@ -1,7 +1,7 @@
-"""`Context`: what a handler can ask about its run; `current()` returns it.
+"""`Context`: the view that a handler has of its run; `current()` returns it.
 
-A context is a view of a `Run`, made when a handler asks for it. Its calls never wait, so that a coroutine, a thread and an
-asyncio task can use it alike. `Claim`, the class for claims by hand, is in `claims`.
+A context is made when a handler asks for it. Its calls never wait, so a coroutine, a thread and an asyncio task can use it alike.
+Not here: `Claim`, the class for tasks that an application claims itself (`claims`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Context:
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        """Why this run is being cancelled; None if it is not. A thread sees it at once.
+        """Why this run is being cancelled; None if it is not. A thread can read it at any time.
 
         ``cancel``: a caller requested it. ``lost``: the task was reassigned to another worker. ``leaving``: the peer leaves, and
         the task returns to its queue. ``timeout``: the run took too long.
@@ -85,7 +85,7 @@ class Context:
 
     @property
     def run_at(self) -> datetime:
-        """The time before which it was not to run, by the server's clock. For a task that was never scheduled, the time of the
+        """The time before which it was not to run, by the server's clock. For a task that was never scheduled: the time of the
         claim.
         """
         record = self._run.record
@@ -137,10 +137,10 @@ class Context:
     def extend(self, seconds: Seconds) -> None:
         """Move the deadline of this run, from any thread. This never waits.
 
-        A run without a timeout stays without one. A run that is being cancelled already is not saved.
+        A run without a timeout stays without one. A run that is being cancelled already stays cancelled.
 
         Args:
-            seconds: The deadline in seconds from now, or a timedelta; more than 0. It may be nearer than before.
+            seconds: The deadline in seconds from now, or a timedelta; more than 0. It may be earlier than before.
 
         Raises:
             UsageError: `seconds` is not valid.
@@ -168,7 +168,7 @@ class Context:
 
 
 def _message(message: object) -> str:
-    """At most 1,000 characters that UTF-8 can encode: a progress message must not fail the run."""
+    """Return at most 1,000 characters that UTF-8 can encode, because a progress message must not fail the run."""
     if not isinstance(message, str):
         raise UsageError(f"the message of progress must be a str, not {type(message).__name__}")
     return clean_text(message[:1000])
@@ -183,7 +183,7 @@ def _finite(done: object) -> float | None:
 
 
 current_context: ContextVar[Context] = ContextVar("worqr.current")
-"""The context that this code has asked for before; it may be that of another run."""
+"""The context that this code last asked for; it may belong to another run."""
 
 
 def current() -> Context:

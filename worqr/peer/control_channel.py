@@ -1,8 +1,13 @@
 """`ControlChannel`: the channels of a peer's queues, on which wake-ups and hints about cancelled tasks arrive.
 
-A message is a hint that any client could forge; the server decides. So a wake-up makes a consumer request tasks, and a message
-about a cancelled task makes the `Reconciler` ask which claims are marked. That happens when a message names one of our claims,
-when `c` comes on our own wake channel (which stands for any number of claims), and at every (re)subscription.
+A message is a hint, which any client could forge; the server decides. After a wake-up, a consumer requests tasks. After a message
+about a cancelled task, the `Reconciler` asks the server which claims are marked.
+
+The `Reconciler` asks in three cases:
+
+* a message names a claim of this worker;
+* `c` arrives on the worker's own wake channel, and stands for any number of claims;
+* the channels are subscribed, for the first time or again.
 """
 
 from __future__ import annotations
@@ -20,22 +25,23 @@ from worqr.peer.consumer import QueueConsumer
 from worqr.peer.reconciler import Reconciler
 
 ASKERS: Final = 3
-"""How many waiting workers, on average, request a task that a foreign producer announces to all of them."""
+"""How many waiting workers, on average, request a task after a producer in another language announces it to all of them."""
 TO_ALL: Final = (b"resumed", b"deleted")
-"""Messages on the queue's own channel after which every worker looks."""
+"""Messages on the queue's own channel after which every worker requests tasks."""
 CHECK_MARKS: Final = b"c"
-"""The message on a worker's own wake channel that makes it ask which of its claims are marked for cancellation. Any other
-message there is a wake-up."""
+"""The message on a worker's own wake channel after which it asks which of its claims are marked for cancellation. Any other
+message on that channel is a wake-up.
+"""
 
 
 class ControlChannel:
-    """Listens on behalf of one peer. Changed only in the loop.
+    """Listens on the channels of one peer. Changed only in the loop.
 
     Args:
         link: of the peer.
         reconciler: asks the server which claims are cancelled.
-        leads: the peer is the leader of the mesh.
-        is_replaced: another consumer serves the queue that this one has left.
+        leads: returns True if the peer is the leader of the mesh.
+        is_replaced: returns True if another consumer serves the queue that this one has left.
     """
 
     def __init__(
@@ -51,7 +57,7 @@ class ControlChannel:
         self._is_replaced = is_replaced
 
     async def subscribe(self, consumer: QueueConsumer) -> None:
-        """Listen to the queue's channels under its present registration; return when the server has confirmed it."""
+        """Listen to the queue's channels under the consumer's present registration. Return when the server has confirmed it."""
         consumer.admission.unsubscribe()
         registration = consumer.registration
         assert registration is not None
@@ -78,7 +84,7 @@ class ControlChannel:
             except UsageError:
                 if consumer.admission.subscription is subscription:
                     raise
-                return  # the queue was left, or served anew, while we waited
+                return  # the queue was left, or is served by another consumer now
         if waiting.cancelled_caught:
             raise Unavailable(
                 f"queue {consumer.queue!r}: the server did not confirm the subscription within {patience:g} s",
@@ -86,7 +92,7 @@ class ControlChannel:
             )
 
     def _confirmed(self, consumer: QueueConsumer) -> None:
-        """(Re)subscribed: messages may have been missed. First check running tasks, then waiting ones."""
+        """Check running tasks, then waiting ones: messages before this subscription may have been missed."""
         consumer.admission.confirm()
         self._reconciler.check(consumer, named=True)
         consumer.request_soon()
@@ -94,8 +100,9 @@ class ControlChannel:
     def _on_announcement(self, consumer: QueueConsumer, message: bytes) -> None:
         """Handle a message on the queue's own channel, which every worker of the queue receives. No worker has to react.
 
-        A worker without a free slot sends nothing. Of the waiting workers a few ask, among them the leader of the mesh. It may
-        be none, if the leader does not serve the queue: then the scan finds the task. While the queue is paused, none asks.
+        A worker without a free slot sends nothing. Of the waiting workers, a few request tasks, among them the leader of the
+        mesh. If none of them does, and the leader does not serve the queue, the scan finds the task. While the queue is paused,
+        no worker requests tasks.
         """
         request = consumer.request
         few = self._leads() or request.in_flight or random() * request.workers_waiting < ASKERS
@@ -103,7 +110,7 @@ class ControlChannel:
             consumer.request_soon()
 
     def _on_cancel_hint(self, consumer: QueueConsumer, message: bytes) -> None:
-        # A claim we do not know may be in a reply that is still on its way: then the reply's arrival asks.
+        # An unknown claim may be in a reply that has not arrived yet. Then the check follows the reply.
         if not message.isdigit():
             return
         if int(message) in consumer.running:
@@ -112,7 +119,7 @@ class ControlChannel:
             consumer.request.recheck()
 
     def _on_marks(self, consumer: QueueConsumer) -> None:
-        """One message for many claims of ours. Some may be in a reply that is still on its way."""
+        """Check all claims: one message stands for many of them."""
         if consumer.request.in_flight:
             consumer.request.recheck()
         self._reconciler.check(consumer)

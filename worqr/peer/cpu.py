@@ -1,4 +1,7 @@
-"""How many cores a process may use, and how many it needs. Imports neither Trio nor other modules of the peer."""
+"""How many cores a process may use, and how many it needs.
+
+This module imports neither Trio nor other modules of the peer, so that any program can use it.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,17 @@ class CpuMeter:
         self._waited = _wait_times()
 
     def wanted(self) -> float:
-        """The cores that the process needed since the last call: the average number of its threads that ran, or were ready to run
-        but did not get a core. On systems other than Linux, which do not report waiting threads, only those that ran.
+        """Return the number of cores that the process has needed since its creation.
+
+        This is the average number of threads that ran, or were ready to run without getting a core. Systems other than Linux do
+        not report waiting threads; there, only running threads count.
         """
         waited = sum([wait - self._waited.get(thread, 0) for thread, wait in _wait_times().items()]) / 1e9
         return (time.process_time() - self._used + waited) / (time.monotonic() - self._began)
 
 
 def _wait_times() -> dict[str, int]:
-    """Nanoseconds that each thread has been ready to run without running."""
+    """Return for each thread the nanoseconds in which it was ready to run without running."""
     found: dict[str, int] = {}
     threads = Path("/proc/self/task")
     try:
@@ -40,18 +45,18 @@ def _wait_times() -> dict[str, int]:
 
 
 def default_processes(root: Path = Path("/")) -> int:
-    """How many processes a worker has by default: one for each core that it may use, also for the last part of one."""
+    """Return the default number of worker processes: the number of cores that this process may use, rounded up."""
     return max(1, math.ceil(usable_cores(root)))
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """How many cores this process may use: its CPU affinity, limited by the quota of its control group."""
+    """Return how many cores this process may use: its CPU affinity, limited by the quota of its control group."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([float(cpus), *_quotas(root)])
 
 
 def _quotas(root: Path) -> list[float]:
-    """The quotas from the files of control groups, versions 2 and 1, where they can be read."""
+    """Return the quotas from the files of control groups, versions 2 and 1, where they can be read."""
     found: list[float] = []
     groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
     try:
@@ -82,7 +87,10 @@ def _read_words(file: Path) -> list[str]:
 
 
 def _parse_quota(words: list[str]) -> list[float]:
-    """``["150000", "100000"]``, a quota and its period in microseconds, is one and a half cores; "max" and -1 are none."""
+    """Return the cores of a quota and its period, both in microseconds: ``["150000", "100000"]`` is one and a half cores.
+
+    "max" and -1 are no quota.
+    """
     if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
         return [int(words[0]) / int(words[1])]
     return []

@@ -1,9 +1,9 @@
-"""Timeouts of runs: one heap and one task for all runs, which costs less than a deadline in each run's cancel scope.
+"""`Deadlines`: the timeouts of runs, in one heap with one task. This costs less than a deadline in each run's cancel scope.
 
-A run that was settled leaves only a stopped `Timer` in the heap. It is skipped when its time comes, or removed when most entries
-are of settled runs. A run that is extended gets another timer and leaves the old one behind, stopped.
+A run that was settled leaves a stopped `Timer` in the heap. The timer is skipped when its time comes, or removed when most
+entries are stopped. A run that is extended gets a new timer; the old one stays in the heap, stopped.
 
-The heap uses Trio's clock. Handlers see ``time.monotonic()``, which threads, an asyncio loop and child processes can read too.
+The heap uses Trio's clock. Handlers use ``time.monotonic()``, which threads, an asyncio loop and child processes can read too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from worqr.peer.run import Run, Timer
 BLOCKED = 0.1
 GRACE = 1.0
 """Seconds. If a blocked loop could not check deadlines for longer than the first value, runs get the lost time back, up to the
-second value. So a run that ended in time meanwhile keeps its own outcome."""
+second value. So a run that ended in time keeps its own outcome.
+"""
 COMPACT_OVER = 1000
-"""Number of entries up to which ended ones are not removed."""
+"""Number of entries above which stopped timers are removed."""
 
 
 class Deadlines:
@@ -54,7 +55,10 @@ class Deadlines:
             self._compact_at = max(COMPACT_OVER, 2 * len(heap))
 
     def request_extension(self, run: Run[Any], seconds: float) -> None:
-        """Move a run's deadline to `seconds` from now; from any thread, without waiting. A run without a deadline gets none."""
+        """Move a run's deadline to `seconds` from now, without waiting. From any thread.
+
+        A run without a deadline stays without one.
+        """
         if run.timer is None or run.cancel_reason is not None:
             return
         run.timer.move_to(time.monotonic() + seconds)

@@ -1,17 +1,17 @@
-"""Leaving queues on the server: stop_work, then unmap_work, sent until the server has accepted both.
+"""`Departures`: leaves queues on the server. It sends stop_work, then unmap_work, until the server has accepted both.
 
-A departure belongs to a registration. It runs in the engine, not in the caller: a caller waits for a limited time and goes on,
-but the departure continues until the registration ends. The link repeats its requests over lost connections. Requests that the
-server refuses are repeated here, with growing pauses. If the registration is declared dead, the leader does the rest.
+A departure belongs to a registration. It runs in the engine instead of the caller. A caller waits for a limited time, and the
+departure continues until the registration ends. The link repeats its requests over lost connections. Requests that the server
+refuses are repeated here, with growing pauses. If the registration is declared dead, the leader gives the claims back.
 
-Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the
-first stop_work of a departure and the reply to its last one. `enter` waits for the departure of the same queue before it sends
-start_work (see `wait_left`). A consumer begins no departure while another one of this peer serves the queue, or while runs were
-left behind there: its claims go back one by one, by their ids.
+Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the first
+stop_work of a departure and the reply to its last one. `ConsumerStartup.enter` waits for the departure of the same queue before
+it sends start_work (see `wait_left`). A consumer begins no departure while another consumer of this peer has the queue. Then its
+claims go back one by one, by their ids.
 
-Settles come first: stop_work is sent when the server has replied to every settle of the queue. Otherwise a finished task could
-go back with the queue because its finish came later. A settle that the server refuses is tried once more; then its task goes
-back with the queue and runs again.
+Settles come first: stop_work is sent when the server has replied to every settle of the queue. Otherwise a finished task could go
+back with the queue because its finish came later. A settle that the server refuses is tried once more. If the server refuses it
+again, its task goes back with the queue and runs again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Departure:
 
     Attributes:
         done: set when the queue was left, or the registration was declared dead.
-        answers: how many replies of the server there were.
+        answers: the number of replies from the server.
         refused: the last refusal, if the server refuses the request.
     """
 
@@ -55,11 +55,11 @@ class Departure:
         self.refused: Exception | None = None
 
     def answered(self) -> None:
-        """The server has replied."""
+        """Count a reply from the server."""
         self.answers += 1
 
     def refuse(self, failure: Exception | None) -> None:
-        """The server refuses the request."""
+        """Store that the server refuses the request."""
         self.refused = failure
 
 
@@ -77,7 +77,7 @@ class Departures:
         self._throttle = ErrorThrottle(logger)
 
     def begin(self, keys: QueueKeys, registration: Registration) -> Departure:
-        """Leave a queue, in the engine. If a departure is under way already, return it."""
+        """Begin to leave a queue, in the engine. If a departure is under way already, return that one."""
         place = registration, keys.name
         departure = self._open.get(place)
         if departure is None:
