@@ -29,13 +29,13 @@ class _AsyncBlock(AbstractAsyncContextManager[T]):
     ) -> bool | None:
         return await self._block.__aexit__(kind, error, trace)
 
-    if not TYPE_CHECKING:  # a type checker refuses `with` and `await` by itself
+    if not TYPE_CHECKING:  # a type checker reports `with` and `await`, because the methods are missing
 
         def __enter__(self) -> NoReturn:
             raise UsageError(self._hint)
 
         def __exit__(self, *error: object) -> None:
-            """Never reached; without it Python complains before `__enter__` can."""
+            """Never called. Without it, Python would raise an error of its own before it calls `__enter__`."""
 
         def __await__(self) -> NoReturn:
             raise UsageError(self._hint)
@@ -44,7 +44,7 @@ class _AsyncBlock(AbstractAsyncContextManager[T]):
 def async_block(
     hint: str,
 ) -> Callable[[Callable[P, AsyncGenerator[T]]], Callable[P, AbstractAsyncContextManager[T, bool | None]]]:
-    """``asynccontextmanager``, for methods that people also try in ``with`` or ``await``: these raise UsageError with `hint`."""
+    """Return ``asynccontextmanager`` for a method that raises UsageError with `hint` if it is used with ``with`` or ``await``."""
 
     def decorate(generator: Callable[P, AsyncGenerator[T]]) -> Callable[P, AbstractAsyncContextManager[T, bool | None]]:
         make = asynccontextmanager(generator)

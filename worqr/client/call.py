@@ -72,11 +72,12 @@ class Call(Generic[R_co]):
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
-    """A call of a function that is declared in another program: only its name is known.
+    """Return a call of a function that is declared in another program, so that only its name is known.
 
     Raises:
-        UsageError: a bad name, arguments that JSON cannot carry, or positional ones, which only the function can name.
-        PayloadTooLarge: over `max_payload` bytes.
+        UsageError: the name is not valid, JSON cannot represent the arguments, or there are positional arguments, whose names
+            only the function has.
+        PayloadTooLarge: the payload is larger than `max_payload` bytes.
     """
     check_name(name, "function name")
     if args and (kwargs or len(args) > 1):

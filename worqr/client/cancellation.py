@@ -1,6 +1,6 @@
-"""Cancelling as producers and operators do it: request it, and wait until the running tasks have acknowledged it.
+"""Cancel tasks: request it, and wait until the running tasks have acknowledged it.
 
-How a peer learns of it is in `peer.control_channel`.
+`worqr.peer.control_channel` receives the requests in a peer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount
 
 Step = Callable[[QueueKeys, CancelReply | None], Awaitable[CancelReply]]
-"""One request of a cancel to one shard, from the end of the previous request on."""
+"""Sends one request of a cancel to one shard. It continues where the previous request ended."""
 
 
 class _ShardCancellation:
-    """The claims that were cancelled in one shard while they ran, and those of them that have ended."""
+    """The running claims that were cancelled in one shard, and those of them that have ended."""
 
     def __init__(self, keys: QueueKeys, notification: Notification) -> None:
         self.keys = keys
@@ -35,7 +35,7 @@ class _ShardCancellation:
             self._notification.set()
 
     async def refresh(self, link: Link) -> None:
-        """Check the marks, because messages may get lost: a claim without its mark has ended."""
+        """Read the cancel marks, because messages may get lost: a claim without a mark has ended."""
         if self.claims <= self.settled:
             return
         ordered = sorted(self.claims - self.settled)
@@ -48,24 +48,26 @@ class _ShardCancellation:
 async def cancel_and_wait(link: Link, shards: Iterable[QueueKeys], step: Step, wait: float) -> CancelCount:
     """Cancel in all of these shards, and wait up to `wait` seconds until the running tasks have ended."""
     notification = Notification(link)
-    places = [_ShardCancellation(keys, notification) for keys in shards]
+    cancellations = [_ShardCancellation(keys, notification) for keys in shards]
     async with AsyncExitStack() as stack:
         if wait > 0:
-            for place in places:
-                await stack.enter_async_context(subscribed(link, place.keys.cancelled_channel, place.on_message))
-        waiting = sum([await _all_steps(partial(step, place.keys), place.claims) for place in places])
+            for each in cancellations:
+                await stack.enter_async_context(subscribed(link, each.keys.cancelled_channel, each.on_message))
+        waiting = sum([await _cancel_all_pages(partial(step, each.keys), each.claims) for each in cancellations])
         if wait > 0:
             with link.driver.move_on_after(wait):
-                while not all(place.claims <= place.settled for place in places):
+                while not all(each.claims <= each.settled for each in cancellations):
                     await notification.wait()
-                    for place in places:
-                        await place.refresh(link)
-        running = sum(len(place.claims) for place in places)
-        return CancelCount(waiting, running, sum(len(place.claims & place.settled) for place in places) if wait else 0)
+                    for each in cancellations:
+                        await each.refresh(link)
+        running = sum(len(each.claims) for each in cancellations)
+        return CancelCount(
+            waiting, running, sum(len(each.claims & each.settled) for each in cancellations) if wait else 0
+        )
 
 
-async def _all_steps(step: Callable[[CancelReply | None], Awaitable[CancelReply]], claims: set[int]) -> int:
-    """Repeat the cancel until there is no more; return how many waited. `claims` gets those that were marked."""
+async def _cancel_all_pages(step: Callable[[CancelReply | None], Awaitable[CancelReply]], claims: set[int]) -> int:
+    """Repeat the request until there is no more; return how many tasks waited. The marked claims are added to `claims`."""
     waiting, last = 0, None
     while last is None or last.more:
         last = await step(last)

@@ -1,7 +1,7 @@
 """`Client`: sends the requests of one mesh.
 
-Its queues, jobs and functions hold it instead of the mesh. It owns the connections, and the numbers of shards that this program
-declared. `worqr.client.mesh_client` adds the producer of function calls.
+Its queues, jobs and functions hold it instead of the mesh. It owns the connections, and the numbers of shards that this
+program declared. `worqr.client.mesh_client` adds the producer of function calls.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Client:
 
     Attributes:
         settings: the settings of the mesh.
-        declared_shards: how many shards this program declared for a queue, by the queue's name.
+        declared_shards: the number of shards that this program declared for a queue, by the queue's name.
         connections: the connection of each running loop, and that of plain threads.
-        slot_watch: makes the watch of a call that waits for a job of this queue.
+        slot_watch: makes the `SlotWatch` of a call that waits for a job of this queue.
     """
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
@@ -53,16 +53,16 @@ class Client:
 
     @property
     def link(self) -> Link:
-        """The link of the running loop; UsageError outside `connect`."""
+        """The link of the running loop. Raises UsageError outside `connect`."""
         return self.connections.for_current_loop().link
 
     @property
     def sharding(self) -> ShardDirectory:
-        """The shards that the running loop's connection knows; UsageError outside `connect`."""
+        """The shards that the running loop's connection knows. Raises UsageError outside `connect`."""
         return self.connections.for_current_loop().sharding
 
     def link_to(self, queue: str) -> Link:
-        """Return the link for tasks that go into `queue`, or into this shard of it; note the name for lists of queues."""
+        """Return the link for tasks of this queue or shard, and store the name, so that `mesh.queues()` lists the queue."""
         connection = self.connections.for_current_loop()
         connection.note_queue(self.settings, queue)
         return connection.link
@@ -76,7 +76,7 @@ class Client:
         self.connections.for_current_loop()
 
     def declare_shards(self, queue: str, shards: int) -> None:
-        """Set how many shards a queue has. The server compares it when the queue is used.
+        """Set the number of shards of a queue. It is compared with the server's when the queue is used.
 
         Raises:
             UsageError: this program declared another number before.

@@ -1,6 +1,6 @@
 """The links of one mesh: one per running loop, Trio's or asyncio's, and one for plain threads.
 
-A link of a loop is counted, so that nested and parallel connections share it.
+The users of a loop's link are counted, so that nested and parallel blocks share it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EMBEDDED: Final = "embedded:"
 
 @dataclass(slots=True)
 class Connection:
-    """The link of one running loop, changed only in that loop; or that of all plain threads."""
+    """The link of one running loop, which only code on that loop changes; or the link of all plain threads."""
 
     link: Link
     server: AbstractContextManager[EmbeddedServer] | None
@@ -71,8 +71,10 @@ class Connection:
         self.was_ready = True
 
     def note_queue(self, settings: ClientSettings, queue: str) -> None:
-        """Store the queue's name on the server, from time to time."""
-        if time.monotonic() < self.noted.until.get(queue, 0.0):  # at each enqueue: without the cost of a call
+        """Store the queue's name on the server, at its first use and every `NOTE_EVERY` seconds."""
+        if time.monotonic() < self.noted.until.get(
+            queue, 0.0
+        ):  # checked here, because each enqueue would pay for a call
             return
         if self.noted.is_due(queue):
 
@@ -89,7 +91,7 @@ class ConnectionRegistry:
     """The connections of one mesh, by the running loop.
 
     Attributes:
-        for_threads: that of plain threads.
+        for_threads: the connection of plain threads.
     """
 
     def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
@@ -108,10 +110,11 @@ class ConnectionRegistry:
         return bool(self._by_loop)
 
     def for_current_loop(self) -> Connection:
-        """The connection of the running loop; in a thread that `run_blocking` blocks, that of all such threads.
+        """Return the connection of the running loop; in a thread that `run_blocking` blocks, the connection of all such threads.
 
         Raises:
-            UsageError: there is none. RefusedByServer, WrongVersion, Unavailable: as ``Mesh.connect``, in a thread.
+            UsageError: there is none.
+            RefusedByServer, WrongVersion, Unavailable: in a thread, as ``Mesh.connect``.
         """
         loop = loop_here()
         if loop is not None:
@@ -142,7 +145,7 @@ class ConnectionRegistry:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
-        """A connection for the length of a block; see ``Mesh.connect``."""
+        """Connect for the length of a block; see ``Mesh.connect``."""
         loop = loop_here()
         if loop is None:
             raise UsageError(
@@ -159,13 +162,13 @@ class ConnectionRegistry:
             yield
         finally:
             connection.users -= 1
-            if connection.users == 0 and self._by_loop.get(loop) is connection:  # else it was left behind, and is ended
+            if connection.users == 0 and self._by_loop.get(loop) is connection:  # else `_end_left_behind` has ended it
                 del self._by_loop[loop]
                 connection.link.close()
                 await _release(connection.server)
 
     async def _make(self, loop: object) -> Connection:
-        """Make the connection of this loop; an embedded server, if the URL requests one, runs as long as it."""
+        """Make the connection of this loop. If the URL requests an embedded server, the server runs as long as the connection."""
         self._end_left_behind()
         url = _url(self._settings)
         server: AbstractContextManager[EmbeddedServer] | None = None
@@ -197,11 +200,11 @@ class ConnectionRegistry:
         return Connection(link, server, ShardDirectory(link, self._settings.prefix, self._declared_shards))
 
     def _end_left_behind(self) -> None:
-        """End the connections of asyncio loops that were closed within their blocks, which left them open."""
+        """End the connections of asyncio loops that were closed inside their blocks, because the blocks did not end them."""
         for loop, connection in list(self._by_loop.items()):
             is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
             ours = connection.pid == os.getpid()
-            if ours and is_closed() and self._by_loop.pop(loop, None) is not None:  # None: another thread was quicker
+            if ours and is_closed() and self._by_loop.pop(loop, None) is not None:  # None: another thread has ended it
                 _end(connection)
 
     @contextmanager
@@ -209,7 +212,7 @@ class ConnectionRegistry:
         """Let the asyncio loop of a peer connect by itself at its first use of the mesh; disconnect it when the block ends.
 
         Args:
-            loop: it is run inside the block, in this thread.
+            loop: the loop, which runs inside the block, in this thread.
             peers: the connection of the peer.
         """
         self._hosted[loop] = peers
@@ -222,7 +225,7 @@ class ConnectionRegistry:
                 connection.link.close()
 
     def _connect_hosted(self, loop: object) -> Connection:
-        """A connection of the running loop, which its host ends. It knows of shards what the peer's connection knows."""
+        """Connect the running loop until `hosting` ends. The connection starts with the shard numbers of the peer."""
         peers = self._hosted[loop]
         link = self.new_link(peers.link.settings)
         link.start()
@@ -230,8 +233,9 @@ class ConnectionRegistry:
         return connection
 
     def forget(self) -> None:
-        """In a forked child: the connections are the parent's. Even a request that fails would wait for a lock of Trio's that a
-        thread of the parent may have held.
+        """Drop all connections in a forked child, because they belong to the parent.
+
+        Even a request that fails would wait for a lock of Trio, which a thread of the parent may have held at the fork.
         """
         self._inherited |= self._by_loop
         self._by_loop.clear()
@@ -243,7 +247,7 @@ class ConnectionRegistry:
 
 
 def check_loop(what: str) -> Literal["Trio", "asyncio"]:
-    """Return which loop runs here; UsageError if none does."""
+    """Return the kind of the running loop. Raises UsageError if none runs."""
     loop = loop_name_here()
     if not loop:
         raise UsageError(
@@ -260,13 +264,13 @@ class _BlockingCall(threading.local):
 
 
 class ThreadConnection:
-    """The connection of all plain threads. Made at first use; ended by `close`, with the mesh, or with the interpreter.
+    """The connection of all plain threads.
 
-    A forked child begins without one.
+    It is made at first use. It ends with `close`, with the mesh, or with the interpreter. A forked child begins without one.
     """
 
     def __init__(self, make: Callable[[], Connection]) -> None:
-        """`make` makes the connection, which is not started."""
+        """Prepare it. `make` returns a connection that is not started."""
         self._make = make
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -278,7 +282,7 @@ class ThreadConnection:
         Raises: as ``Mesh.connect``.
         """
         connection = self._connection
-        if connection is not None and connection.link.has_ended:  # interrupted in the middle of a change
+        if connection is not None and connection.link.has_ended:  # a Ctrl-C has interrupted a change of it
             self.close()
             connection = None
         if connection is None:
@@ -291,7 +295,7 @@ class ThreadConnection:
     def _start(self) -> Connection:
         connection = self._make()
         end = self._end = weakref.finalize(self, _end, connection)
-        end.atexit = False  # see `_at_exit`
+        end.atexit = False  # `_at_exit` ends it
         try:
             connection.link.start()
         except BaseException:
@@ -301,19 +305,19 @@ class ThreadConnection:
         return connection
 
     def close(self) -> None:
-        """End it, within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
+        """Disconnect within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
         with self._lock:
             end, self._end, self._connection = self._end, None, None
         if end is not None:
             end()
 
     def forget(self) -> None:
-        """In a forked child: the connection is the parent's, and its end must not affect the parent."""
+        """Drop the connection in a forked child, without an effect on the parent, which owns it."""
         if self._end is not None:
             self._end.detach()
         if self._connection is not None:
             _inherited.append(self._connection.server)
-        self._lock = threading.Lock()  # a thread of the parent may hold the old one
+        self._lock = threading.Lock()  # a thread of the parent may hold the old lock
         self._end = self._connection = None
 
 
@@ -331,7 +335,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-@atexit.register  # when this is imported, so that what an application registers runs before it, and may still produce
+@atexit.register  # at the import, so that exit handlers of an application run before, and may still enqueue
 def _at_exit() -> None:
     for connections in list(_all_connections):
         connections.for_threads.close()
@@ -352,7 +356,7 @@ def _url(settings: ClientSettings) -> str:
 
 
 def _source(settings: ClientSettings) -> str:
-    """The origin of the URL, for messages."""
+    """Return the origin of the URL, for messages."""
     if settings.url:
         return GIVEN
     return next((name for name in ("WORQR_URL", "REDIS_URL") if os.environ.get(name)), DEFAULT)
@@ -372,7 +376,7 @@ def _link_settings(settings: ClientSettings, url: str) -> LinkSettings:
 
 
 async def _start(server: AbstractContextManager[EmbeddedServer]) -> str:
-    """Enter the embedded server; return its URL. If cancelled, release it again."""
+    """Enter the embedded server, and return its URL. If it is cancelled, release the server again."""
     started: list[EmbeddedServer] = []
     try:
         await driver_here().in_thread(lambda: started.append(server.__enter__()))

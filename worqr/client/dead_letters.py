@@ -137,8 +137,9 @@ class Aside:
         return await self._client.sharding.shards(self._keys)
 
     async def _find(self, ids: tuple[str, ...]) -> ClaimsByShard:
-        """Return the entries of these ids. One request looks for all of them, so that the same id twice means two entries. It
-        searches all shards: the task may have failed when the queue had another number of shards.
+        """Return the entries of these ids, from all shards: the number of shards may have changed since a task failed.
+
+        One request searches for all of them, so that an id that is given twice means two entries.
         """
         names = [check_id(name, generated=True) for name in ids]
         if not names:
@@ -159,15 +160,17 @@ class Aside:
         count = 0
         for keys, claims in found:
             for start in range(0, len(claims), MAX_ITEMS):
-                some = claims[start : start + MAX_ITEMS]
-                count += await self._client.ask(make(keys, self._which, some))
+                page = claims[start : start + MAX_ITEMS]
+                count += await self._client.ask(make(keys, self._which, page))
         return count
 
     async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> ClaimsByShard:
         if limit is not None:
             check_count(limit, "limit")
         shards = await self._shards()
-        bare = limit is None or len(shards) == 1  # else their times are needed to find the newest
+        bare = (
+            limit is None or len(shards) == 1
+        )  # with a limit and several shards, the times are needed to find the newest
         found = [
             (keys, claim, int(record.get("at", 0)))
             for keys in shards

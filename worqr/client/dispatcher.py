@@ -1,4 +1,4 @@
-"""Send enqueues and dispatches, and make the handles of the jobs that were stored.
+"""Send enqueues and dispatches, and make the handles of the stored jobs.
 
 For `worqr.client.queue` and `worqr.client.producer`.
 """
@@ -54,7 +54,8 @@ async def send_unique(client: Client, queue: QueueKeys, tasks: list[bytes], repl
 async def send_dispatch(
     client: Client, queue: QueueKeys, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None
 ) -> Job[Any]:
-    """Send a dispatch into the shard `at` of a queue, and return the handle of its last job. A refused job is the last one.
+    """Send a dispatch into the shard `at` of a queue, and return the handle of its last job. If a job was refused, it is the last
+    one.
 
     Raises:
         QueueFull: The queue is at its `max_length`.

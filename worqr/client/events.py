@@ -1,9 +1,9 @@
 """The events of a queue: `Event`, and the iterator of ``queue.events()``; and those of the connection: `ConnectionEvent`, of
 ``mesh.connection_events()``.
 
-The scripts publish an event after they have counted it, and only while a client listens. The ids come first, on a channel of
-their own, so that a listener of an older version reads the event itself as ever; the two messages of one event come one
-right after the other, because one script publishes both.
+A script publishes an event after it has counted it, and only while a client listens. It publishes the ids before, on a channel
+of their own, so that listeners of older versions still understand the event. The two messages of one event arrive one after the
+other, because one script publishes both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worqr.log_events import emit
 logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
 
 BUFFERED: Final = 1000
-"""Events that an iterator keeps for a slow reader; then the oldest are dropped."""
+"""Events that an iterator keeps for a slow reader. If there are more, it drops the oldest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +74,16 @@ class _EventDecoder:
         event, *ids = message.decode("utf-8", "replace").split("\n")
         kind, _, count = event.partition(" ")
         try:
-            told = Event(self._name, kind, int(count), tuple(ids))
+            received = Event(self._name, kind, int(count), tuple(ids))
         except ValueError:
             emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self._name)
             return
         named, self._ids_event = self._ids_event, None
         if channel == self._keys.event_ids_channel:
-            self._ids_event = told
+            self._ids_event = received
         else:
-            same = named is not None and (named.type, named.count) == (told.type, told.count)
-            self._put(named if named is not None and same else told)
+            same = named is not None and (named.type, named.count) == (received.type, received.count)
+            self._put(named if named is not None and same else received)
 
     def on_subscribed(self) -> None:
         """Forget the ids of an event that was lost with the connection. Called after each subscription."""
@@ -92,7 +92,7 @@ class _EventDecoder:
 
 @asynccontextmanager
 async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
-    """The events of a queue, all of its shards."""
+    """Return the events of a queue, from all of its shards."""
     link = client.link
     stream = EventStream[Event](link, BUFFERED)
     async with AsyncExitStack() as stack:
@@ -105,8 +105,10 @@ async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIte
 
 
 class _ConnectionEvents(AsyncIterator[ConnectionEvent]):
-    """The iterator of connection events. A lost connection that is idle is noticed only when it is used, so the
-    iterator checks the server now and then while it waits.
+    """The iterator of connection events.
+
+    The loss of an idle connection is noticed only when it is used. So the iterator sends a request every `POLL_EVERY` seconds
+    while it waits.
     """
 
     def __init__(self, link: Link, prefix: str, stream: EventStream[ConnectionEvent]) -> None:
@@ -129,7 +131,7 @@ class _ConnectionEvents(AsyncIterator[ConnectionEvent]):
 
 @asynccontextmanager
 async def connection_events_of(client: Client) -> AsyncGenerator[AsyncIterator[ConnectionEvent]]:
-    """The connection events of the running loop; first, one for each server that is lost already."""
+    """Return the connection events of the running loop. It begins with one event for each server that is lost already."""
     link = client.link
     stream = EventStream[ConnectionEvent](link, BUFFERED)
 

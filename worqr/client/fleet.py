@@ -1,4 +1,4 @@
-"""The workers of a mesh as an operator sees them: list them, evict one, and watch the connection to the server.
+"""`Fleet`: list the workers of a mesh, evict one, and watch the connection to the server.
 
 `Mesh` is a `Fleet`. `peer.session` registers workers, and `peer.leader` finds dead ones.
 """
@@ -24,7 +24,7 @@ from worqr.validation import check_text
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
 
 NEAREST = 3
-"""Ids that the error about an unknown one names."""
+"""Ids that the error about an unknown id suggests at most."""
 
 
 class Fleet:
@@ -63,8 +63,8 @@ class Fleet:
         link, registry = self._client.link, RegistryKeys(self._client.settings.prefix)
         worker = check_text(worker_id, "worker_id")
         if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
-            look = await link.call(ops.look_at_workers(registry))
-            raise UsageError(_unknown_worker_text(worker, [*look.beats, *look.dying]))
+            heartbeats = await link.call(ops.look_at_workers(registry))
+            raise UsageError(_unknown_worker_text(worker, [*heartbeats.beats, *heartbeats.dying]))
         text = "worker %(worker)s was declared dead: %(reason)s"
         emit(logger, "condemn_worker", text, worker=worker, reason="it was evicted")
         await _sweep(link, registry, worker)
@@ -87,14 +87,15 @@ class Fleet:
 
 
 async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
-    """Give back what a condemned worker held, and forget it. A leader may be doing the same: each step can be repeated.
+    """Give back the claims of a condemned worker, and forget it. A leader may do so at the same time, so each
+    step can be repeated.
 
-    Raises: the first error of a queue, when all the others are done.
+    Raises: the first error of a queue, after all other queues are done.
     """
-    seen: set[str] = set()
+    done: set[str] = set()
     failed: WorqrError | None = None
-    while todo := set(await link.call(ops.forget_worker(registry, worker))) - seen:
-        seen |= todo
+    while todo := set(await link.call(ops.forget_worker(registry, worker))) - done:
+        done |= todo
         for queue in sorted(todo):
             try:
                 while (await link.call(ops.fail_worker(QueueKeys.of(registry.prefix, queue), worker))).more:
@@ -108,7 +109,7 @@ async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
 
 
 def _unknown_worker_text(worker: str, known: list[str]) -> str:
-    """The reason why `worker` cannot be evicted, with a suggestion."""
+    """Return the text of the error about an unknown `worker`, with a suggestion."""
     near = [each for each in known if each.startswith(worker)] or difflib.get_close_matches(worker, known, NEAREST, 0.3)
     there = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"
     if near:

@@ -22,13 +22,13 @@ Listed = Literal["waiting", "scheduled", "blocked", "active"]
 """The states whose jobs can be listed."""
 LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
 MIN_POSITIONS: Final = 100
-"""Positions that a request reads, at least: some may be empty."""
+"""Positions that a request reads at least, because some positions have no job any more."""
 MAX_COMPARED: Final = 1000
-"""Names that are compared, at most, with that of a queue without a worker: this takes about 20 us each."""
+"""Names that are compared at most with the name of a queue without a worker. Each takes about 20 us."""
 
 
 async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
-    """One request to each of these shards, all together."""
+    """Send one request to each of these shards, all at once, and return the replies."""
     if len(shards) == 1:
         return [await client.ask(make(shards[0]))]
     return await client.link.call_all([make(keys) for keys in shards])
@@ -65,14 +65,14 @@ def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
 async def _page(
     client: Client, keys: QueueKeys, state: Listed, limit: int, cursor: str
 ) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
-    """Whether there is more, and positions with their cursors; some have no task of this state any more."""
+    """Return whether there is more, and positions with their cursors; some have no task of this state any more."""
     if state == "active":
         most = min(limit, MAX_ITEMS)
         worker, _, claim = cursor.rpartition(" ")
-        held = await client.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
-        infos = merge_running([held], most)
-        return len(held) == most, [
-            (f"{each.worker} {each.claim}", info) for each, info in zip(held, infos, strict=True)
+        claims = await client.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
+        infos = merge_running([claims], most)
+        return len(claims) == most, [
+            (f"{each.worker} {each.claim}", info) for each, info in zip(claims, infos, strict=True)
         ]
     unstarted: Unstarted = "due" if state == "scheduled" else state
     page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, MIN_POSITIONS), MAX_ITEMS), after=cursor))

@@ -1,4 +1,4 @@
-"""A handle of one job: where it is, how it ended, and cancelling it. It holds nothing; the record is in the server.
+"""`Job`: a handle of one job, for its status, its result and its cancellation. It stores no data; the server has the record.
 
 A handle from a dispatch means that dispatch: it has its number, and does not return the result of an earlier one. A handle made
 from an id means the newest dispatch.
@@ -35,14 +35,14 @@ Outcome = Literal["created", "updated", "blocked", "unchanged"]
 ENDED = frozenset({"finished", "failed", "cancelled", "gone"})
 
 EXPLAIN_WITHIN: Final = 2.0
-"""Seconds for which `ResultTimeout` waits for the job's state."""
+"""Seconds in which the state of the job is read for the text of `ResultTimeout`."""
 LONGEST_ERROR: Final = 200
 """Characters of the last error in the message of `ResultTimeout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a producer knows about a function's results: how to decode a kind and bytes, and whether they are kept."""
+    """How to decode the results of a function, by kind and bytes, and whether its workers keep them."""
 
     decode: Callable[[str, bytes], Any]
     kept: bool
@@ -84,14 +84,14 @@ class Job(Generic[R]):
         self._at = at
 
     async def _shard(self) -> QueueKeys:
-        """The shard that stores it: the shard of its dispatch; without a dispatch, the id determines it."""
+        """Return the shard that stores the job: that of its dispatch, or that of its id for a handle made from an id."""
         return self._at or await self._client.sharding.shard_of_id(self._keys, self.id)
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
 
     def __eq__(self, other: object) -> bool:
-        """The same id on the same queue of the same mesh, whichever dispatch."""
+        """True for the same id on the same queue of the same mesh, whatever the dispatch."""
         if not isinstance(other, Job):
             return NotImplemented
         theirs: Job[Any] = other  # pyright: ignore[reportUnknownVariableType]
@@ -155,7 +155,7 @@ class Job(Generic[R]):
         return False
 
     async def _timed_out(self, patience: float) -> ResultTimeout:
-        """The error that says why the job has not ended, if the server replies in time."""
+        """Return the error about a job that has not ended. It says why, if the server replies in time."""
         texts: list[str] = []
         facts: dict[str, Any] = {}
         if patience > 0:
@@ -165,7 +165,7 @@ class Job(Generic[R]):
         return ResultTimeout(f"{self!r} had not ended after {patience:g} s{why}", **facts)
 
     async def _explain(self, texts: list[str], facts: dict[str, Any]) -> None:
-        """Add what is known, one request after the other: a user who may not read queues still gets the job's state."""
+        """Add the state of the job and of its queue. A user without the permission to read queues still gets the job's state."""
         status = await self.status()
         facts["state"] = status.state
         if status.state in ENDED:
@@ -188,7 +188,9 @@ class Job(Generic[R]):
     async def _read_result(self) -> ResultReply:
         found = await self._client.ask(ops.read_result(await self._shard(), self.id, self._number))
         if found.status == "never" and self._results is not None and self._results.kept:
-            return replace(found, status="wait")  # no worker is there yet; the function's will keep it
+            return replace(
+                found, status="wait"
+            )  # no worker has joined yet; the workers of the function will keep the result
         return found
 
     def _value(self, found: ResultReply) -> R:
@@ -209,7 +211,7 @@ class Job(Generic[R]):
         raise NoResult(self._missing_reason(found.status))
 
     def _missing_reason(self, word: str) -> str:
-        """Why there is no result: one true sentence, and the remedy if there is one."""
+        """Return the reason why there is no result, and the remedy if there is one."""
         job = f"job {self.id!r} of queue {self.queue!r}"
         if word == "never":
             return (
@@ -273,7 +275,7 @@ class Job(Generic[R]):
 
 
 class _StatusIterator(AsyncIterator[Status]):
-    """The states of one job, each once."""
+    """An iterator over the states of one job, without repetitions."""
 
     def __init__(self, job: Job[Any], notification: Notification) -> None:
         self._job = job

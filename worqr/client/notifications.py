@@ -1,7 +1,7 @@
 """Subscribe to channels for the length of a block, and hand the messages to a task.
 
 `Notification` wakes a task that then checks the state; `EventStream` keeps messages for a reader. Messages may get lost, so a
-task that waits also checks every `LOOK_AGAIN` seconds.
+task that waits also checks every `POLL_EVERY` seconds.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ async def subscribed(link: Link, channel: str, on_message: Callable[[bytes], Non
 async def subscribed_to(
     link: Link, channels: Sequence[str], on_message: Callable[[str, bytes], None], confirmed: Callable[[], None]
 ) -> AsyncGenerator[None]:
-    """Subscribe to several channels of one slot, in the order in which the server publishes. `confirmed` is called each time that
-    they have been subscribed: at first, and after each reconnect.
+    """Subscribe to several channels of one slot, in the order in which the server publishes. `confirmed` is called after each
+    subscription: the first one, and one after each reconnect.
 
     Raises: as `subscribed`.
     """
@@ -55,7 +55,7 @@ async def subscribed_to(
 
 
 class Notification:
-    """A flag: a message has arrived since the last check. For a task that waits, and then checks."""
+    """A flag for a task that waits: a message has arrived since its last check."""
 
     def __init__(self, link: Link) -> None:
         self._driver = link.driver
@@ -66,7 +66,7 @@ class Notification:
         self._signal.set()
 
     async def wait(self) -> None:
-        """Wait for a message since the last wait, at most `LOOK_AGAIN` seconds; then the caller checks."""
+        """Wait for a message since the last wait, at most `POLL_EVERY` seconds; then the caller checks."""
         with self._driver.move_on_after(POLL_EVERY):
             await self._signal.wait()
         self._signal = Signal(self._driver)
@@ -97,7 +97,7 @@ class EventStream(AsyncIterator[T], Generic[T]):
         self._wake_waiters()
 
     async def __anext__(self) -> T:
-        await self._driver.checkpoint()  # let other tasks run, however many items there are
+        await self._driver.checkpoint()  # other tasks may run, even if there are always items
         while True:
             waiter = Waiter()
             await self._driver.prepare(waiter)

@@ -1,6 +1,6 @@
-"""Sending calls of functions: one, or many in few round trips."""
+"""`Producer`: sends calls of functions, one at a time or many in few round trips."""
 
-# The private fields of Call are hidden from users, not from the sender.
+# Call hides its private fields from users; the producer reads them.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ K = TypeVar("K")
 
 
 class Producer:
-    """Sends the calls of one mesh's functions. Tests replace it."""
+    """Sends the calls of one mesh's functions. The test bench replaces it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -58,9 +58,9 @@ class Producer:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 requests: list[tuple[str, Request[int]]] = []
                 for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _max_length_of(call))):
-                    for piece in in_chunks(of_queue, _size):
+                    for chunk in in_chunks(of_queue, _size):
                         keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, name))
-                        requests.append((keys.name, await self._enqueue_of(keys, piece)))
+                        requests.append((keys.name, await self._enqueue_of(keys, chunk)))
                 sending = len(some)
                 answers, late = await self._send(requests, late)
                 stored += sum(answers)
@@ -71,7 +71,7 @@ class Producer:
         if late is not None:
             raise late
         if not stored:
-            await self._send([])  # a checkpoint, like every call
+            await self._send([])  # an empty call is a checkpoint, too
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
@@ -82,21 +82,25 @@ class Producer:
         try:
             for some in self._batches(calls):
                 requests: list[tuple[str, Request[list[Dispatched]]]] = []
-                places: list[tuple[int, QueueKeys]] = []
+                positions: list[tuple[int, QueueKeys]] = []
                 for keys, of_shard in await self._by_shard(some):
-                    for piece in in_chunks(of_shard, lambda each: len(each[1].task)):
-                        requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in piece])))
-                        places += [(place, keys) for place, _ in piece]
+                    for chunk in in_chunks(of_shard, lambda each: len(each[1].task)):
+                        requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in chunk])))
+                        positions += [(position, keys) for position, _ in chunk]
                 sending = len(some)
                 answered, late = await self._send(requests, late)
                 prefix = self._client.settings.prefix
                 done = [each for answers in answered for each in answers]
-                found = {place: (each, keys) for (place, keys), each in zip(places, done, strict=True)}
+                found = {position: (each, keys) for (position, keys), each in zip(positions, done, strict=True)}
                 jobs += [
                     handle_of(
-                        self._client, QueueKeys(prefix, call.queue), found[place][0], call._results, at=found[place][1]
+                        self._client,
+                        QueueKeys(prefix, call.queue),
+                        found[position][0],
+                        call._results,
+                        at=found[position][1],
                     )
-                    for place, call in enumerate(some)
+                    for position, call in enumerate(some)
                 ]
                 sending = 0
         except Exception as error:
@@ -109,19 +113,19 @@ class Producer:
         return jobs
 
     async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
-        """The calls with their positions, by the shard of each job; all calls of one queue without an id go to one shard."""
+        """Return the calls with their positions, by shard. All calls of one queue that have no id go to one shard."""
         found: list[tuple[QueueKeys, list[tuple[int, Call[R]]]]] = []
         sharding = self._client.sharding
         for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
             queue = QueueKeys(self._client.settings.prefix, name)
-            turn = await sharding.next_shard(queue)
+            next_shard = await sharding.next_shard(queue)
             if len(await sharding.shards(queue)) == 1:
-                found.append((turn, of_queue))
+                found.append((next_shard, of_queue))
             else:
                 by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
-                for place, call in of_queue:
-                    keys = await sharding.shard_for_job(queue, call._options) if "id" in call._options else turn
-                    by_shard.setdefault(keys, []).append((place, call))
+                for position, call in of_queue:
+                    keys = await sharding.shard_for_job(queue, call._options) if "id" in call._options else next_shard
+                    by_shard.setdefault(keys, []).append((position, call))
                 found += by_shard.items()
         return found
 
@@ -158,8 +162,8 @@ class Producer:
     ) -> tuple[list[T], NotReplicated | None]:
         """Send requests together and wait for all replies, in order; raise the first error after all have replied.
 
-        If too few replicas had a request's writes in time, that is returned, not raised: the other requests are to be stored too.
-        After the first such `late` reply nothing waits for replicas.
+        If too few replicas had the writes of a request in time, that error is returned, because further requests must be stored,
+        too. After the first such error, passed as `late`, requests do not wait for replicas.
         """
         for name in {name for name, _ in requests}:
             self._client.link_to(name)
@@ -171,10 +175,10 @@ class Producer:
 
 
 def _no_call(given: object) -> UsageError:
-    """Make the error for a value that is not a call; mostly the result of a function that was called instead."""
+    """Return the error for a value that is not a call. Often it is the coroutine of a function that was called instead."""
     if inspect.iscoroutine(given):
         called: Any = given.cr_frame.f_locals.get("self") if given.cr_frame is not None else None
-        given.close()  # or Python warns that it was never awaited
+        given.close()  # else Python warns that it was never awaited
         name = called.name.rpartition(".")[2] if hasattr(called, "__worqr_handler__") else "function"
         return UsageError(f"give calls: write {name}.call(...), not {name}(...), which runs the function here and now")
     return UsageError(
@@ -183,7 +187,7 @@ def _no_call(given: object) -> UsageError:
 
 
 def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None:
-    """Add to `error` how far it had come."""
+    """Add a note to `error` that says how many calls were sent before."""
     if done or sending > 1:
         also = f"; of the {sending:,} after them, some may be" if sending else ""
         error.add_note(f"the first {done:,} calls were {verb}{also}")
@@ -198,7 +202,7 @@ def _size(call: Call[Any]) -> int:
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> list[tuple[K, list[T]]]:
-    """Group the items by a key, each group in the old order."""
+    """Group the items by a key; within a group, they keep their order."""
     found: dict[K, list[T]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)

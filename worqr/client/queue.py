@@ -1,4 +1,4 @@
-"""A queue as producers and operators see it: put tasks and jobs in, look, cancel, pause, delete, listen.
+"""`Queue`: enqueue and dispatch tasks, inspect, cancel, pause and delete a queue, and follow its events.
 
 Nothing here consumes: that is the peer's. Every method is one request or a few to each shard of the queue, which mostly has
 one; none holds a lock, none polls unless it says so.
@@ -138,7 +138,7 @@ class Queue:
         for chunk in reversed(chunks) if front else chunks:
             try:
                 stored += await send_enqueue(self._client, self._keys, chunk, front, None, 0 if late else wanted)
-            except NotReplicated as error:  # its text must be true of all of them
+            except NotReplicated as error:  # raised after the last request, so that all tasks are stored
                 stored, late = stored + len(chunk), error
             except WorqrError as error:
                 parts = f"the {'last' if front else 'first'} {stored:,} were stored before"
@@ -190,7 +190,7 @@ class Queue:
         """
         return Job(self._client, self._keys, check_id(id, generated=True))
 
-    # Looking
+    # Inspecting
 
     async def count(self) -> int:
         """Return the number of tasks that wait."""
@@ -261,7 +261,7 @@ class Queue:
         return await info_at(self._client, self._keys)
 
     async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
-        """One request to each shard, all together."""
+        """Send one request to each shard, all at once, and return the replies."""
         return await ask_each(self._client, await self._client.sharding.shards(self._keys), make)
 
     # Cancelling
@@ -323,7 +323,7 @@ class Queue:
             await self._purge(keys)
         return count
 
-    # Operating
+    # Operations
 
     async def pause(self, reason: str = "") -> None:
         """Stop all workers from taking tasks of this queue. Running tasks go on, and you can enqueue more.
@@ -335,7 +335,7 @@ class Queue:
         """
         check_text(reason, "reason")
         for keys in await self._client.sharding.shards(self._keys):
-            self._client.link_to(keys.name)  # stores the name, so that operators can find and resume the queue
+            self._client.link_to(keys.name)  # `link_to` stores the name, so that operators find and resume the queue
         await self._ask_all(lambda keys: ops.pause(keys, reason))
 
     async def resume(self) -> None:

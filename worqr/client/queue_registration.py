@@ -1,4 +1,4 @@
-"""Which names of queues a producer has stored on the server, so that `mesh.queues()` lists them. Pure, except for the clock."""
+"""`NotedQueues`: when a producer stores the names of its queues, for `mesh.queues()`. Pure, except for the clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from worqr import ops
 
 MANY_NAMES: Final = 10_000
-"""Names of queues that one connection remembers to have noted. A program that uses more of them notes them more often."""
+"""Names that one connection remembers. A program that uses more queues stores their names more often."""
 
 
 class NotedQueues:
@@ -19,7 +19,7 @@ class NotedQueues:
     From any thread.
 
     Attributes:
-        until: when each name is to be noted again, on the monotonic clock, the earliest first.
+        until: when each name must be stored again, on the monotonic clock, the earliest first.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from worqr.tracing import Tracing
 from worqr.validation import Seconds, check_count, check_text, seconds
 
 MAX_PATIENCE: Final = 1800.0
-"""Seconds. The server stores replies for an hour; a request that is sent again within that time must find its reply there."""
+"""Seconds. The server stores replies for an hour, and a request that is sent again must find its reply there."""
 
 
 class ClientSettings:

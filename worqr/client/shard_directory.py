@@ -1,8 +1,8 @@
-"""What a connection knows about queues of several shards: how many each has, by the first declaration in the mesh.
+"""`ShardDirectory`: the number of shards of each queue, as one connection knows it. The first declaration in a mesh decides it.
 
-The registry is the only place of the number. A connection reads it when it is made, at each join, and every hour. A number that
-this program declares is compared with it before the queue is used for the first time. `worqr.shard_layout` says which task is in
-which shard.
+The registry stores the numbers. A connection reads them when it is made, at each join, and every hour. Before a queue is used for
+the first time, the number that this program declares is compared with the stored one. `worqr.shard_layout` computes the shard of
+a task.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from worqr.link import Link
 from worqr.shard_layout import MAX_SHARDS, shard_of, shards_of
 
 REFRESH_EVERY: Final = 3600.0
-"""Seconds after which a connection reads again what other programs have declared."""
+"""Seconds after which a connection reads the declarations of other programs again."""
 
 
 class ShardDirectory:
-    """How many shards the queues of a mesh have, as one connection knows it. `declared`: the declarations of this program, to
-    which more may be added.
+    """The numbers of shards that one connection knows.
+
+    `declared` has the declarations of this program. The program may add more.
     """
 
     def __init__(self, link: Link, prefix: str, declared: Mapping[str, int]) -> None:
@@ -48,9 +49,9 @@ class ShardDirectory:
     # Reading
 
     async def initialize(self) -> None:
-        """After connecting: read the declarations of other programs, and send those of this program. May be called twice.
+        """Read the declarations of other programs, and send those of this program. A second call does nothing.
 
-        A conflicting number is not reported here: the first use of the queue raises it, or the join of a peer.
+        It ignores a conflicting number. The first use of the queue raises the error, or the join of a peer.
         """
         if self._refreshed_at > 0:
             return
@@ -62,13 +63,13 @@ class ShardDirectory:
         """Read the numbers of all queues.
 
         Raises:
-            WrongVersion: the mesh has another wire version. It is the first request of a connection: nothing was written.
+            WrongVersion: the mesh has another wire version. This is the first request of a connection, so nothing was written.
             RefusedByServer, Unavailable: as any request.
         """
         self._store(await self._link.call(ops.list_shards(self._keys)))
 
     def refresh_if_stale(self) -> None:
-        """Read again if that was long ago, without waiting for the reply."""
+        """Read the numbers again if they are older than `REFRESH_EVERY`, without waiting for the reply."""
         if self._refreshed_at + REFRESH_EVERY <= time.monotonic():
             self._refreshed_at = time.monotonic()
 
@@ -83,10 +84,10 @@ class ShardDirectory:
         self._known = {name: number for name, number in known.items() if 1 < number <= MAX_SHARDS}
 
     async def declare(self) -> None:
-        """Send this program's declarations that are not known yet; the first declaration of a queue decides.
+        """Send the declarations of this program that the server does not have yet.
 
         Raises:
-            UsageError: the first declaration had another number.
+            UsageError: another program declared another number first.
         """
         new = {queue: number for queue, number in self._declared.items() if self._known.get(queue) != number}
         if not new:
@@ -106,7 +107,9 @@ class ShardDirectory:
             )
 
     async def forget(self, queue: str) -> bool:
-        """Let the next declaration decide; return False if another program has declared it meanwhile."""
+        """Delete the number of a queue, so that the next declaration decides. Returns False if another program changed it
+        meanwhile.
+        """
         number = self._known.get(queue, 1)
         dropped = number == 1 or await self._link.call(ops.drop_shards(self._keys, queue, number)) == "ok"
         self._known = {name: each for name, each in self._known.items() if name != queue}
@@ -115,8 +118,9 @@ class ShardDirectory:
     # Choosing shards
 
     async def shards(self, keys: QueueKeys, *, declare: bool = True) -> tuple[QueueKeys, ...]:
-        """Return all shards of a queue; for a shard, only that one. `declare`: the number that this program declares, if it
-        does.
+        """Return all shards of a queue; for the keys of a shard, only that one.
+
+        With `declare`, first declare the number of this program if it is not the stored one.
 
         Raises:
             UsageError: this program declares another number than the mesh knows.
@@ -126,25 +130,25 @@ class ShardDirectory:
             try:
                 await self.declare()
             except UsageError:
-                self._check(keys.queue)  # an error about another queue does not matter here
+                self._check(keys.queue)  # raises if this queue conflicts; a conflict of another queue is no reason
             number = self._known[keys.queue]
         return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
 
     async def shard_of_id(self, keys: QueueKeys, id: str) -> QueueKeys:
-        """The shard of the job of this id."""
+        """Return the shard of the job with this id."""
         return shard_of(await self.shards(keys), id)
 
     async def shard_for_job(self, keys: QueueKeys, options: Mapping[str, object]) -> QueueKeys:
-        """The shard for a job with these options, as `worqr.job_options` encodes them."""
+        """Return the shard for a job with these options, as `worqr.job_options` encodes them."""
         given = options.get("id")
         return await self.shard_of_id(keys, given) if isinstance(given, str) else await self.next_shard(keys)
 
     async def max_length_per_shard(self, keys: QueueKeys, max_length: int) -> int:
-        """The part of a queue's limit that applies to one shard."""
+        """Return the part of a queue's limit that applies to one shard."""
         return ceil(max_length / len(await self.shards(replace(keys, tag=""))))
 
     async def options_for(self, keys: QueueKeys, options: Mapping[str, object]) -> Mapping[str, object]:
-        """The encoded options of a job, with this shard's part of the queue's limit."""
+        """Return the encoded options of a job, with the part of the queue's limit that applies to this shard."""
         bound = options.get("max_length")
         return (
             {**options, "max_length": await self.max_length_per_shard(keys, bound)}
@@ -157,7 +161,7 @@ class ShardDirectory:
         shards = await self.shards(keys)
         if len(shards) == 1:
             return shards[0]
-        turns = self._counters.get(keys.name) or self._counters.setdefault(
+        counter = self._counters.get(keys.name) or self._counters.setdefault(
             keys.name, count(random.randrange(len(shards)))
         )
-        return shards[next(turns) % len(shards)]
+        return shards[next(counter) % len(shards)]

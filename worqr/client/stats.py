@@ -1,4 +1,4 @@
-"""The server's data in the form for people: all shards of a queue combined into one queue, and workers."""
+"""Convert replies of the server into the values that users read, with all shards of a queue combined."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from worqr.validation import from_ms
 T = TypeVar("T")
 
 COUNTED_ONCE: Final = frozenset({"paused", "resumed"})
-"""Totals of operations on all shards at once, which count once."""
+"""Totals of operations that each shard counts. For a queue of several shards they count once."""
 
 
 async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], keys: RegistryKeys) -> list[str]:
     """Return the names of all queues that are served, hold something, or were used lately.
 
-    A page begins with the most recently noted names. A name that is noted again between two pages is missing in the later one. So
-    the list is read again from the top, down to the names that were noted meanwhile.
+    A page begins with the most recently noted names. A name that is noted again between two pages is missing in the later page.
+    So the function reads the list again from the top, down to the names that were noted meanwhile.
     """
     found: dict[str, None] = {}
     since = 0.0
@@ -43,7 +43,7 @@ async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], 
 
 
 def merge_queue_info(name: str, shards: Sequence[Inspected]) -> QueueInfo:
-    """The sum. Paused if a shard is; as old as the oldest of its jobs in front; a worker counts once."""
+    """Return the sum of the shards. It is paused if a shard is, and a worker that serves several shards counts once."""
     counts: Counter[str] = Counter()
     for each in shards:
         counts.update(each.counts)
@@ -67,7 +67,7 @@ def merge_queue_info(name: str, shards: Sequence[Inspected]) -> QueueInfo:
 
 
 def _facts(state: JobState) -> dict[str, Any]:
-    """The fields of a `Status`."""
+    """Return the fields of a `Status`."""
     run_at = None if state.run_at_ms is None else from_ms(state.run_at_ms)
     return {
         "state": DISPLAY_NAMES.get(state.state, state.state),
@@ -84,17 +84,17 @@ def _facts(state: JobState) -> dict[str, Any]:
 
 
 def status_of(state: JobState) -> Status:
-    """The state of a job."""
+    """Return the status of a job."""
     return Status(**_facts(state))
 
 
 def task_info_of(summary: TaskSummary) -> TaskInfo:
-    """One task of a list."""
+    """Return one task of a list."""
     return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task)
 
 
 def merge_running(claims_by_shard: Sequence[Sequence[ActiveClaim]], limit: int) -> list[TaskInfo]:
-    """Up to `limit` running tasks; of several shards the longest-running first."""
+    """Return up to `limit` running tasks. With several shards, the longest-running come first."""
     claims = (
         claims_by_shard[0]
         if len(claims_by_shard) == 1
@@ -107,7 +107,7 @@ def merge_running(claims_by_shard: Sequence[Sequence[ActiveClaim]], limit: int) 
 
 
 def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
-    """Up to `limit` items, one of each list in turn; their order across lists is not known."""
+    """Return up to `limit` items, one of each list in turn, because their order across shards is not known."""
     if len(lists) == 1:
         return lists[0]
     rounds = range(max(map(len, lists)))

@@ -3,7 +3,7 @@
 A span is around each call that sends. The context of the trace goes into the `meta` of jobs.
 """
 
-# The private fields of Call are hidden from users, not from the sender.
+# Call hides its private fields from users; this module reads them.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
