@@ -212,7 +212,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         self._peers.check_options(options)
         return ThreadPeer(self._peers, options)
 
-    def run(self, **options: Unpack[JoinOptions]) -> None:
+    def run(self, *, probe: str | int | None = None, **options: Unpack[JoinOptions]) -> None:
         """Join, and run tasks until the process is asked to stop; the last line of a script. ``worqr run`` does the same.
 
         The first SIGTERM or SIGINT (Ctrl-C) lets running tasks end within `grace`. The second cancels them, and they return to
@@ -221,15 +221,18 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         configured.
 
         Args:
+            probe: Where to serve the probes ``/live``, ``/ready`` and ``/startup`` over HTTP: ``[HOST:]PORT`` or ``unix:PATH``.
+                None: at ``$WORQR_PROBE``, if that is set.
             **options: See `JoinOptions`.
 
         Raises:
-            UsageError: Nothing is declared, an option is not valid, this is not the main thread, or an event loop runs here.
+            UsageError: Nothing is declared, an option is not valid, this is not the main thread, an event loop runs here, or the
+                address of `probe` is in use.
             RefusedByServer: As `connect`.
             WrongVersion: As `connect`.
         """
         self._peers.check_options(options)
-        service.run(self._peers, options)
+        service.run(self._peers, options, probe)
 
     @property
     def state(self) -> S:
