@@ -18,6 +18,7 @@ from worqr.client.connections import CONNECT, JOIN, check_loop
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import all_infos
 from worqr.client.job import Job
+from worqr.client.job_finder import JobFinder
 from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
 from worqr.client.settings import ClientSettings
@@ -54,7 +55,7 @@ else:
     S = TypeVar("S")
 
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:
