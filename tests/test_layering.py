@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "worqr"
 LAYERS = (
     (
         "errors",
+        "escaping",
         "version",
         "validation",
         "records",
@@ -46,15 +47,14 @@ LAYERS = (
     ("ops",),  # pure
     ("link",),
     ("embedded",),
-    ("http_server",),
     ("client",),
     ("functions",),
     ("peer",),
-    ("probes",),
     ("hosting",),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names
     ("otel",),
+    ("dashboard",),
     ("testing",),
     ("cli",),
     ("__main__",),

@@ -66,15 +66,12 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
     from worqr.records import CancelCount as CancelCount
-    from worqr.records import Ended as Ended
     from worqr.records import Failed as Failed
     from worqr.records import Health as Health
-    from worqr.records import JobRecord as JobRecord
     from worqr.records import QueueInfo as QueueInfo
     from worqr.records import RemoteError as RemoteError
     from worqr.records import Status as Status
     from worqr.records import TaskInfo as TaskInfo
-    from worqr.records import Try as Try
     from worqr.records import WorkerInfo as WorkerInfo
     from worqr.validation import Seconds as Seconds
 
@@ -106,7 +103,7 @@ _HOMES = {
     "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
-    "worqr.records": "CancelCount Ended Failed Health JobRecord QueueInfo RemoteError Status TaskInfo Try WorkerInfo",
+    "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

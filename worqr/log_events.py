@@ -280,7 +280,6 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
         "server prefix app worker concurrency functions error",
     ),
-    "probe": _event(INFO, "the program serves probes over HTTP", "address"),
     "stop": _event(INFO, "the program received a signal to stop, and shuts down", "grace"),
     "stuck": _event(
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
@@ -290,6 +289,10 @@ EVENTS: Final[dict[str, LogEvent]] = {
         ERROR, "a worker in a thread has ended by an error, which its `stop` or the end of its block raises"
     ),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
+    # The dashboard
+    "dashboard.failed": _event(
+        ERROR, "a request to the dashboard failed, or the `access` function raised", "path error"
+    ),
 }
 
 FIELDS: Final[dict[str, str]] = {
@@ -324,11 +327,11 @@ FIELDS: Final[dict[str, str]] = {
     "nominal": "the nominal time of a firing, in milliseconds since 1970",
     "outcome": "what the server made of a firing",
     "server": "the server, without its password",
-    "address": "where the program listens",
     "before": "the server that was the primary before",
     "service": "the name that the Sentinels know the primary by",
     "pending": "how many requests wait for the server",
     "policy": "the server's `maxmemory-policy`",
+    "path": "the path of a request to the dashboard",
     "pid": "the id of a process",
     "prefix": "the prefix of the mesh",
     "app": "`join(app=...)`",

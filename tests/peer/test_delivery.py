@@ -128,7 +128,7 @@ async def test_requests_per_task_do_not_grow_with_the_number_of_peers(
     for chore in (
         "keep_worker_alive",
         "look_at_workers",
-        "list_running",
+        "list_claims",
         "inspect",
         "list_queues",
         "post_waiting",

@@ -1,7 +1,5 @@
-"""The output of the commands: text made safe for a terminal, plain tables, and lines of JSON.
+"""The output of the commands: plain tables, and lines of JSON. All text is made safe by `worqr.escaping`; nothing reads markup.
 
-Payloads, names, errors and reasons may come from any client. They must not move the cursor, change colours or hide other text.
-So `escape` replaces every character that is not printable. Nothing here reads markup.
 Tables that fit a terminal are in `worqr.cli.terminal`.
 """
 
@@ -15,38 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from worqr.escaping import escape as escape
+from worqr.escaping import escape_bytes as escape_bytes
+
 LONGEST_CELL: Final = 200
 """Characters of a payload or a message in a table; JSON has the whole of it."""
-_NAMED: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _GAP: Final = "  "
-
-
-def escape(text: str, *, keep: str = "") -> str:
-    """Return `text` with control characters, format characters and lone surrogates as escapes.
-
-    A backslash stays as it is, so that ordinary text can be copied; the exact value is in the JSON.
-
-    Args:
-        keep: characters that stay as they are.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c in keep or _is_plain(c) else _escaped(c) for c in text)
-
-
-def _is_plain(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    short = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-    return _NAMED.get(character, short)
-
-
-def escape_bytes(data: bytes) -> str:
-    """Return a payload as text, with escapes for bytes that are not UTF-8."""
-    return escape(data.decode("utf-8", "backslashreplace"))
 
 
 def shorten(text: str) -> str:

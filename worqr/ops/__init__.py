@@ -3,10 +3,9 @@
 Each function has the name of its script in ``lua/``, whose header documents the guarantees. This package has the Python
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
-Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `job_record` (all that is stored about a job),
-`dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole), `operators`
-(cancel, delete, pause), `inspection` (looking at a queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that
-`__all__` is complete.
+Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `dead_letters` (the dead-letter queue), `consumers` (a
+worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `inspection` (looking at a
+queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
 from __future__ import annotations
@@ -17,37 +16,18 @@ from worqr.ops.consumers import (
     start_work,
     stop_work,
 )
-from worqr.ops.dead_letters import (
-    DeadLetterList,
-    DeadLetterPage,
-    count_errors,
-    drop_aside,
-    find_aside,
-    list_aside,
-    retry_aside,
-)
+from worqr.ops.dead_letters import DeadLetterList, DeadLetterPage, drop_aside, find_aside, list_aside, retry_aside
 from worqr.ops.inspection import (
-    HOLDERS_AT_ONCE,
+    ActiveClaim,
     Inspected,
     JobPage,
-    RunningPage,
-    RunningTask,
     TaskSummary,
     Unstarted,
     inspect,
+    list_claims,
     list_jobs,
     list_marks,
-    list_running,
     list_tasks,
-)
-from worqr.ops.job_record import (
-    HEAD_BYTES,
-    MANY_RECORDS,
-    Everything,
-    Stored,
-    StoredResult,
-    read_job,
-    read_payload,
 )
 from worqr.ops.jobs import (
     Dispatched,
@@ -58,7 +38,6 @@ from worqr.ops.jobs import (
     dispatch_jobs,
     job_status,
     promote_due,
-    promote_jobs,
     read_result,
 )
 from worqr.ops.operators import (
@@ -66,7 +45,6 @@ from worqr.ops.operators import (
     SCAN_LIMIT,
     CancelReply,
     cancel_all,
-    cancel_claims,
     cancel_task,
     delete_queue,
     pause,
@@ -153,11 +131,8 @@ __all__ = [
     "CANCEL_PAGE",
     "FIRED_EXPIRE_S",
     "FORGET_AT_ONCE",
-    "HEAD_BYTES",
-    "HOLDERS_AT_ONCE",
     "INFO_EXPIRE_S",
     "MANY_DYING",
-    "MANY_RECORDS",
     "MAX_BYTES",
     "MAX_ITEMS",
     "MAX_SKIPPED",
@@ -173,6 +148,7 @@ __all__ = [
     "WIRE_VERSION",
     "WORKERS_AT_ONCE",
     "WORK_MAPS_AT_ONCE",
+    "ActiveClaim",
     "Beat",
     "Call",
     "CancelReply",
@@ -180,7 +156,6 @@ __all__ = [
     "DeadLetterPage",
     "Dispatched",
     "DueSchedules",
-    "Everything",
     "Inspected",
     "JobPage",
     "JobState",
@@ -190,13 +165,9 @@ __all__ = [
     "Reply",
     "Result",
     "ResultReply",
-    "RunningPage",
-    "RunningTask",
     "ScheduleRow",
     "Schedules",
     "StartReply",
-    "Stored",
-    "StoredResult",
     "TaskSummary",
     "Tick",
     "Unstarted",
@@ -205,11 +176,9 @@ __all__ = [
     "WorkersPage",
     "adopt_worker",
     "cancel_all",
-    "cancel_claims",
     "cancel_job",
     "cancel_task",
     "condemn_worker",
-    "count_errors",
     "declare_schedules",
     "declare_shards",
     "delete_queue",
@@ -229,11 +198,11 @@ __all__ = [
     "job_status",
     "keep_worker_alive",
     "list_aside",
+    "list_claims",
     "list_jobs",
     "list_marks",
     "list_own_claims",
     "list_queues",
-    "list_running",
     "list_schedules",
     "list_shards",
     "list_tasks",
@@ -246,10 +215,7 @@ __all__ = [
     "pause_schedule",
     "post_waiting",
     "promote_due",
-    "promote_jobs",
     "purge_queue",
-    "read_job",
-    "read_payload",
     "read_result",
     "reconcile",
     "renew_schedules",

@@ -17,7 +17,8 @@ from worqr.cli.demo.scenario import run_scenario
 from worqr.cli.demo.summary import is_good, summarise
 from worqr.cli.demo.workload import find_files
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID
-from worqr.errors import WorqrError
+from worqr.cli.option_types import flag
+from worqr.errors import UsageError, WorqrError
 
 FILES_PER_WORKER = 20
 """With fewer the queue would be empty when the worker is killed."""
@@ -32,6 +33,11 @@ def demo(
     workers: Annotated[
         int, Parameter(name="--workers", metavar="N", help="Number of workers, each in its own process.")
     ] = 4,
+    dashboard: Annotated[
+        bool,
+        flag("Instead, run a shop with failures, progress and schedules, and show it in the dashboard, until Ctrl-C."),
+    ] = False,
+    port: Annotated[int, Parameter(metavar="N", help="With --dashboard: its port on 127.0.0.1.")] = 9090,
 ) -> int:
     """Run a demo: kill a worker, cancel a task, lose nothing.
 
@@ -42,7 +48,7 @@ def demo(
         print(f"worqr: {wrong}", file=sys.stderr)
         return EXIT_INVALID
     try:
-        good = _run(find_files(files), workers)
+        good = _run_shop(workers, port) if dashboard else _run(find_files(files), workers)
     except BaseException as error:
         if _is_interrupt(error):
             print("worqr: interrupted; the workers and the server are stopped", file=sys.stderr)
@@ -59,6 +65,22 @@ def _run(paths: list[str], workers: int) -> bool:
         lines = summarise(trio.run(run_scenario, paths, workers, display.show))
         display.end(lines)
         return is_good(lines)
+
+
+def _run_shop(workers: int, port: int) -> bool:
+    try:
+        from worqr.cli.demo.shop_dashboard import run_shop
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
+        ) from None
+
+    def tell(address: str) -> None:
+        print(address, flush=True)
+        print("worqr: open this address in a browser; it works once. Press Ctrl-C to stop the demo", file=sys.stderr)
+
+    trio.run(run_shop, workers, port, tell)
+    return True
 
 
 def _wrong(files: int | None, workers: int) -> str:

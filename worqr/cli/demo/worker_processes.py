@@ -22,6 +22,7 @@ from worqr.errors import WorqrError
 
 STOP_WITHIN = 12.0
 LOG_LINES = 15
+WORKER = "worqr.cli.demo.worker"
 
 
 class WorkerDied(WorqrError):
@@ -100,12 +101,12 @@ class WorkerProcesses:
 
 
 @asynccontextmanager
-async def start_workers(url: str, number: int) -> AsyncGenerator[WorkerProcesses]:
-    """Start that many workers. At the end of the block, no process is left."""
+async def start_workers(url: str, number: int, module: str = WORKER) -> AsyncGenerator[WorkerProcesses]:
+    """Start that many workers of the program `module`. At the end of the block, no process is left."""
     processes = WorkerProcesses([])
     try:
         for i in range(1, number + 1):
-            processes.all.append(await _start(url, f"worker-{i}"))
+            processes.all.append(await _start(url, f"worker-{i}", module))
         yield processes
     finally:
         with trio.CancelScope(shield=True):
@@ -116,10 +117,10 @@ async def start_workers(url: str, number: int) -> AsyncGenerator[WorkerProcesses
                 each.log.close()
 
 
-async def _start(url: str, name: str) -> WorkerProcess:
+async def _start(url: str, name: str, module: str) -> WorkerProcess:
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `start_workers`
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "worqr.cli.demo.worker", url, name],
+        [sys.executable, "-m", module, url, name],
         stdin=subprocess.PIPE,
         stdout=log.fileno(),
         stderr=log.fileno(),

@@ -1,0 +1,77 @@
+"""A dashboard of the tests' mesh, called over ASGI in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import worqr
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server, keep_one_kind
+from worqr.dashboard import Dashboard, Viewer, admin
+from worqr.dashboard.access import Scope
+
+HOST = "http://127.0.0.1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The library handles the differences between servers."""
+    keep_one_kind(config, items, Path(__file__).parent)
+
+
+@dataclass
+class Site:
+    """A dashboard, and a browser that is logged in as `viewer`."""
+
+    mesh: worqr.Mesh
+    viewer: Viewer | None = field(default_factory=lambda: admin("ada"))
+    options: dict[str, Any] = field(default_factory=dict)
+    _app: Dashboard | None = None
+
+    @property
+    def app(self) -> Dashboard:
+        if self._app is None:
+            self._app = Dashboard(self.mesh, access=self._access, **self.options)
+        return self._app
+
+    def _access(self, scope: Scope) -> Viewer | None:
+        return self.viewer
+
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url=HOST, timeout=PATIENCE) as client:
+            return await client.request(method, path, **options)
+
+    async def get(self, path: str, **query: str) -> httpx.Response:
+        return await self.ask("GET", path, params=query)
+
+    async def post(self, path: str, **form: Any) -> httpx.Response:
+        """A form that this site's own page sends."""
+        return await self.ask("POST", path, data=form, headers={"sec-fetch-site": "same-origin"})
+
+
+@pytest.fixture
+def mesh(server: Server, prefix: str) -> worqr.Mesh:
+    return worqr.Mesh(server.url, prefix=prefix, patience=10)
+
+
+@pytest.fixture
+async def connected(mesh: worqr.Mesh) -> AsyncIterator[worqr.Mesh]:
+    async with mesh.connect():
+        yield mesh
+
+
+@pytest.fixture
+def site(mesh: worqr.Mesh) -> Site:
+    return Site(mesh)
+
+
+@pytest.fixture
+def unconnected() -> Callable[..., Site]:
+    """A site whose server does not matter: nothing that it answers needs one."""
+    return lambda **options: Site(worqr.Mesh("redis://127.0.0.1:1/0"), **options)

@@ -1,0 +1,240 @@
+"""Live numbers: streams share one look, send what has changed, and need nothing while no page is open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+import redis
+import trio
+
+import worqr
+from tests.dashboard.conftest import Site
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
+from worqr.dashboard import live
+from worqr.dashboard.live import News, _Sent  # pyright: ignore[reportPrivateUsage]
+from worqr.dashboard.looks import Looks
+from worqr.errors import Unavailable
+
+LEFT = pytest.mark.leaves("*")
+
+
+class Stream:
+    """A browser that reads a stream: its events, as they come."""
+
+    def __init__(self) -> None:
+        self.send_channel, self.events = trio.open_memory_channel[tuple[str, Any]](1000)
+        self.gone = trio.Event()
+        self.status = 0
+        self.text = ""
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            return
+        self.text += message.get("body", b"").decode()
+        *whole, self.text = self.text.split("\n\n")
+        for each in whole:
+            if each.startswith("event: "):
+                name, data = each.removeprefix("event: ").split("\ndata: ")
+                await self.send_channel.send((name, json.loads(data)))
+
+    async def wait_for(self, name: str, condition: Callable[[Any], bool] = lambda data: True) -> Any:
+        """The next event of this name that the condition accepts; others are skipped."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                event, data = await self.events.receive()
+                if event == name and condition(data):
+                    return data
+
+
+@asynccontextmanager
+async def opened(site: Site, query: str) -> AsyncIterator[Stream]:
+    stream = Stream()
+    scope = {
+        "type": "http", "method": "GET", "path": "/live", "query_string": query.encode(),
+        "headers": [(b"host", b"127.0.0.1")], "scheme": "http", "root_path": "",
+    }  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(site.app, scope, stream.receive, stream.send)
+        yield stream
+        stream.gone.set()
+
+
+def connections(client: redis.Redis) -> list[str]:
+    return [each["name"] for each in client.client_list() if "dashboard" in each["name"]]
+
+
+@LEFT
+async def test_numbers_move(connected: worqr.Mesh, site: Site, server: Server) -> None:
+    async with opened(site, "view=queue&name=mails") as stream:
+        await stream.wait_for("set", lambda new: new["queue.mails.waiting"] == "0")
+        await connected.queue("mails").enqueue(b"1", b"2")
+        new = await stream.wait_for("set", lambda new: "queue.mails.waiting" in new)
+        assert new["queue.mails.waiting"] == "2"
+        assert "queue.mails.running" not in new  # only what has changed is sent
+        await stream.wait_for("moved")
+
+
+@LEFT
+async def test_totals_and_rates(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("mails").enqueue(b"1")
+    async with opened(site, "view=overview") as stream:
+        first = await stream.wait_for("set")
+        assert (first["total.waiting"], first["queue.mails.waiting"], first["total.finished_rate"]) == ("1", "1", "–")
+        await stream.wait_for("set", lambda new: new.get("total.finished_rate") == "0")
+
+
+@LEFT
+async def test_a_job_from_waiting_to_cancelled(connected: worqr.Mesh, site: Site) -> None:
+    job = await connected.queue("mails").dispatch(b"1", id="one", result_ttl=60)
+    async with opened(site, "view=job&queue=mails&id=one") as stream:
+        assert (await stream.wait_for("set"))["job.state"] == "waiting"
+        await job.cancel()
+        await stream.wait_for("set", lambda new: new.get("job.state") == "cancelled")
+        await stream.wait_for("moved")
+
+
+@LEFT
+async def test_a_hidden_queue_is_not_in_a_stream(connected: worqr.Mesh, site: Site) -> None:
+    from worqr.dashboard import reader
+
+    await connected.queue("payroll").enqueue(b"1")
+    await connected.queue("mail").enqueue(b"1")
+    site.viewer = reader("bob", ("mail",))
+    for view in ("overview", "queues", "failed", "workers", "running"):
+        async with opened(site, f"view={view}") as stream:
+            new = await stream.wait_for("set")
+            assert "payroll" not in json.dumps(new)
+            assert new["total.waiting"] == "1"
+
+
+@LEFT
+async def test_without_a_page_there_is_no_connection(site: Site, server: Server) -> None:
+    with server.client() as client:
+        assert connections(client) == []
+        async with opened(site, "view=overview") as stream:
+            await stream.wait_for("set")
+            assert connections(client)
+            assert site.app._looks.streams == 1  # pyright: ignore[reportPrivateUsage]
+        with trio.fail_after(PATIENCE):
+            while connections(client):
+                await trio.sleep(0.02)
+        assert site.app._looks.streams == 0  # pyright: ignore[reportPrivateUsage]
+
+
+@LEFT
+async def test_a_stream_ends_by_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LASTS", 0.1)
+    async with opened(site, "view=queue&name=mails") as stream:
+        await stream.wait_for("bye")
+
+
+@LEFT
+async def test_streams_end_with_the_program(site: Site) -> None:
+    async with opened(site, "view=queue&name=mails") as stream:
+        await stream.wait_for("set")
+        site.app._looks.close()  # pyright: ignore[reportPrivateUsage]
+        await stream.wait_for("bye")
+
+
+@LEFT
+async def test_there_is_a_limit_of_streams(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MOST", 1)
+    async with opened(site, "view=overview") as stream:
+        await stream.wait_for("set")
+        answer = await site.get("/live", view="overview")
+        assert answer.status_code == 503
+        assert "not live" in answer.text
+
+
+@LEFT
+async def test_a_server_that_goes_away_and_comes_back(own_server: Server, prefix: str) -> None:
+    site = Site(worqr.Mesh(own_server.url, prefix=prefix, patience=0.3))
+    async with opened(site, "view=queue&name=mails") as stream:
+        await stream.wait_for("set")
+        own_server.stop()
+        await stream.wait_for("down")
+        own_server.start()
+        await stream.wait_for("up")
+
+
+def test_only_changes_are_sent() -> None:
+    sent = _Sent()
+    assert sent.events(News({"a": "1", "b": "2"}, 1)) == 'event: set\ndata: {"a":"1","b":"2"}\n\n'
+    assert sent.events(News({"a": "1", "b": "2"}, 1)) == ""
+    assert sent.events(News({"a": "3", "b": "2"}, 2)) == 'event: set\ndata: {"a":"3"}\n\nevent: moved\ndata: {}\n\n'
+    assert "down" in sent.is_away("x")
+    assert sent.is_away("x") == ""
+    assert sent.events(News({"a": "3", "b": "2"}, 2)) == "event: up\ndata: {}\n\n"
+
+
+def test_a_text_cannot_end_an_event() -> None:
+    text = _Sent().events(News({"a\n\nevent: down": "x\r\n\r\nevent: bye\ndata: {}\n\n\u2028"}))
+    assert len(text.split("\n\n")) == 2
+    assert text.count("\n") == 3
+
+
+async def test_many_share_one_look() -> None:
+    looks, reads = Looks(), []
+
+    async def read(before: int | None) -> int:
+        reads.append(before)
+        await anyio.sleep(0.01)
+        return len(reads)
+
+    async def one() -> None:
+        assert await looks.get("key", read, within=PATIENCE) == 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(one)
+    assert reads == [None]
+    assert await looks.get("key", read, within=0) == 2
+    assert reads == [None, 1]  # a look gets the value before
+
+
+async def test_a_failed_look_is_shared_as_well() -> None:
+    looks, reads = Looks(), []
+
+    async def read(before: int | None) -> int:
+        reads.append(before)
+        await anyio.sleep(0.01)
+        raise Unavailable("away")
+
+    async def one() -> None:
+        with pytest.raises(Unavailable):
+            await looks.get("key", read, within=PATIENCE)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(one)
+    assert len(reads) == 1
+
+
+async def test_slow_looks_are_rare(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worqr.dashboard import looks as module
+
+    monkeypatch.setattr(module.time, "monotonic", trio.current_time)
+    monkeypatch.setattr(module, "KEPT", 1e9)
+    looks, reads = Looks(), 0
+
+    async def read(before: int | None) -> int:
+        nonlocal reads
+        reads += 1
+        await trio.sleep(1)
+        return reads
+
+    for _ in range(200):
+        await looks.get("key", read, spare=True)
+        await trio.sleep(1)
+    assert reads <= 3

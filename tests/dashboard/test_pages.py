@@ -1,0 +1,372 @@
+"""The pages and the forms, on a real server with real peers."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import trio
+
+import worqr
+from tests.dashboard.conftest import Site
+from worqr.dashboard import Viewer, operator, reader
+from worqr.dashboard.notices import notice
+from worqr.dashboard.routes import ROUTES
+from worqr.dashboard.state import MeshState, needs_of, rates_between
+from worqr.records import QueueInfo
+
+LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
+NASTY = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "'><svg onload=alert(1)>",
+    "javascript:alert(1)",
+    "</title><script>alert(1)</script>",
+    "</textarea><script>alert(1)</script>",
+    '" autofocus onfocus="alert(1)',
+    "<!--<script>alert(1)//-->",
+    "%3Cscript%3Ealert(1)%3C/script%3E",
+    "\u202e<b>gnp.exe</b>",
+    "\x1b]0;title\x07<i>",
+    "${alert(1)}#[[7*7]]<%= 7*7 %>",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "\u2028<script>alert(1)</script>\u2029",
+    "<a href='https://evil.example'>x</a>",
+)
+"""Texts that would become markup, or hide other text, on a page that did not escape them."""
+
+
+def text_of(page: str) -> str:
+    """The page without markup, its entities decoded."""
+    return html.unescape(re.sub(r"<[^>]+>", " ", page))
+
+
+def assert_clean(page: str) -> None:
+    """No markup and no control character came from a text of NASTY."""
+    for match in re.finditer(r"<(\w+)([^>]*)>", page):
+        assert match[1] not in {"img", "i", "b", "iframe", "textarea"}, match[0]
+        assert not re.search(r"\son\w+\s*=", re.sub(r'"[^"]*"', '""', match[2])), match[0]
+    assert len(re.findall("<script", page)) == 1
+    assert page.count("</title>") == 1
+    shown = re.sub(r'<input type="hidden"[^>]*>', "", page)  # what is sent back is the exact text
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e\u2028\u2029]", shown)
+    assert "https://evil" not in "".join(re.findall(r'(?:href|src|action)="([^"]*)"', page))
+
+
+async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
+    """Jobs that fail, by id, the error's message being the payload."""
+
+    async def handler(task: bytes) -> None:
+        raise worqr.Failure(task.decode("utf-8", "replace"))
+
+    for name, payload in payloads.items():
+        await mesh.queue(queue).dispatch(payload, id=name)
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, queue, handler)
+        while (await mesh.queue(queue).info()).failed < len(payloads):
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def test_pages_of_an_empty_mesh(site: Site) -> None:
+    for path, route in ROUTES.items():
+        if route.method == "GET" and path not in {"/live", "/queue", "/job", "/worker"}:
+            answer = await site.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+    assert (await site.get("/queue", name="nothing")).status_code == 200
+    assert (await site.get("/job", queue="nothing", id="1")).status_code == 404
+    assert (await site.get("/worker", id="nobody")).status_code == 404
+    assert "worqr run package.module:mesh" in (await site.get("/")).text
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/queue", {}),
+        ("/queue", {"name": "a{b}"}),
+        ("/queue", {"name": "q", "tab": "all"}),
+        ("/queue", {"name": "q", "after": "x"}),
+        ("/queue", {"name": "q", "tab": "failed", "before": "yesterday"}),
+        ("/queues", {"page": "-1"}),
+        ("/queues", {"page": "x"}),
+        ("/queues", {"sort": "size"}),
+        ("/queues", {"q": "x" * 3000}),
+        ("/job", {"queue": "q", "id": ""}),
+        ("/job", {"queue": "", "id": "1"}),
+        ("/live", {"view": "x"}),
+        ("/live", {"view": "queue"}),
+    ],
+)
+async def test_a_wrong_query_is_refused(path: str, query: dict[str, str], site: Site) -> None:
+    answer = await site.get(path, **query)
+    assert answer.status_code == 400
+    assert "Bad Request" in answer.text
+
+
+@LEFT
+async def test_waiting_and_scheduled_tasks(connected: worqr.Mesh, site: Site) -> None:
+    queue = connected.queue("mails")
+    await queue.enqueue(b'{"to": "ada", "password": "s3cr3t"}', b"\x00\x01binary")
+    await queue.dispatch(b"x" * 200_000, id="big")
+    await queue.dispatch(b"later", id="later", delay=3600)
+    page = (await site.get("/queue", name="mails")).text
+    assert "s3cr3t" not in page
+    assert len(page) < 60_000
+    assert {"plain task", "big", "Next"} - {"Next"} <= set(re.findall(r"plain task|big", page))
+    page = (await site.get("/queue", name="mails", tab="scheduled")).text
+    assert "59 min" in page
+    overview = text_of((await site.get("/")).text)
+    assert "3 tasks wait, and no worker serves the queue" in overview
+
+
+@LEFT
+async def test_pages_of_a_list(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("many").enqueue(*[b"task %d" % n for n in range(120)])
+    seen: list[str] = []
+    path = "/queue?name=many"
+    while path:
+        page = (await site.ask("GET", path)).text
+        seen += re.findall(r">(task \d+)<", page)
+        following = re.search(r'href="([^"]*)" rel="next"', page)
+        path = html.unescape(following[1]) if following else ""
+    assert seen == [f"task {n}" for n in range(120)]
+
+
+@LEFT
+async def test_a_failed_job_is_retried_and_dropped(connected: worqr.Mesh, site: Site) -> None:
+    await fail(connected, "orders", one=b"1", two=b"2 token=s3cr3t", three=b"3")
+    page = (await site.get("/queue", name="orders", tab="failed")).text
+    assert page.count('name="id"') == 3
+    assert "Failure" in page
+    assert "s3cr3t" not in page
+    assert (await site.get("/queue", name="orders", tab="failed", error="Other")).text.count('name="id"') == 0
+    newest = (await site.get("/failed")).text
+    assert "orders" in newest
+
+    answer = await site.post("/retry", queue="orders", id=["one", "two"], back="/queue?name=orders&tab=failed")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/queue?name=orders&tab=failed&done=retry%3A2%3A2")
+    page = (await site.ask("GET", answer.headers["location"])).text
+    assert "2 tasks put back into the queue." in page
+    assert await connected.queue("orders").count() == 2
+    again = await site.post("/retry", queue="orders", id="one", back="/")
+    assert again.headers["location"] == "/?done=retry%3A0%3A1"
+    dropped = await site.post("/drop", queue="orders", id=["three", "one"])
+    assert "done=drop%3A1%3A2" in dropped.headers["location"]
+    assert (await connected.queue("orders").info()).failed == 0
+
+
+@LEFT
+async def test_pause_and_resume(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("mails").enqueue(b"1")
+    answer = await site.post("/pause", queue="mails", reason="<b>why</b>", back="/queue?name=mails")
+    assert "The queue is paused" in (await site.ask("GET", answer.headers["location"])).text
+    assert (await connected.queue("mails").info()).paused == "ada: <b>why</b>"
+    for path in ("/", "/queue?name=mails"):
+        assert "“ada: &lt;b&gt;why&lt;/b&gt;”" in (await site.ask("GET", path)).text
+    await site.post("/resume", queue="mails")
+    assert (await connected.queue("mails").info()).paused is None
+
+
+@LEFT
+async def test_a_running_job_is_cancelled_and_acknowledged(connected: worqr.Mesh, site: Site) -> None:
+    reasons: list[str | None] = []
+
+    async def handler(task: bytes) -> None:
+        worqr.current().progress(0.25, "a quarter <i>")
+        try:
+            await trio.sleep_forever()
+        finally:
+            reasons.append(worqr.current().cancel_reason)
+
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "slow", handler)
+        job = await connected.queue("slow").dispatch(b"1", id="job-1")
+        while (await job.status()).progress is None:
+            await trio.sleep(0.01)
+        for path in ("/running", "/queue?name=slow&tab=running", "/job?queue=slow&id=job-1", f"/worker?id={peer.id}"):
+            page = (await site.ask("GET", path)).text
+            assert "25%" in page
+            assert "a quarter &lt;i&gt;" in page
+        assert peer.id in (await site.get("/workers")).text
+        assert text_of((await site.get("/search", q="job-1")).text).count("running") >= 1
+        answer = await site.post("/cancel", queue="slow", id="job-1", reason="enough", back="/job?queue=slow&id=job-1")
+        assert re.search(r"done=cancel%3A0%3A1%3A1%3A\d+$", answer.headers["location"])
+        page = (await site.ask("GET", answer.headers["location"])).text
+        assert re.search(r"1 run cancelled and ended after [\d,]+ ms\.", page)
+        nursery.cancel_scope.cancel()
+    assert reasons == ["cancel"]
+
+
+@LEFT
+async def test_schedules_are_paused(server: object, prefix: str, mesh: worqr.Mesh, site: Site) -> None:
+    @mesh.every(3600, name="hourly <b>")
+    @mesh.task(name="tidy")
+    async def tidy() -> None: ...
+
+    async with mesh.join():
+        while not await mesh.schedules():
+            await trio.sleep(0.01)
+        assert "on time" in (await site.get("/schedules")).text
+        await site.post("/schedule", name="hourly <b>", paused="yes", back="/schedules")
+        assert (await mesh.schedules())[0].paused
+        page = (await site.get("/schedules", done="schedule-pause")).text
+        assert "The schedule is paused." in page
+        assert "hourly &lt;b&gt;" in page
+        await site.post("/schedule", name="hourly <b>", paused="no")
+        assert not (await mesh.schedules())[0].paused
+        assert (await site.post("/schedule", name="unknown", paused="yes")).status_code == 400
+
+
+@LEFT
+async def test_hidden_queues_do_not_exist(connected: worqr.Mesh, site: Site) -> None:
+    for name in ("mail.send", "mail.read", "payroll"):
+        await connected.queue(name).dispatch(b"hidden payload", id="job-1")
+    site.viewer = operator("bob", ("mail.*",))
+    for path in ("/", "/queues", "/running", "/failed", "/search?q=job-1", "/search?q=payroll"):
+        page = (await site.ask("GET", path)).text
+        assert not re.search(r"name=payroll|queue=payroll|>payroll<", page), path
+    assert ">2<" in (await site.get("/")).text  # two tasks wait
+    for path in ("/queue?name=payroll", "/job?queue=payroll&id=job-1", "/live?view=queue&name=payroll"):
+        hidden, unknown = await site.ask("GET", path), await site.ask("GET", path.replace("payroll", "no-such"))
+        assert hidden.status_code == unknown.status_code == 404
+        pages = [re.sub(r"<time.*?</time>", "", each.text.replace("payroll", "no-such")) for each in (hidden, unknown)]
+        assert pages[0] == pages[1]
+    for path in ("/cancel", "/retry", "/drop", "/pause", "/resume"):
+        assert (await site.post(path, queue="payroll", id="job-1")).status_code == 404
+    assert (await site.post("/schedule", name="x", paused="yes")).status_code == 403
+    assert (await connected.queue("payroll").info()).waiting == 1
+
+
+@LEFT
+async def test_buttons_without_their_right_are_not_shown(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("mails").dispatch(b"1", id="one")
+    paths = ("/queue?name=mails", "/job?queue=mails&id=one", "/queues", "/schedules")
+    site.viewer = reader("bob")
+    for path in paths:
+        page = (await site.ask("GET", path)).text
+        assert 'method="post"' not in page
+    site.viewer = Viewer("bob", ("look", "cancel"))
+    page = (await site.ask("GET", paths[0])).text
+    assert 'action="/cancel"' in page
+    assert 'action="/pause"' not in page
+
+
+@LEFT
+async def test_texts_of_others_are_no_markup(connected: worqr.Mesh, site: Site) -> None:
+    names = [text for text in NASTY if text.isprintable()]
+    for n, text in enumerate(NASTY):
+        await connected.queue("plain").enqueue(text.encode())
+        await connected.queue("plain").dispatch(
+            b'{"a": "%s"}' % text.encode(), id=f"{n}{text}" if text in names else f"{n}"
+        )
+        if not re.search(r"[{}]", text) and text in names:
+            await connected.queue(text).enqueue(b"1")
+            await connected.queue(text).pause(text)
+    await fail(connected, "failing", **{f"f{n}": text.encode() for n, text in enumerate(NASTY)})
+    paths = ["/", "/queues", "/failed", "/queue?name=plain", "/queue?name=failing&tab=failed"]
+    for path in paths:
+        assert_clean((await site.ask("GET", path)).text)
+    for text in NASTY:
+        for path, name in (
+            ("/search", "q"),
+            ("/queues", "q"),
+            ("/nothing", "q"),
+            ("/", "done"),
+            ("/queue", "tab"),
+            ("/workers", "app"),
+        ):
+            assert_clean((await site.get(path, **{name: text})).text)
+        assert_clean((await site.get("/job", queue="plain", id=text)).text)
+        assert_clean((await site.get("/queue", name=text)).text)
+        assert_clean((await site.get("/worker", id=text)).text)
+    site.viewer = Viewer(NASTY[0])
+    assert_clean((await site.get("/")).text)
+
+
+@LEFT
+async def test_a_large_payload_is_cut(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("large").enqueue(b"x" * 16_000_000)
+    await fail(connected, "failing", one=b"y" * 8_000_000)
+    for path in ("/queue?name=large", "/queue?name=failing&tab=failed"):
+        assert len((await site.ask("GET", path)).content) < 40_000
+
+
+@LEFT
+async def test_a_thousand_queues(connected: worqr.Mesh, site: Site) -> None:
+    long = "very-" * 30 + "long"
+    async with trio.open_nursery() as nursery:
+        for n in range(1000):
+            nursery.start_soon(connected.queue(f"q{n:04}-{long}").enqueue, b"1")
+    first = (await site.get("/queues", sort="name")).text
+    assert first.count('<th scope="row"') == 50
+    assert "1–50 of 1,000" in first
+    assert len(first) < 200_000
+    last = (await site.get("/queues", sort="name", page="20")).text
+    assert "q0999-" in last
+    assert 'rel="next"' not in last
+    found = (await site.get("/queues", q="Q0500")).text
+    assert found.count('<th scope="row"') == 1
+    assert len((await site.get("/")).content) < 60_000
+
+
+@pytest.mark.parametrize(
+    "back", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "javascript:alert(1)"]
+)
+@LEFT
+async def test_a_form_returns_to_this_site_only(back: str, site: Site) -> None:
+    assert (await site.post("/resume", queue="q", back=back)).status_code == 400
+
+
+async def test_a_mounted_dashboard_stays_below_its_path(mesh: worqr.Mesh, site: Site) -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    outer = Starlette(routes=[Mount("/ops/worqr", app=site.app)])
+    site._app = outer  # type: ignore[assignment]
+    page = (await site.get("/ops/worqr/queues")).text
+    addresses = re.findall(r'(?:href|src|action)="([^"]+)"', page)
+    assert addresses
+    assert all(address.startswith(("/ops/worqr/", "#")) for address in addresses)
+    assert (await site.get("/ops/worqr/static/worqr.css")).status_code == 200
+    answer = await site.post("/ops/worqr/resume", queue="q", back="/queues")
+    assert answer.headers["location"] == "/ops/worqr/queues?done=resume"
+
+
+@pytest.mark.parametrize(
+    "done", ["", "x", "cancel", "cancel:1", "retry:1:x", "retry:-1:2", "pause:1", "<b>:1", "retry:1:9999999999999"]
+)
+def test_a_notice_says_nothing_that_a_link_says(done: str) -> None:
+    assert notice(done) == ""
+
+
+def test_notices() -> None:
+    assert notice("cancel:2:1:0:5000") == "2 waiting jobs removed, 1 run cancelled, and still unwinding."
+    assert notice("cancel:0:0:0:1") == "There was nothing to cancel: the job has ended already."
+    assert notice("drop:1:3") == "1 of 3 tasks deleted."
+
+
+def info(name: str, **numbers: int) -> QueueInfo:
+    counts = {key: numbers.pop(key) for key in ("enqueued", "finished", "given_up") if key in numbers}
+    if "given_up" in counts:
+        counts["failed"] = counts.pop("given_up")
+    zeros = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    return QueueInfo(name=name, **{**zeros, **numbers}, paused=None, oldest_job=None, counts=counts)  # type: ignore[arg-type]
+
+
+def test_rates_and_needs() -> None:
+    now = datetime.now(UTC)
+    before = MeshState(now - timedelta(seconds=10), (info("a", finished=100, given_up=0), info("b", finished=5)), ())
+    after = MeshState(
+        now, (info("a", finished=150, given_up=50, workers=1), info("b", finished=4), info("c", waiting=1)), ()
+    )
+    rates = rates_between(before, after)
+    assert rates.keys() == {"a"}  # the totals of b were reset, and c is new
+    assert (rates["a"].finished, rates["a"].failed) == (5, 5)
+    state = MeshState(now, after.queues, (), rates)
+    assert [(need.subject, need.text) for need in needs_of(state, [])] == [
+        ("a", "50% of the tasks fail"),
+        ("c", "1 task waits, and no worker serves the queue"),
+    ]

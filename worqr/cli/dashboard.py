@@ -1,0 +1,162 @@
+"""``worqr dashboard``: serve the dashboard as a program of its own."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import sys
+from collections.abc import Callable
+from ipaddress import ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+from cyclopts import Parameter
+
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.option_types import flag
+from worqr.cli.output import print_error
+from worqr.cli.parsing import parse_duration
+from worqr.errors import UsageError
+
+if TYPE_CHECKING:
+    from worqr.dashboard.doors import Network
+    from worqr.dashboard.standalone import Settings
+    from worqr.mesh import Mesh
+
+SHORTEST: Final = 8
+"""Characters of a password."""
+
+
+Bind = Annotated[str, Parameter(metavar="HOST:PORT", help="Address to listen at.")]
+PasswordFile = Annotated[
+    Path | None, Parameter(metavar="FILE", help="Let in the names and passwords of this file, made with --hash.")
+]
+TrustHeader = Annotated[str, Parameter(metavar="NAME", help="Let in the viewer whom a proxy names in this header.")]
+Proxies = Annotated[
+    tuple[str, ...], Parameter(metavar="ADDRESS", help="Address or network of that proxy, such as 10.0.0.0/8.")
+]
+Open = Annotated[bool, flag("Let everyone look, without a login. Nothing can be changed.")]
+Rights = Annotated[
+    Literal["reader", "operator", "admin"], Parameter(help="What viewers with a password or a header may do.")
+]
+ReadOnly = Annotated[bool, flag("Let viewers look only.")]
+Hosts = Annotated[tuple[str, ...], Parameter(metavar="NAME", help="A further host name that requests may have.")]
+Origins = Annotated[
+    tuple[str, ...], Parameter(metavar="URL", help="Public origin, such as https://ops.example.org, behind a proxy.")
+]
+Hash = Annotated[
+    str, Parameter(metavar="NAME", help="Ask for a password, print a line for the password file, and exit.")
+]
+
+
+def dashboard(
+    *,
+    bind: Bind = "127.0.0.1:9090",
+    password_file: PasswordFile = None,
+    trust_header: TrustHeader = "",
+    trusted_proxy: Proxies = (),
+    i_know_it_is_open: Open = False,
+    rights: Rights = "operator",
+    read_only: ReadOnly = False,
+    host: Hosts = (),
+    origin: Origins = (),
+    hash: Hash = "",
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Serve the dashboard, until Ctrl-C.
+
+    On 127.0.0.1 it prints an address with a token, which works once. Other addresses need a login.
+    """
+    try:
+        from worqr.dashboard import doors, standalone
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
+        ) from None
+    if hash:
+        print(_hashed(hash, doors.hash_password))
+        return
+    name, port = _address(bind)
+    settings = standalone.Settings(
+        host=name,
+        port=port,
+        hosts=host,
+        origins=origin,
+        passwords=None if password_file is None else _read(password_file),
+        trust_header=trust_header,
+        proxies=tuple(map(_network, trusted_proxy)),
+        open_to_all=i_know_it_is_open,
+        rights=rights,
+        read_only=read_only,
+    )
+    _serve(_mesh(connect), settings)
+
+
+def _mesh(connect: ConnectOptions) -> Mesh[None]:
+    from worqr.mesh import Mesh
+
+    patience = parse_duration(connect.patience, "--patience") or 0
+    return Mesh(connect.url, prefix=connect.prefix, app="dashboard", patience=patience)
+
+
+def _serve(mesh: Mesh[None], settings: Settings) -> None:
+    import trio
+
+    from worqr.dashboard import standalone
+
+    if not (log := logging.getLogger("worqr")).handlers:
+        log.addHandler(logging.StreamHandler())  # warnings and errors of the dashboard, to the standard error
+    try:
+        app, address = standalone.build(mesh, settings)
+    except UsageError as error:
+        raise InvalidArguments(str(error)) from None
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(standalone.serve, app, settings)
+            print(address, flush=True)
+            print_error("the dashboard is running; open the address above, and press Ctrl-C to stop")
+
+    try:
+        trio.run(run)
+    except* OSError as group:
+        raise CommandFailed(
+            f"cannot listen at {settings.host}:{settings.port}: {group.exceptions[0]}; choose another address with --bind"
+        ) from None
+    print_error("the dashboard has stopped")
+
+
+def _hashed(name: str, make: Callable[[str], str]) -> str:
+    if ":" in name or not name.isprintable():
+        raise InvalidArguments(f"a name must not contain a colon or control characters, got {name!r}")
+    if sys.stdin.isatty():
+        password = getpass.getpass("Password: ")
+        if getpass.getpass("The same again: ") != password:
+            raise CommandFailed("the two passwords differ; run the command again")
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    if len(password) < SHORTEST:
+        raise CommandFailed(f"the password is shorter than {SHORTEST} characters; choose a longer one")
+    return f"{name}:{make(password)}"
+
+
+def _address(bind: str) -> tuple[str, int]:
+    name, colon, port = bind.rpartition(":")
+    if not colon or not name or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InvalidArguments(f"--bind must be HOST:PORT, such as 127.0.0.1:9090, got {bind!r}")
+    return name, int(port)
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise InvalidArguments(f"--trusted-proxy must be an address or a network: {error}") from None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"cannot read the password file: {error}") from None

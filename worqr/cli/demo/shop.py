@@ -1,0 +1,123 @@
+"""The mesh that ``worqr demo --dashboard`` shows: a shop with several queues, failures, progress and schedules.
+
+Run as ``python -m worqr.cli.demo.shop URL NAME``, it is one worker of the shop, until its standard input ends.
+`feed` enqueues the work.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+
+import trio
+
+import worqr
+from worqr.cli.demo.worker import wait_for_end_of_stdin
+
+CONCURRENCY = 8
+GRACE = 1.0
+APP = "shop"
+CITIES = ("Reykjavik", "Wellington", "Montevideo", "Yokohama", "Marrakesh", "Tromsø")
+PAUSED = "newsletter"
+UNSERVED = "legacy.export"
+
+
+class PaymentRefused(Exception):
+    """The bank has refused a payment. The demo raises it at random."""
+
+
+class AddressUnknown(Exception):
+    """A mail has no valid address. The demo raises it at random."""
+
+
+def make_mesh(url: str, name: str) -> worqr.Mesh:
+    """Return the mesh of the shop with its functions."""
+    mesh = worqr.Mesh(url, app=name)
+    soon = worqr.RetryPolicy(max_failures=3, min_backoff=2, max_backoff=20)
+
+    @mesh.task(name="mail.send", retry=soon)
+    async def send(to: str, subject: str) -> None:
+        await trio.sleep(random.expovariate(4))
+        if random.random() < 0.01:
+            raise worqr.Failure(f"no mailbox at {to}") from AddressUnknown(to)
+
+    @mesh.task(name="payments.charge", retry=soon)
+    async def charge(order: int, amount: float, card_number: str) -> None:
+        await trio.sleep(random.uniform(0.2, 1.2))
+        if random.random() < 0.2:
+            raise PaymentRefused(f"order {order}: the bank refused {amount:.2f} EUR")
+
+    @mesh.task(name="images.resize", concurrency=3)
+    async def resize(file: str, width: int) -> None:
+        for step in range(20):
+            worqr.current().progress(step / 20, f"{file}: row {step * width // 20} of {width}")
+            await trio.sleep(random.uniform(0.05, 0.25))
+
+    @mesh.task(name="reports.build", result_ttl=600, concurrency=2, timeout=300)
+    async def build(month: str, city: str) -> str:
+        for page in range(60):
+            worqr.current().progress(page / 60, f"{city}, page {page + 1} of 60")
+            await trio.sleep(random.uniform(0.3, 0.9))
+        return f"{month} in {city}"
+
+    @mesh.every(15)
+    @mesh.task(name="stock.count")
+    async def count_stock() -> None:
+        await trio.sleep(0.5)
+
+    @mesh.every(6 * 3600)
+    @mesh.task(name="day.close")
+    async def close_day() -> None:
+        await trio.sleep(2)
+
+    return mesh
+
+
+async def prepare(mesh: worqr.Mesh) -> None:
+    """Enqueue what is there from the beginning: paused, unserved and scheduled work, and payloads that cannot be decoded."""
+    await mesh.queue(PAUSED).pause("the layout is wrong, Ada repairs it")
+    letters = [b'{"to": "user%d@example.org", "token": "s3cret-%d"}' % (n, n) for n in range(1200)]
+    await mesh.queue(PAUSED).enqueue(*letters)
+    await mesh.queue(UNSERVED).enqueue(*[b'{"table": "orders_%d"}' % year for year in range(2014, 2022)])
+    await mesh.queue("mail.send").enqueue(b"\x00\x01 this is no JSON", b'{"subject": "nobody to send it to"}')
+    for number, city in enumerate(CITIES):
+        report = f'{{"month": "2026-12", "city": "{city}"}}'.encode()
+        later = 3600 * (number + 1)
+        await mesh.queue("reports.build").dispatch(report, id=f"report-2026-12-{city.lower()}", delay=later)
+
+
+async def feed(mesh: worqr.Mesh) -> None:
+    """Enqueue work for ever, at a rate that rises and falls."""
+    mail, charge = mesh.queue("mail.send"), mesh.queue("payments.charge")
+    order = 1000
+    while True:
+        order += 1
+        number = random.randint(1, 12) if order % 40 < 25 else 1
+        await mail.enqueue(
+            *[b'{"to": "user%d@example.org", "subject": "Order %d"}' % (n, order) for n in range(number)]
+        )
+        card = b"4242-%04d" % random.randrange(10_000)
+        payment = b'{"order": %d, "amount": %d.5, "card_number": "%s"}' % (order, random.randint(5, 300), card)
+        await charge.dispatch(payment, id=f"order-{order}")
+        if order % 3 == 0:
+            picture = b'{"file": "photo-%d.jpg", "width": 1600}' % order
+            await mesh.queue("images.resize").dispatch(picture, id=f"photo-{order}")
+        if order % 20 == 1:
+            city = random.choice(CITIES)
+            report = f'{{"month": "2026-11", "city": "{city}"}}'.encode()
+            await mesh.queue("reports.build").dispatch(report, id=f"report-2026-11-{city.lower()}", if_exists="skip")
+        await trio.sleep(random.uniform(0.2, 0.6))
+
+
+async def run_worker(url: str, name: str) -> None:
+    """Join, serve, and stop when the standard input ends. `name` only tells the processes apart, in the list of the system."""
+    stop = trio.Event()
+    threading.Thread(target=wait_for_end_of_stdin, args=(stop, trio.lowlevel.current_trio_token()), daemon=True).start()
+    async with make_mesh(url, APP).join(concurrency=CONCURRENCY, grace=GRACE) as peer:
+        await stop.wait()
+        await peer.drain()
+
+
+if __name__ == "__main__":
+    trio.run(run_worker, sys.argv[1], sys.argv[2])

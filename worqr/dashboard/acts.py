@@ -1,0 +1,127 @@
+"""The handlers of forms: each is one kind of call of the public API, and returns to its page with the exact outcome.
+
+Clicking twice changes nothing more: a job that was cancelled, retried or dropped is not found the second time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from starlette.responses import Response
+
+from worqr.dashboard.guard import Refused
+from worqr.dashboard.reading import gathered
+from worqr.dashboard.visit import LONGEST_VALUE, Visit
+from worqr.errors import Unavailable
+
+if TYPE_CHECKING:
+    from worqr.client.dead_letters import Aside
+    from worqr.records import CancelCount
+
+ACKNOWLEDGED_WITHIN: Final = 5.0
+"""Seconds for which a cancel waits for the runs to end."""
+MOST: Final = 100
+"""Tasks of one act, so that it never holds up the server."""
+
+
+def _ids(visit: Visit) -> list[str]:
+    ids = [value for name, value in visit.form if name == "id" and value]
+    if not ids:
+        raise Refused(400, "No task was chosen. Tick the box of at least one, then try again.")
+    if len(ids) > MOST or max(map(len, ids)) > LONGEST_VALUE:
+        raise Refused(400, f"At most {MOST} tasks at a time. `worqr failed retry --all` takes any number.")
+    return ids
+
+
+async def _done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
+    """Return to the page of the form, also if the server has not answered."""
+    try:
+        done = await act()
+    except Unavailable as error:
+        done = "unsent" if error.sent is False else "unknown"
+    return visit.see_other(done)
+
+
+def _reason(visit: Visit) -> str:
+    words = visit.text("reason").strip()
+    return f"{visit.viewer.name}: {words}" if words else visit.viewer.name
+
+
+async def cancel(visit: Visit) -> Response:
+    """Cancel jobs, and wait until their runs have ended."""
+    queue, ids, reason = visit.queue(visit.text("queue")), _ids(visit), _reason(visit)
+
+    async def one(job: str) -> CancelCount:
+        return await queue.job(job).cancel(reason=reason, wait=ACKNOWLEDGED_WITHIN)
+
+    async def act() -> str:
+        began = time.monotonic()
+        counts = await gathered([partial(one, job) for job in ids])
+        ms = round((time.monotonic() - began) * 1000)
+        sums = [sum(getattr(each, name) for each in counts) for name in ("waiting", "running", "acknowledged")]
+        return ":".join(map(str, ("cancel", *sums, ms)))
+
+    return await _done(visit, act)
+
+
+def _aside(visit: Visit) -> Aside:
+    queue = visit.queue(visit.text("queue"))
+    return queue.failed if visit.choice("list", ("failed", "broken")) == "failed" else queue.broken
+
+
+async def retry(visit: Visit) -> Response:
+    """Put dead-letter records back into their queue."""
+    aside, ids = _aside(visit), _ids(visit)
+
+    async def act() -> str:
+        return f"retry:{await aside.retry(*ids)}:{len(ids)}"
+
+    return await _done(visit, act)
+
+
+async def drop(visit: Visit) -> Response:
+    """Delete dead-letter records."""
+    aside, ids = _aside(visit), _ids(visit)
+
+    async def act() -> str:
+        return f"drop:{await aside.drop(*ids)}:{len(ids)}"
+
+    return await _done(visit, act)
+
+
+async def pause(visit: Visit) -> Response:
+    """Pause a queue."""
+    queue, reason = visit.queue(visit.text("queue")), _reason(visit)
+
+    async def act() -> str:
+        await queue.pause(reason)
+        return "pause"
+
+    return await _done(visit, act)
+
+
+async def resume(visit: Visit) -> Response:
+    """Resume a queue."""
+    queue = visit.queue(visit.text("queue"))
+
+    async def act() -> str:
+        await queue.resume()
+        return "resume"
+
+    return await _done(visit, act)
+
+
+async def schedule(visit: Visit) -> Response:
+    """Pause or resume a schedule."""
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Schedules are for viewers who see all queues only.")
+    name, paused = visit.text("name"), visit.choice("paused", ("yes", "no")) == "yes"
+
+    async def act() -> str:
+        await visit.mesh.pause_schedule(name, paused=paused)
+        return "schedule-pause" if paused else "schedule-resume"
+
+    return await _done(visit, act)

@@ -1,0 +1,250 @@
+"""`Dashboard`: the ASGI application. It checks each request before any handler runs, and answers errors with pages.
+
+The order of the checks: host, viewer, path, method, origin, right. Handlers are in `worqr.dashboard.routes`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
+from worqr.dashboard.guard import (
+    SECURITY_HEADERS,
+    Disconnected,
+    Message,
+    Receive,
+    Refused,
+    check_host,
+    check_origin,
+    check_query,
+    host_name,
+    read_form,
+)
+from worqr.dashboard.looks import Looks
+from worqr.dashboard.pages import FOLDER, Pages
+from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor
+from worqr.dashboard.routes import ROUTES, Route
+from worqr.dashboard.visit import Answer, Visit
+from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
+from worqr.escaping import escape
+from worqr.link import Address, Credentials
+from worqr.log_events import emit
+from worqr.mesh import Mesh
+
+logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
+
+Send = Callable[[Message], Awaitable[None]]
+STATIC: Final = {
+    "/static/worqr.css": "text/css",
+    "/static/live.js": "text/javascript",
+    "/static/icon.svg": "image/svg+xml",
+}
+"""The files that are served to everyone: the page of a refusal needs them, too."""
+PATIENCE: Final = 5.0
+"""Seconds after which a page says that the server is away."""
+GET: Final = ("GET", "HEAD")
+
+
+class Dashboard:
+    """An ASGI application that shows a mesh, and lets operators act on it. Mount it in yours, or serve it by itself.
+
+    It runs under asyncio and under Trio, and needs no lifespan. It connects to the server with a connection of its own, only
+    while a request is served or a page is open.
+
+    Args:
+        mesh: The mesh to show.
+        access: A function of the ASGI scope of each request. It returns the `Viewer`, or None if you do not know
+            who sent it. It may be async.
+        url: Connect to this URL instead of the mesh's, for example as a user who may only read.
+        hosts: The host names in requests that are accepted. None: all, because your application or your proxy checks them.
+        origins: The public origins of the dashboard, such as ``"https://ops.example.org"``, if a proxy changes the host name.
+        read_only: Let viewers look only, whatever `access` returns.
+        login_url: Redirect unknown visitors there. None: a page with status 401.
+        payloads: ``"redacted"``: show the beginning of payloads, with secrets hidden. ``"never"``: show none. ``"full"``: hide
+            nothing.
+        redact: A regular expression of the keys whose values are secret, in place of the default.
+
+    Raises:
+        UsageError: `access` is missing, or an argument is not valid.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh[Any],
+        *,
+        access: Access | None = None,
+        url: str | None = None,
+        hosts: Collection[str] | None = None,
+        origins: Collection[str] = (),
+        read_only: bool = False,
+        login_url: str | None = None,
+        payloads: Mode = "redacted",
+        redact: str = SECRET_NAMES,
+    ) -> None:
+        self._access = checked_access(access)
+        if payloads not in ("redacted", "never", "full"):
+            raise UsageError(f"payloads must be 'redacted', 'never' or 'full', not {payloads!r}")
+        self._mesh = _own_mesh(mesh, url)
+        self._hosts = None if hosts is None else frozenset(map(host_name, hosts))
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._read_only = read_only
+        self._login_url = login_url
+        self._redactor = Redactor(redact, payloads)
+        self._pages = Pages(_names_of(self._mesh), self._redactor)
+        self._looks = Looks()
+
+    def __repr__(self) -> str:
+        return f"<Dashboard of {self._mesh!r}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, as ASGI has it."""
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+            self._looks.close()
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            secured = _secured(send, head=scope["method"] == "HEAD")
+            try:
+                response = await self._response(scope, receive)
+                await response(scope, receive, secured)
+            except Disconnected:
+                return
+
+    async def _response(self, scope: Scope, receive: Receive) -> Answer:
+        """Return the response to a request: a page, or the page of an error."""
+        root, visit = scope.get("root_path", "").rstrip("/"), None
+        try:
+            check_host(scope, self._hosts)
+            path = _path(scope, root)
+            if path in STATIC and scope["method"] in GET:
+                return Response((FOLDER / path[1:]).read_bytes(), media_type=STATIC[path])
+            visit = await self._visit(scope, root, path)
+            return await self._answer(scope, receive, visit)
+        except Refused as refused:
+            return self._error(refused.status, refused.why, root, visit, refused.headers)
+        except Unavailable as error:
+            why = f"{escape(str(error))}. The figures come back when the server does."
+            return self._error(503, why, root, visit, {"retry-after": "5"})
+        except RefusedByServer as error:
+            return self._error(502, f"The server rejected the request: {escape(str(error))}", root, visit)
+        except UsageError as error:
+            return self._error(400, escape(str(error)), root, visit)
+        except WorqrError as error:
+            return self._error(502, escape(str(error)), root, visit)
+        except Disconnected:
+            raise
+        except Exception as error:  # the page shows no details, which could be secret
+            text = "a request for %(path)s failed: %(error)s"
+            emit(logger, "dashboard.failed", text, exc_info=error, path=scope.get("path"), error=repr(error)[:500])
+            return self._error(500, "An error occurred. The log of this program has the details.", root, visit)
+
+    async def _visit(self, scope: Scope, root: str, path: str) -> Visit:
+        """Return the visit of a known viewer. Raises Refused; and what the application's `access` raises."""
+        query = check_query(scope)
+        viewer = await viewer_of(self._access, scope)
+        if viewer is None:
+            if self._login_url is not None:
+                raise Refused(303, "You have to log in.", {"location": self._login_url})
+            raise Refused(401, "You have to log in to see this dashboard.")
+        seen = viewer.without_acts() if self._read_only else viewer
+        return Visit(seen, self._mesh, self._looks, self._redactor, self._pages.render, root, path, query)
+
+    async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> Answer:
+        """Check what the route requires, connect, and call its handler."""
+        route = ROUTES.get(visit.path)
+        if route is None:
+            raise Refused(404, "There is no page at this address.")
+        allowed = GET if route.method == "GET" else (route.method,)
+        if scope["method"] not in allowed:
+            raise Refused(405, f"This address accepts {' and '.join(allowed)} only.", {"allow": ", ".join(allowed)})
+        if route.method == "POST":
+            check_origin(scope, self._origins)
+        check_right(visit.viewer, route)
+        if route.method == "POST":
+            form = await read_form(scope, receive)
+            visit = replace(visit, form=tuple(form))
+            self._looks.forget()
+        if route.streams:
+            return await route.handler(visit)
+        async with self._mesh.connect():
+            return await route.handler(visit)
+
+    def _error(
+        self, status: int, why: str, root: str, visit: Visit | None, headers: dict[str, str] | None = None
+    ) -> Response:
+        if status == 303:
+            return RedirectResponse((headers or {})["location"], 303)
+        page = self._pages.render_error(status, HTTPStatus(status).phrase, why, root, visit=visit)
+        return HTMLResponse(page, status, headers)
+
+
+def check_right(viewer: Viewer, route: Route) -> None:
+    """Raise Refused if the viewer lacks the right that the route requires."""
+    for right in ("look", route.right):
+        if right not in viewer.may:
+            raise Refused(403, f"You are {viewer.name!r}, and lack the right {right!r} for this.")
+
+
+def _own_mesh(mesh: Mesh[Any], url: str | None) -> Mesh[None]:
+    """Return the same mesh with connections of the dashboard's own: a long page does not stand before the application's."""
+    given = mesh.credentials
+    credentials = None if given is None or url is not None else partial(_asked, given)
+    patience = min(mesh.patience, PATIENCE)
+    return Mesh(url or mesh.url, prefix=mesh.prefix, app="dashboard", patience=patience, credentials=credentials)
+
+
+def _asked(credentials: Credentials) -> tuple[str, str]:
+    """Ask the mesh's credentials for a connection of the dashboard."""
+    found = credentials.get("the dashboard's server")
+    return ("default", found[0]) if len(found) == 1 else (found[0], found[1])
+
+
+def _names_of(mesh: Mesh[Any]) -> dict[str, str]:
+    """Return the prefix of the mesh, and the address of its server without the password."""
+    if mesh.url is None:
+        server = "the default server"
+    elif mesh.url == "embedded:":
+        server = "embedded server"
+    else:
+        server = Address.parse(mesh.url).redacted
+    return {"prefix": mesh.prefix, "server": server}
+
+
+def _path(scope: Scope, root: str) -> str:
+    """Return the path inside the dashboard: servers leave the path of a mounted application whole, or cut it."""
+    path: str = scope["path"]
+    if root and (path == root or path.startswith(f"{root}/")):
+        path = path[len(root) :]
+    return path or "/"
+
+
+def _secured(send: Send, *, head: bool) -> Send:
+    """Return `send` with the security headers on each response, and without a body for HEAD."""
+
+    async def secured(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            ours = {name for name, _ in SECURITY_HEADERS}
+            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
+            message = {**message, "headers": [*kept, *SECURITY_HEADERS]}
+        elif head and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return secured
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Acknowledge the start and the end of the server; the dashboard has nothing to open."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,278 @@
+"""Doors of the standalone dashboard: ASGI applications in front of it that find out who made a request.
+
+A door puts the viewer into the scope, where `viewer_at_door` finds it. In an application of your own, ``access=`` does this.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import anyio
+from starlette.responses import PlainTextResponse, RedirectResponse
+
+from worqr.dashboard.access import Scope, Viewer
+from worqr.dashboard.guard import SECURITY_HEADERS, Message, Receive, Refused, check_host, header
+from worqr.errors import UsageError
+
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+MakeViewer = Callable[[str], Viewer]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+VIEWER: Final = "worqr.viewer"
+COOKIE: Final = "worqr_dashboard"
+COOKIE_LASTS: Final = 7 * 86400
+WRONG_PASSWORD_TAKES: Final = 1.0
+MOST_ATTEMPTS: Final = 5
+"""Wrong passwords that are checked at the same time; further requests get status 429."""
+KNOWN: Final = 256
+"""Passwords that were right, of which the door remembers a keyed hash, because scrypt takes 50 ms."""
+_SCRYPT: Final = {"n": 2**14, "r": 8, "p": 1}
+
+
+def viewer_at_door(scope: Scope) -> Viewer | None:
+    """Return the viewer that a door has found: the ``access`` of the standalone dashboard."""
+    viewer: Viewer | None = scope.get(VIEWER)
+    return viewer
+
+
+class TokenDoor:
+    """Lets in who has the one-time token of this process, and afterwards the cookie that it was swapped for.
+
+    Args:
+        app: the dashboard.
+        viewer: who comes through this door.
+        hosts: the host names that are accepted.
+    """
+
+    def __init__(self, app: App, viewer: Viewer, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._viewer = viewer
+        self._hosts = hosts
+        self._key = secrets.token_bytes(32)
+        self._token: str | None = secrets.token_urlsafe(16)
+
+    @property
+    def token(self) -> str:
+        """The token for the first visit."""
+        return self._token or ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http":
+            if scope["path"] == "/login" and (response := self._login(scope)) is not None:
+                await response(scope, receive, _with_headers(send, SECURITY_HEADERS))
+                return
+            if self._has_cookie(scope):
+                scope[VIEWER] = self._viewer
+        await self._app(scope, receive, send)
+
+    def _login(self, scope: Scope) -> RedirectResponse | None:
+        """Swap the token for a cookie; None for a wrong token, so that the page says what is missing."""
+        try:
+            check_host(scope, self._hosts)
+        except Refused:
+            return None
+        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[0]
+        if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
+            return None
+        self._token = None
+        response = RedirectResponse("/", 303)
+        value = self._signed(str(int(time.time()) + COOKIE_LASTS))
+        response.set_cookie(COOKIE, value, max_age=COOKIE_LASTS, httponly=True, samesite="strict")
+        return response
+
+    def _has_cookie(self, scope: Scope) -> bool:
+        try:
+            cookies = SimpleCookie(header(scope, b"cookie") or "")
+        except (CookieError, Refused):
+            return False
+        value = cookies[COOKIE].value if COOKIE in cookies else ""
+        until, _, _ = value.partition(".")
+        fresh = until.isascii() and until.isdecimal() and int(until) > time.time()
+        return fresh and hmac.compare_digest(value.encode(), self._signed(until).encode())
+
+    def _signed(self, until: str) -> str:
+        return f"{until}.{hmac.new(self._key, until.encode(), 'sha256').hexdigest()}"
+
+
+class PasswordDoor:
+    """Asks for a name and a password, as browsers know it (HTTP Basic).
+
+    Args:
+        app: the dashboard.
+        passwords: hashes by name, as `hash_password` makes them.
+        viewer: makes the viewer of a name.
+    """
+
+    def __init__(self, app: App, passwords: Mapping[str, str], viewer: MakeViewer) -> None:
+        self._app = app
+        self._passwords = dict(passwords)
+        self._viewer = viewer
+        self._key = secrets.token_bytes(32)
+        self._known: set[bytes] = set()
+        self._attempts = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = _basic(scope)
+        if given is not None:
+            if self._attempts >= MOST_ATTEMPTS:
+                busy = PlainTextResponse("Too many passwords at once: try again in a second.\n", 429)
+                await busy(scope, receive, _with_headers(send, SECURITY_HEADERS))
+                return
+            if await self._is_right(*given):
+                scope[VIEWER] = self._viewer(given[0])
+        challenge = ((b"www-authenticate", b'Basic realm="worqr", charset="UTF-8"'),)
+        await self._app(scope, receive, _with_headers(send, challenge, status=401))
+
+    async def _is_right(self, name: str, password: str) -> bool:
+        mark = hmac.new(self._key, f"{name}\0{password}".encode(), "sha256").digest()
+        if mark in self._known:
+            return True
+        self._attempts += 1
+        try:
+            stored = self._passwords.get(name, _NO_PASSWORD)
+            right = await anyio.to_thread.run_sync(check_password, password, stored)
+            if right and name in self._passwords:
+                if len(self._known) >= KNOWN:
+                    self._known.clear()
+                self._known.add(mark)
+                return True
+            await anyio.sleep(WRONG_PASSWORD_TAKES)
+            return False
+        finally:
+            self._attempts -= 1
+
+
+class ProxyDoor:
+    """Believes the name in a header, if the request comes from the proxy.
+
+    Args:
+        app: the dashboard.
+        name: the header.
+        proxies: the addresses of the proxy.
+        viewer: makes the viewer of a name.
+    """
+
+    def __init__(self, app: App, name: str, proxies: Sequence[Network], viewer: MakeViewer) -> None:
+        self._app = app
+        self._name = name.lower().encode("latin-1")
+        self._proxies = tuple(proxies)
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http" and self._is_proxy(scope):
+            try:
+                name = header(scope, self._name)
+            except Refused:
+                name = None
+            if name:
+                scope[VIEWER] = self._viewer(name)
+        await self._app(scope, receive, send)
+
+    def _is_proxy(self, scope: Scope) -> bool:
+        host = (scope.get("client") or ("", 0))[0]
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
+
+
+class OpenDoor:
+    """Lets in everyone, as the same viewer."""
+
+    def __init__(self, app: App, viewer: Viewer) -> None:
+        self._app = app
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        scope[VIEWER] = self._viewer
+        await self._app(scope, receive, send)
+
+
+def hash_password(password: str) -> str:
+    """Return a salted scrypt hash: ``scrypt$SALT$HASH``, both in base64."""
+    salt = secrets.token_bytes(16)
+    made = hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT)
+    return f"scrypt${base64.b64encode(salt).decode()}${base64.b64encode(made).decode()}"
+
+
+_NO_PASSWORD: Final = f"scrypt${base64.b64encode(bytes(16)).decode()}${base64.b64encode(bytes(64)).decode()}"
+"""Checked for names that do not exist, so that they take as long as others."""
+
+
+def check_password(password: str, stored: str) -> bool:
+    """Return True if the hash is that of the password."""
+    _, salt, made = stored.split("$")
+    found = hashlib.scrypt(password.encode(), salt=base64.b64decode(salt), **_SCRYPT)
+    return hmac.compare_digest(found, base64.b64decode(made))
+
+
+def read_passwords(text: str) -> dict[str, str]:
+    """Return the names and hashes of a password file.
+
+    Raises:
+        UsageError: a line is not ``NAME:scrypt$SALT$HASH``, a name is there twice, or there is no line.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, stored = line.strip().partition(":")
+        parts = stored.split("$")
+        if not name or len(parts) != 3 or parts[0] != "scrypt" or not all(map(_is_base64, parts[1:])):
+            raise UsageError(
+                f"line {number} of the password file is not NAME:HASH; make one with `worqr dashboard --hash NAME`"
+            )
+        if name in found:
+            raise UsageError(
+                f"line {number} of the password file has the name {name!r} a second time; remove one of them"
+            )
+        found[name] = stored
+    if not found:
+        raise UsageError("the password file is empty; make a line for it with `worqr dashboard --hash NAME`")
+    return found
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text, validate=True)) >= 16
+    except binascii.Error:
+        return False
+
+
+def _basic(scope: Scope) -> tuple[str, str] | None:
+    try:
+        kind, _, rest = (header(scope, b"authorization") or "").partition(" ")
+        name, colon, password = base64.b64decode(rest, validate=True).decode("utf-8").partition(":")
+    except (Refused, binascii.Error, UnicodeDecodeError):
+        return None
+    return (name, password) if kind.lower() == "basic" and colon else None
+
+
+def _with_headers(send: Send, more: Sequence[tuple[bytes, bytes]], *, status: int | None = None) -> Send:
+    """Return `send` with more headers on the response; with `status`, on responses with this status only."""
+
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start" and status in (None, message["status"]):
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await send(message)
+
+    return sending

@@ -1,0 +1,110 @@
+"""Numbers and times as the pages show them. Pure. Templates and live updates use the same functions, so both show the same."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from worqr.escaping import escape
+
+NONE: Final = "–"
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_WORKER: Final = re.compile(r"(.*:)([0-9a-f]{8})[0-9a-f]{24}", re.DOTALL)
+
+
+def count(number: float | None) -> str:
+    """Return ``12,345``; a dash for None."""
+    return NONE if number is None else f"{number:,.0f}"
+
+
+def rate(per_second: float | None) -> str:
+    """Return a rate with two significant digits: ``0.4``, ``12``."""
+    if per_second is None:
+        return NONE
+    return (
+        "0"
+        if per_second < 0.005
+        else f"{per_second:.2f}"
+        if per_second < 1
+        else f"{per_second:,.3g}"
+        if (per_second < 100)
+        else f"{per_second:,.0f}"
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in one unit, or two: ``340 ms``, ``12 s``, ``3 min 20 s``, ``2 d 4 h``."""
+    if seconds is None:
+        return NONE
+    if math.isinf(seconds):
+        return "never"
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    left, parts = int(seconds), list[str]()
+    for size, unit in _UNITS:
+        if left >= size or (parts and left):
+            if left // size:
+                parts.append(f"{left // size} {unit}")
+            left %= size
+        if len(parts) == 2 or (parts and parts[0].endswith(" s")):
+            break
+    return " ".join(parts)
+
+
+def clock(when: datetime | None) -> str:
+    """Return a time in UTC, to the second."""
+    return NONE if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def iso(when: datetime) -> str:
+    """Return a time for the attribute of a ``<time>``."""
+    return when.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def since(when: datetime | None, now: datetime) -> str:
+    """Return how long ago it was."""
+    return NONE if when is None else duration(max((now - when).total_seconds(), 0.0))
+
+
+def until(when: datetime | None, now: datetime) -> str:
+    """Return in how much time it is: ``in 3 min``, or ``5 s ago``."""
+    if when is None:
+        return NONE
+    seconds = (when - now).total_seconds()
+    return f"in {duration(seconds)}" if seconds >= 0 else f"{duration(-seconds)} ago"
+
+
+def size(number: int) -> str:
+    """Return a number of bytes: ``812 B``, ``1.4 KiB``, ``16 MiB``."""
+    value, unit = float(number), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 10 else f"{value:.1f} {unit}"
+
+
+def percent(share: float | None) -> str:
+    """Return a progress from 0 to 1 in percent; any other number as it is."""
+    if share is None:
+        return NONE
+    return f"{share:.0%}" if 0 <= share <= 1 else f"{share:g}"
+
+
+def worker(id: str | None) -> str:
+    """Return the short form of a worker's id: ``shop:51924699``."""
+    match = _WORKER.fullmatch(id or "")
+    return f"{match[1]}{match[2]}" if match else id or NONE
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """Return ``1 task``, ``2 tasks``."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def line(text: str, most: int = 160) -> str:
+    """Return a text of unknown origin in one line, escaped."""
+    shown = escape(text[: most + 1].replace("\n", " "))
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

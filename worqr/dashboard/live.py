@@ -1,0 +1,220 @@
+"""Live numbers: a stream of server-sent events for each open page.
+
+A stream looks again every one to three seconds, and sends the texts that have changed. Streams that show the same share one look.
+A stream ends after two minutes, and the browser opens the next one. So a client that vanished silently costs two minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import anyio
+
+from worqr.dashboard import reading
+from worqr.dashboard.guard import Message, Receive, Refused
+from worqr.dashboard.numbers import job_numbers, queue_numbers, running_numbers, state_numbers
+from worqr.dashboard.state import MeshState, read_state
+from worqr.dashboard.visit import Answer, Visit
+from worqr.errors import WorqrError
+from worqr.escaping import escape
+from worqr.log_events import emit
+
+logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
+
+Send = Callable[[Message], Awaitable[None]]
+LASTS: Final = 120.0
+"""Seconds after which a stream ends."""
+COMMENT_EVERY: Final = 15.0
+"""Seconds after which a silent stream sends a comment, so that proxies keep it open."""
+AWAY: Final = 2.0
+"""Seconds between two attempts while the server is away."""
+MOST: Final = 64
+"""Streams of one process."""
+SLOW: Final = 3.0
+QUICK: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a page shows now: a text for each key, and the names of the rows of its list. Another set of names means that the
+    list has changed.
+    """
+
+    texts: Mapping[str, str]
+    rows: object = None
+
+
+@dataclass
+class _Sent:
+    """What one client knows."""
+
+    texts: dict[str, str] = field(default_factory=dict[str, str])
+    rows: object = None
+    away: bool = False
+    at: float = field(default_factory=time.monotonic)
+
+    def events(self, news: News) -> str:
+        """Return the events that bring the client up to date; empty if it is."""
+        new = {key: text for key, text in news.texts.items() if self.texts.get(key) != text}
+        out = _event("up", {}) if self.away else ""
+        if new:
+            out += _event("set", {escape(key): text for key, text in new.items()})  # the page has them escaped
+        if self.texts and news.rows != self.rows:
+            out += _event("moved", {})
+        self.texts |= new
+        self.rows, self.away = news.rows, False
+        return out
+
+    def is_away(self, why: str) -> str:
+        """Return the event for a server that is away; empty if the client knows."""
+        out = "" if self.away else _event("down", {"why": why})
+        self.away = True
+        return out
+
+
+def _event(name: str, data: object) -> str:
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
+
+
+async def stream(visit: Visit) -> Answer:
+    """Return a stream of the numbers of one page."""
+    if visit.looks.streams >= MOST:
+        raise Refused(503, "Too many pages are open: this one is not live. Reload it to look again.")
+    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers"))
+    readers = {"queue": _queue, "job": _job, "running": _running}
+    if view in ("queue", "job"):
+        visit.queue(visit.text("name" if view == "queue" else "queue"))
+    return EventStream(visit, partial(readers.get(view, _mesh), visit), QUICK if view in ("queue", "job") else SLOW)
+
+
+async def _state(visit: Visit) -> MeshState:
+    state: MeshState = await visit.looks.get("state", partial(read_state, visit.mesh), within=SLOW - 0.1, spare=True)
+    return state.for_viewer(visit.viewer)
+
+
+async def _mesh(visit: Visit) -> News:
+    state, start = await _state(visit), reading.start_of_page(visit)
+    part = slice(start, start + reading.PAGE)
+    match visit.text("view"):
+        case "queues":
+            return News(state_numbers(state, queues=reading.sorted_queues(visit, state)[part]))
+        case "failed":
+            return News(state_numbers(state, queues=reading.failing_queues(state)[: reading.QUEUES_OF_RUNNING]))
+        case "workers":
+            return News(state_numbers(state, workers=reading.filtered_workers(visit, state)[part]))
+        case _:
+            return News(state_numbers(state, queues=state.busiest(2 * reading.SHORT_LIST)))
+
+
+async def _queue(visit: Visit) -> News:
+    name, tab = (
+        visit.text("name"),
+        visit.choice("tab", ("waiting", "scheduled", "blocked", "running", "failed", "broken")),
+    )
+    queue = visit.queue(name)
+
+    async def read(_before: News | None) -> News:
+        info = await queue.info()
+        texts = queue_numbers(info, full=True)
+        if tab == "running":
+            tasks = [(name, task) for task in await queue.jobs(state="active", limit=50)]
+            return News(texts | running_numbers(tasks), [(task.id, task.since) for _, task in tasks])
+        steps = {"waiting": ("enqueued", "claimed"), "failed": ("failed",), "broken": ("broken",)}.get(tab, ())
+        return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
+
+    return await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
+
+
+async def _job(visit: Visit) -> News:
+    name = visit.text("queue")
+    job = visit.queue(name).job(visit.text("id"))
+
+    async def read(_before: News | None) -> News:
+        status = await job.status()
+        return News(job_numbers(status), (status.state, status.attempts))
+
+    return await visit.looks.get(("job", name, job.id), read, within=QUICK - 0.1, spare=True)
+
+
+async def _running(visit: Visit) -> News:
+    state, worker = await _state(visit), visit.text("worker")
+    seen = tuple(visit.viewer.queues)
+
+    async def read(_before: News | None) -> News:
+        tasks = (await reading.running_tasks(visit, state, worker))[:50]
+        return News(running_numbers(tasks), [(name, task.id, task.since) for name, task in tasks])
+
+    news = await visit.looks.get(("running", worker, seen), read, within=SLOW - 0.1, spare=True)
+    return News({**news.texts, **state_numbers(state)}, news.rows)
+
+
+class EventStream:
+    """One response of server-sent events, as ASGI has it."""
+
+    def __init__(self, visit: Visit, read: Callable[[], Awaitable[News]], every: float) -> None:
+        self._visit = visit
+        self._read = read
+        self._every = every
+        self._sent = _Sent()
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Send events until the client has gone, or the stream is old."""
+        with self._visit.looks.stream_opened():
+            async with anyio.create_task_group() as group:
+                group.start_soon(_until_gone, receive, group.cancel_scope)
+                try:
+                    await self._send_all(send)
+                except OSError:  # the client has gone
+                    pass
+                except Exception as error:
+                    emit(
+                        logger,
+                        "dashboard.failed",
+                        "a stream failed: %(error)s",
+                        exc_info=error,
+                        error=repr(error)[:500],
+                    )
+                group.cancel_scope.cancel()
+
+    async def _send_all(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _write(send, "retry: 500\n\n")
+        end = time.monotonic() + LASTS
+        while time.monotonic() < end and not self._visit.looks.closing:
+            try:
+                async with self._visit.mesh.connect():
+                    await self._send_news(send, end)
+            except WorqrError as error:
+                await _write(send, self._sent.is_away(str(error)[:200]))
+                await anyio.sleep(AWAY)
+        await _write(send, _event("bye", {}))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_news(self, send: Send, end: float) -> None:
+        silent_since = time.monotonic()
+        while time.monotonic() < end and not self._visit.looks.closing:
+            events = self._sent.events(await self._read())
+            if not events and time.monotonic() - silent_since > COMMENT_EVERY:
+                events = ": nothing new\n\n"
+            if events:
+                silent_since = time.monotonic()
+                await _write(send, events)
+            await anyio.sleep(self._every)
+
+
+async def _write(send: Send, text: str) -> None:
+    if text:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+
+
+async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -1,0 +1,110 @@
+"""Looking at the server once for all who look: pages and streams share what was read a moment ago.
+
+Nothing is read in the background. The first request that needs newer figures reads them, and others wait for it meanwhile.
+So without requests there is no timer, no connection and no request to the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, cast
+
+import anyio
+
+from worqr.errors import WorqrError
+
+T = TypeVar("T")
+
+SHARE: Final = 100
+"""A look that took a second is followed by another after 100 s at the earliest: looking takes 1 % of the time, at most."""
+FRESH: Final = 1.0
+"""Seconds for which a page uses figures that were read for another one."""
+KEPT: Final = 30.0
+"""Seconds after which figures that are not used any more are dropped."""
+
+
+@dataclass
+class _Look:
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    value: Any = None
+    failure: Exception | None = None
+    read_at: float = -1e9
+    took: float = 0.0
+
+    def is_newer_than(self, seconds: float) -> bool:
+        """True if the value was read within so many seconds."""
+        return time.monotonic() - self.read_at < seconds
+
+    async def renew(self, read: Callable[[Any], Awaitable[Any]]) -> None:
+        """Read the value again. An error is kept as well: requests that have waited for it do not wait once more, each."""
+        began = time.monotonic()
+        try:
+            self.value, self.failure = await read(self.value), None
+        except WorqrError as error:
+            self.failure = error
+        self.read_at = time.monotonic()
+        self.took = self.read_at - began
+
+
+class Looks:
+    """What was read from the server, by a key of the caller's choice.
+
+    Attributes:
+        closing: the program ends, and streams end with it.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[object, _Look] = {}
+        self._streams = 0
+        self.closing: bool = False
+
+    async def get(
+        self, key: object, read: Callable[[T | None], Awaitable[T]], *, within: float = FRESH, spare: bool = False
+    ) -> T:
+        """Return a value that was read within the last `within` seconds; read it if there is none.
+
+        Args:
+            key: what is read.
+            read: reads it; it gets the value before, or None.
+            within: seconds.
+            spare: for streams, which look again and again: look more rarely if a look takes long.
+        """
+        self._drop_old()
+        look = self._looks.setdefault(key, _Look())
+        async with look.lock:
+            limit = max(within, look.took * SHARE) if spare else within
+            if not look.is_newer_than(limit):
+                await look.renew(read)
+            if look.failure is not None:
+                raise look.failure.with_traceback(None)
+            return cast("T", look.value)
+
+    def forget(self) -> None:
+        """Drop all values: something was changed."""
+        self._looks.clear()
+
+    @contextmanager
+    def stream_opened(self) -> Generator[None]:
+        """Count one stream for the length of a block."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+    @property
+    def streams(self) -> int:
+        """The number of open streams."""
+        return self._streams
+
+    def close(self) -> None:
+        """Let all streams end."""
+        self.closing = True
+
+    def _drop_old(self) -> None:
+        for key in [key for key, look in self._looks.items() if not look.is_newer_than(KEPT)]:
+            if not self._looks[key].lock.locked():
+                del self._looks[key]

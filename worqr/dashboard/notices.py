@@ -1,0 +1,53 @@
+"""What an act did, as a sentence on the page to which it returns. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from worqr.dashboard.figures import plural
+
+
+def notice(done: str) -> str:
+    """Return what an act did as a sentence; empty if `done` is not from an act. It is made of numbers only, so a foreign link
+    cannot put words on a page.
+    """
+    word, *rest = done.split(":")
+    numbers = [int(each) for each in rest if each.isascii() and each.isdecimal() and len(each) < 10]
+    if len(numbers) != len(rest):
+        return ""
+    match word, numbers:
+        case "cancel", [waiting, running, acknowledged, ms]:
+            return _cancelled(waiting, running, acknowledged, ms)
+        case "retry", [count, asked]:
+            return _counted("put back into the queue", count, asked)
+        case "drop", [count, asked]:
+            return _counted("deleted", count, asked)
+        case _:
+            return _FIXED.get(word, "") if not numbers else ""
+
+
+_FIXED: Final = {
+    "pause": "The queue is paused. Running tasks continue.",
+    "resume": "The queue is resumed.",
+    "schedule-pause": "The schedule is paused.",
+    "schedule-resume": "The schedule is resumed.",
+    "unsent": "The server did not answer, and nothing was sent. Nothing was changed.",
+    "unknown": "The server did not answer. The change may have taken effect: look before you try again.",
+}
+
+
+def _cancelled(waiting: int, running: int, acknowledged: int, ms: int) -> str:
+    parts: list[str] = []
+    if waiting:
+        parts.append(f"{plural(waiting, 'waiting job')} removed")
+    if acknowledged:
+        parts.append(f"{plural(acknowledged, 'run')} cancelled and ended after {ms:,} ms")
+    if running > acknowledged:
+        parts.append(f"{plural(running - acknowledged, 'run')} cancelled, and still unwinding")
+    return f"{', '.join(parts)}." if parts else "There was nothing to cancel: the job has ended already."
+
+
+def _counted(what: str, count: int, asked: int) -> str:
+    if not count:
+        return f"Nothing was {what}: the records are not there any more, or a job with the same id waits."
+    return f"{count:,} of {plural(asked, 'task')} {what}." if count < asked else f"{plural(count, 'task')} {what}."

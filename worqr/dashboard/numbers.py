@@ -1,0 +1,98 @@
+"""The texts that change while a page is open, by the key that its template gives them. Pure.
+
+A template shows `text` of the same functions, so a page does not change at its first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from worqr.dashboard import figures
+from worqr.dashboard.state import MeshState, age_of
+from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+
+
+def state_numbers(
+    state: MeshState, queues: Iterable[QueueInfo] = (), workers: Iterable[WorkerInfo] = ()
+) -> dict[str, str]:
+    """Return the totals, and the numbers of the queues and workers that a page shows."""
+    texts = total_numbers(state)
+    for info in queues:
+        texts |= queue_numbers(info)
+        rates = state.rates.get(info.name)
+        texts[f"queue.{info.name}.rate"] = figures.rate(None if rates is None else rates.finished)
+    for worker in workers:
+        texts |= worker_numbers(worker)
+    for app in state.apps:
+        texts[f"app.{app.name}.workers"] = figures.count(app.workers)
+        texts[f"app.{app.name}.running"] = figures.count(app.running)
+        texts[f"app.{app.name}.room"] = figures.count(app.room)
+    return texts
+
+
+def total_numbers(state: MeshState) -> dict[str, str]:
+    """Return the totals of the overview."""
+    texts = {f"total.{name}": figures.count(number) for name, number in state.total.items()}
+    texts["total.age"] = figures.duration(state.total["age"])
+    for name in ("finished_rate", "failed_rate"):
+        texts[f"total.{name}"] = figures.rate(state.total[name])
+    return texts
+
+
+def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
+    """Return the numbers of a queue; with the totals if `full`."""
+    start = f"queue.{info.name}"
+    names = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers")
+    texts = {f"{start}.{name}": figures.count(getattr(info, name)) for name in names}
+    texts[f"{start}.dead"] = figures.count(info.failed + info.broken)
+    texts[f"{start}.age"] = figures.duration(age_of(info))
+    if full:
+        texts |= {f"{start}.count.{name}": figures.count(number) for name, number in info.counts.items()}
+    return texts
+
+
+def worker_numbers(worker: WorkerInfo) -> dict[str, str]:
+    """Return the numbers of a worker."""
+    start = f"worker.{worker.id}"
+    return {
+        f"{start}.running": figures.count(worker.running),
+        f"{start}.room": figures.count(worker.room),
+        f"{start}.beat": figures.duration(worker.beat_age),
+    }
+
+
+def running_numbers(tasks: Iterable[tuple[str, TaskInfo]]) -> dict[str, str]:
+    """Return how far running tasks are."""
+    now, texts = datetime.now(UTC), dict[str, str]()
+    for queue, task in tasks:
+        start = run_key(queue, task)
+        texts[f"{start}.for"] = figures.since(task.since, now)
+        texts[f"{start}.percent"] = figures.percent(task.progress)
+        texts[f"{start}.bar"] = bar(task.progress)
+        texts[f"{start}.message"] = figures.line(task.message)
+    return texts
+
+
+def run_key(queue: str, task: TaskInfo) -> str:
+    """Return a key for a run: its queue, its worker and the time of its begin."""
+    return f"run.{queue}.{task.worker}.{task.id or ''}.{'' if task.since is None else task.since.timestamp()}"
+
+
+def bar(progress: float | None) -> str:
+    """Return the value of a progress bar, from 0 to 1."""
+    return "0" if progress is None else f"{min(max(progress, 0.0), 1.0):.3f}"
+
+
+def job_numbers(status: Status) -> dict[str, str]:
+    """Return what changes on the page of a job while its state stays."""
+    now = datetime.now(UTC)
+    return {
+        "job.state": status.state,
+        "job.for": figures.since(status.since, now),
+        "job.percent": figures.percent(status.progress),
+        "job.bar": bar(status.progress),
+        "job.message": figures.line(status.message),
+        "job.attempts": figures.count(status.attempts),
+        "job.failures": figures.count(status.failures),
+    }

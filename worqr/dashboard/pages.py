@@ -1,0 +1,110 @@
+"""The templates: how they are loaded, and the functions that they use. Each value in a template is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+
+from worqr.dashboard import figures
+from worqr.dashboard.notices import notice
+from worqr.dashboard.numbers import run_key
+from worqr.dashboard.payloads import Redactor
+from worqr.dashboard.state import age_of
+from worqr.dashboard.visit import Visit
+from worqr.escaping import escape
+from worqr.records import TaskInfo
+from worqr.version import __version__
+
+FOLDER: Final = Path(__file__).parent
+NAVIGATION: Final = (
+    ("/", "Overview"),
+    ("/queues", "Queues"),
+    ("/running", "Running"),
+    ("/failed", "Failed"),
+    ("/workers", "Workers"),
+    ("/schedules", "Schedules"),
+)
+"""The pages that the navigation names."""
+FIGURES: Final = (
+    *("count", "rate", "duration", "clock", "iso", "since", "until", "size", "percent", "worker", "plural", "line"),
+)
+"""The functions of `worqr.dashboard.figures` that templates use as filters."""
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the templates of this package. Values are escaped, and a name that does not exist is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters: dict[str, Callable[..., Any]] = {name: getattr(figures, name) for name in FIGURES}
+    filters |= {"plain": escape, "age": age_of, "of_queue": _of_queue}
+    made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    return made
+
+
+def _of_queue(tasks: list[TaskInfo], queue: str) -> list[tuple[str, TaskInfo]]:
+    return [(queue, task) for task in tasks]
+
+
+class Pages:
+    """Renders the pages of one dashboard.
+
+    Args:
+        mesh: what the header names: the prefix, and the server without its password.
+        redactor: it hides secrets in payloads and errors.
+    """
+
+    def __init__(self, mesh: Mapping[str, str], redactor: Redactor) -> None:
+        self._mesh = dict(mesh)
+        self._redactor = redactor
+
+    def render(self, template: str, *, visit: Visit, **context: Any) -> str:
+        """Return a page for a viewer."""
+        return self._render(
+            template,
+            notice=notice(visit.query.get("done", "")),
+            visit=visit,
+            viewer=visit.viewer,
+            root=visit.root,
+            path=visit.path,
+            **context,
+        )
+
+    def render_error(self, status: int, title: str, why: str, root: str, *, visit: Visit | None = None) -> str:
+        """Return the page of an error; without a `visit`, for an unknown visitor."""
+        return self._render(
+            "error.html",
+            visit=visit,
+            viewer=None if visit is None else visit.viewer,
+            root=root,
+            path="",
+            status=status,
+            title=title,
+            why=why,
+        )
+
+    def _render(self, template: str, **context: Any) -> str:
+        return (
+            environment()
+            .get_template(template)
+            .render(
+                mesh=self._mesh,
+                navigation=NAVIGATION,
+                now=datetime.now(UTC),
+                redactor=self._redactor,
+                run_key=run_key,
+                version=__version__,
+                **context,
+            )
+        )

@@ -1,0 +1,43 @@
+"""All addresses of the dashboard: the method, the right and the handler of each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from worqr.dashboard import acts, live, reading
+from worqr.dashboard.access import Right
+from worqr.dashboard.visit import Answer, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One address. `streams`: the handler connects by itself, for as long as the client listens."""
+
+    handler: Callable[[Visit], Awaitable[Answer]]
+    method: Literal["GET", "POST"] = "GET"
+    right: Right = "look"
+    streams: bool = False
+
+
+ROUTES: Final[dict[str, Route]] = {
+    "/": Route(reading.overview),
+    "/queues": Route(reading.queues),
+    "/queue": Route(reading.queue),
+    "/job": Route(reading.job),
+    "/running": Route(reading.running),
+    "/failed": Route(reading.failed),
+    "/workers": Route(reading.workers),
+    "/worker": Route(reading.worker),
+    "/schedules": Route(reading.schedules),
+    "/search": Route(reading.search),
+    "/live": Route(live.stream, streams=True),
+    "/cancel": Route(acts.cancel, "POST", "cancel"),
+    "/retry": Route(acts.retry, "POST", "retry"),
+    "/drop": Route(acts.drop, "POST", "drop"),
+    "/pause": Route(acts.pause, "POST", "pause"),
+    "/resume": Route(acts.resume, "POST", "pause"),
+    "/schedule": Route(acts.schedule, "POST", "schedules"),
+}
+"""The handlers of POST are in `worqr.dashboard.acts`."""

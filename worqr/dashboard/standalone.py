@@ -1,0 +1,146 @@
+"""The dashboard as a program of its own: which doors an address needs, and Hypercorn on Trio to serve it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from typing import Any, Final, Literal
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as serve_asgi  # pyright: ignore[reportUnknownVariableType]
+
+from worqr.dashboard.access import Viewer, admin, operator, reader
+from worqr.dashboard.app import Dashboard
+from worqr.dashboard.doors import (
+    App,
+    Network,
+    OpenDoor,
+    PasswordDoor,
+    ProxyDoor,
+    TokenDoor,
+    read_passwords,
+    viewer_at_door,
+)
+from worqr.dashboard.guard import LOOPBACK, host_name
+from worqr.errors import UsageError
+from worqr.mesh import Mesh
+
+STOPS_WITHIN: Final = 3.0
+Rights = Literal["reader", "operator", "admin"]
+_VIEWERS: Final[dict[str, Callable[[str], Viewer]]] = {"reader": reader, "operator": operator, "admin": admin}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the dashboard is served.
+
+    Attributes:
+        host: the address to listen at.
+        port: its port.
+        hosts: further host names that requests may have.
+        origins: public origins, as for `Dashboard`.
+        passwords: the text of a password file.
+        trust_header: the header in which a proxy names the viewer.
+        proxies: the addresses of that proxy.
+        open_to_all: no login; viewers may only look.
+        rights: what viewers may do; on loopback with a token, all.
+        read_only: viewers may only look.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9090
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    passwords: str | None = None
+    trust_header: str = ""
+    proxies: tuple[Network, ...] = ()
+    open_to_all: bool = False
+    rights: Rights = "operator"
+    read_only: bool = False
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only programs on this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise UsageError if the address would be open to others without a login, or the settings contradict each other."""
+    doors = [settings.passwords is not None, bool(settings.trust_header), settings.open_to_all]
+    if sum(doors) > 1:
+        raise UsageError("choose one of --password-file, --trust-header and --i-know-it-is-open")
+    if bool(settings.trust_header) != bool(settings.proxies):
+        raise UsageError(
+            "--trust-header and --trusted-proxy belong together: name the addresses of the proxy whose header is true"
+        )
+    if not settings.is_loopback and not any(doors):
+        raise UsageError(
+            f"{settings.host} can be reached from other machines, so viewers must log in. Add --password-file FILE (made with "
+            "`worqr dashboard --hash NAME`), or --trust-header NAME --trusted-proxy ADDRESS behind a proxy that knows them. "
+            "For a page that everyone may read, and where nothing can be changed: --i-know-it-is-open"
+        )
+
+
+def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
+    """Return the application behind its door, and the address for a browser.
+
+    Raises:
+        UsageError: see `check_settings`; or the password file is not valid.
+    """
+    check_settings(settings)
+    read_only = settings.read_only or settings.open_to_all
+    hosts = frozenset({*LOOPBACK, host_name(settings.host), *map(host_name, settings.hosts)})
+    # A proxy, or a login that is bound to its origin, protects against foreign names that point here.
+    known = hosts if settings.hosts or (settings.is_loopback and not settings.trust_header) else None
+    inner = Dashboard(mesh, access=viewer_at_door, hosts=known, origins=settings.origins, read_only=read_only)
+    address = f"http://{settings.host}:{settings.port}/"
+    viewers = _VIEWERS[settings.rights]
+    if settings.passwords is not None:
+        return PasswordDoor(inner, read_passwords(settings.passwords), viewers), address
+    if settings.trust_header:
+        return ProxyDoor(inner, settings.trust_header, settings.proxies, viewers), address
+    if settings.open_to_all:
+        return OpenDoor(inner, reader("everyone")), address
+    door = TokenDoor(inner, admin("you"), hosts)
+    return door, f"{address}login?token={door.token}"
+
+
+async def serve(app: App, settings: Settings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Serve until SIGINT or SIGTERM, or until it is cancelled.
+
+    Raises:
+        OSError: the address is in use.
+    """
+    _check_free(settings)
+    config = Config()
+    config.bind = [f"{settings.host}:{settings.port}"]
+    config.accesslog = None
+    config.errorlog = logging.getLogger("worqr.dashboard.http")
+    config.include_server_header = False
+    config.graceful_timeout = STOPS_WITHIN
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+        async def stopped() -> None:
+            await anext(signals)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve_asgi, app, config, shutdown_trigger=stopped))  # type: ignore[arg-type]
+            task_status.started()
+
+
+def _check_free(settings: Settings) -> None:
+    """Raise OSError if the address cannot be used, before Hypercorn does, which would leave its socket open."""
+    host = settings.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host, settings.port), family=family).close()

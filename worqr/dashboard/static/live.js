@@ -1,0 +1,95 @@
+// Live numbers, times in the zone of the browser, and "choose all". Pages work without this file: a reload looks again.
+"use strict";
+(() => {
+  const zone = Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
+  const clock = Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
+
+  const today = new Date().toDateString();
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const when = new Date(time.dateTime);
+    time.title = `${time.textContent} UTC`;
+    time.textContent = (when.toDateString() === today ? clock : zone).format(when);
+  }
+  for (const name of document.querySelectorAll(".zone")) name.remove();
+
+  const all = document.querySelector("input[data-all]");
+  if (all) {
+    all.hidden = false;
+    all.addEventListener("change", () => {
+      for (const box of document.querySelectorAll("tbody .box input")) box.checked = all.checked;
+    });
+  }
+
+  const address = document.body.dataset.live;
+  const status = document.getElementById("live");
+  if (!address || !status || !window.EventSource) return;
+  const banner = document.getElementById("down");
+  const pill = document.getElementById("moved");
+  const places = new Map();
+  for (const place of document.querySelectorAll("[data-k]")) {
+    places.set(place.dataset.k, [...(places.get(place.dataset.k) || []), place]);
+  }
+  let stream = null;
+  let shown = clock.format(new Date());
+
+  function say(text) {
+    status.textContent = text;
+  }
+
+  function seen() {
+    shown = clock.format(new Date());
+    say(`Live · ${shown}`);
+  }
+
+  function set(event) {
+    for (const [key, text] of Object.entries(JSON.parse(event.data))) {
+      for (const place of places.get(key) || []) {
+        if (place.tagName === "PROGRESS") place.value = Number(text);
+        else if (place.textContent !== text) {
+          place.textContent = text;
+          place.classList.toggle("zero", text === "0" || text === "–");
+        }
+      }
+    }
+    seen();
+  }
+
+  function away(why) {
+    document.body.classList.add("away");
+    banner.textContent = `${why} The figures are of ${shown}.`;
+    banner.hidden = false;
+    for (const button of document.querySelectorAll("form[method=post] button")) button.disabled = true;
+    say(`Not live · ${shown}`);
+  }
+
+  function back() {
+    document.body.classList.remove("away");
+    banner.hidden = true;
+    for (const button of document.querySelectorAll("form[method=post] button")) button.disabled = false;
+    seen();
+  }
+
+  function open() {
+    if (stream || document.hidden) return;
+    stream = new EventSource(address);
+    stream.addEventListener("open", () => { if (banner.hidden) seen(); });
+    stream.addEventListener("set", set);
+    stream.addEventListener("moved", () => { pill.hidden = false; });
+    stream.addEventListener("down", () => away("The server does not answer."));
+    stream.addEventListener("up", back);
+    stream.addEventListener("error", () => {
+      if (stream && stream.readyState === EventSource.CLOSED) say(`Not live · ${shown}: reload to look again`);
+      else say(`Connecting · ${shown}`);
+    });
+  }
+
+  function close() {
+    if (stream) stream.close();
+    stream = null;
+  }
+
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  window.addEventListener("pagehide", close);
+  window.addEventListener("pageshow", open);
+  open();
+})();
