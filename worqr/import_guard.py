@@ -1,4 +1,4 @@
-"""Stops a script that would run in full once more in each of its worker processes.
+"""Keep a script from starting the application again in each of its worker processes.
 
 A worker process imports the module of the function that it runs. If that module starts the application outside of
 ``if __name__ == "__main__":``, `refuse_while_importing` raises.

@@ -1,7 +1,7 @@
-"""The internals of the public objects, for the other modules of worqr.
+"""Access to the internals of the public objects, for other modules of worqr.
 
-A user's editor shows the documented names of a `Mesh`, a `Peer` or a `Function` only: each keeps the rest in one private object.
-These functions return that object. Nothing else reads it from outside.
+An editor shows users only the documented names of a `Mesh`, a `Peer` or a `Function`, because each keeps the rest in one private
+object. These functions return that object. No other code reads it from outside.
 """
 
 # pyright: reportPrivateUsage=false
@@ -54,7 +54,7 @@ def peers_of(mesh: _HasPeers[T_co]) -> T_co:
 
 
 def set_server(mesh: _HasServer[C_contra], *, url: str | None, prefix: str, credentials: C_contra) -> None:
-    """Have a mesh that is not connected use another server or prefix: the options of ``worqr run``, or the server of a test."""
+    """Let a mesh that is not connected use another server or prefix, for the options of ``worqr run`` or for a test."""
     mesh._set_server(url, prefix, credentials)
 
 

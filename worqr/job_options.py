@@ -1,4 +1,4 @@
-"""The options of a dispatch: `JobOptions`, `Update`, and their encoding. Pure; everything is checked before anything is sent."""
+"""The options of a dispatch: `JobOptions`, `Update`, and their encoding. Pure; options are checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_META: Final = 4096
 RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
 """The options that a raw task can have; every other option makes it a job."""
 MAX_REPLICAS: Final = 100
-"""More than any server has: a slip, which would never be met."""
+"""The most replicas that a call may wait for. More are a mistake: no server has so many."""
 _EXAMPLES: Final = {
     "retry": ": write retry=worqr.RetryPolicy(max_failures=3)",
     "update": ": write update=worqr.Update(data=False)",
@@ -136,10 +136,10 @@ class JobOptions(TypedDict, total=False):
 
 
 def check_id(id: object, *, generated: bool = False) -> str:
-    """`id` if it may name a job; with `generated` also one that was made for it.
+    """Return `id` if it is a valid job id. With `generated`, it may also be one that worqr has generated.
 
     Raises:
-        UsageError: not a str, empty, over 200 bytes of UTF-8, with a control character, or beginning with ``@``.
+        UsageError: it is not a str, is empty or longer than 200 bytes of UTF-8, has a control character, or begins with ``@``.
     """
     text = check_text(id, "a job's id")
     size = len(text.encode())
@@ -153,10 +153,10 @@ def check_id(id: object, *, generated: bool = False) -> str:
 
 
 def check_replicas(value: object) -> int:
-    """`value` as a number of replicas.
+    """Return `value` if it is a valid number of replicas.
 
     Raises:
-        UsageError: not a whole number of 0 to 100.
+        UsageError: it is not a whole number of 0 to 100.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPLICAS:
         raise UsageError(f"replicas must be a whole number of 0 to {MAX_REPLICAS}, not {value!r}")
@@ -181,7 +181,7 @@ def _milliseconds(value: object, what: str, *, positive: bool = False) -> int:
 
 
 def check_choice(value: object, what: str, allowed: tuple[str, ...]) -> str:
-    """`value`, one of those `allowed`, else UsageError naming `what`."""
+    """Return `value` if it is one of `allowed`. Raises UsageError, which names `what`."""
     if value not in allowed:
         raise UsageError(f"{what} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
     return str(value)
@@ -200,10 +200,10 @@ def _instance(value: Any, kind: type, what: str) -> Any:
 
 
 def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
-    """`JobOptions`, checked, as ``dispatch_jobs`` takes them.
+    """Return checked `JobOptions` in the form that ``dispatch_jobs`` takes.
 
     Raises:
-        UsageError: an option that does not exist, or a value that cannot be.
+        UsageError: an option does not exist, or its value is not valid.
     """
     wire: dict[str, object] = {}
     fields: dict[str, str] = {}
@@ -224,7 +224,7 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
 
 
 def without_replicas(options: Mapping[str, object], default: int) -> tuple[Mapping[str, object], int]:
-    """Encoded options of a job as the script takes them, and how many replicas must have it."""
+    """Split the encoded options of a job into those for the script and the number of replicas that must have it."""
     if "replicas" not in options:
         return options, default
     return {name: value for name, value in options.items() if name != "replicas"}, cast("int", options["replicas"])
@@ -256,7 +256,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "front": lambda value: {"front": _flag(value, "front")},
     "replicas": lambda value: {"replicas": check_replicas(value)},
 }
-"""Options that say how the job is stored."""
+"""Options that become arguments of the script."""
 
 
 def _refuse(name: str) -> None:

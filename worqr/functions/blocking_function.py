@@ -106,10 +106,10 @@ class BlockingFunction(Generic[P, R]):
             client, Job(client, definition.keys(), check_id(id, generated=True), results=definition.results)
         )
 
-    if not TYPE_CHECKING:  # a type checker knows all attributes
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Called only for a missing attribute."""
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
             hint = f"use `{{fn}}.blocking.{'options(delay=60).dispatch' if name == 'apply_async' else 'enqueue'}(...)`"
             raise AttributeError(
                 no_such_method("BlockingFunction", self._definition.name, name, dict.fromkeys(CALLS, hint))

@@ -1,7 +1,7 @@
 """`Declarations`: the functions and schedules of one registry.
 
-A `Registry` has one; users do not see it. It checks that names are unique, passes the declarations on to the mesh that includes
-the registry, and notifies the peers that have joined already. Nothing is sent.
+A `Registry` has one, which users do not see. It checks that names are unique, passes the declarations on to the mesh that
+includes the registry, and notifies the peers that have joined already. It sends nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Declarations:
     Attributes:
         functions: the functions by name.
         schedules: the schedules by name.
-        client: that of the mesh that includes this registry; None until a mesh does.
+        client: the client of the mesh that includes this registry; None until a mesh does.
     """
 
     def __init__(self, client: MeshClient | None = None) -> None:
@@ -60,7 +60,7 @@ class Declarations:
         self._register(function)
 
     def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
-        """Remove a function that is defined anew, here and wherever the older one was included."""
+        """Remove the older definition of a function that is defined again, here and in all registries that include this one."""
         older = self.functions.get(name)
         if older is None or not _is_defined_anew(definition_of(older).fn, fn):
             return
@@ -78,7 +78,7 @@ class Declarations:
             del self.schedules[each]
 
     def _check_all_free(self, names: Collection[str]) -> None:
-        """Refuse names that are taken, here or wherever the functions will be."""
+        """Raise UsageError for names that are taken, here or in a registry that includes this one."""
         at = self
         at._check_free(names)
         while at._parent is not None:
@@ -98,7 +98,7 @@ class Declarations:
             seen.add(name)
 
     def _register(self, function: Function[..., Any]) -> None:
-        """Add a function here, and to all that include this."""
+        """Add a function here, and to all registries that include this one."""
         declared = definition_of(function)
         self.functions[declared.name] = function
         for each in (declared.name, *declared.aliases):
@@ -108,8 +108,8 @@ class Declarations:
             self.client.declare_shards(declared.name, declared.options.shards)
         if self._parent is not None:
             self._propagate(function)
-        for tell in tuple(self._listeners):
-            tell()
+        for listener in tuple(self._listeners):
+            listener()
 
     def _propagate(self, function: Function[..., Any]) -> None:
         assert self._parent is not None
@@ -119,13 +119,13 @@ class Declarations:
         home._register(function)
 
     @contextmanager
-    def when_declared(self, tell: Callable[[], None]) -> Generator[None]:
-        """Call `tell` after each declaration in the length of the block, in the thread that declares."""
-        self._listeners.append(tell)
+    def when_declared(self, listener: Callable[[], None]) -> Generator[None]:
+        """Call `listener` after each declaration during the block, in the thread that declares."""
+        self._listeners.append(listener)
         try:
             yield
         finally:
-            self._listeners.remove(tell)
+            self._listeners.remove(listener)
 
     # Including
 
@@ -163,15 +163,15 @@ class Declarations:
     # Schedules
 
     def add_schedule(self, definition: Definition) -> None:
-        """Add a schedule here, and to all that include this.
+        """Add a schedule here, and to all registries that include this one.
 
         Raises:
             UsageError: The name is taken, here or there. Nothing is changed.
         """
-        places = list(self._ancestors(definition))
-        for at, there in places:
+        targets = list(self._ancestors(definition))
+        for at, there in targets:
             at.check_schedule(there)
-        for at, there in places:
+        for at, there in targets:
             at.schedules[there.name] = there
 
     def check_schedule(self, definition: Definition) -> None:
@@ -180,15 +180,16 @@ class Declarations:
             raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
 
     def _ancestors(self, definition: Definition) -> Iterator[tuple[Declarations, Definition]]:
-        """Yield a schedule as it is named here, and in all that include this."""
+        """Yield the schedule with its name here, and with its name in each registry that includes this one."""
         yield self, definition
         if self._parent is not None:
             home, prefix = self._parent
-            named = definition.name != definition.queue  # else it has its function's name, prefix and all
+            # A schedule without a name of its own has the name of its function, with all prefixes.
+            named = definition.name != definition.queue
             yield from home._ancestors(replace(definition, name=prefix + definition.name) if named else definition)
 
     def _incoming_schedules(self, other: Declarations, prefix: str) -> Iterator[Definition]:
-        """Yield the schedules of `other` as they will be named here. The queues get all prefixes that functions get."""
+        """Yield the schedules of `other` with their names here. The queues get all prefixes that functions get."""
         full, at = prefix, self
         while at._parent is not None:
             at, more = at._parent
@@ -199,7 +200,7 @@ class Declarations:
 
 
 def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bool:
-    """Return True if `newer` replaces `older` in its module: a notebook cell ran again, or a module was loaded again."""
+    """Return True if `newer` replaces `older` in its module, because a notebook cell ran again or a module was loaded again."""
     if older is newer or not (inspect.isfunction(older) and inspect.isfunction(newer)) or "<" in newer.__qualname__:
         return False
     if (older.__module__, older.__qualname__) != (newer.__module__, newer.__qualname__):

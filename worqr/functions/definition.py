@@ -1,4 +1,4 @@
-"""`FunctionDefinition`: what all handles of one declared function share: name, options, handler, and the client of its mesh."""
+"""`FunctionDefinition`: the name, options, handler and client of one declared function. All its handles share it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FunctionDefinition:
         return Call(self.name, *codec.split(values), task, options, self)
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
-        """Set the failure handler; there is one."""
+        """Set the failure handler. Raises UsageError if there is one."""
         if self.options.on_failure is not None:
             raise UsageError(f"{self.name!r} has a failure handler already: {self.options.on_failure!r}")
         check_failure_handler(handler)
@@ -100,7 +100,7 @@ class FunctionDefinition:
         return [(name, self.handler, self.options) for name in (self.name, *self.aliases)]
 
     def _make_handler(self) -> Callable[[bytes], Any]:
-        """The function as a handler of its queue: decodes the payload, then calls it; of its kind, async or plain."""
+        """Return the handler of the queue, which decodes the payload and calls the function. It is async if the function is."""
         fn, decode = self.fn, self.codec.decode
 
         async def awaited(task: bytes) -> Any:
@@ -112,5 +112,5 @@ class FunctionDefinition:
             return fn(*args, **kwargs)
 
         handler = functools.wraps(fn)(awaited if self.is_async else called)
-        del handler.__wrapped__  # its signature is a handler's
+        del handler.__wrapped__  # `inspect` would report the signature of the function
         return handler

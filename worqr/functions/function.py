@@ -1,7 +1,7 @@
 """Typed functions: `Function` is a declared function as a producer sees it, and `Bound` one with options for its jobs.
 
-One function is one queue, and its payload is what any producer in any language would push: the JSON object of the arguments by
-name. `worqr.functions.definition` has what the handles of one function share, `worqr.functions.registry` declares functions, and
+Each function has one queue. A payload is the JSON object of the arguments by name, which programs in other languages can write,
+too. `worqr.functions.definition` has what the handles of one function share, `worqr.functions.registry` declares functions, and
 `worqr.argument_codec` encodes arguments.
 """
 
@@ -72,10 +72,10 @@ class Bound(Generic[P, R]):
         """
         return self._definition.call(self._options, args, kwargs)
 
-    if not TYPE_CHECKING:  # a type checker knows all attributes that there are
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
 
         def __getattr__(self, name: str) -> Any:
-            """Called only for a missing attribute."""
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
             raise AttributeError(no_such_method("Bound", _name_in(self), name, _OPTIONS_MAKE_A_JOB))
 
 
@@ -99,7 +99,7 @@ class Function(Bound[P, R]):
     def __init__(self, definition: FunctionDefinition) -> None:
         functools.update_wrapper(cast("Any", self), definition.fn)
         for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
-            del vars(self)[name]  # its `dispatch` (of a singledispatch, for example) would hide ours
+            del vars(self)[name]  # such an attribute (`dispatch` of a singledispatch) would hide the method
         super().__init__(definition, definition.defaults)
         self.__worqr_handler__: Callable[[bytes], Any] = definition.handler
 
@@ -109,7 +109,7 @@ class Function(Bound[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Called only for a missing attribute."""
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
             raise AttributeError(no_such_method(type(self).__name__, _name_in(self), name))
 
     @property
@@ -212,7 +212,7 @@ class AsyncFunction(Function[P, R]):
         if sys.version_info >= (3, 12):
             inspect.markcoroutinefunction(self)
 
-    # `async def`, because that is what others look at before they choose between await and a thread
+    # `async def`, because frameworks check that before they choose between await and a thread.
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without the mesh."""
         return cast("R", await self._definition.fn(*args, **kwargs))

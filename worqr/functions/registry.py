@@ -1,7 +1,7 @@
-"""`Registry`: where functions are declared, and how they come into a mesh.
+"""`Registry`: declares functions, and includes those of other registries.
 
-A registry is an application's, a plug-in's or a blueprint's; a `Mesh` is one. Nothing here is global, and nothing is sent: what
-was declared is served when a peer joins, and peers that have joined already are notified of each declaration.
+An application, a plug-in or a blueprint has a registry; a `Mesh` is one. Nothing is global, and nothing is sent. A peer that
+joins serves all declared functions, and peers that have joined already are notified of each declaration.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Registry(ScheduleRegistry):
     def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
     @overload
     def task(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
-    @overload  # an option that is not in the list is taken for `unknown`; with Unpack, no overload fits, and none is reported
+    @overload  # `unknown` takes other options, so that a type checker names them; with Unpack it would name none
     def task(
         self,
         /,
@@ -162,7 +162,7 @@ def _plain(fn: object) -> Callable[..., Any]:
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    """Module and qualified name."""
+    """Return the default name of a function: its module and qualified name."""
     qualname = getattr(fn, "__qualname__", None)
     if qualname is None or "<lambda>" in qualname:
         raise UsageError(f"{fn!r} has no name to be known by: give it one, as in mesh.task(name=...)")

@@ -1,6 +1,6 @@
-"""Declaring schedules: what an application says once, when it is imported. Nothing is sent before it joins.
+"""`ScheduleRegistry`: declares the schedules of an application while it is imported. Nothing is sent before a peer joins.
 
-What a schedule means is in `worqr.cron`.
+`worqr.cron` computes the firings.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from worqr.keys import check_name
 from worqr.validation import Seconds, seconds
 
 MIN_PERIOD: Final = 0.1
-"""Seconds. What is to happen more often is a loop in a handler."""
+"""Seconds. For shorter periods, use a loop in a handler."""
 MAX_CATCH_UP: Final = 100
-"""Missed firings that are made up for, at most."""
+"""Missed firings that are caught up at most."""
 MAX_TASK: Final = 64 * 1024
 """Bytes of a schedule's payload: the leader reads all schedules every few seconds."""
 OVERLAPS: Final = ("skip", "queue", "cancel")
@@ -47,7 +47,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class NoSuchOption:
-    """The type of an option that does not exist: a type checker then reports the option by its name."""
+    """The type of an option that does not exist. With it, a type checker reports the name of the option."""
 
 
 class NoArgFunction(Protocol):
@@ -179,7 +179,7 @@ class ScheduleRegistry:
             self._declarations.add_schedule(definition)
 
         unnamed: dict[str, Any] = {"name": "", "queue": "", "task": b""}
-        Trigger(Definition(**(unnamed | given | when)))  # or it raises
+        Trigger(Definition(**(unnamed | given | when)))  # raises if the expression or zone is not valid
         if call is not None:
             declare(call)
             return None
@@ -197,7 +197,7 @@ class ScheduleRegistry:
 
 
 def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a schedule as fields of its definition."""
+    """Return the options of a schedule as fields of its definition."""
     for option in how:
         if option not in ScheduleOptions.__annotations__:
             known = ScheduleOptions.__annotations__
@@ -228,7 +228,7 @@ def _misfire_count(misfire: object) -> int:
 
 
 def _zone_name(zone: object) -> str:
-    """The name by which every peer finds the zone."""
+    """Return the name of a zone, by which each peer finds it."""
     if zone is UTC:
         return "UTC"
     name = zone if isinstance(zone, str) else getattr(zone, "key", None)

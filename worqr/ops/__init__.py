@@ -3,9 +3,9 @@
 Each function has the name of its script in ``lua/``, whose header documents the guarantees. This package has the Python
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
-Modules: `tasks` (a task's way through a queue), `jobs` (a job by its id), `dead_letters` (the dead-letter queue), `consumers` (a
-worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `inspection` (looking at a
-queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
+Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `dead_letters` (the dead-letter queue), `consumers`
+(a worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `inspection` (read a queue),
+`replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
 from __future__ import annotations

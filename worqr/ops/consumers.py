@@ -1,4 +1,4 @@
-"""A worker and a queue: start serving it, stop serving it, and recover its claims after the worker's death."""
+"""A worker and a queue: start to serve it, stop to serve it, and recover its claims after the worker's death."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """A summary of one task for display. A raw task has no id and no record: only the beginning of its payload is known."""
+    """A summary of one task for display. A raw task has no id and no record, only the beginning of its payload."""
 
     id: str | None
     task: bytes
@@ -95,11 +95,11 @@ class ActiveClaim:
     summary: TaskSummary
 
 
-def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *kept: bytes | None) -> TaskSummary:
-    """`tries`: attempts that none of the three counters counts."""
-    if id is None or not kept:
+def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *record: bytes | None) -> TaskSummary:
+    """Decode one task. `tries`: its attempts beyond those that failed, stalled or timed out."""
+    if id is None or not record:
         return TaskSummary(None, task, JobState(state_word, attempts=tries))
-    _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = kept
+    _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = record
     state = JobState(
         state=state_word,
         claim=int(claim) if claim else None,
@@ -117,7 +117,7 @@ def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *kept: 
 def list_claims(
     keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)
 ) -> Call[list[ActiveClaim]]:
-    """Return one page of running tasks, by worker and claim; `after`: those of the previous page's last entry."""
+    """Return one page of running tasks, by worker and claim. `after`: worker and claim of the previous page's last entry."""
 
     def entry(claim: bytes, worker: bytes, fields: list[Any]) -> ActiveClaim:
         return ActiveClaim(int(claim), text(worker), _summary("active", 1, *fields))

@@ -20,7 +20,9 @@ _DISPATCH: Final = script("dispatch_jobs")
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Outcome of one dispatch (created, updated, blocked, unchanged, duplicate or full), and the handle's id and number."""
+    """The outcome of one dispatch (created, updated, blocked, unchanged, duplicate or full), with the id and number of its
+    handle.
+    """
 
     outcome: str
     id: str
@@ -58,7 +60,7 @@ def dispatch_jobs(
 
 
 def _join(calls: Sequence[Call[list[Dispatched]]]) -> Call[list[Dispatched]]:
-    """One dispatch with the jobs of several dispatches, in their order."""
+    """Return one dispatch with the jobs of several dispatches, in their order."""
     first = calls[0]
     args = (first.args[0], *(arg for call in calls for arg in call.args[1:]))
     return Call(_DISPATCH, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
@@ -85,7 +87,7 @@ def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int 
 
 
 def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
-    """Cancel a job wherever it is."""
+    """Cancel a job in any state."""
 
     def read(reply: Reply) -> CancelReply:
         status_word(reply)

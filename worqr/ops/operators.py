@@ -1,4 +1,4 @@
-"""What an operator does to a queue: cancel, delete, pause."""
+"""The operations of an operator on a queue: cancel, delete, pause."""
 
 from __future__ import annotations
 

@@ -23,21 +23,25 @@ WORK_MAPS_AT_ONCE: Final = 1000
 """Names of queues after which such a page ends."""
 FORGET_AT_ONCE: Final = 100
 MANY_DYING: Final = 20
-"""Number of dead workers in recovery above which no name is forgotten: forget_queues reads one key for each."""
+"""The number of dead workers in recovery above which forget_queues does nothing, because it reads one key for each."""
 UNUSED_MS: Final = 3_600_000
-"""How long a name must not have been noted before it may be forgotten. A process notes its queues every NOTE_EVERY seconds."""
+"""The age of the last note after which a name may be forgotten. A process notes its queues every NOTE_EVERY seconds."""
 ANY_BEAT: Final = b"*"
 """For condemn_worker: evict the worker, whatever its heartbeat is."""
 NOTE_EVERY: Final = 600.0
-"""Seconds after which producers and peers note the names of the queues that they use again."""
+"""Seconds between two notes of a queue by a producer or peer that uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """Reply of keep_worker_alive.
 
-    The fields: alive or dead, re-armed after it had lapsed, holds the lease, queues with waiting tasks, and the lease after
-    this heartbeat ('' for none).
+    Attributes:
+        alive: False: the worker was declared dead.
+        revived: its keepalive key had expired, and was set again.
+        leads: it holds the lease.
+        waiting: the queues with waiting tasks.
+        lease: the lease after this heartbeat; '' for none.
     """
 
     alive: bool
@@ -99,7 +103,7 @@ def _check_version(keys: RegistryKeys, reply: Reply) -> None:
 def start_worker(
     keys: RegistryKeys, worker: str, *, keepalive_ms: int, facts: Sequence[tuple[str, str | int]]
 ) -> Call[str]:
-    """Register a worker; keepalive_ms 0: it never counts as dead."""
+    """Register a worker. With keepalive_ms 0, it never counts as dead."""
 
     def read(reply: Reply) -> str:
         _check_version(keys, reply)
@@ -124,7 +128,9 @@ def keep_worker_alive(
     leaving: bool = False,
     stale_lease: str = "",
 ) -> Call[Beat]:
-    """Send one heartbeat; lease_ms 0: do not ask for the lease; standing: the lease to take over because it is not renewed."""
+    """Send one heartbeat. With lease_ms 0, do not ask for the lease. `stale_lease`: one to take over, because its holder does not
+    renew it.
+    """
 
     def read(reply: Reply) -> Beat:
         word = status_word(reply)
@@ -170,7 +176,7 @@ def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
 
 
 def condemn_worker(keys: RegistryKeys, worker: str, heartbeat: bytes | None) -> Call[str]:
-    """Declare the worker dead if its heartbeat is still `seen` (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
+    """Declare the worker dead if `heartbeat` is still its own (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
     names = (keys.registered, keys.dying, keys.worker(worker))
     return new_call("condemn_worker", keys.base, names, (worker, heartbeat or b""), expect("ok", "alive", "gone"))
 

@@ -31,7 +31,7 @@ def new_call(
     numbered: bool = False,
     size: int = 0,
 ) -> Call[T]:
-    """A call of the script `name`; the other arguments as in `Call`."""
+    """Return a call of the script `name`; the other arguments are those of `Call`."""
     return Call(script(name), base, keys, args, read, numbered, size)
 
 
@@ -39,8 +39,8 @@ def status_word(reply: Reply) -> str:
     """Return the status word of a reply.
 
     Raises:
-        WorqrBug: The word is ``late``. Only a copy of a request receives it, and no caller waits for the reply to a copy.
-            start_tasks has a ``late`` of its own, so its reply is not decoded here.
+        WorqrBug: the word is ``late``. Only a copy of a request receives it, and no caller waits for the reply to a copy. The
+            ``late`` of start_tasks has another meaning, so that operation reads the word itself.
     """
     word = text(reply[0])
     if word == "late":
@@ -65,37 +65,37 @@ expect_ok: Callable[[Reply], str] = expect("ok")
 
 
 def text(value: bytes | str) -> str:
-    """Decode a name from the server; bytes that are not UTF-8 do not spoil the rest of the reply."""
+    """Decode a name from the server. Invalid UTF-8 is replaced, so that the rest of the reply can be read."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def error_of(type: bytes | None, message: bytes | None) -> RemoteError | None:
-    """The error of the last attempt from a record, or None."""
+    """Return the error of the last attempt from the fields of a record, or None."""
     return RemoteError(text(type), text(message or ""), "") if type else None
 
 
 def texts(values: Iterable[bytes]) -> list[str]:
-    """`text` of each."""
+    """Decode names from the server; see `text`."""
     return [text(value) for value in values]
 
 
 def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """A flat list of names and values, two by two."""
+    """Return the (name, value) pairs of a flat list."""
     return zip(values[::2], values[1::2], strict=True)
 
 
 def in_chunks(
     items: Sequence[T], size_of: Callable[[T], int], *, most: int = MAX_ITEMS, most_bytes: int = MAX_BYTES
 ) -> Iterator[list[T]]:
-    """`items` in pieces that fit one request each, by their number and their bytes."""
-    piece: list[T] = []
+    """Yield `items` in chunks that fit one request each, by their number and their bytes."""
+    chunk: list[T] = []
     size = 0
     for item in items:
         more = size_of(item)
-        if piece and (len(piece) == most or size + more > most_bytes):
-            yield piece
-            piece, size = [], 0
-        piece.append(item)
+        if chunk and (len(chunk) == most or size + more > most_bytes):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(item)
         size += more
-    if piece:
-        yield piece
+    if chunk:
+        yield chunk

@@ -12,11 +12,11 @@ from worqr.script_call import Argument, Call
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
 FIRED_EXPIRE_S: Final = 7 * 24 * 3600
-"""How long a queue remembers the last firings. A leader that repeats firings it has not noted is late by seconds, not by days."""
+"""How long a queue stores the last firings. A leader that repeats firings does so after seconds, not days."""
 SCHEDULES_AT_ONCE: Final = 250
-"""Schedules that one script declares, renews, ticks or drops, so that it takes a few milliseconds."""
+"""Schedules that one script declares, renews, ticks or drops at most, so that it takes a few milliseconds."""
 SCHEDULES_BYTES: Final = 1024 * 1024
-"""Bytes of definitions that one script declares."""
+"""Bytes of definitions that one script declares at most."""
 _FACTS: Final = 2000
 """Facts about schedules that one script lists, approximately. A schedule has four or five."""
 
@@ -27,10 +27,10 @@ class ScheduleRow:
 
     Attributes:
         definition: as its declaring worker encoded it.
-        last: the time up to which all firings were judged.
+        last: the time up to which the leader has decided about all firings.
         next, fired: the next firing, and the last that was enqueued; None if not noted yet.
-        owed: firings that wait for their turn, oldest first.
-        stands: `last` and `owed` as stored. A tick compares them to detect a change by another process.
+        pending: firings that are still to be enqueued, oldest first.
+        as_stored: `last` and `pending` as stored. A tick compares them to detect a change by another process.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Schedules:
 
     @property
     def rows(self) -> list[ScheduleRow]:
-        """The schedules by name, if this is the only page."""
+        """The schedules, by name. Only correct if this is the only page."""
         return self.join([self])
 
     @staticmethod
     def join(pages: Iterable[Schedules]) -> list[ScheduleRow]:
-        """The schedules of all pages, by name."""
+        """Return the schedules of all pages, by name."""
         found: dict[str, dict[str, bytes]] = {}
         for page in pages:
             for name, facts in page.facts.items():
@@ -68,10 +68,10 @@ class Schedules:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """How far a schedule got: the stored values that the leader read, and the new ones.
+    """The progress of a schedule: the stored values that the leader read, and the new ones.
 
     Attributes:
-        check_at: when a leader is to look at it again, in ms by the server's clock.
+        check_at: when a leader checks it next, in ms by the server's clock.
         next, fired: None: unchanged.
     """
 
@@ -89,10 +89,10 @@ class DueSchedules:
 
     Attributes:
         now: the server's time.
-        led: for how many ms the mesh was led.
+        led: for how many ms the mesh had a leader.
         next: when the next schedule is due; None: there is none, or another one is due already.
-        rows: the schedules that a leader is to look at now.
-        back: the server's clock was set back: nothing was noted.
+        rows: the schedules that a leader checks now.
+        clock_set_back: the server's clock was set back, and nothing was stored.
     """
 
     now: int
@@ -107,7 +107,7 @@ def _all(keys: RegistryKeys) -> tuple[str, str, str]:
 
 
 def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool) -> Call[str]:
-    """Store (name, definition) of up to a page of schedules, or with replace=False only of those that are not there."""
+    """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not stored."""
     args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S]
     for name, definition in definitions:
         args += (name, definition)
@@ -116,7 +116,7 @@ def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes
 
 
 def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
-    """Note that up to a page of schedules are still declared; returns the names of those that are not there."""
+    """Note that up to a page of schedules are still declared; return the names of those that are not stored."""
 
     def read(reply: Reply) -> list[str]:
         status_word(reply)
@@ -126,7 +126,7 @@ def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]
 
 
 def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
-    """One page of all schedules, and the server's time."""
+    """Return one page of all schedules, and the server's time."""
 
     def read(reply: Reply) -> Schedules:
         status_word(reply)
@@ -153,21 +153,21 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
 
 
 def _number(value: bytes | None) -> int | None:
-    """Treat a value that was damaged by hand as missing: one schedule must not keep the others from being read."""
+    """Decode a time. An invalid value counts as missing, so that it does not keep the other schedules from being read."""
     return (
         int(value) if value and value.isdigit() and len(value) < 15 else None
-    )  # to the year 5138; calendars end at 9999
+    )  # 14 digits reach the year 5138, and datetime ends at 9999
 
 
 def tick_schedules(
     keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0
 ) -> Call[DueSchedules]:
-    """Note how far up to a page of schedules got, unless another process changed them; return the page that is due."""
+    """Store the progress of up to a page of schedules, unless another process changed them; return the page that is due."""
     args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led]
     for tick in ticks:
         following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
-        place = f"{tick.last} {following} {tick.check_at} {fired} {' '.join(map(str, tick.pending))}"
-        args += (tick.stored.name, tick.stored.as_stored, place)
+        progress = f"{tick.last} {following} {tick.check_at} {fired} {' '.join(map(str, tick.pending))}"
+        args += (tick.stored.name, tick.stored.as_stored, progress)
     return new_call("tick_schedules", keys.base, (keys.schedules, keys.schedules_due), tuple(args), _read_due)
 
 
@@ -185,7 +185,7 @@ def _due_row(
 
 
 def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, int]]:
-    """After the clock was set back: the cursor of the next page ("0": done), and how many schedules stood in the future."""
+    """Move schedules back after the clock was set back; return the next cursor ("0": done), and how many were in the future."""
 
     def read(reply: Reply) -> tuple[str, int]:
         status_word(reply)
@@ -207,7 +207,7 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
 
 
 def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call[list[str]]:
-    """Drop schedules that no worker declared while the mesh was led for `unseen` ms; return their names, up to `limit`."""
+    """Drop schedules that no worker declared while the mesh had a leader for `unseen_ms`; return up to `limit` names."""
 
     def read(reply: Reply) -> list[str]:
         status_word(reply)
@@ -219,7 +219,7 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call
 def fire_schedule(
     keys: QueueKeys, name: str, nominal: int, *, judged_at: int, run_at: int, overlap: str, task: bytes
 ) -> Call[str]:
-    """Enqueue one firing: ok, skipped, busy (try again) or fired (a later one was judged before)."""
+    """Enqueue one firing: ok, skipped, busy (try again) or fired (a later firing was decided before)."""
     args: tuple[Any, ...] = (name, nominal, judged_at, run_at, overlap, FIRED_EXPIRE_S, task)
     read = expect("ok", "skipped", "busy", "fired")
     return new_call("fire_schedule", keys.base, (keys.base, keys.fired), args, read, size=len(task))

@@ -1,4 +1,4 @@
-"""A task's way through a queue: enqueue, claim, settle."""
+"""The operations on the tasks of a queue: enqueue, claim, settle."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from worqr.script_call import Argument, Call, Merge
 class StartReply:
     """Reply of start_tasks: its status word, the first claim's fence number, and one entry per claim.
 
-    With the word `short`, also how many workers wait for tasks of this queue now, including this one.
-    An entry is the payload; or, for a job, the names and values of its record, then its id; or None for a claim that is gone.
+    With the word `short`, it has the number of workers that wait for tasks of this queue, including this one. An entry is the
+    payload of a plain task; for a job, the names and values of its record, then its id; None for a claim that is gone.
     """
 
     status: str
@@ -56,7 +56,7 @@ _ENQUEUE = script("enqueue")
 
 
 def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
-    """One enqueue of the tasks of several enqueues, in their order."""
+    """Return one enqueue of the tasks of several enqueues, in their order."""
     first = calls[0]
     args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
     return Call(_ENQUEUE, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
@@ -66,7 +66,7 @@ _ONE = Merge(1, _join_enqueues, 1)
 
 
 def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[StartReply]:
-    """Claim up to `wanted` tasks; 0 only passes a wake-up on."""
+    """Claim up to `wanted` tasks; with 0, only pass a wake-up on to another worker."""
 
     def read(reply: Reply) -> StartReply:
         word = text(reply[0])
@@ -83,7 +83,7 @@ def _claim_keys(keys: QueueKeys, worker: str) -> tuple[str, ...]:
 
 
 def _read_refusals(reply: Reply) -> dict[int, str]:
-    """Claim -> status word, for the claims that did not end as requested."""
+    """Return the status words of the claims that did not end as requested, by claim."""
     if len(reply) == 1:
         return {}
     return {int(claim): text(word) for claim, word in pairs(reply[1:])}
@@ -122,7 +122,7 @@ def retry_task(
     delay_ms: int = 0,
     run_at_ms: int | None = None,
 ) -> Call[str]:
-    """Retry the task: at the back of the queue, now or when it is due; or fail it when `counter` reaches `limit`."""
+    """Put the task at the back of the queue, now or when it is due. If `counter` reaches `limit`, fail it."""
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
     args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
@@ -130,7 +130,7 @@ def retry_task(
 
 
 def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
-    """Fail the task for good: move it to the dead-letter queue."""
+    """Move the task to the dead-letter queue."""
     kind = "broken" if broken else "failed"
     args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("aside", "cancelled", "gone", "mine", "lost")
@@ -138,7 +138,7 @@ def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, b
 
 
 def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Call[int]:
-    """Note the progress and message of (claim, progress, message) triples; return how many of these claims still run."""
+    """Store the progress and message of runs, as (claim, progress, message); return how many of these claims still run."""
     args: list[Argument] = [worker]
     for claim, progress, message in reports:
         args += (claim, "" if progress is None else repr(progress), message)
