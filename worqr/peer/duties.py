@@ -1,7 +1,7 @@
-"""The duties of a peer, grouped by what they are about: its runs, and its queues.
+"""The duties of a peer, in two groups: those about its runs, and those about its queues.
 
-Here: which duties there are, and what each is given. A duty is given what it uses, and never the engine. The session, the leader
-and the lifetime of all duties are in `worqr.peer.engine`.
+Here: which duties there are, and what each of them is given. A duty is given what it uses, and never the engine. Not here: the
+session, the leader and the lifetime of all duties (`engine`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from worqr.peer.work_map_refresher import WorkMapRefresher
 
 @dataclass(frozen=True, slots=True)
 class RunDuties:
-    """The duties of one peer that are about runs: where they run, how many, and how they end."""
+    """The duties of one peer that are about runs: where they run, how many run at the same time, and how they end."""
 
     scheduler: Scheduler
     executors: Executors
@@ -53,7 +53,7 @@ class RunDuties:
     concurrency: AdaptiveConcurrency
 
     async def start(self, nursery: trio.Nursery) -> None:
-        """Start their tasks. Returns when handlers can run."""
+        """Start the tasks of these duties. Return when handlers can run."""
         await nursery.start(self.slots.run_forever)
         await nursery.start(self.executors.run_forever)
         nursery.start_soon(self.settler.flush_forever)
@@ -64,7 +64,7 @@ class RunDuties:
 
 
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
-    """Make them. `interrupted` is called when Ctrl-C arrives in a handler."""
+    """Make the duties about runs. `interrupted` is called when Ctrl-C arrives in a handler."""
     scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
     settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer)
     scheduler.dispatch_with(settler.request_flush)
@@ -97,14 +97,14 @@ class QueueDuties:
     waiting: WaitingQueues
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Start their tasks."""
+        """Start the tasks of these duties."""
         nursery.start_soon(self.stuck.watch_forever)
         nursery.start_soon(register_queues_forever, self.link, self.keys, self.consumers.names)
         nursery.start_soon(self.reconciler.reconcile_forever)
         nursery.start_soon(self.work_map.refresh_forever)
 
     def forget_claims(self, registration: Registration) -> None:
-        """A registration was declared dead: its running tasks are lost."""
+        """Cancel the running tasks of a registration that was declared dead: they belong to other workers now."""
         for consumer in self.consumers:
             for run in tuple(consumer.running.values()):
                 if run.registration is registration:
@@ -119,14 +119,14 @@ def queue_duties(
     leads: Callable[[], bool],
     spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
 ) -> QueueDuties:
-    """Make them.
+    """Make the duties about queues.
 
     Args:
-        settings: of the peer.
-        link: of the peer.
-        session: of the peer.
-        runs: its other duties.
-        leads: the peer is the leader of the mesh.
+        settings: the settings of the peer.
+        link: the link of the peer.
+        session: the session of the peer.
+        runs: the duties about runs.
+        leads: returns True if the peer is the leader of the mesh.
         spawn: runs a task behind the shield of the engine; returns False if the engine does not run.
     """
     keys, consumers = RegistryKeys(settings.prefix), ActiveConsumers()

@@ -1,8 +1,8 @@
-"""`Engine`: runs a peer. This module has its lifetime, its session and its leader; the other duties are in `worqr.peer.duties`.
+"""`Engine`: runs a peer. Here: its lifetime, its session and its leader. Not here: the other duties (`duties`).
 
-Lifetimes are nested, so that leaving is an orderly shutdown: the link outlives the registration, which outlives settling, which
-outlives the handlers, which outlive claiming. The engine (slots, chores, reconciling) runs behind a shield in one task of `join`.
-An outer cancellation therefore reaches the application's own tasks only; the peer then leaves in order, with a deadline.
+Lifetimes are nested, so that leaving is an orderly shutdown. The link outlives the registration, which outlives settling, which
+outlives the handlers, which outlive claiming. The engine runs slots, chores and checks behind a shield, in one task of `join`. So
+a cancellation from outside reaches the application's own tasks only. The peer then leaves in order, with a deadline.
 """
 
 from __future__ import annotations
@@ -40,13 +40,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 3.0
 SERVE_WITHIN = 1.0
-"""Seconds within which a program must begin to serve a queue by hand, while one of its tasks already waits for the peer."""
+"""Seconds after the call of `wait` within which the program must begin to serve a queue, if the mesh declares nothing to
+serve.
+"""
 CHORES_WITHIN = 1.0
 """Seconds that a leader has to end its round of chores before the peer leaves."""
 
 
 class Engine:
-    """The duties of one peer, and its lifetime; `Peer` is for users. Under Trio only; set once: `settings`, the duties."""
+    """The duties of one peer, and its lifetime. Users hold a `Peer` instead. Under Trio only; set once: `settings`, the
+    duties.
+    """
 
     def __init__(self, settings: PeerSettings, link: Link) -> None:
         self.settings: PeerSettings = settings
@@ -75,13 +79,13 @@ class Engine:
 
     @property
     def id(self) -> str:
-        """The present worker id; a peer that was declared dead joins again under a new one."""
+        """The present worker id. A peer that was declared dead joins again under a new one."""
         registration = self.session.registration
         return "" if registration is None else registration.worker
 
     @property
     def scheduler(self) -> Scheduler:
-        """How many units the peer has, and how they are shared out."""
+        """The scheduler, which has the units of the peer."""
         return self.runs.scheduler
 
     @property
@@ -91,7 +95,7 @@ class Engine:
 
     @property
     def leaving(self) -> bool:
-        """It claims no more tasks, and is leaving its queues."""
+        """The peer claims no more tasks, and is leaving its queues."""
         return self.consumers.closed
 
     @property
@@ -107,11 +111,11 @@ class Engine:
         self.scheduler.set_concurrency(check_concurrency(n))
 
     def queue_keys(self, queue: str) -> QueueKeys:
-        """The keys of a queue of this mesh."""
+        """Return the keys of a queue of this mesh."""
         return QueueKeys.of(self.settings.prefix, queue)
 
     async def shards_of(self, queue: str) -> tuple[QueueKeys, ...]:
-        """The keys of all shards of a queue of this mesh."""
+        """Return the keys of all shards of a queue of this mesh."""
         keys, sharding = self.queue_keys(queue), self.settings.sharding
         return (keys,) if sharding is None else await sharding.shards(keys, declare=False)
 
@@ -123,7 +127,7 @@ class Engine:
     # Called by its duties
 
     def _report(self) -> BeatReport:
-        """What a heartbeat tells the server; called in the heartbeat thread."""
+        """Return what a heartbeat reports to the server. Called in the heartbeat thread."""
         scheduler = self.scheduler
         return BeatReport(
             scheduler.concurrency,
@@ -141,7 +145,7 @@ class Engine:
         self.queues.waiting.on_waiting(beat.waiting)
 
     def _on_lost(self, registration: Registration) -> None:
-        """A registration is over: its tasks are lost. Register again, and serve the same queues."""
+        """Forget the tasks of a registration that is over, register again, and serve the same queues."""
         self.runs.settler.forget()
         self.runs.settles.forget(registration)
         self.queues.forget_claims(registration)
@@ -154,12 +158,12 @@ class Engine:
             await self.queues.startup.enter_again(registration)
 
     def _interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Ctrl-C arrived in a handler: end the block of `join`, which raises it once the peer has left."""
+        """End the block of `join`, because Ctrl-C arrived in a handler. `join` raises it when the peer has left."""
         self.interrupt = interrupt
         self.body.cancel()
 
     def describe_running(self) -> str:
-        """The handler that blocks the loop, for the log; from any thread."""
+        """Describe the handler that blocks the loop, for the log. From any thread."""
         return self.runs.slots.describe_blocking()
 
     def spawn(self, task: Callable[[], Awaitable[Any]]) -> bool:
@@ -172,7 +176,7 @@ class Engine:
     # Its lifetime
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """The engine: registers, then runs all duties until `leave` ends it. Started means registered, with a heartbeat."""
+        """Register, then run all duties until `leave` ends them. It counts as started when the heartbeat runs."""
         if self.settings.sharding is not None:
             await self.settings.sharding.refresh()
             await self.settings.sharding.declare()
@@ -203,7 +207,10 @@ class Engine:
 
     @asynccontextmanager
     async def joined(self) -> AsyncGenerator[Engine]:
-        """The peer's lifetime around the block of `join`. Raises the block's own error, never an internal exception group."""
+        """Run the peer for the length of a block, which is the block of `join`.
+
+        Raises the block's own error, never an internal exception group.
+        """
         error: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -213,7 +220,7 @@ class Engine:
                         yield self
                         await self.drain()
                 except BaseException as raised:
-                    error = raised  # raised again below, after all claims are given back
+                    error = raised  # raised again below, when all claims were given back
                 await self.leave()
         except BaseExceptionGroup as group:
             _, broken = group.split(trio.Cancelled)
@@ -226,9 +233,10 @@ class Engine:
             raise error
 
     async def drain(self, grace: Seconds | None = None) -> None:
-        """Claim no more tasks, let running ones end within `grace` seconds (default: that of join), give back the rest, leave.
+        """Claim no more tasks, let running ones end within `grace` seconds, give back the others, and leave all queues.
 
-        Returns when all queues are left. May be called twice. Cancelling the call does not stop the leaving.
+        Returns when all queues are left. The default of `grace` is that of `join`. May be called twice. A cancelled call does not
+        stop the leaving.
         """
         wait = self.settings.grace if grace is None else seconds(grace, "grace")
         if not self.leaving:
@@ -252,7 +260,7 @@ class Engine:
         """Wait until the peer has drained.
 
         Raises:
-            UsageError: it would never drain: it serves no queue and declares no schedule.
+            UsageError: it would never drain, because it serves no queue and declares no schedule.
         """
         if self.settings.why_idle and not self._drained.is_set():
             with trio.move_on_after(SERVE_WITHIN):
@@ -265,7 +273,7 @@ class Engine:
         await self._drained.wait()
 
     async def leave(self) -> None:
-        """The end of `join`: cancel running tasks, give them back, then leave the registry, all within a deadline.
+        """End `join`: cancel running tasks, give them back, and deregister, within a deadline.
 
         Handlers on the Trio loop that ignore their cancellation delay it, because Trio cannot end them.
         """

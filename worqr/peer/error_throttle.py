@@ -1,7 +1,7 @@
-"""Log an error that comes back at every try once per minute, not at every try.
+"""`ErrorThrottle`: logs an error that occurs at every try once per minute.
 
-`ErrorThrottle` remembers what it logged, per subject (a queue, a schedule, a chore). An error with a new text is logged at once.
-The same text is logged again a minute later, with the number of times that it occurred meanwhile.
+It keeps the last error of each subject (a queue, a schedule, a chore). An error with a new text is logged at once. The same text
+is logged again a minute later, with the number of repetitions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from worqr.log_events import emit_fields
 AGAIN_AFTER = 60.0
 """Seconds between two log lines about the same subject with the same text."""
 MANY_SUBJECTS = 1000
-"""Subjects that are remembered. More than this many broken queues at once are logged more often than once a minute."""
+"""Limit of subjects that are kept. If more queues fail at the same time, their errors are logged more often than once a
+minute.
+"""
 
 
 @dataclass(slots=True)
@@ -26,14 +28,16 @@ class _Logged:
 
 
 class ErrorThrottle:
-    """Decides which errors of one duty are logged. Use one object per duty, from one thread."""
+    """Decides which errors of one duty are logged. Each duty has an object of its own, and uses it in one thread."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._logged: dict[object, _Logged] = {}
 
     def error(self, subject: object, event: str, text: str, /, **fields: object) -> bool:
-        """Log an event as ERROR, unless the same was logged for `subject` less than a minute ago; return True if logged."""
+        """Log an event as ERROR, unless the same text was logged for `subject` less than a minute ago. Return True if it was
+        logged.
+        """
         whole, now = f"{event}: {text}" % fields, time.monotonic()
         last = self._logged.get(subject)
         if last is not None and last.text == whole and now - last.at < AGAIN_AFTER:
@@ -50,5 +54,5 @@ class ErrorThrottle:
         return True
 
     def resolve(self, subject: object) -> bool:
-        """Forget `subject`: what was wrong works again. Return True if an error had been logged for it."""
+        """Forget the error of `subject`, because it works again. Return True if an error had been logged for it."""
         return self._logged.pop(subject, None) is not None

@@ -1,6 +1,6 @@
-"""Handlers as such: their names in reports, and the checks of what an application declares as one.
+"""Names of handlers in reports, and checks of what an application declares as a handler.
 
-Where a handler runs is chosen in `executors`; `slots` runs it.
+Not here: where a handler runs (`executors`), and running it (`slots`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Handler = Callable[[bytes], Awaitable[object]]
 
 
 def name_of(handler: object) -> str:
-    """The name of a handler in reports: ``module.qualname``."""
+    """Return the name of a handler in reports: ``module.qualname``."""
     inner = _inner(handler)
     while hasattr(inner, "__wrapped__"):
         inner = _inner(inner.__wrapped__)
@@ -38,10 +38,10 @@ def _inner(handler: Any) -> Any:
 
 
 def check_handler(handler: Callable[..., object]) -> bool:
-    """True if `handler` is an async function, False if it is a plain function.
+    """Return True if `handler` is an async function, False if it is a plain function.
 
     Raises:
-        UsageError: it cannot be called with a task, or calling it would run nothing (a generator).
+        UsageError: it cannot be called with a task, or a call would run nothing (a generator).
     """
     inner = _inner(handler)
     if not callable(inner):

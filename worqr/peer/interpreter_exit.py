@@ -1,7 +1,7 @@
-"""The end of the main thread: whether the interpreter has begun to exit, and callbacks that run then.
+"""The exit of the interpreter: whether it has begun, and callbacks that run at its beginning.
 
-They run while threads can still be started: before threads are joined, and before ``atexit``. `worqr.hosting.peer_thread` ends
-the threads of peers there. `worqr.peer.host_loop` asks whether a loop of the main thread may run again.
+The callbacks run while threads can still be started, which is before threads are joined and before ``atexit``.
+`worqr.hosting.peer_thread` ends the threads of peers there. `host_loop` asks whether a loop of the main thread may run again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ _begun: Final = threading.Event()
 
 
 def call_at_exit(callback: Callable[[], None]) -> None:
-    """Have `callback` called at the end of the main thread, while threads can still be started.
+    """Call `callback` at the end of the main thread, while threads can still be started.
 
-    Python has this for its own pools only, under a private name. Without it, ``atexit`` is nearly as good.
+    Python has such a function for its own pools, under a private name. If that is missing, ``atexit`` is used: it runs later,
+    after threads were joined.
 
     Raises:
         UsageError: the interpreter is exiting.
     """
     try:
         if callback not in _callbacks:
-            import_module("concurrent.futures.thread")  # its exit waits for our handlers, so ours must run before it
+            import_module(
+                "concurrent.futures.thread"
+            )  # it waits for handlers when it exits, so `callback` must run before
             register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
             register(lambda: _run(callback))
             _callbacks.append(callback)

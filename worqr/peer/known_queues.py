@@ -1,8 +1,8 @@
-"""Which queues the leader's next scan reads. Pure: no I/O, and no clock but the times it is given.
+"""`KnownQueues`: which queues the leader's next scan reads. Pure: no I/O, and no clock except the times it is given.
 
-Each scan reads the queues that may need the leader soon: served queues, queues with scheduled jobs or with trash, and queues
-that were noted in the last seconds. All other names take turns, a few per scan, so that the cost does not grow with the number
-of names. A name may be forgotten when it was noted an hour ago and its queue is empty.
+Each scan reads the queues that may need the leader soon: served queues, queues with scheduled or deleted tasks, and recently
+noted queues. The other names take turns, a few per scan, so that the cost does not grow with the number of names. A name may be
+forgotten when it was noted an hour ago and its queue is empty.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from itertools import islice
 from worqr.ops import NOTE_EVERY, UNUSED_MS, Inspected
 
 FRESH = 30.0
-"""Seconds for which each scan reads a name after it was noted: a worker notes a queue before it serves it."""
+"""Seconds for which each scan reads a name after it was noted, because a worker notes a queue before it serves it."""
 FRESH_AT_ONCE = 2000
-"""Limit of such names per scan. If more were noted, they take turns, so that a scan ends soon."""
+"""Limit of such names per scan, so that a scan ends soon. If more names were noted, they take turns."""
 UNSEEN_AT_ONCE = 2000
 QUIET_AT_ONCE = 200
 MAX_WAITING = 100
-"""Queues that are announced to heartbeats, at most."""
+"""Limit of queues that are announced to heartbeats."""
 
 
 class KnownQueues:
-    """The names that the leader knows.
+    """The names of queues that the leader has read.
 
     Attributes:
-        noted: name -> server's time in ms at which it was noted last.
+        noted: for each name, the server's time in ms at which it was noted last.
     """
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class KnownQueues:
             self._fresh[name] = now + FRESH
 
     def rescan(self, server_ms: float) -> None:
-        """Read all queues in use once more: hints about due jobs may have been missed."""
+        """Read all queues in use once more, because hints about due jobs may have been missed."""
         since = server_ms - (NOTE_EVERY + 60) * 1000
         self._unseen.update((name, None) for name, noted_ms in self.noted.items() if noted_ms >= since)
 
     def next_scan(self, now: float) -> list[str]:
-        """Return the names to look at now."""
+        """Return the names that the next scan reads."""
         for name in [name for name, until in self._fresh.items() if until < now]:
             del self._fresh[name]
         fresh = list(islice(self._fresh, FRESH_AT_ONCE))
@@ -82,7 +82,7 @@ class KnownQueues:
         self._unseen.pop(name, None)
 
     def record(self, name: str, queue: Inspected) -> None:
-        """Store what the scan found there."""
+        """Store what the scan found in a queue."""
         if queue.workers or queue.running or queue.due or queue.trash:
             self._urgent[name] = None
         else:
@@ -100,9 +100,11 @@ class KnownQueues:
                 kept.pop(name, None)
 
     def waiting(self, found: Mapping[str, Inspected]) -> list[str]:
-        """Return the queues that have tasks and workers, so that a wake-up may have been lost; in turns if they are many.
+        """Return the queues that have tasks and workers, because a wake-up may have been lost. If there are many, they take
+        turns.
 
-        If the limit allows, also shards that have tasks and no workers: a peer with the queue's other shards logs a warning.
+        If the limit permits, include shards that have tasks and no workers. A peer that serves other shards of the queue logs a
+        warning.
         """
         names = sorted(name for name, q in found.items() if q.waiting and q.paused is None)
         served = [name for name in names if found[name].workers]

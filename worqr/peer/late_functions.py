@@ -1,8 +1,8 @@
-"""Serve functions that are declared after their mesh has joined: in a module that is imported late, in a notebook.
+"""Serve functions that are declared after their mesh has joined: in a module that is imported late, or in a notebook.
 
 `join` serves the functions that are declared when it is entered. Each later declaration notifies the peers of the mesh, from any
-thread, and each of them serves the new function soon afterwards. A function that replaces another one of its name is not
-exchanged, because runs of the older one may be under way. That is logged, and the next join serves the new function.
+thread. Each peer serves the new function soon afterwards. A function that replaces another one of its name is not exchanged,
+because runs of the older one may be under way. That is logged, and the next join serves the new function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 SETTLE: Final = 0.1
-"""Seconds after a declaration, in which its failure handler and more functions are declared."""
+"""Seconds to wait after a declaration, because its failure handler and more functions are declared in that time."""
 AGAIN: Final = 3.0
 """Seconds until the next try to serve a function."""
 
@@ -47,7 +47,7 @@ class _ServedQueues(Protocol):
     """The queues of a peer."""
 
     def entered(self) -> Iterable[_Served]:
-        """Those that it serves now."""
+        """Return the queues that the peer serves now."""
         ...
 
 
@@ -56,16 +56,16 @@ class LateHost(Protocol):
 
     @property
     def leaving(self) -> bool:
-        """It claims no more tasks."""
+        """The peer claims no more tasks."""
         ...
 
     @property
     def consumers(self) -> _ServedQueues:
-        """The queues that it serves."""
+        """The queues that the peer serves."""
         ...
 
     async def serve_all(self, handlers: Iterable[tuple[str, Callable[..., Any], Handling]], /) -> None:
-        """Serve these queues until it leaves."""
+        """Serve these queues until the peer leaves."""
         ...
 
     def spawn(self, task: Callable[[], Awaitable[Any]], /) -> bool:
@@ -95,7 +95,7 @@ def serving_late(
 
 
 class _LateServer:
-    """Serves them, for one peer. `on_declared` is called from any thread, all else in the loop."""
+    """Serves late functions, for one peer. `on_declared` is called from any thread, everything else in the loop."""
 
     def __init__(
         self, engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
@@ -110,7 +110,7 @@ class _LateServer:
         self._throttle = ErrorThrottle(logger)
 
     def on_declared(self) -> None:
-        """A function was declared."""
+        """Wake the task that serves new functions."""
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._wake, idempotent=True)
 
@@ -118,7 +118,7 @@ class _LateServer:
         self._declared.set()
 
     async def serve_forever(self) -> None:
-        """Serve new functions whenever notified, until the peer leaves."""
+        """Serve new functions after each notification, until the peer leaves."""
         while not self._engine.leaving:
             with trio.move_on_after(AGAIN if self._missing else inf):
                 await self._declared.wait()

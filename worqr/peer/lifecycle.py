@@ -1,7 +1,7 @@
-"""The phases of a consumer, from the moment it is made until its queue has been left.
+"""`Lifecycle`: the phases of a consumer, from its creation until its queue was left.
 
-Not here: what leaving does in each phase (`worqr.peer.consumer_shutdown`), and the place of a consumer in its queue under a
-worker id, which changes while it serves (`worqr.peer.admission`).
+Not here: what happens in each phase when a consumer leaves (`consumer_shutdown`), and the worker id under which a queue has
+admitted it (`admission`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lifecycle:
     LEFT        `leave`: the queue was left             no        yes            no          nothing is stopped any more
     ==========  ======================================  ========  =============  ==========  ================================
 
-    Every later phase can follow an earlier one directly; a call for the present phase or for an earlier one changes nothing.
+    Every later phase can follow an earlier one directly. A call for the present phase or for an earlier one changes nothing.
     Requesting and forwarding also need a live registration that the queue has admitted. No wake-up arrives in LEFT, but one may
     be pending then.
 
@@ -51,9 +51,9 @@ class Lifecycle:
         phase: see the table.
         entering: the scope in which the queue is entered for the first time; cancelled by `drain`.
         grace_over: set from STOPPING on.
-        left: set from DETACHED on: a call that waits for the queue to be left goes on.
+        left: set from DETACHED on. Calls that wait until the queue was left then continue.
         idle: set when the last run has ended and when a reply has arrived.
-        rejected_claims: claims of replies that were not used. They go back with the queue.
+        rejected_claims: claims of replies that were not used. They go back together with the queue.
     """
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class Lifecycle:
 
     @property
     def is_leaving(self) -> bool:
-        """Tasks are not requested any more."""
+        """The consumer requests no more tasks."""
         return self.phase >= Phase.DRAINING
 
     @property
     def holds_stops(self) -> bool:
-        """Claims that are stopped need no request of their own: they go back together with the queue."""
+        """Claims that are stopped need no request of their own, because they go back together with the queue."""
         return self.phase is Phase.CANCELLING or self.phase is Phase.LEFT
 
     def admitted(self) -> None:
-        """The queue has admitted the consumer."""
+        """Begin SERVING: the queue has admitted the consumer."""
         self._advance(Phase.SERVING)
 
     def drain(self) -> bool:
@@ -92,20 +92,20 @@ class Lifecycle:
         self.grace_over.set()
 
     def cancel(self) -> None:
-        """Running tasks are cancelled now."""
+        """Begin CANCELLING: running tasks are cancelled now."""
         self._advance(Phase.CANCELLING)
 
     def return_claims(self) -> None:
-        """Claims go back one by one from now on."""
+        """Begin RETURNING: claims go back one by one from now on."""
         self._advance(Phase.RETURNING)
 
     def detach(self) -> None:
-        """The queue counts as left, except for runs that were left behind."""
+        """Begin DETACHED: the queue counts as left, except for runs that were left behind."""
         self._advance(Phase.DETACHED)
         self.left.set()
 
     def leave(self) -> None:
-        """The queue was left."""
+        """Begin LEFT: the queue was left."""
         self._advance(Phase.LEFT)
         self.left.set()
 
@@ -118,7 +118,7 @@ class Lifecycle:
         self.rejected_claims += claims
 
     def take_rejected(self) -> list[int]:
-        """Return these claims, once."""
+        """Return the rejected claims, once."""
         rejected, self.rejected_claims = self.rejected_claims, []
         return rejected
 

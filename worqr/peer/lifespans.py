@@ -1,7 +1,7 @@
-"""Lifespans: what an application opens before its peer, or a process of it, takes tasks, and closes when that has left.
+"""Lifespans: blocks that an application opens before its peer takes tasks, and closes when the peer has left.
 
-This module checks them, and enters them with errors that name the remedy. The lifespan on the asyncio loop is in
-`asyncio_lifespan`.
+This module checks lifespans, and enters them with errors that name the remedy. Not here: the lifespan on the asyncio loop
+(`asyncio_lifespan`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMEDIES: Final[dict[LoopName, str]] = {
 
 
 def check_lifespan(name: str, manager: object) -> None:
-    """Raise UsageError for an object that does not make a context manager; `name` is the option of the mesh."""
+    """Raise UsageError for an object that does not make a context manager. `name` is the option of the mesh."""
     if manager is None:
         return
     if not callable(manager):
@@ -67,7 +67,7 @@ def _check_arguments(name: str, manager: Callable[..., object]) -> None:
 
 @asynccontextmanager
 async def enter_lifespan(name: str, lifespan: Callable[[], AbstractAsyncContextManager[S]]) -> AsyncGenerator[S]:
-    """The block of a lifespan. If entering fails because of the event loop, the error names the loop it ran on."""
+    """Enter a lifespan, and yield its state. If entering fails because of the event loop, the error names the loop it ran on."""
     manager = lifespan()
     kind: type[Any] = type(manager)
     if not hasattr(kind, "__aenter__"):
@@ -86,7 +86,7 @@ async def enter_lifespan(name: str, lifespan: Callable[[], AbstractAsyncContextM
 
 
 class LifespanStates(Generic[S]):
-    """What the lifespans of a mesh's peers have yielded. The peers may run in several threads."""
+    """The values that the lifespans of a mesh's peers have yielded. The peers may run in several threads."""
 
     def __init__(self) -> None:
         self._open: list[S] = []
@@ -111,9 +111,8 @@ class LifespanStates(Generic[S]):
             try:
                 yield state
             finally:
-                last = max(
-                    i for i, each in enumerate(self._open) if each is state
-                )  # equal states are different objects
+                # by identity: the states of two peers may be equal
+                last = max(i for i, each in enumerate(self._open) if each is state)
                 del self._open[last]
 
 
@@ -124,7 +123,7 @@ def _note_wrong_loop(error: BaseException, wanted: LoopName) -> None:
 
 
 def warn_if_unused(functions: Iterable[RunsIn | None], default: AsyncRunsIn) -> None:
-    """Warn that no handler uses what ``asyncio_lifespan`` yields. `functions`: for each function, where it runs."""
+    """Warn if no handler uses the state of ``asyncio_lifespan``. `functions`: for each function, where it runs."""
     places = list(functions)
     if default == "loop" and places and "asyncio" not in places:
         text = (

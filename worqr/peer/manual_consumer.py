@@ -1,11 +1,11 @@
-"""Claims by hand: the application takes tasks itself, one by one or in batches, and settles each.
+"""`Claims`: the application claims tasks itself, one by one or in batches, and settles each.
 
-Only as many tasks are claimed as the application waits for. `Claims` is what the application iterates over. A `ManualConsumer`
-claims for it, one for each shard of the queue, and `ClaimBuffer` holds what no call has taken yet. Claims that are not settled
-when the block ends return to the front of the queue, uncounted.
+Only as many tasks are claimed as the application waits for. The application iterates over `Claims`. A `ManualConsumer` claims for
+it, one for each shard of the queue. `ClaimBuffer` holds the claims that no call has taken yet. Claims that are not settled when
+the block ends return to the front of the queue, uncounted.
 """
 
-# The private fields of Claim are hidden from users, not from its neighbours.
+# The private fields of Claim are hidden from users, not from this module.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from worqr.validation import Seconds, check_count, seconds
 
 
 class ManualConsumer(QueueConsumer):
-    """A queue whose claims go to `Claims`."""
+    """Consumes a queue whose claims go to `Claims`."""
 
     def __init__(
         self,
@@ -69,17 +69,17 @@ class ManualConsumer(QueueConsumer):
             self.buffer.put(claims)
 
     def close_buffer(self) -> None:
-        """Give back claims that were not taken, and wake all calls that wait: no more will come."""
+        """Give back claims that were not taken, and wake all waiting calls, because no more claims arrive."""
         self.give_back(self.buffer.remove(self))
 
     def withdraw(self, run: HeldRun) -> None:
-        """The claim was cancelled: give it back if no call has taken it. A stop settles a cancelled claim too."""
+        """Give back a claim that was cancelled, if no call has taken it. A stop settles a cancelled claim too."""
         claim = self.buffer.withdraw(run)
         if claim is not None:
             self.give_back([claim])
 
     async def wait_blocks(self) -> None:
-        """Wait until no claim's own block runs any more."""
+        """Wait until no block of a claim runs."""
         while any(run.scope is not None for run in self.running.values()):
             self._some_ended = trio.Event()
             await self._some_ended.wait()
@@ -89,7 +89,7 @@ class ManualConsumer(QueueConsumer):
         self._some_ended.set()
 
     def release(self, claim: Claim) -> None:
-        """Note that the claim is being settled: it may not be settled again, and its units are free.
+        """Note that the claim is being settled: its units are free, and it may not be settled again.
 
         Raises:
             ClaimLost: it went back when its queue was left.
@@ -100,7 +100,10 @@ class ManualConsumer(QueueConsumer):
         self._scheduler.dispatch_soon()
 
     def give_back(self, claims: Iterable[Claim]) -> None:
-        """Stop claims of one registration without waiting for the reply. While the queue is being left, that gives them back."""
+        """Stop claims of one registration without waiting for the reply.
+
+        While the queue is being left, no request is needed: they go back together with the queue.
+        """
         stopped = list(claims)
         for claim in stopped:
             self.release(claim)
@@ -110,7 +113,7 @@ class ManualConsumer(QueueConsumer):
             self._services.settles.give_back(self.keys, registration, alive)
 
     async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
-        """Send a settle and wait for the reply; repeat it until the server accepts it or the worker id is dead."""
+        """Send a settle and wait for the reply. It is repeated until the server accepts it or the worker id is dead."""
         done = trio.Event()
         answers: list[tuple[Any, Exception | None]] = []
 
@@ -158,10 +161,10 @@ class ManualConsumer(QueueConsumer):
 
 
 class ClaimBuffer:
-    """The claims of one queue that are ready to be taken, and the calls that wait for claims. Changed only in the loop.
+    """The claims of one queue that no call has taken yet, and the calls that wait for claims. Changed only in the loop.
 
     Attributes:
-        consumers: of all shards.
+        consumers: those of all shards.
     """
 
     def __init__(self) -> None:
@@ -171,7 +174,7 @@ class ClaimBuffer:
         self._arrived = trio.Event()
 
     def add(self, consumer: ManualConsumer) -> None:
-        """Buffer the claims of this shard too."""
+        """Add the consumer of a shard."""
         self.consumers.append(consumer)
 
     @property
@@ -181,7 +184,7 @@ class ClaimBuffer:
 
     @property
     def is_leaving(self) -> bool:
-        """The queue is being left: no claims will come any more."""
+        """The queue is being left: no more claims arrive."""
         return all(consumer.lifecycle.is_leaving for consumer in self.consumers)
 
     @property
@@ -203,7 +206,7 @@ class ClaimBuffer:
         self._arrived.set()
 
     def put_back(self, claims: Sequence[Claim]) -> None:
-        """Put claims back that were not taken: the next call gets them first."""
+        """Put back claims that were not taken, so that the next call gets them first."""
         for claim in reversed(claims):
             consumer = consumer_of(claim)
             if not consumer.lifecycle.is_leaving:
@@ -213,7 +216,7 @@ class ClaimBuffer:
         self._arrived.set()
 
     def remove(self, consumer: ManualConsumer) -> list[Claim]:
-        """Take out the claims of this shard, and wake all calls that wait: no more will come from it."""
+        """Take out the claims of this shard, and wake all waiting calls, because no more claims of it arrive."""
         removed = [claim for claim in self._ready if consumer_of(claim) is consumer]
         self._ready = deque(claim for claim in self._ready if consumer_of(claim) is not consumer)
         self._arrived.set()
@@ -227,7 +230,7 @@ class ClaimBuffer:
         return claim
 
     async def collect(self, n: int) -> list[Claim]:
-        """Return 1 to n claims, as soon as there is one; none once the peer leaves."""
+        """Wait for claims, and return 1 to n of them; none if the peer leaves."""
         key = object()
         await trio.lowlevel.checkpoint()
         try:
@@ -267,7 +270,7 @@ class ClaimBuffer:
 
 
 def consumer_of(claim: Claim) -> ManualConsumer:
-    """The consumer that made this claim."""
+    """Return the consumer that made this claim."""
     return cast("ManualConsumer", claim._held.host)
 
 
@@ -350,5 +353,5 @@ class Claims(AsyncIterator[Claim]):
         return await self._buffer.finish(batch)
 
     def _close(self) -> None:
-        """The block has ended."""
+        """Note that the block has ended."""
         self._open = False

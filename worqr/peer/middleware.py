@@ -1,4 +1,4 @@
-"""Middleware: functions of the application around every run, on the loop of the peer."""
+"""Middleware: functions of the application that wrap every run, on the loop of the peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worqr.peer.handlers import Handler, named_after
 from worqr.peer.wrong_loop import HANDLER_REMEDY, MIDDLEWARE_REMEDY, detecting_wrong_loop
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
-"""``async def middleware(context, call_next)``: around every run of a peer, on its loop; its return value is the result."""
+"""``async def middleware(context, call_next)``: wraps every run of a peer, on its loop. Its return value is the result."""
 
 
 def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
@@ -28,7 +28,10 @@ def checked_middleware(middleware: object) -> tuple[Middleware, ...]:
 
 
 def with_middleware(run: Handler, middleware: Sequence[Middleware], place: RunsIn) -> Handler:
-    """`run` inside all of `middleware`, the first one outermost. It sees the failure of a handler on the wrong loop."""
+    """Return `run` inside all of `middleware`, the first one outermost.
+
+    Middleware receives the failure of a handler that ran on the wrong loop.
+    """
     if not middleware:
         return run
     if place == "loop":

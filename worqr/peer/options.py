@@ -1,6 +1,6 @@
-"""The options of a peer, and their checks; and which functions a peer serves (`Only`). Nothing is sent.
+"""The options of a peer and their checks, and the filter of the functions that a peer serves (`Only`). Nothing is sent.
 
-The options of a handler are in `worqr.handler_options`.
+Not here: the options of a handler (`worqr.handler_options`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CONCURRENCY: Final = 100
 GRACE: Final = 25.0
 THREADS: Final = 40
 MAX_PATIENCE: Final = 1800.0
-"""Seconds. The server stores replies for an hour; a request that is sent again within that time must find its reply there."""
+"""Seconds. The server stores replies for an hour, and a request that is sent again must find its reply."""
 
 
 class JoinOptions(TypedDict, total=False):
@@ -51,7 +51,7 @@ def check_concurrency(value: object) -> int | Literal["auto"]:
 
 
 class Only:
-    """Which functions a peer serves, by names and globs; None: all.
+    """The filter of the functions that a peer serves, by names and globs; None: all.
 
     Raises:
         UsageError: not a collection of names, or an empty one.

@@ -1,4 +1,7 @@
-"""`Peer`: what an application holds of a peer that has joined. What runs it is in `worqr.peer.engine`."""
+"""`Peer`: the object that an application holds while it has joined.
+
+Not here: running the peer (`engine`).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`ProgressReporter`: sends what runs report, at most ten times a second, the latest report of each run.
+"""`ProgressReporter`: sends the progress of runs, at most ten times a second, and only the latest report of each run.
 
-A handler reports from the loop or from its thread and never waits. One task per peer picks the reports up and sends one request
-per queue for all of them.
+A handler reports from the loop or from its thread, and never waits. One task per peer collects the reports, and sends one request
+per queue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEND_EVERY = 0.1
 
 
 class ProgressReporter:
-    """Progress of the runs of one peer that was not sent yet. `report` is called from any thread, everything else in the loop."""
+    """The unsent progress of the runs of one peer. `report` is called from any thread, everything else in the loop."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -36,9 +36,10 @@ class ProgressReporter:
         self._news = RepeatedEvent()
 
     def report(self, run: Run[QueueConsumer]) -> None:
-        """`run` has new progress. Adding to a dict is atomic, in any thread.
+        """Note that `run` has new progress. From any thread: adding to a dict is atomic.
 
-        The thread may run a loop of its own, in which our event must not be set, and may outlive ours.
+        The thread may run another loop, in which the event of the peer's loop must not be set. The thread may also outlive the
+        peer's loop.
         """
         if run not in self._unsent:
             self._unsent[run] = None
@@ -49,7 +50,7 @@ class ProgressReporter:
                     self._token.run_sync_soon(self._news.set)
 
     async def send_forever(self) -> None:
-        """Send the reports, wait, and send what was reported meanwhile."""
+        """Send the reports, wait, and send those that arrived while it waited."""
         while True:
             if not self._unsent:
                 await self._news.wait()

@@ -1,15 +1,17 @@
-"""`Reconciler`: compares the claims that a peer holds with those that the server lists for it: marked, gone and stray ones.
+"""`Reconciler`: compares the claims that a peer holds with those that the server lists for it.
 
-A claim is *marked* when a caller cancelled its task, and *gone* when the server does not list it any more: its task was
-reassigned. The run is cancelled in both cases. The peer asks after a hint, at every (re)subscription, and once a second while
-tasks run.
+A claim is *marked* when a caller cancelled its task. It is *gone* when the server does not list it any more, because its task was
+reassigned. In both cases the run is cancelled. The peer asks after a hint, at every subscription, and once a second while tasks
+run.
 
-A *stray* is a claim that the server lists although the peer has settled it. A server may lose its latest writes: in a failover
-to a replica that had not received them, or by a crash before they were on disk. The leader does not recover such a claim,
-because its worker is alive. So after each new connection the peer asks for all claims of every queue, and gives back the unknown
-ones: those tasks run once more. A claim is not a stray if it runs, also where a queue was left, or if the server has not accepted
-its settle yet. The peer asks while no start is under way, so that the reply has no claim whose own reply is still unread. A stray
-must be found twice, a second apart, because on a cluster requests may overtake each other while slots move.
+A *stray* is a claim that the server lists although the peer has settled it. A server may lose its latest writes: in a failover to
+a replica that had not received them, or by a crash before they were on disk. The leader does not recover a stray, because the
+worker is alive. So after each new connection the peer asks for all claims of every queue, and gives strays back. Their tasks run
+once more.
+
+A claim that runs is not a stray, even if its queue was left. A claim whose settle the server has not accepted is not a stray
+either. The peer asks while no start request is under way; otherwise the list could contain claims whose own reply is still
+unread. A stray must be found in two checks, a second apart. On a cluster, requests may overtake each other while slots move.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ class Reconciler:
     """Compares the claims of one peer with the server's. Changed only in the loop.
 
     Args:
-        link: of the peer.
-        consumers: all of the peer.
+        link: the link of the peer.
+        consumers: all consumers of the peer.
         unaccepted: returns the claims of a queue whose settle the server has not accepted yet.
-        give_back: gives claims back to the front of their queue, uncounted.
+        give_back: returns claims to the front of their queue, uncounted.
         lost: ends a registration.
     """
 
@@ -70,7 +72,7 @@ class Reconciler:
         self._seen: dict[QueueConsumer, set[int]] = {}
 
     def recheck(self, consumer: QueueConsumer) -> None:
-        """A reply has arrived after a hint about its claims, or after a check for strays had to wait for it."""
+        """Check and compare again, after a reply that had to arrive first."""
         self.check(consumer)
         self.compare(consumer)
 
@@ -134,7 +136,9 @@ class Reconciler:
             self.compare(consumer)
 
     def compare(self, consumer: QueueConsumer) -> None:
-        """Ask for all its claims, if there is reason to; if a start is under way, its reply calls again. Never waits."""
+        """Ask for all its claims, if there is a reason to. While a start request is under way, wait for its reply by
+        `recheck`.
+        """
         registration = consumer.registration
         if consumer not in self._unchecked or consumer in self._comparing:
             return
@@ -178,8 +182,9 @@ class Reconciler:
         self._seen[consumer] = strange
 
     def _known_claims(self, name: str) -> set[int]:
-        """The claims of a queue that this peer knows of. They run (where the queue is served, or where runs were
-        left behind), are on their way back, or wait until the server accepts their settle.
+        """Return the claims of a queue that this peer accounts for.
+
+        They run, are on their way back, or wait until the server accepts their settle. Runs of detached consumers are included.
         """
         known = self._unaccepted(name)
         for consumer in self._consumers.of(name):

@@ -14,15 +14,15 @@ from worqr.ops import Beat
 BEAT_EVERY: Final = 1.0
 """Seconds between two heartbeats, at most."""
 LEASE: Final = 2.0
-"""Seconds for which a heartbeat gives the leader its lease."""
+"""Seconds for which a heartbeat extends the lease of the leader."""
 
 
 class Registration(WorkerHandle):
-    """One worker id. `dead` is set when the registration is over; its requests are not sent any more.
+    """One worker id. `dead` is set when the registration is over; from then on its requests are not sent.
 
     Attributes:
-        alive_at: when the newest heartbeat was sent that the server answered with "alive"; minus infinity once it has answered
-            "dead". Set in the heartbeat thread when the reply is read, which is before the loop handles it.
+        alive_at: when the newest heartbeat was sent that the server acknowledged with "alive"; minus infinity after a reply
+            of "dead". The heartbeat thread sets it when it has read the reply, before the loop handles the reply.
     """
 
     def __init__(self, label: str) -> None:
@@ -34,7 +34,10 @@ class Registration(WorkerHandle):
         self.number: int = 0
 
     def record_replies(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
-        """A heartbeat whose reply sets `alive_at`. Called in the heartbeat thread, before it sends the heartbeat."""
+        """Return a heartbeat whose reply sets `alive_at`.
+
+        Called in the heartbeat thread, before it sends the heartbeat.
+        """
         sent, read = boottime(), call.read
 
         def note(reply: list[Any]) -> Beat:
@@ -45,27 +48,30 @@ class Registration(WorkerHandle):
         return replace(call, read=note)
 
     def open(self, heartbeat: Heartbeat[Beat]) -> None:
-        """Connect for its heartbeats. On a slow network the key would expire before a connection that is opened later."""
+        """Connect for its heartbeats before the server registers the worker.
+
+        On a slow network, the worker's key would expire before a later connection is open.
+        """
         self.heartbeat = heartbeat
         heartbeat.open()
 
     def begin(self, sent: float) -> None:
-        """The server has registered the worker id by a request that was sent at that time: send heartbeats."""
+        """Start its heartbeats, because the server has registered the worker id. `sent`: when that request was sent."""
         self.alive_at = sent
         if self.heartbeat is not None:
             self.heartbeat.start()
 
     def abandon(self) -> None:
-        """Send no heartbeats: the server did not register the worker id."""
+        """Send no heartbeats, because the server did not register the worker id."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
 
     def end(self) -> None:
-        """The registration is over: none of its requests is sent any more."""
+        """End the registration: none of its requests is sent any more."""
         self.dead = True
         self.abandon()
 
     def next_number(self) -> int:
-        """The number of its next start request, the same counter for all queues: it only has to grow."""
+        """Return the number of its next start request. All queues share the counter, because the numbers only have to grow."""
         self.number += 1
         return self.number

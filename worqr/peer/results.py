@@ -1,4 +1,7 @@
-"""Results of runs, encoded for storage. A worker process encodes its own results; so this module needs no connection."""
+"""Results of runs, encoded for storage.
+
+A worker process encodes its own results, so this module needs no connection.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`Run`: one claim that this process holds, from the reply that delivered it until it is settled.
 
-A run is internal. Handlers see it as a `Context`, which is made when a handler asks for it. The fields are plain, and no method
-waits, so that the loop, threads and asyncio tasks can use them alike. `settler` decides how a run ends. What a run needs of the
-consumer that claimed it is `RunHost`; a worker process and the testing package have hosts of their own.
+A run is internal. A handler sees it as a `Context`, which is made when the handler asks for it. The fields are plain, and no
+method waits, so the loop, threads and asyncio tasks can use them alike. `settler` decides how a run ends. A run uses the consumer
+that claimed it as a `RunHost`; a worker process and the testing package have hosts of their own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from worqr.peer.registration import Registration
 
 PolicyFields = tuple[tuple[bytes, bytes], ...]
-"""Policy fields of a job, in place of those of its queue."""
+"""Policy fields of a job, which replace those of its queue."""
 
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
 
 
 class RunHost(Protocol):
-    """What a run needs of the consumer that claimed it."""
+    """The part of the consumer that a run uses."""
 
     @property
     def queue(self) -> str:
@@ -48,7 +48,7 @@ class RunHost(Protocol):
 
     @property
     def state(self) -> object:
-        """What the lifespan yielded."""
+        """The value that the lifespan yielded."""
         ...
 
     def policy_with(self, own: PolicyFields, /) -> Policy:
@@ -56,7 +56,7 @@ class RunHost(Protocol):
         ...
 
     def report_progress(self, run: Run[Any], /) -> None:
-        """The run has new progress; from any thread."""
+        """Send the new progress of a run. From any thread."""
         ...
 
     def extend(self, run: Run[Any], seconds: float, /) -> None:
@@ -65,10 +65,12 @@ class RunHost(Protocol):
 
 
 class Offloaded(Protocol):
-    """What the peer needs of a run whose handler runs in a thread, on an asyncio loop or in a process."""
+    """The part that the peer uses of a run whose handler runs in a thread, on an asyncio loop or in a process."""
 
     overdue_remedy: ClassVar[str]
-    """A remedy for the author of a handler that runs on after its timeout; empty: that of a handler on the loop."""
+    """A remedy for the author of a handler that still runs after its timeout; empty: the remedy for a handler on the Trio
+    loop.
+    """
     stoppable: ClassVar[bool]
     """The run can be stopped from outside, if its handler cooperates."""
 
@@ -84,15 +86,15 @@ class Offloaded(Protocol):
 
     @property
     def killed_output(self) -> str:
-        """What a process that was killed had written to its standard error."""
+        """The standard error of a process that was killed; empty if none was killed."""
         ...
 
     def current_stack(self) -> str:
-        """The stack of the handler at this moment, as in a traceback; empty if it has ended, or not begun."""
+        """Return the present stack of the handler, formatted as in a traceback; empty if it does not run."""
         ...
 
     def allow_replacement(self) -> bool:
-        """The handler is stuck: let another run take its place; return False if there is none."""
+        """Let another run take the place of a handler that is stuck. Return False if there is no such place."""
         ...
 
     def detach(self) -> None:
@@ -135,7 +137,7 @@ class Run(Generic[Host]):
 
     Attributes:
         task, fence: as in `Context`.
-        record: the fields of a job; None: a plain task.
+        record: the fields of a job; None for a plain task.
         policy: of this job, or of its queue.
         host: the consumer that claimed it.
         registration: the worker id that holds the claim.
@@ -157,7 +159,7 @@ class Run(Generic[Host]):
     policy: Policy
 
     def __init__(self, host: Host, registration: Registration | None, fence: int, entry: Any) -> None:
-        """`entry`: the payload of a plain task, or the fields of a job. Only in a peer there is a registration."""
+        """`entry`: the payload of a plain task, or the fields of a job. `registration`: None outside a peer."""
         self.host: Host = host
         self.registration: Registration = registration  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
         self.fence: int = fence
@@ -219,18 +221,21 @@ class Run(Generic[Host]):
 
     @property
     def settled(self) -> bool:
-        """Its end was decided."""
+        """The end of the run was decided."""
         return self.state is SETTLED
 
     def keeps_result(self) -> bool:
-        """True if the handler's return value is to be stored."""
+        """Return True if the handler's return value is to be stored."""
         is_job = self.record is not None or self.progress is not None  # reporting progress makes it a job
         return is_job and self.policy.result_ttl > 0
 
     # Its transitions
 
     def begin(self, scope: trio.CancelScope) -> None:
-        """The handler begins inside `scope`. A run that was cancelled before begins with a cancelled scope."""
+        """Note that the handler begins inside `scope`.
+
+        A run that was cancelled before begins with a cancelled scope.
+        """
         self.scope = scope
         if self.cancel_reason is None:
             self.state = RUNNING
@@ -238,22 +243,25 @@ class Run(Generic[Host]):
             scope.cancel()
 
     def end_block(self) -> trio.CancelScope:
-        """The block of a claim by hand has ended; return its scope, which nothing cancels any more."""
+        """Note that the block of a claim has ended. Return its scope, which is not cancelled any more."""
         scope, self.scope = self.scope, None
         assert scope is not None
         return scope
 
     def cancel(self, reason: CancelReason) -> None:
-        """Cancel the run. The first reason stands, but a claim that is lost is lost."""
+        """Cancel the run.
+
+        The first reason stays, unless the claim is lost later.
+        """
         if self.cancel_reason is None or reason == "lost":
             self.cancel_reason = reason
-        if self.state is not SETTLED:  # the slot's scope may belong to another run by then
+        if self.state is not SETTLED:  # otherwise the scope may belong to the slot's next run
             self.state = CANCELLING
             if self.scope is not None:
                 self.scope.cancel()
 
     def settle(self) -> None:
-        """Its end is decided: nothing else may settle it, and its deadline is void."""
+        """Note that the end of the run was decided. It may not be settled again, and its deadline does not count any more."""
         self.state = SETTLED
         if self.timer is not None:
             self.timer.run = None
@@ -266,7 +274,7 @@ class Run(Generic[Host]):
         self.host.report_progress(self)
 
     def offload(self, offloaded: Offloaded) -> None:
-        """The handler runs there from now on."""
+        """Note that the handler runs in a thread, on an asyncio loop or in a process."""
         self.offloaded = offloaded
 
     def check_cancelled(self) -> None:
@@ -280,10 +288,10 @@ class Run(Generic[Host]):
 
 
 class Timer:
-    """A deadline of one run. A run that is extended gets a new one.
+    """A deadline of one run. A run that is extended gets a new timer.
 
     Attributes:
-        run: None once the run was settled, cancelled or extended.
+        run: None after the run was settled, cancelled or extended.
         deadline: by ``time.monotonic()``.
     """
 
@@ -295,11 +303,11 @@ class Timer:
         run.timer = self
 
     def move_to(self, deadline: float) -> None:
-        """Show the handler another deadline; from any thread."""
+        """Set the deadline that the handler sees. From any thread."""
         self.deadline = deadline
 
     def stop(self) -> Run[Any] | None:
-        """Return the run that it was for, if it was not stopped before."""
+        """Return the run of this timer, if the timer was not stopped before."""
         run, self.run = self.run, None
         return run
 
@@ -327,4 +335,4 @@ def failed_of(run: Run[RunHost], queue: str) -> Failed:
 
 
 current_run: ContextVar[Run[Any]] = ContextVar("worqr.run")
-"""The run that this code belongs to; set in the slot before the handler begins."""
+"""The run that this code belongs to. It is set in the slot before the handler begins."""

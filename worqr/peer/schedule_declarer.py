@@ -1,7 +1,8 @@
-"""Declaring: a peer stores the schedules of its application when it joins, and renews them every ten minutes.
+"""`ScheduleDeclarer`: stores the schedules of an application when its peer joins, and renews them every ten minutes.
 
-Definitions are sent at the join, in pages. Later only names are sent; a definition follows if the registry has lost it. So a
-peer that joined before a deployment does not undo the changes of that deployment. `leader.schedule_ticker` fires the schedules.
+Definitions are sent at the join, in pages. Later only names are sent; a definition follows if the registry has lost it. So a peer
+that joined before a deployment does not undo the changes of that deployment. Not here: firing schedules
+(`leader.schedule_ticker`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHECK_EVERY = 2.0
 """Seconds between two checks for schedules that were declared after the join."""
 REDECLARE = 600.0
 RETRY_AFTER = 3.0
-"""Seconds until the next try after the server refused."""
+"""Seconds until the next try after the server has refused."""
 PAGES_AT_ONCE = 4
 
 
@@ -42,7 +43,7 @@ class ScheduleDeclarer:
         shards_of: Callable[[str], Awaitable[Sequence[QueueKeys]]],
         registration: Callable[[], object],
     ) -> None:
-        """`registration`: returns the present registration; with a new one, all schedules are declared again."""
+        """`registration`: returns the present registration. After a new registration, all schedules are declared again."""
         self._shards_of = shards_of
         self._registration = registration
         self._link = link
@@ -54,7 +55,7 @@ class ScheduleDeclarer:
         self._throttle = ErrorThrottle(logger)
 
     async def declare(self) -> None:
-        """Store the schedules that were not declared yet; they replace schedules of the same names."""
+        """Store the schedules that were not declared yet. They replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._stored]
         self._renew_at = trio.current_time() + REDECLARE
         self._declared_as = self._registration()
@@ -64,7 +65,7 @@ class ScheduleDeclarer:
             await self._note_queues(new)
 
     async def declare_forever(self) -> None:
-        """Declare new schedules, and renew the others in time."""
+        """Declare new schedules, and renew the others before the registry drops them."""
         while True:
             wait = CHECK_EVERY
             try:
@@ -82,7 +83,7 @@ class ScheduleDeclarer:
             await sleep_aligned(wait)
 
     async def keep_declared(self) -> None:
-        """Declare new schedules; renew the others when it is time, or when the registry may have lost them."""
+        """Declare new schedules. Renew the others if it is time, or if the registry may have lost them."""
         if len(self._declared) > len(self._stored):
             await self.declare()
         if not self._stored:

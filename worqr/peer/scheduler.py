@@ -1,15 +1,16 @@
-"""How many units of work a peer holds at once, and which queue gets the next free unit.
+"""`Scheduler`: how many units of work a peer holds at the same time, and which queue gets the next free unit.
 
-Here: `Scheduler`, which all consumers of a peer share; `Share`, the part of it that belongs to one consumer; and `Pool`, a second
+All consumers of a peer share one `Scheduler`. A `Share` is the part of it that belongs to one consumer. A `Pool` is a second
 limit (threads, processes) that some consumers share. Not here: requests to the server (`consumer`), and how "auto" finds its
 number (`adaptive_concurrency`).
 
 Consumers that could use more units than they have are *contenders*. Free units go to them in turns. The virtual time of a
-consumer is the units that it was given, each divided by its priority; the consumer with the least virtual time is next. So in
-the long run each gets units in proportion to its priority; ties go to the higher priority. While there are contenders, no
-consumer exceeds its part (its priority divided by the sum of theirs, but at least one run), so that long runs of one queue do not
-crowd out the others. Units that are left then are for any consumer. A consumer whose last runs all ended within `BRIEF` may use
-all free units in its turn: the others wait only briefly, and large batches cost less.
+consumer is the number of units that it was given, divided by its priority. The consumer with the least virtual time is next. So
+in the long run, each consumer gets units in proportion to its priority. If virtual times are equal, the higher priority is first.
+
+While there are contenders, no consumer exceeds its fair part. That is its priority divided by the sum of theirs, but at least one
+run. So long runs of one queue do not use up all units. Units that remain then may go to any consumer. A consumer whose last runs
+all ended within `BRIEF` may use all free units in its turn. The others wait only briefly, and large batches cost less.
 
 If a large run does not fit, smaller runs may bypass it `PATIENCE` times. After that, freed units are reserved for it.
 """
@@ -28,7 +29,7 @@ from worqr.errors import UsageError
 from worqr.peer.claim_request import ClaimRequest
 
 BRIEF: Final = 0.05
-"""Seconds. A queue whose runs end within this time may take a turn with all free units."""
+"""Seconds. A queue whose runs end within this time may use all free units in its turn."""
 PATIENCE: Final = 10
 """How often smaller runs may bypass a run that needs more units than are free."""
 AUTO_START: Final = 10
@@ -37,9 +38,10 @@ AUTO_MOST: Final = 1000
 
 
 class Pool:
-    """A limit on runs besides units, one place each: threads, processes, the concurrency of a handler. Changed only in the loop.
+    """A limit on the number of runs, in addition to units: threads, processes, or the concurrency of a handler. Changed only in
+    the loop.
 
-    `taken` is written by `Scheduler` only. Code that raises `limit` calls `Scheduler.dispatch_soon`.
+    Only `Scheduler` writes `taken`. Code that raises `limit` calls `Scheduler.dispatch_soon`.
     """
 
     __slots__ = ("limit", "taken")
@@ -50,7 +52,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many more runs have a place here; places for claims that were requested already are not counted twice."""
+        """How many more runs may begin. Claims that were requested already count as runs."""
         return self.limit - self.taken
 
 
@@ -99,7 +101,7 @@ class Share:
 
 
 class Contender(Protocol):
-    """What `Scheduler` uses of a consumer.
+    """The part of a consumer that `Scheduler` uses.
 
     Attributes:
         running: its claims.
@@ -115,7 +117,7 @@ class Contender(Protocol):
     def running(self) -> Sized: ...
 
     def wanted(self) -> int:
-        """How many more claims it would take now, beyond those it has and those it is requesting."""
+        """Return how many more claims it would take now, beyond those that it has or requests."""
         ...
 
     def send_request(self, wanted: int) -> None: ...
@@ -154,12 +156,12 @@ class Scheduler:
 
     @property
     def room(self) -> int:
-        """How many more units could be claimed now; units for claims that were requested already are not counted twice."""
+        """How many more units could be claimed now. Units for claims that were requested already do not count as free."""
         return self.concurrency - self.used - self._reserved
 
     @property
     def running(self) -> int:
-        """How many claims are held; from any thread."""
+        """How many claims are held. From any thread."""
         return sum([len(consumer.running) for consumer in tuple(self._consumers)])
 
     @property
@@ -196,7 +198,7 @@ class Scheduler:
         self.resize(n)
 
     def check_concurrency(self, n: int | Literal["auto"]) -> None:
-        """UsageError if a queue is served whose runs are larger than `n` units. From any thread."""
+        """Raise UsageError if a queue is served whose runs are larger than `n` units. From any thread."""
         for consumer in tuple(self._consumers):
             _check_fits(consumer.queue, consumer.share.size, n)
 
@@ -222,22 +224,25 @@ class Scheduler:
     # The consumers, and what they hold
 
     def add(self, consumer: Contender) -> None:
-        """Raise UsageError if its runs would never fit."""
+        """Add a consumer. Raise UsageError if its runs would never fit."""
         self.check_fits(consumer.queue, consumer.share.size)
         self._consumers.append(consumer)
         self.resize(self.concurrency)
 
     def remove(self, consumer: Contender) -> None:
-        """The consumer has left its queue."""
+        """Remove a consumer that has left its queue."""
         self._consumers.remove(consumer)
 
     def begin_wanting(self, share: Share) -> None:
-        """Its consumer has reason to request tasks again. Time in which it wanted none gives it no priority now."""
+        """Note that its consumer has a reason to request tasks again.
+
+        The time in which it requested none must not raise its precedence now, so its virtual time moves to the present.
+        """
         share.virtual_time = max(share.virtual_time, self._virtual_clock)
         share.times_bypassed = 0
 
     def reserve(self, share: Share, n: int) -> None:
-        """`n` claims more (or fewer) are being requested."""
+        """Note that `n` more claims are being requested; a negative number ends a request."""
         self._reserved += n * share.size
         share.held += n
         if share.pool is not None:
@@ -246,7 +251,7 @@ class Scheduler:
             share.limit.taken += n
 
     def take(self, share: Share, n: int, *, first: bool) -> None:
-        """`n` claims more are held; `first`: nothing ran there before."""
+        """Note that `n` more claims are held. `first`: nothing ran there before."""
         if first:
             share.busy_since = monotonic()
         share.short_runs = False
@@ -262,7 +267,10 @@ class Scheduler:
             share.limit.taken += n
 
     def release(self, share: Share, fence: int, last: bool) -> None:
-        """A claim is held no longer; what `release_early` has freed stays free. `last`: nothing runs there any more."""
+        """Note that a claim is not held any more. Resources that `release_early` has freed are not freed twice.
+
+        `last`: nothing runs there any more.
+        """
         pool_is_free = share.released.pop(fence, None) if share.released else None
         if pool_is_free is None:
             self.used -= share.size
@@ -297,7 +305,7 @@ class Scheduler:
     # Sharing it out
 
     def dispatch(self) -> None:
-        """Let the consumers request tasks for the free units; a wake-up without a free unit is passed on to another worker."""
+        """Let the consumers request tasks for the free units, then forward wake-ups for which no unit is free."""
         if self.room > 0:
             contenders = self._contenders()
             if len(contenders) == 1:
@@ -317,13 +325,13 @@ class Scheduler:
         ]
 
     def _fits(self, share: Share) -> int:
-        """How many of its runs fit."""
+        """Return how many runs of this share fit."""
         fits = self.room // share.size
         return fits if share.pool is None else min(fits, share.pool.room)
 
     def _share_out(self, contenders: list[Contender]) -> None:
         for share in [each.share for each in contenders]:
-            # a consumer that waited long is owed one round of the units, not all that it missed
+            # a consumer that waited long catches up by one round of the units at most
             share.virtual_time = max(share.virtual_time, self._virtual_clock - self.concurrency / share.priority)
         contenders.sort(key=_order_of)
         self._serve_in_turn(contenders, bounded=True)
@@ -331,7 +339,7 @@ class Scheduler:
             self._serve_in_turn([each for each in contenders if each.wanted() > 0], bounded=False)
 
     def _serve_in_turn(self, contenders: Sequence[Contender], *, bounded: bool) -> None:
-        """One turn for each contender; `bounded`: within its part of the concurrency."""
+        """Give each contender one turn; with `bounded`, within its fair part of the concurrency."""
         weights: Mapping[Pool | None, float] = {}
         waiting: list[Share] = []
         for consumer in contenders:
@@ -354,7 +362,7 @@ class Scheduler:
                 waiting.append(share)
 
     def _fair_part(self, share: Share, weights: Mapping[Pool | None, float]) -> int:
-        """How many claims it may have while all contenders want more; at least one."""
+        """Return how many claims it may have while all contenders want more; at least one."""
         part = ceil(self.concurrency * share.priority / weights[None] / share.size)
         if share.pool is not None:
             part = min(part, ceil(share.pool.limit * share.priority / weights[share.pool]))
@@ -370,7 +378,7 @@ class Scheduler:
 
 
 def _sum_priorities(contenders: Sequence[Contender]) -> Mapping[Pool | None, float]:
-    """The sum of the contenders' priorities: under None of all of them, under each pool of those that share it."""
+    """Return the sum of the priorities: under None of all contenders, under each pool of those that share it."""
     weights: defaultdict[Pool | None, float] = defaultdict(float)
     for share in [each.share for each in contenders]:
         weights[None] += share.priority

@@ -1,8 +1,8 @@
-"""The session of a peer in its mesh: registers the worker, sends its heartbeats, and registers it again after its death.
+"""`Session`: registers the worker of a peer, sends its heartbeats, and registers it again after it was declared dead.
 
-A session has one registration after the other, each under a worker id of its own. A thread sends the heartbeats. The reply
-`dead` to a heartbeat, or a queue that does not list the worker, ends a registration at once: none of its requests is sent any
-more. `SessionCallbacks` has what happens then. Which queues are entered under a registration is in `worqr.peer.consumer_startup`.
+A session has one registration after the other, each under a worker id of its own. A thread sends the heartbeats. A registration
+ends when the reply to a heartbeat is `dead`, or when a queue does not list the worker. From then on, none of its requests is
+sent. `SessionCallbacks` has what follows. Not here: entering queues under a registration (`consumer_startup`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNDO_PATIENCE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """How a peer is registered. Seconds; keepalive None: it never counts as dead."""
+    """How a peer is registered. Times are in seconds. If `keepalive` is None, the peer never counts as dead."""
 
     label: str
     app: str
@@ -49,7 +49,7 @@ class SessionSettings:
 
 
 class BeatReport(NamedTuple):
-    """What a heartbeat tells the server: units, claims, whether the peer leaves, and whether it asks for the leader's lease."""
+    """What a heartbeat reports to the server: units, claims, and whether the peer requests the lease of the leader."""
 
     concurrency: int
     running: int
@@ -61,13 +61,14 @@ class BeatReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SessionCallbacks:
-    """How a session tells its peer what happens, and asks for what the heartbeats need.
+    """The calls of a session to its peer.
 
     Attributes:
-        report: called in the heartbeat thread, for each heartbeat.
+        report: returns the data of a heartbeat; called in the heartbeat thread.
         describe_running: describes the handler that blocks the loop, for the log; called in the heartbeat thread.
-        on_beat: the server has acknowledged a heartbeat. The second value is the end of the lease that it gave us, or None.
-        on_lost: the registration is over, and its tasks belong to other workers.
+        on_beat: called when the server has acknowledged a heartbeat. The second value is the end of the lease, or None if the
+            peer does not lead.
+        on_lost: called when the registration is over, and its tasks belong to other workers.
     """
 
     report: Callable[[], BeatReport]
@@ -91,7 +92,7 @@ class Session:
     # Registering
 
     async def register(self) -> Registration:
-        """Take a fresh worker id and start sending heartbeats."""
+        """Take a new worker id and start sending heartbeats."""
         registration = Registration(self._settings.label)
         registration.open(self._new_heartbeat(registration))
         sent = boottime()
@@ -102,7 +103,7 @@ class Session:
                 )
             )
         except trio.Cancelled:
-            with trio.CancelScope(shield=True):  # start_worker may be on its way
+            with trio.CancelScope(shield=True):  # the server may have executed start_worker
                 await self._end(registration, UNDO_PATIENCE)
             raise
         except BaseException:
@@ -155,7 +156,7 @@ class Session:
         )
 
     async def wait_registered(self) -> Registration:
-        """The present registration; wait while a new one is being made."""
+        """Return the present registration; wait while a new one is being made."""
         while self.registration is None or self.registration.dead:
             await self._changed.wait()
         return self.registration
@@ -174,10 +175,11 @@ class Session:
         return keepalive is None or boottime() - registration.alive_at < keepalive
 
     def defer_until_beat(self, registration: Registration, callback: Callable[[], None]) -> None:
-        """Call `callback` when a heartbeat has shown whether this worker is registered; it finds the registration dead if not.
+        """Call `callback` when a heartbeat has shown whether this worker is registered. If it is not, the registration is dead by
+        then.
 
         Invariant: a claim whose reply came while `beat_is_fresh()` was false reaches its handler only when that is true again.
-        The reply to an old heartbeat does not count: after a freeze it may have been in the socket since before, while the claim
+        The reply to an old heartbeat does not count. After a freeze, that reply may have waited in the socket, while the claim
         was recovered and its task runs elsewhere.
         """
         self._deferred.append(callback)
@@ -205,7 +207,7 @@ class Session:
         self._callbacks.on_beat(beat, leads_until)
 
     def lost(self, registration: Registration, why: str) -> None:
-        """This registration is over; see `SessionCallbacks.on_lost`."""
+        """End this registration; see `SessionCallbacks.on_lost`."""
         if registration.dead:
             return
         text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id"
@@ -215,7 +217,7 @@ class Session:
         self._callbacks.on_lost(registration)
 
     async def register_again(self, is_leaving: Callable[[], bool]) -> Registration | None:
-        """Register under a fresh worker id; repeat until it works. Return None if the peer leaves meanwhile."""
+        """Register under a new worker id; retry until it works. Return None if the peer leaves before that."""
         while not is_leaving():
             try:
                 return await self.register()
@@ -228,12 +230,15 @@ class Session:
     # Leaving the mesh
 
     async def unregister(self, patience: float) -> None:
-        """Leave the mesh. If the time does not suffice, the leader gives the remaining claims back."""
+        """Leave the mesh. If `patience` is too short, the leader gives the remaining claims back."""
         if self.registration is not None:
             await self._end(self.registration, patience)
 
     def leave_silently(self) -> None:
-        """Leave the mesh without deregistering, like a worker that dies, because our claims must not be given back yet."""
+        """Leave the mesh without deregistering, like a worker that dies.
+
+        The peer's claims must not be given back yet, because their handlers still run.
+        """
         registration = self.registration
         if registration is not None and not registration.dead:
             keepalive = self._settings.keepalive
