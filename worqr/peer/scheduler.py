@@ -9,8 +9,8 @@ consumer is the number of units that it was given, divided by its priority. The 
 in the long run, each consumer gets units in proportion to its priority. If virtual times are equal, the higher priority is first.
 
 While there are contenders, no consumer exceeds its fair part. That is its priority divided by the sum of theirs, but at least one
-run. So long runs of one queue do not use up all units. Units that remain then may go to any consumer. A consumer whose last runs
-all ended within `BRIEF` may use all free units in its turn. The others wait only briefly, and large batches cost less.
+run. Therefore long runs of one queue do not use up all units. Units that remain then may go to any consumer. A consumer whose
+last runs all ended within `BRIEF` may use all free units in its turn. The others wait only briefly, and large batches cost less.
 
 If a large run does not fit, smaller runs may bypass it `PATIENCE` times. After that, freed units are reserved for it.
 """

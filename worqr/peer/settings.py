@@ -1,4 +1,4 @@
-"""The settings with which a peer is made."""
+"""`PeerSettings`: the settings with which a peer is made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ RunObserver = Callable[[Context, BaseException], None]
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """The arguments with which `Mesh.join` makes a peer. Seconds; keepalive None: it never counts as dead."""
+    """The arguments with which `Mesh.join` makes a peer. Times are in seconds. If `keepalive` is None, the peer never counts as
+    dead.
+    """
 
     prefix: str
     app: str
@@ -40,23 +42,23 @@ class PeerSettings:
     process_memory: int | None = None
     state: object = None
     why_idle: str = ""
-    """The reason why this peer would serve nothing by itself, if there is one."""
+    """Why this peer would serve nothing by itself; empty if it serves something."""
     middleware: tuple[Middleware, ...] = ()
     tracing: Tracing | None = None
     """Continues traces in worker processes. Its spans of runs are made by the first middleware."""
     around_thread: Callable[[], AbstractContextManager[object]] | None = None
     process_lifespan: Callable[[], AbstractContextManager[object]] | None = None
     sharding: ShardDirectory | None = None
-    """The number of shards of each queue that has several; None: no queue has."""
+    """The number of shards of each queue that has several; None: no queue has several."""
     observer: RunObserver | None = None
-    """A test drives this peer: schedules fire when the test moves the clock, not by themselves."""
+    """Set if a test drives this peer. Then schedules fire only when the test moves the clock."""
     relocation: Relocation | None = None
     """Where a test has moved the mesh to, for the worker processes."""
     runs_in: AsyncRunsIn = "loop"
-    """Where async handlers run that do not declare a place."""
+    """Where async handlers run that do not declare it."""
     hosting: Hosting | None = None
-    """Connects the asyncio loop of the peer to the mesh; None: that loop has no connection by itself."""
+    """Connects the asyncio loop of the peer to the mesh. None: that loop has no connection of its own."""
     asyncio_loop: AsyncioLoop | None = None
-    """The loop of the application, or the loop in which the lifespan for asyncio was entered; None: made when it is needed."""
+    """The loop of the application, or the loop in which the asyncio lifespan was entered. None: it is made when it is needed."""
     asyncio_state: object = None
-    """What that lifespan yielded; without one, the same as `state`."""
+    """The value that the asyncio lifespan yielded; without one, the same as `state`."""

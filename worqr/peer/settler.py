@@ -1,8 +1,8 @@
-"""Settling: claims are ended in batches. The run does not wait for it, and its slot is free.
+"""`Settler`: ends claims in batches. The run does not wait for it, and its slot is free.
 
-The finishes and stops of one turn of the loop are sent as one request per queue. Every settle carries its registration and is
-repeated, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A settle of
-a dead registration is not sent at all, because the task belongs to another worker by then.
+The finishes and stops of one turn of the loop are sent as one request per queue. Every settle carries its registration. It is
+repeated, over lost connections and refusals, until the server accepts it or the worker id is dead (see `settles`). A settle of a
+dead registration is not sent, because the task belongs to another worker by then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Settler:
-    """Ends claims. `flushed` is called after each flush: units may have become free; `observer` with each run that raised."""
+    """Ends claims.
+
+    `flushed` is called after each flush, because units may have become free. `observer` is called with each run that raised.
+    """
 
     def __init__(
         self,
@@ -62,10 +65,10 @@ class Settler:
         self._flush_requested = False
 
     def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
-        """A slot's run ended: settle its claim according to the outcome, and free its units."""
+        """Settle the claim of a run that has ended in its slot, according to the outcome, and free its units."""
         reason = run.cancel_reason
         if run.state is SETTLED:
-            pass  # its queue was left without it
+            pass  # its queue was left, and the claim went back
         elif reason == "lost" or run.registration.dead:
             run.settle()
         elif returned:
@@ -75,7 +78,7 @@ class Settler:
         elif reason == "timeout":
             self.time_out(run)
         elif reason is not None or error is None:
-            self.stop(run)  # a claim that is marked for cancellation ends there, and does not return
+            self.stop(run)  # a marked claim ends on the server, others return
         else:
             self.fail_run(run, with_wrong_loop_remedy(run, error))
         run.host.ended(run)
@@ -106,7 +109,7 @@ class Settler:
                 trio.lowlevel.reschedule(task)
 
     async def flush_forever(self) -> None:
-        """Flush after each turn that requests it. A parked task costs less than a callback, which takes a system call."""
+        """Flush after each turn that requests it. A parked task costs less than a callback, which needs a system call."""
         while True:
             if not self._flush_requested:
                 self._flusher = trio.lowlevel.current_task()
@@ -152,13 +155,13 @@ class Settler:
                 self._settles.send(consumer.keys, registration, some, make, answered)
 
     def forget(self) -> None:
-        """A registration was declared dead: its unsent settles are dropped."""
+        """Drop the unsent settles of a registration that was declared dead."""
         self._dirty.clear()
         self._results.clear()
         self._stopped.clear()
 
     def left(self, consumer: QueueConsumer) -> None:
-        """The queue was left: its stopped claims went back with all other claims of the worker."""
+        """Drop the stopped claims of a queue that was left, because they went back with all other claims of the worker."""
         self._stopped.pop(consumer, None)
 
     def stop(self, run: Run[QueueConsumer]) -> None:
@@ -172,7 +175,7 @@ class Settler:
         self.request_flush()
 
     def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
-        """A run raised: retry the task, or move it to the dead-letter queue, as the policy says."""
+        """End a claim whose run raised: retry the task, or move it to the dead-letter queue, as the policy decides."""
         decision = decide_retry(error, run.policy, run.failures, run.stalls)
         run.settle()
         self._send_one(run, settle_call(run, decision))
@@ -181,7 +184,7 @@ class Settler:
             self._observer(Context(run), error)
 
     def time_out(self, run: Run[QueueConsumer]) -> None:
-        """A run took too long: retry the task, up to the limit of timeouts."""
+        """End a claim whose run took too long: retry the task, up to the limit of timeouts."""
         run.settle()
         error, delay = f"it ran longer than {run.policy.timeout:g} s", run.policy.delay(run.timeouts)
         self._send_one(run, timeout_call(run, error, delay))
@@ -214,7 +217,7 @@ def _answered(consumer: QueueConsumer, ended: dict[int, str] | None, _failure: E
 
 
 def finisher(consumer: QueueConsumer, registration: Registration, results: Mapping[int, Result]) -> Make:
-    """Make the call that finishes some claims, with their results."""
+    """Return a function that makes the call which finishes some claims, with their results."""
 
     def make(claims: Sequence[int]) -> Call[dict[int, str]]:
         kept = {claim: results[claim] for claim in claims if claim in results}
@@ -224,7 +227,7 @@ def finisher(consumer: QueueConsumer, registration: Registration, results: Mappi
 
 
 def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
-    """The call that ends a claim whose run raised."""
+    """Return the call that ends a claim whose run raised."""
     keys, worker, error = run.host.keys, run.registration.worker, remote_error(decision.error)
     if decision.kind != "retry":
         return ops.fail_task(keys, worker, run.fence, error, broken=decision.kind == "broken")
@@ -238,7 +241,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
 
 
 def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Call[str]:
-    """The call that ends a claim whose run took too long, and whose task is tried again after `delay` seconds."""
+    """Return the call that ends a claim whose run took too long. Its task is tried again after `delay` seconds."""
     error = error_from_text("Timeout", why)
     if run.offloaded is not None and run.offloaded.killed_output:
         error = with_stderr(error, run.offloaded.killed_output)

@@ -1,13 +1,13 @@
-"""The requests that end claims (settles) and that the server has not accepted yet.
+"""`Settles`: the requests that end claims (settles), until the server has accepted them.
 
-Every settle of a peer is sent from here. The link repeats a request when a connection is lost; this module repeats it when the
-server *refused* it: a right is missing, or a key has a foreign type. It waits 1 s before the second try, and up to 30 s before
+Every settle of a peer is sent from here. The link repeats a request when a connection is lost. This module repeats it when the
+server *refused* it: a permission is missing, or a key has another type. It waits 1 s before the second try, and up to 30 s before
 later ones. A batch that was refused is tried again claim by claim, so that one bad record does not delay the others. Each claim
 keeps its outcome: a finish stays a finish, with its result.
 
-Invariant: from `send` until the server accepts the settle, the claim is in `claims_of(name)`, or its registration is dead, or
-its queue was left (`drop`). So if the server lists a claim for this worker that is neither running nor in `claims_of`, no
-worker holds it. Settles are fenced by the claim, so sending one again is safe.
+Invariant: from `send` until the server accepts the settle, the claim is in `claims_of(name)`, or its registration is dead, or its
+queue was left (`drop`). So if the server lists a claim for this worker that is neither running nor in `claims_of`, no worker
+holds it. Settles are fenced by the claim, so sending one again is safe.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 """Seconds before a refused request is sent again: each pause is twice the one before it."""
 CROWDED = 1000
-"""Number of refused settles of one queue above which this peer takes no more tasks there: each would run for nothing."""
+"""Number of refused settles of one queue above which this peer requests no more tasks there, because it could not settle them."""
 
 Make = Callable[[Sequence[int]], Call[Any]]
 Answered = Callable[[Any, Exception | None], object]
@@ -91,8 +91,9 @@ class Settles:
         self._send(Settle(keys, registration, claims, make, answered))
 
     def give_back(self, keys: QueueKeys, registration: Registration, claims: Iterable[int]) -> None:
-        """Give claims back to the front of their queue, uncounted. A claim that already went back with its queue is not found:
-        that is no error.
+        """Give claims back to the front of their queue, uncounted.
+
+        A claim that already went back with its queue is not found, which is not an error.
         """
         newest_first = sorted(claims, reverse=True)  # which restores the old order
         make = partial(ops.stop_tasks, keys, registration.worker)
@@ -100,7 +101,7 @@ class Settles:
             self.send(keys, registration, newest_first[start : start + MAX_ITEMS], make, lambda _ended, _failure: None)
 
     def claims_of(self, name: str) -> set[int]:
-        """The claims of this queue whose settle the server has not accepted yet."""
+        """Return the claims of this queue whose settle the server has not accepted yet."""
         settles = (*self._sent.get(name, ()), *self._refused.get(name, ()))
         return {claim for settle in settles for claim in settle.claims}
 
@@ -113,12 +114,12 @@ class Settles:
             await self._some_answered.wait()
 
     def drop(self, name: str) -> None:
-        """The queue was left, and every claim given back: refused settles of it are dropped."""
+        """Drop the refused settles of a queue that was left, because every claim was given back."""
         self._refused.pop(name, None)
         self.crowded.discard(name)
 
     def forget(self, registration: WorkerHandle) -> None:
-        """The registration was declared dead: its claims belong to other workers."""
+        """Drop the refused settles of a registration that was declared dead, because its claims belong to other workers."""
         for name, settles in list(self._refused.items()):
             self._remove_refused(name, [settle for settle in settles if settle.registration is registration])
 
@@ -131,7 +132,10 @@ class Settles:
             self._resend([s for refused in self._refused.values() for s in refused if s.at <= now])
 
     def _resend(self, settles: list[Settle]) -> None:
-        """Newest claim first, so that tasks which go back to the front of their queue keep their old order."""
+        """Send settles again, newest claim first.
+
+        Tasks that go back to the front of their queue then keep their old order.
+        """
         for settle in sorted(settles, key=lambda settle: settle.claims[0], reverse=True):
             self._remove_refused(settle.keys.name, [settle])
             self._send(settle)
@@ -156,7 +160,7 @@ class Settles:
             settle.answered(value, failure)
 
     def _accepted(self, settle: Settle) -> None:
-        """The server accepted a settle that it had refused; log it once all of the queue's settles were accepted."""
+        """Log that the server accepts settles again, when it has accepted all settles of the queue."""
         name = settle.keys.name
         if name not in self._refused and not any(other.pause for other in self._sent[name]):
             self._throttle.resolve(name)
@@ -164,7 +168,7 @@ class Settles:
             emit(logger, "settle.accepted", text, queue=settle.keys.display_name)
 
     def _refuse(self, settle: Settle, failure: Exception) -> None:
-        """Keep each of its claims, to be tried again alone."""
+        """Keep each claim of a refused settle, to be tried again alone."""
         name = settle.keys.name
         settle.pause = min(settle.pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
         settle.at = trio.current_time() + settle.pause

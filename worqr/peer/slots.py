@@ -1,9 +1,9 @@
-"""Running handlers: slots, each a Trio task of its own that runs one handler after another.
+"""`Slots`: runs handlers. A slot is a Trio task that runs one handler after another.
 
-A slot parks between two runs and is woken with the next claim, which costs half as much as spawning a task. What a handler
-leaves behind stays inside its run: every run has its own cancel scope and its own copy of the context variables. A slot whose
-task was left with an open nursery or a broken stack of scopes is discarded. The nursery around each slot receives what that
-raises. `Slots` has no knowledge of queues: it calls back when a run has ended.
+A slot parks between two runs and is woken with the next claim, which costs half as much as spawning a task. Every run has its own
+cancel scope and its own copy of the context variables, so a handler leaves nothing behind. A slot whose task was left with an
+open nursery or a broken stack of scopes is discarded. The nursery around each slot receives the resulting errors. `Slots` does
+not use queues: it calls back when a run has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SlotHost(RunHost, Protocol):
 
     handler: Handler
     variables: Variables
-    """The context variables of its handler: each run gets a copy."""
+    """The context variables of its handler. Each run gets a copy."""
 
 
 _AnyRun = Run[SlotHost]
@@ -51,10 +51,9 @@ class _Slot:
 
 
 class Slots:
-    """The slots of one peer.
+    """The slots of one peer. Changed only in the loop.
 
-    Set once: `_ended`, called with the run, whether its handler returned, the returned value, and the error. Changed only in the
-    loop: the rest.
+    `_ended` is called with the run, whether its handler returned, the returned value, and the error.
     """
 
     def __init__(
@@ -71,14 +70,14 @@ class Slots:
         self._thread = threading.get_ident()
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the nursery in which slots live."""
+        """Hold the nursery of the slots."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             task_status.started()
             await trio.sleep_forever()
 
     def run(self, run: _AnyRun) -> None:
-        """Run its handler in a slot; called in the loop, never waits."""
+        """Run its handler in a slot. Called in the loop; never waits."""
         if self._idle:
             slot = self._idle.pop()
             task = slot.task
@@ -92,13 +91,13 @@ class Slots:
 
     @staticmethod
     def _enter(task: trio.lowlevel.Task, run: _AnyRun) -> None:
-        """Give the task fresh context variables, from its next step on."""
+        """Give the task new context variables, from its next step on."""
         variables = run.host.variables.copy()
         variables.run(current_run.set, run)
         task.context = variables
 
     def describe_blocking(self) -> str:
-        """The run that holds the loop's thread at this moment, found on its stack; from any thread."""
+        """Describe the run that holds the loop's thread now, found on its stack. From any thread."""
         frame = sys._current_frames().get(self._thread)  # pyright: ignore[reportPrivateUsage] - public in all but name
         where = ""
         while frame is not None:
@@ -113,7 +112,7 @@ class Slots:
         return f"code outside the handlers, at {where}" if where else "unknown code"
 
     def frames_of(self, run: Run[RunHost]) -> Frames:
-        """The stacks of the handler of `run` and of its tasks on the loop; empty if it is in no slot."""
+        """Return the stacks of the handler of `run` and of its tasks on the loop; empty if it is in no slot."""
         assert self._nursery is not None
         for holder in self._nursery.child_tasks:
             for nursery in holder.child_nurseries:
@@ -123,7 +122,7 @@ class Slots:
         return []
 
     async def _guard(self, slot: _Slot) -> None:
-        """Around a slot's task: receives what it raises when a handler corrupted it."""
+        """Run the task of a slot, and handle what it raises when a handler corrupted it."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._run_forever, slot)
@@ -138,7 +137,7 @@ class Slots:
                 raise
 
     def _report_interrupt(self, error: BaseException) -> bool:
-        """Pass Ctrl-C on, if it is in `error`, so that the peer ends."""
+        """Call `_interrupted` if `error` contains Ctrl-C, so that the peer ends. Return True if it does."""
         if isinstance(error, BaseExceptionGroup):
             errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
             return any(self._report_interrupt(inner) for inner in errors)
@@ -162,9 +161,12 @@ class Slots:
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def _run_reusing_scope(self, slot: _Slot, task: trio.lowlevel.Task) -> bool:
-        """Do run after run in one cancel scope, until one does not simply return; return False if it corrupted the task.
+        """Run handlers one after the other in one cancel scope, until one does not simply return.
 
-        A scope that was not cancelled can be used again: making one for each run would be a quarter of the cost of a run.
+        A scope that was not cancelled can be used again. Making one for each run would be a quarter of the cost of a run.
+
+        Returns:
+            False if the last handler corrupted the task.
         """
         scope = trio.CancelScope()
         returned, value, error = False, None, None
@@ -183,7 +185,7 @@ class Slots:
                     slot.run = None
                     self._ended(run, True, value, None)
                     del run
-                    value = None  # a parked slot keeps no result alive
+                    value = None  # a parked slot must not hold the result
                     self._idle.append(slot)
                     await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
         except BaseException as raised:
@@ -192,7 +194,7 @@ class Slots:
             error = raised
             offloaded = slot.run.offloaded
             if (offloaded is None or not offloaded.raised) and self._report_interrupt(raised):
-                slot.run.cancel("leaving")  # Ctrl-C was raised in this handler by chance: not its failure
+                slot.run.cancel("leaving")  # Python raised Ctrl-C in this handler by chance
         run, slot.run = slot.run, None
         assert run is not None
         self._ended(run, returned, value, error)
@@ -209,13 +211,14 @@ def _with_children(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
 
 
 def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
-    """Return False if the task has entered a scope inside `scope` and not left it. Trio has no public API for this. Without its
-    private one the result is False, which costs a new scope per run.
+    """Return False if the task has entered a scope inside `scope` and not left it.
+
+    Trio has no public API for this. Without the private one the result is False, which costs a new scope per run.
     """
     status = getattr(scope, "_cancel_status", None)
     return status is not None and getattr(task, "_cancel_status", None) is status
 
 
 def _left_scope_open(error: BaseException | None) -> bool:
-    """Trio's error about a scope that a handler opened and did not close."""
+    """Return True for Trio's error about a scope that a handler opened and did not close."""
     return isinstance(error, RuntimeError) and "stack corrupted" in str(error)

@@ -1,6 +1,6 @@
-"""Notice a handler that waits for a job which cannot run, because handlers that wait hold all slots of their worker.
+"""`StarvationDetector`: detects a handler that waits for a job which cannot run, because waiting handlers hold all slots.
 
-A handler keeps its slot while it waits for the result of another job. With a concurrency of 1, that job never gets one.
+A handler keeps its slot while it waits for the result of another job. With a concurrency of 1, that job never gets a slot.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from worqr.peer.scheduler import Scheduler
 logger: logging.Logger = logging.getLogger(__name__)
 
 CHECK_AFTER: Final = 10.0
-"""Seconds that a handler waits before the first check for a slot, and from then until the next check."""
+"""Seconds that a handler waits before the first check for a slot, and between two checks."""
 
 
 class StarvationDetector:
-    """The handler that waits for a job of `queue`, if it is one that waits here; on the loop, on asyncio or in a thread."""
+    """Watches one call that waits for a job of `queue`.
+
+    Detects something only if the call is in a handler on the loop, on asyncio or in a thread.
+    """
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._run = current_run.get(None)
         scheduler = getattr(getattr(self._run, "host", None), "scheduler", None)
-        self._scheduler = (
-            scheduler if isinstance(scheduler, Scheduler) else None
-        )  # None: no handler, or one in a process
+        # None: no handler, or a handler in a worker process
+        self._scheduler = scheduler if isinstance(scheduler, Scheduler) else None
         self._check_at = time.monotonic() + CHECK_AFTER
 
     def should_check(self) -> bool:
-        """Return True if it is time to check the job again: the worker has no slot for it, and nothing was logged."""
+        """Return True if the caller should check the job now: the worker has no slot for it, and nothing was logged."""
         if self._scheduler is None or time.monotonic() < self._check_at:
             return False
         self._check_at = time.monotonic() + CHECK_AFTER
         return self._queue not in self._scheduler.reported_full and self._scheduler.is_full_for(self._queue)
 
     def warn(self, id: str) -> None:
-        """The job of this id still waits: log so, once per worker and queue."""
+        """Log that the job of this id still waits, once per worker and queue."""
         if self._run is None or self._scheduler is None:
             return
-        if (
-            self._scheduler.reported_full.setdefault(self._queue, self) is not self
-        ):  # one step: others may wait in other threads
+        # setdefault is atomic: calls in other threads may wait for the same queue
+        if self._scheduler.reported_full.setdefault(self._queue, self) is not self:
             return
         emit(
             logger,

@@ -1,9 +1,9 @@
 """`StuckHandlerMonitor`: reports runs that were cancelled, for any reason, and do not end.
 
-Such a run cannot be ended from outside: a coroutine that swallows Trio's cancellation, a thread that does not check for it, a
-task that blocks its asyncio loop. After a while it is logged, once, with the name and the stack of its handler. Its slot is
-given to another task, so that the peer does not run out of slots. The run keeps its claim, so that its task does not run a
-second time beside it. When it ends at last, the claim is settled like any other cancelled one.
+The peer cannot end such a run. Its coroutine swallows Trio's cancellation, its thread does not check for one, or its task blocks
+the asyncio loop. After some time, the monitor logs it once, with the name and the stack of its handler. It gives the slot to
+another task, so that the peer does not run out of slots. The run keeps its claim, so that its task does not run a second time in
+parallel. When the run ends, the claim is settled like any other cancelled one.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from worqr.peer.task_log import RUN, run_fields
 logger: logging.Logger = logging.getLogger(__name__)
 
 CHECK_EVERY = 1.0
-"""Seconds, at most, between two checks of cancelled runs."""
+"""Seconds between two checks of cancelled runs, at most."""
 OVERDUE_AFTER = 1.0
-"""Seconds after its timeout at which a cancelled coroutine should have ended; a thread cannot be stopped at all."""
+"""Seconds after its timeout within which a cancelled coroutine should end. A thread is reported at once, because it cannot be
+stopped.
+"""
 TRIO_REMEDY = "it swallows trio.Cancelled, or shields itself from it: let it pass, and put a deadline on each shield"
 
 
@@ -44,15 +46,15 @@ class StuckHandlerMonitor:
         self._overdue: set[Run[QueueConsumer]] = set()
 
     async def watch_forever(self) -> None:
-        """Check again and again."""
+        """Check the cancelled runs periodically."""
         while True:
             await sleep_aligned(min(CHECK_EVERY, self.after / 4))
             self.check_once()
 
     def check_once(self) -> None:
-        """Note which runs have been cancelled, log those that were cancelled long ago, forget those that ended.
+        """Find cancelled runs, log those that were cancelled long ago, and forget those that have ended.
 
-        A run is found in its consumer's `running`, also after the queue was left without it.
+        A run is found in its consumer's `running`, even after the queue was left without it.
         """
         now = trio.current_time()
         for consumer in self._consumers:
@@ -104,7 +106,7 @@ class StuckHandlerMonitor:
             emit_fields(logger, "task.unstuck", text, fields)
 
     def fields(self, run: Run[QueueConsumer]) -> dict[str, object]:
-        """The run, and the current stack of its handler: fields for the log."""
+        """Return the fields for a log line about a run, with the present stack of its handler."""
         return {**run_fields(run), "handler": self._name(run), "where": self.where(run)}
 
     def _name(self, run: Run[QueueConsumer]) -> str:
@@ -112,7 +114,7 @@ class StuckHandlerMonitor:
         return name_of(consumer.handler) if isinstance(consumer, HandlerConsumer) else ""
 
     def where(self, run: Run[QueueConsumer]) -> str:
-        """The current stack of its handler, as in a traceback."""
+        """Return the present stack of its handler, formatted as in a traceback."""
         offloaded = run.offloaded
         where = "" if offloaded is None else offloaded.current_stack()
         return where or describe(self._frames_of(run))

@@ -27,14 +27,14 @@ from worqr.validation import from_ms
 logger: logging.Logger = logging.getLogger(__name__)
 
 RUN: Final = "queue %(queue)r, job %(job)s, attempt %(attempt)d of %(attempts)d"
-"""The beginning of a log line about a run; `run_fields` has its values."""
+"""The beginning of a log line about a run. `run_fields` returns its values."""
 LATE: Final = 1.0
-"""Seconds after its timeout after which the late end of a run is logged."""
+"""Seconds after its timeout above which the late end of a run is logged."""
 
 _DECODERS_SAY: Final = re.compile(
     r"Expected `|Object missing required field `|(?:JSON|MessagePack|Input) (?:is|data) |[\w ]+ out of range"
 )
-"""The beginnings of msgspec's messages that quote nothing of a payload."""
+"""The beginnings of those messages of msgspec that quote nothing of a payload."""
 _PATH: Final = re.compile(r" - at `[^`]*`$")
 _FROM_DECODER: Final = "The above exception was the direct cause"
 
@@ -46,7 +46,7 @@ class LoggedHost(RunHost, Protocol):
     """A consumer whose runs are logged."""
 
     begun: dict[int, Began]
-    """The runs that were logged as begun, and did not end; filled while DEBUG is logged."""
+    """The runs that were logged as begun and have not ended. It is filled while DEBUG is logged."""
 
     @property
     def running(self) -> Mapping[int, object]:
@@ -55,7 +55,10 @@ class LoggedHost(RunHost, Protocol):
 
 
 def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
-    """The fields of a run; `left`: how many attempts the task has after this one, by default if it fails."""
+    """Return the fields of a run.
+
+    `left` is how many attempts the task has after this one; by default, those that it has if this one fails.
+    """
     if left is None:
         left = run.policy.max_failures - run.failures - 1
     return {
@@ -79,7 +82,7 @@ def note_started(runs: Iterable[Run[LoggedHost]]) -> None:
 
 
 def log_finished(host: LoggedHost, claims: Sequence[int]) -> None:
-    """Log that these runs have ended well; drop the stored data of those that have ended otherwise."""
+    """Log that these runs have ended well. Drop the stored data of those that have ended otherwise."""
     now, begun = time.monotonic(), host.begun
     for claim in claims:
         if (found := begun.pop(claim, None)) is not None:
@@ -90,7 +93,7 @@ def log_finished(host: LoggedHost, claims: Sequence[int]) -> None:
 
 
 def log_late(run: Run[RunHost]) -> None:
-    """Log that a handler has returned after its timeout; the result counts all the same."""
+    """Log that a handler has returned after its timeout. Its result counts."""
     late = _seconds_late(run)
     if late >= LATE:
         fields = {**run_fields(run), "timeout": run.policy.timeout, "late": late}
@@ -99,7 +102,7 @@ def log_late(run: Run[RunHost]) -> None:
 
 
 def _seconds_late(run: Run[RunHost]) -> float:
-    """Seconds since the deadline of a run."""
+    """Return the seconds since the deadline of a run."""
     return 0.0 if run.deadline is None else round(max(0.0, time.monotonic() - run.deadline), 1)
 
 
@@ -107,7 +110,7 @@ def _seconds_late(run: Run[RunHost]) -> float:
 
 
 def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
-    """Log how a run ended that raised, and the next step; with a traceback only of errors that were not raised on purpose."""
+    """Log how a run that raised has ended, and the next step. Only unexpected errors are logged with a traceback."""
     error, policy = decision.error, run.policy
     if isinstance(error, Broken):
         _log_broken(run, error)
@@ -160,7 +163,7 @@ def _log_broken(run: Run[RunHost], error: Broken) -> None:
 
 
 def _next_attempt(decision: RetryDecision, fields: dict[str, object]) -> str:
-    """When the next attempt is, for the text; and as a field."""
+    """Return the text about the next attempt, and add its time to the fields."""
     if decision.run_at_ms is not None:
         fields["run_at"] = from_ms(decision.run_at_ms).isoformat(timespec="seconds")
         return "next attempt at %(run_at)s"
@@ -169,23 +172,23 @@ def _next_attempt(decision: RetryDecision, fields: dict[str, object]) -> str:
 
 
 def _seconds(delay: float) -> float:
-    """In a precision that suits people; whole seconds without a fraction."""
+    """Return a delay with a precision that is easy to read. Whole seconds have no fraction."""
     found = round(delay, 1 if delay >= 0.1 else 3)
     return int(found) if found == int(found) else found
 
 
 def _users_part(error: BaseException) -> ExcInfo:
-    """An error with the part of its traceback that begins in the user's code."""
+    """Return an error with the part of its traceback that begins in the user's code."""
     return type(error), error, users_traceback(error)
 
 
 def _error_of(error: BaseException) -> str:
-    """An error in one line; for an error in a process, the text received from there."""
+    """Return an error in one line; for an error in a worker process, the text received from it."""
     return shortened(" ".join(str(error).split())) if isinstance(error, ChildError) else one_line(error)
 
 
 def _remote_traceback(error: BaseException | None, fields: dict[str, object]) -> str:
-    """The lines of a traceback in a process, for the text; and as a field."""
+    """Return the text for the traceback of an error in a worker process, and add the traceback to the fields."""
     if not isinstance(error, ChildError) or not error.remote.traceback:
         return ""
     fields["traceback"] = error.remote.traceback.rstrip()
@@ -196,7 +199,10 @@ def _remote_traceback(error: BaseException | None, fields: dict[str, object]) ->
 
 
 def _undecodable(error: Broken) -> str:
-    """The error of a payload without its contents: the user's own words, or those of a decoder that quote nothing."""
+    """Return the error of a payload without its contents.
+
+    The user's own message is used, or a decoder's message as far as it quotes nothing.
+    """
     remote: object = getattr(error, "__worqr_remote__", None)
     if isinstance(remote, RemoteError):
         if _FROM_DECODER not in remote.traceback:
@@ -209,7 +215,7 @@ def _undecodable(error: Broken) -> str:
 
 
 def _without_values(kind: str, text: str) -> str:
-    """A decoder's message: all of it if it quotes nothing, else the kind and the place of the error."""
+    """Return a decoder's message if it quotes nothing, else the kind and the place of the error."""
     if _DECODERS_SAY.match(text):
         return shortened(f"{kind}: {text}")
     where = _PATH.search(text)

@@ -1,7 +1,7 @@
-"""Log which queues have waiting tasks and no worker.
+"""`UnservedQueueReporter`: logs which queues have waiting tasks and no worker.
 
-`UnservedQueueReporter` uses the results of the leader's scan, so it sends no request. It logs a queue once, when all scans of
-at least `GRACE` seconds have found tasks and no worker there. It logs the queue again only after a worker has served it.
+It uses the results of the leader's scan, so it sends no request. It logs a queue once, when all scans of at least `GRACE` seconds
+have found tasks and no worker there. It logs the queue again only after a worker has served it.
 
 The module has no I/O except the log, and no clock except the times it is given. Not here: the scan (`scanner`), and shards that
 no worker of their queue serves (`waiting_queues`).
@@ -22,20 +22,20 @@ from worqr.ops import Inspected
 logger: logging.Logger = logging.getLogger(__name__)
 
 GRACE: Final = 10.0
-"""Seconds for which a queue must have had no worker: a worker that restarts is back by then."""
+"""Seconds for which a queue must have had no worker. A worker that restarts is back by then."""
 NOTHING_MISSED: Final = 60.0
-"""Seconds without a scan, while another peer led, after which the queues that this peer has logged are logged again."""
+"""Seconds without a scan, because another peer led, after which logged queues are logged again."""
 LINES: Final = 20
 """Queues that are named in the log in one `PERIOD`. One more line counts the others."""
 PERIOD: Final = 60.0
 REMEMBERED: Final = 10_000
-"""Queues that are remembered."""
+"""Limit of queues that are kept."""
 COMPARED: Final = 2000
-"""Pairs of names that are compared in one `PERIOD` to find a suggestion: that takes about 20 us each, on the event loop."""
+"""Limit of pairs of names that are compared in one `PERIOD` to find a suggestion. Each takes about 20 us on the event loop."""
 
 
 class UnservedQueueReporter:
-    """What the leader remembers of queues without a worker. Changed only in the loop."""
+    """The queues without a worker that the leader has found. Changed only in the loop."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
@@ -49,19 +49,22 @@ class UnservedQueueReporter:
         self._sum_up_at = float("-inf")
 
     def begin(self, now: float) -> None:
-        """This peer leads now: forget what it saw before, and what it logged, unless that was just now."""
+        """Forget earlier findings, because this peer leads from now on. Forget logged queues if the last scan was long ago."""
         self._since.clear()
         if now - self._last_scan > NOTHING_MISSED:
             self._logged.clear()
 
     def forget(self, names: Iterable[str]) -> None:
-        """These queues are gone."""
+        """Forget these queues, which do not exist any more."""
         for name in names:
             self._since.pop(name, None)
             self._logged.pop(_shown(name), None)
 
     def report(self, found: Mapping[str, Inspected], now: float) -> None:
-        """Process the findings of a scan, and log new ones. `found` holds every queue that is served, and some of the others."""
+        """Process the findings of a scan, and log new ones.
+
+        `found` holds every queue that is served, and some of the others.
+        """
         self._last_scan = now
         served = dict.fromkeys(_shown(name) for name, queue in found.items() if queue.workers)
         for name in served:
@@ -103,7 +106,7 @@ class UnservedQueueReporter:
 
 
 def _shown(name: str) -> str:
-    """The queue's name without the shard, for people."""
+    """Return the queue's name without the shard."""
     return QueueKeys.of("", name).display_name if name.startswith("{") else name
 
 

@@ -1,6 +1,6 @@
-"""`WaitingQueues`: handles the names of queues with waiting tasks that the reply to a heartbeat brings.
+"""`WaitingQueues`: handles the queues with waiting tasks that the reply to a heartbeat names.
 
-The leader's scan finds such queues; a wake-up for them may have been lost.
+The leader's scan finds such queues, because a wake-up for them may have been lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WaitingQueues:
         self._unserved: set[str] = set()
 
     def on_waiting(self, names: Iterable[str]) -> None:
-        """These queues have waiting tasks."""
+        """Request the tasks of these queues, which have waiting tasks."""
         for name in names:
             consumer = self._consumers.get(name)
             if consumer is not None and consumer.admission.was_admitted:
@@ -33,7 +33,9 @@ class WaitingQueues:
                 self._report_unserved(name)
 
     def _report_unserved(self, name: str) -> None:
-        """A queue that is not served here has waiting tasks. If it is a shard of a served queue, this peer joined too early."""
+        """Warn if this queue with waiting tasks is a shard of a served queue: then this peer joined before the shard was
+        declared.
+        """
         queue = QueueKeys.of(self._prefix, name).display_name
         if queue != name and self._consumers.get(queue) is not None:
             self._unserved.add(name)

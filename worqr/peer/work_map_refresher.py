@@ -1,11 +1,11 @@
-"""`WorkMapRefresher`: sends the registry, after each new connection, the queues that this worker serves.
+"""`WorkMapRefresher`: sends the queues that this worker serves to the registry, after each new connection.
 
-A registry that failed over to a replica may have lost its last writes, a map_work among them. The worker then serves a
-queue whose claims would not be recovered if it died. So after each new connection map_work is sent once more for every queue
-that is served, or where runs were left behind. It is repeated, with growing pauses, until the server accepts it.
+A registry that failed over to a replica may have lost its last writes, for example a map_work. Then the leader would not recover
+the claims of this queue if the worker died. So after each new connection, map_work is sent once more for every queue that the
+worker serves, and for every queue where runs were left behind. It is repeated, with growing pauses, until the server accepts it.
 
-Invariant: no map_work is sent for a queue between its unmap_work and the reply to that (`Departures.is_open`). A map_work that
-was sent before reaches the same node first.
+Invariant: no map_work is sent for a queue between its unmap_work and the reply to that (`Departures.is_open`). An earlier
+map_work reaches the same node first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 CHECK_EVERY = 2.0
 LONGEST_PAUSE = 30.0
-"""Seconds between checks for a new connection; doubled after each refusal, up to the second value."""
+"""Seconds between checks for a new connection. The pause is doubled after each refusal, up to the second value."""
 
 
 class WorkMapRefresher:
-    """Sends the queues of one peer. Changed only in the loop. `lost` ends a registration."""
+    """Sends the queues of one peer. `lost` ends a registration. Changed only in the loop."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class WorkMapRefresher:
         self._throttle = ErrorThrottle(logger)
 
     async def refresh_forever(self) -> None:
-        """Look for new connections."""
+        """Check periodically for new connections."""
         pause = CHECK_EVERY
         while True:
             await sleep_aligned(pause)
@@ -61,7 +61,7 @@ class WorkMapRefresher:
             self.refresh_once()
 
     def refresh_once(self) -> None:
-        """Send every queue that was not sent to the registry since the newest connection. Never waits."""
+        """Send every queue that was not sent to the registry on the newest connection. Never waits."""
         self._refused = False
         connections = self._link.connections
         for consumer in self._consumers.held():

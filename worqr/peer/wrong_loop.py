@@ -1,6 +1,6 @@
-"""Handlers that run on one event loop and call libraries that need the other: recognised by the errors of those libraries.
+"""Recognise handlers that run on one event loop and call libraries that need the other one, by the errors of those libraries.
 
-Another try of such a run would end in the same way. So the run fails for good, and its error names the remedy. The errors
+Another try of such a run would end in the same way. So the run fails without a retry, and its error names the remedy. The errors
 recognised here were collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlchemy, redis, anyio, sniffio and Trio.
 """
 
@@ -34,7 +34,7 @@ _MESSAGES: Final[dict[LoopName, re.Pattern[str]]] = {
 }
 _ERROR_TYPES: Final = (RuntimeError, TypeError, AttributeError)
 _ERROR_NAMES: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})
-"""Errors of sniffio and anyio, which mean that they found neither loop."""
+"""Errors of sniffio and anyio, which these libraries raise if they find neither loop."""
 _MAX_DEPTH: Final = 20
 
 HANDLER_REMEDY: Final[dict[LoopName, str]] = {
@@ -51,12 +51,15 @@ MIDDLEWARE_REMEDY: Final = (
 
 
 def find_wrong_loop_error(error: BaseException, wanted: LoopName) -> BaseException | None:
-    """The error that shows that the code needs the `wanted` loop: `error`, or one in its group or among its causes."""
+    """Return the error that shows that code needs the `wanted` loop: `error`, a member of its group, or one of its causes."""
     return next((each for each in _related_errors(error, _MAX_DEPTH) if _is_wrong_loop_error(each, wanted)), None)
 
 
 def wrong_loop_failure(error: Exception, wanted: LoopName, remedy: str) -> Failure | None:
-    """The error to raise in place of `error`, which gets the remedy as a note; None if the loop is not the problem."""
+    """Return the error to raise instead of `error`, or None if the loop is not the problem.
+
+    `error` gets the remedy as a note.
+    """
     if isinstance(error, Retry | Failure | Broken):
         return None
     sign = find_wrong_loop_error(error, wanted)
@@ -67,7 +70,10 @@ def wrong_loop_failure(error: Exception, wanted: LoopName, remedy: str) -> Failu
 
 
 def with_wrong_loop_remedy(run: Run[RunHost], error: BaseException) -> BaseException:
-    """The error of a failed run: `error`, or in its place a failure with the remedy, if a handler on Trio needs asyncio."""
+    """Return the error of a failed run.
+
+    If a handler on Trio needs asyncio, this is a failure with the remedy, else `error` itself.
+    """
     if run.offloaded is not None or not isinstance(error, Exception):
         return error
     failure = wrong_loop_failure(error, "asyncio", HANDLER_REMEDY["asyncio"])
@@ -78,9 +84,9 @@ def with_wrong_loop_remedy(run: Run[RunHost], error: BaseException) -> BaseExcep
 
 
 def detecting_wrong_loop(run: Handler, remedy: str) -> Handler:
-    """`run`, on the Trio loop; if it needs asyncio, it fails for good, with the remedy.
+    """Return `run` for the Trio loop. If it needs asyncio, it fails without a retry, and the error has the remedy.
 
-    It costs each run some time. Without middleware `with_wrong_loop_remedy` does the same, for runs that have failed.
+    This costs each run some time. Without middleware, `with_wrong_loop_remedy` does the same for runs that have failed.
     """
 
     async def on_the_loop(task: bytes) -> object:
@@ -102,7 +108,7 @@ def _is_wrong_loop_error(error: BaseException, wanted: LoopName) -> bool:
 
 
 def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]:
-    """`error`, its members if it is a group, and its causes; not errors that merely were being handled."""
+    """Return `error`, the members of its group, and its causes, but no errors that were only being handled."""
     yield error
     if depth == 0:
         return
