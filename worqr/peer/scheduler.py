@@ -5,14 +5,13 @@ limit (threads, processes) that some consumers share. Not here: requests to the 
 number (`adaptive_concurrency`).
 
 Consumers that could use more units than they have are *contenders*. Free units go to them in turns. The virtual time of a
-consumer is the number of units that it was given, divided by its priority. The consumer with the least virtual time is next. So
-in the long run, each consumer gets units in proportion to its priority. If virtual times are equal, the higher priority is first.
+consumer is the number of units that it was given, divided by its priority. The consumer with the least virtual time is next; if
+it is equal, the higher priority is. So in the long run, each consumer gets units in proportion to its priority.
 
-While there are contenders, no consumer exceeds its fair part. That is its priority divided by the sum of theirs, but at least one
-run. Therefore long runs of one queue do not use up all units. Units that remain then may go to any consumer. A consumer whose
-last runs all ended within `BRIEF` may use all free units in its turn. The others wait only briefly, and large batches cost less.
-
-If a large run does not fit, smaller runs may bypass it `PATIENCE` times. After that, freed units are reserved for it.
+While there are contenders, no consumer exceeds its fair part: its priority divided by the sum of theirs, but at least one run.
+Therefore long runs of one queue do not use up all units. Units that remain then may go to any consumer. A consumer whose last
+runs all ended within `BRIEF` may use all free units in its turn. The others wait only briefly, and large batches cost less. If a
+large run does not fit, smaller runs may bypass it `PATIENCE` times. After that, freed units are reserved for it.
 """
 
 from __future__ import annotations
@@ -234,10 +233,7 @@ class Scheduler:
         self._consumers.remove(consumer)
 
     def begin_wanting(self, share: Share) -> None:
-        """Note that its consumer has a reason to request tasks again.
-
-        The time in which it requested none must not raise its precedence now, so its virtual time moves to the present.
-        """
+        """Note that its consumer has a reason to request tasks again. Time in which it requested none gives it no precedence."""
         share.virtual_time = max(share.virtual_time, self._virtual_clock)
         share.times_bypassed = 0
 
@@ -267,9 +263,8 @@ class Scheduler:
             share.limit.taken += n
 
     def release(self, share: Share, fence: int, last: bool) -> None:
-        """Note that a claim is not held any more. Resources that `release_early` has freed are not freed twice.
-
-        `last`: nothing runs there any more.
+        """Note that a claim is not held any more; what `release_early` has freed stays free. `last`: nothing runs there any
+        more.
         """
         pool_is_free = share.released.pop(fence, None) if share.released else None
         if pool_is_free is None:

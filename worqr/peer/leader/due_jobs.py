@@ -1,8 +1,8 @@
-"""Promoting: the leading peer enqueues jobs when they are due.
+"""`DueJobPromoter`: the leading peer enqueues jobs when they are due.
 
-It sleeps until the earliest due time that it knows. It learns due times from its scans, from each promotion,
-and from hints: the scripts publish one when a job becomes the earliest of its queue. The server's clock decides whether a job
-is due. If the leader asks too early, the job stays where it is, and the reply has the remaining time.
+It sleeps until the earliest known due time. Due times come from scans, from each promotion, and from hints: a script publishes a
+hint when a job becomes the earliest of its queue. The server's clock decides whether a job is due. If the leader asks too early,
+the job stays where it is, and the reply has the remaining time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 AT_MOST_EVERY = 0.005
-"""Seconds between two promotions of one queue: jobs that become due meanwhile go together."""
+"""Seconds between two promotions of one queue. Jobs that become due in that time are promoted together."""
 AGAIN = 1.0
 """Seconds after which a promotion that failed is tried again."""
 
 
 class DueJobPromoter:
-    """The due times that this peer knows of while it leads. Changed only in the loop."""
+    """Promotes jobs at the due times that this peer has learned while it leads. Changed only in the loop."""
 
     def __init__(
         self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool], missed: Callable[[], None]
@@ -51,12 +51,12 @@ class DueJobPromoter:
         self._subscription: Subscription | None = None
 
     def begin(self) -> None:
-        """This peer leads now: listen for hints. Earlier hints do not matter, because `missed` requests a scan."""
+        """Listen for hints, because this peer leads now. Earlier hints do not matter, because `missed` requests a scan."""
         if self._subscription is None:
             self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._on_hint, self._missed)
 
     def end(self) -> None:
-        """Another peer leads."""
+        """Stop listening, because another peer leads."""
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None
@@ -70,14 +70,14 @@ class DueJobPromoter:
             self.expect(name[1:-1] if name.endswith("}") else name, int(ms) / 1000)
 
     def expect(self, queue: str, within: float) -> None:
-        """A job of `queue` is due in `seconds` seconds."""
+        """Note that a job of `queue` is due in `within` seconds."""
         when = trio.current_time() + within
         if when < self._due.get(queue, math.inf):
             self._due[queue] = when
             self._earlier.set()
 
     async def promote_forever(self) -> None:
-        """Promote, queue by queue, whenever a job is due."""
+        """Promote the jobs of a queue when one of them is due."""
         while True:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._earlier.wait()

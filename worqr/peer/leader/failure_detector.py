@@ -1,7 +1,7 @@
-"""What the leader concludes from its checks: which workers are dead, and whether a leader's lease no longer changes.
+"""`FailureDetector`: which workers are dead. `LeaseWatch`: whether a leader's lease no longer changes.
 
-Pure: no I/O, and no clock but the times it is given, which are seconds of one monotonic clock. `leader` asks the server and
-acts.
+Pure: no I/O, and no clock except the times they are given, which are seconds of one monotonic clock. Not here: the requests to
+the server, and what follows from the results (`leader`).
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ from worqr.ops import WorkerHeartbeats
 CHECK_EVERY = 0.5
 MISSING_FOR = 1.25
 STALE_KEEPALIVES = 9
-"""Keepalives for which a heartbeat must not have changed. One less than the promised ten: a heartbeat and a check come on top."""
+"""Keepalives for which a heartbeat must not have changed. The documentation promises ten; a heartbeat and a check take the
+tenth.
+"""
 MAX_CHECK_GAP = 5.0
-"""Seconds without a check, while another peer led, after which an earlier check proves nothing any more."""
+"""Seconds without a check, because another peer led, after which an earlier check proves nothing any more."""
 STALE_AFTER = 5.0
-"""Seconds for which a lease must not have changed before it is taken from its holder. It should have expired after 2 s."""
+"""Seconds for which a lease must not have changed before another peer takes it. It should have expired after 2 s."""
 STALE_BEATS = 4
 """Heartbeats whose replies must have shown the same lease."""
 
 
 @dataclass
 class FailureDetector:
-    """What the leader remembers from check to check.
+    """The results of earlier checks.
 
     Attributes:
         keepalive: seconds after which a worker without a heartbeat counts as dead.
-        inconclusive: the last check came too soon after a reconnect, or after a change of the server, to declare a worker dead.
+        inconclusive: the last check came too soon after a reconnect, or after a change of the server, to declare a worker
+            dead.
     """
 
     keepalive: float
@@ -42,7 +45,7 @@ class FailureDetector:
     def find_dead(self, look: WorkerHeartbeats, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
         """Return the workers that this check proves dead, each with its last known heartbeat (None: missing)."""
         if now - self.checked_at > MAX_CHECK_GAP:
-            self.missing.clear()  # a worker that was missing then may have sent a heartbeat since
+            self.missing.clear()  # workers that were missing may have sent heartbeats since then
         self.checked_at = now
         if self.run_id is not None and look.run_id != self.run_id:
             self.inconclusive_until = now + self.keepalive
@@ -75,21 +78,21 @@ class FailureDetector:
         return max(0.0, min([CHECK_EVERY, *(d for d in due if d > 0)]))
 
     def remember_lease(self, lease: str, since: float) -> None:
-        """Take `lease`, a worker id and the number of its beat, as what was seen of that worker at `since`."""
+        """Take `lease`, a worker id and the number of its heartbeat, as a heartbeat of that worker seen at `since`."""
         worker, _, beat = lease.rpartition(" ")
         if worker:
             self.beats.setdefault(worker, (b"RUN " + beat.encode(), since))
 
 
 class LeaseWatch:
-    """What a peer remembers of the leader's lease from heartbeat to heartbeat.
+    """The leader's lease, as the heartbeats of a peer have shown it.
 
     A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
     died stays, and no other peer can lead. A peer that has seen it unchanged for longer takes it.
 
     Attributes:
-        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. One value, because the heartbeat's
-            thread reads it while the loop changes it.
+        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. It is one value, because the
+            heartbeat's thread reads it while the loop changes it.
     """
 
     def __init__(self) -> None:

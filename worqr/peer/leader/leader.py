@@ -1,13 +1,14 @@
-"""`Leader`: the chores of the mesh, done by the peer that holds the lease. This module has the leader's checks.
+"""`Leader`: the chores of the mesh, while this peer holds the lease. Here: the checks of workers.
 
 Every half second the leader reads the keepalive keys. A worker is dead when its key is missing at two checks at least 1.25 s
-apart. It is also dead when its heartbeat has not changed for nine keepalives, because the server's clock may have jumped. No
-worker is declared dead within a keepalive of the leader's own reconnect or of a change of the server: first every worker gets
-time to send a heartbeat. A leader that cannot judge for longer than that, because its own connection keeps breaking, lets
-another peer lead.
+apart. It is also dead when its heartbeat has not changed for nine keepalives, because the server's clock may have jumped. After a
+reconnect of the leader, or a change of the server, no worker is declared dead for a keepalive. In that time every worker can send
+a heartbeat. If the connection of a leader keeps breaking, its checks prove nothing. After some time it gives up the lease, so
+that another peer can lead.
 
-Not here: `Lease`; `FailureDetector`, the judgement alone; `Sweeper`, which gives back the claims of dead workers; `Scanner`,
-which reads the queues; `DueJobPromoter`, which enqueues due jobs. Each of these has a task of its own: no chore delays a check.
+Not here: `Lease`; `FailureDetector`, which evaluates a check; `Sweeper`, which gives back the claims of dead workers; `Scanner`,
+which reads the queues; `DueJobPromoter`, which enqueues due jobs. Each of these has a task of its own, so no chore delays a
+check.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ __all__ = ["CHECK_EVERY", "MISSING_FOR", "SCAN_EVERY", "Leader"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 ROUND = 2 * LEASE
-"""Seconds that a round of a working leader takes at most: a check waits for its reply no longer than a lease."""
+"""Seconds that a round of a working leader takes at most. A check waits for its reply no longer than a lease."""
 FOLLOW_EVERY = 1.0
-"""Seconds between two rounds of a peer that does not lead. A blocked loop has no rounds; its peer must not become leader."""
+"""Seconds between two rounds of a peer that does not lead. A blocked loop has no rounds, and its peer must not become leader."""
 UNABLE_FOR = 1.5
-"""Seconds beyond a keepalive for which a leader that cannot judge keeps the lease: one reconnect takes a keepalive, not more."""
+"""Seconds beyond a keepalive after which a leader whose checks prove nothing gives up the lease. One reconnect takes a keepalive
+at most.
+"""
 DECLINE_LEASE_FOR = 2 * LEASE
-"""Seconds for which it does not ask for the lease then: it still holds it for one lease, and leaves it free for another."""
+"""Seconds for which it does not request the lease after that. It still holds the lease for 2 s, and another peer can take it in
+the 2 s that follow.
+"""
 
 
 class Leader:
@@ -69,9 +74,9 @@ class Leader:
     # The lease
 
     def on_lease_granted(self, *, until: float) -> None:
-        """The lease is ours until then, by CLOCK_BOOTTIME."""
+        """Hold the lease until `until`, by CLOCK_BOOTTIME."""
         if not self._lease.may_request:
-            return  # the heartbeat was sent before we gave up the lease
+            return  # the heartbeat was sent before this peer gave up the lease
         if self._lease.take(until):
             emit(logger, "leader", "this worker is the leader of the mesh now")
             self._detector.remember_lease(*self._lease.seen)
@@ -80,11 +85,11 @@ class Leader:
             self.scanner.begin()
 
     def on_lease_seen(self, lease: str) -> None:
-        """A heartbeat's reply named this lease, ours or another's."""
+        """Store the lease that the reply to a heartbeat named. It may belong to any peer."""
         self._lease.observe(lease)
 
     def stale_lease(self) -> str:
-        """Return the lease to take from its holder, which does not renew it; '' for none. From any thread."""
+        """Return the lease to take from its holder, which does not renew it; '' if there is none. From any thread."""
         return self._lease.stale()
 
     @property
@@ -96,11 +101,11 @@ class Leader:
         await self._lease.wait_held()
 
     def may_request_lease(self) -> bool:
-        """Return True if this peer may ask for the lease: its rounds of chores end, and it can judge. From any thread."""
+        """Return True if this peer may request the lease: its rounds end, and its checks work. From any thread."""
         return self._lease.may_request and time.monotonic() - self._round_ended < ROUND
 
     def _missed_hints(self) -> None:
-        """Hints about due jobs may have been missed."""
+        """Scan again, because hints about due jobs may have been missed."""
         self.scanner.rescan()
 
     # The rounds
@@ -140,7 +145,7 @@ class Leader:
         return self._detector.next_check_in(time.monotonic())
 
     def _give_up_lease_unless(self, conclusive: bool) -> None:
-        """Let another peer lead if this one could not judge for longer than one reconnect explains."""
+        """Give up the lease if checks were inconclusive for longer than one reconnect explains."""
         now = time.monotonic()
         if conclusive:
             self._unable_since = None
@@ -153,12 +158,12 @@ class Leader:
             self._unable_since = None
 
     async def check_once(self) -> None:
-        """Check the workers; start the recovery of dead ones, and of those whose recovery another leader did not finish."""
+        """Check the workers. Start the recovery of dead ones, and of those whose recovery another leader did not finish."""
         look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
         self.sweeper.recover(self._detector.find_dead(look, time.monotonic(), self._link.connected_at), look.dying)
 
     async def stop(self) -> None:
-        """Start no more chores, and return when those under way have ended: an unfinished recovery waits for another leader."""
+        """Start no more chores, and return when those under way have ended. Another leader finishes incomplete recoveries."""
         self._stopping = True
         await self._idle.wait()
         await self.sweeper.stop()

@@ -1,7 +1,7 @@
-"""`Lease`: the leader's lease, as this peer holds it, or sees it in the hands of another.
+"""`Lease`: the leader's lease, held by this peer or by another one.
 
-The heartbeat asks for the lease. The peer with the lease leads until it expires, by CLOCK_BOOTTIME. What is done while it lasts
-is in `leader`.
+The heartbeat requests the lease. The peer that holds it leads until it expires, by CLOCK_BOOTTIME. Not here: the chores of the
+leader (`leader`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worqr.peer.leader.failure_detector import LeaseWatch
 
 
 class Lease:
-    """`may_request` and `stale` are called in the heartbeat thread; all else is changed in the loop."""
+    """The heartbeat thread calls `may_request` and `stale`; everything else runs in the loop."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -40,25 +40,25 @@ class Lease:
             await self._taken.wait()
 
     def observe(self, lease: str) -> None:
-        """A heartbeat's reply named this lease, ours or another's."""
+        """Store the lease that the reply to a heartbeat named. It may belong to any peer."""
         self._watch.observe(lease, time.monotonic())
 
     def stale(self) -> str:
-        """Return the lease to take from its holder, which does not renew it; '' for none."""
+        """Return the lease to take from its holder, which does not renew it; '' if there is none."""
         return self._watch.stale(time.monotonic())
 
     @property
     def may_request(self) -> bool:
-        """False for a while after this peer has given it up."""
+        """False for some time after this peer has given up the lease."""
         return time.monotonic() >= self._declined_until
 
     def take(self, until: float) -> bool:
-        """The lease is ours until then. Return True if it was not before."""
+        """Hold the lease until `until`. Return True if this peer did not hold it before."""
         new, self._until = not self.held, until
         if new:
             self._taken.set()
         return new
 
     def give_up(self, seconds: float) -> None:
-        """Let another peer lead, and do not ask for the lease for that many seconds."""
+        """Give up the lease, and do not request it for `seconds`."""
         self._until, self._declined_until = 0.0, time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """`QueueInspector`: reads the queues of the mesh for a scan, many at a time, and removes their deleted tasks.
 
-On a cluster the node of some queues may be away. Their names are remembered, so that they do not delay the other queues again.
-Which queues a scan reads, and what follows from it, is in `scanner`.
+On a cluster, the node of some queues may be unavailable. Their names are kept, so that they do not delay the other queues again.
+Not here: which queues a scan reads, and what follows from it (`scanner`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AT_ONCE = 100
 
 
 class QueueInspector:
-    """Changed only in the loop.
+    """Reads queues. Changed only in the loop.
 
     Attributes:
         unreachable: names of queues whose node did not reply.
@@ -44,10 +44,10 @@ class QueueInspector:
         self._throttle = ErrorThrottle(logger)
 
     async def inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
-        """Inspect these queues; the reply lacks those that cannot be read."""
+        """Inspect these queues. The result lacks queues that cannot be read."""
         away = frozenset(self.unreachable)
         found = await self._inspect_some([name for name in names if name not in away])
-        if away:  # try a hundred queues whose node was away: if one replies, try all again
+        if away:  # try some unreachable queues; if one replies, try all of them in the next scan
             again = await self._inspect_some([name for name in names if name in away][:AT_ONCE])
             found |= again
             if again:
@@ -62,7 +62,7 @@ class QueueInspector:
                 for name in some:
                     nursery.start_soon(self._inspect, name, found)
             if self.unreachable.issuperset(some):
-                break  # the server is away, or a node of many
+                break  # the server does not reply, or a node of many queues
         return found
 
     async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:

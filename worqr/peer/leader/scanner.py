@@ -1,8 +1,8 @@
-"""Scanning: the leader reads the queues every 3 s, in a task of its own.
+"""`Scanner`: the leader reads the queues every 3 s, in a task of its own.
 
-It announces queues with tasks to the heartbeats, in case a wake-up was lost. It reports due times to the promoter and purges
-deleted tasks. It starts the recovery of workers that serve a queue but are not registered, and forgets unused names.
-`KnownQueues` decides which queues it reads; `UnservedQueueReporter` logs those that have tasks and no worker. A long scan delays
+It announces queues with tasks to the heartbeats, because a wake-up may have been lost. It reports due times to the promoter, and
+purges deleted tasks. It starts the recovery of workers that serve a queue but are not registered, and removes unused names.
+`KnownQueues` decides which queues it reads. `UnservedQueueReporter` logs those that have tasks and no worker. A long scan delays
 neither checks nor recoveries.
 """
 
@@ -36,7 +36,7 @@ PAGES_AT_ONCE = 10
 
 
 class Scanner:
-    """Scans while this peer leads. What it knows of the queues is kept when the lease lapses. Changed only in the loop."""
+    """Scans while this peer leads. Its data about queues is kept when the lease expires. Changed only in the loop."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class Scanner:
         self._soon = trio.Event()
 
     def begin(self) -> None:
-        """Scan at once: this peer leads now."""
+        """Scan at once, because this peer leads now."""
         self._began = time.monotonic()
         self._unserved.begin(self._began)
         self._soon.set()
 
     def rescan(self) -> None:
-        """Scan at once: hints about due jobs may have been missed."""
+        """Scan at once, because hints about due jobs may have been missed."""
         self._known.rescan(self._names.server_ms)
         self._soon.set()
 
     async def scan_forever(self) -> None:
-        """Scan after scan while this peer leads. Many new names are read in several scans, one soon after another."""
+        """Scan periodically while this peer leads. Many new names are read in several scans in quick succession."""
         while True:
             self._soon = trio.Event()
             began = time.monotonic()
@@ -116,10 +116,10 @@ class Scanner:
             await self._forget(self._known.unused(found, self._names.server_ms))
 
     async def _audit(self, admitted: set[tuple[str, str]]) -> None:
-        """Find workers that are in a fence and not registered. Ids are registered before they enter a fence, and only once.
+        """Find workers that a queue has admitted and that are not registered. An id is registered once, before a queue admits it.
 
-        So the fence is read twice: before the registry, for a worker that was just arriving, and after it, for one that was
-        just leaving. The leader's next check finds the adopted worker among the dead ones, and recovers it.
+        So the queue is read twice: before the registry, for a worker that was just entering, and after it, for one that was just
+        leaving. The leader's next check finds the adopted worker among the dead ones, and recovers it.
         """
         if not admitted:
             return
@@ -142,7 +142,7 @@ class Scanner:
 
 
 class _QueueNameReader:
-    """Reads the names of queues: all of them once, then those that were noted since.
+    """Reads the names of queues: first all of them, then those that were noted since.
 
     Attributes:
         server_ms: the server's time when names were last read.
@@ -159,14 +159,19 @@ class _QueueNameReader:
 
     @property
     def reading(self) -> bool:
-        """True in the middle of the list."""
+        """The last read ended before the end of the list."""
         return self._next is not None
 
     async def read(self, pages: int) -> None:
-        """Read on, up to that many pages. The most recently noted names come first, so a read ends where the one before began."""
+        """Continue to read, up to `pages` pages.
+
+        The most recently noted names come first, so a read is complete when it reaches names from before the previous one began.
+        """
         for _ in range(pages):
             page = await self._link.call(ops.list_queues(self._keys, self._next), patience=LEASE)
-            if page.now_ms < self.server_ms:  # the server's clock was set back: names noted now sort further down
+            if (
+                page.now_ms < self.server_ms
+            ):  # the server's clock was set back, so names noted now are further down the list
                 self._since = 0
             if self._next is None:
                 self._began = page.now_ms

@@ -1,13 +1,13 @@
-"""Ticking: the leader enqueues the firings of all schedules, including those of other applications.
+"""`ScheduleTicker`: the leader enqueues the firings of all schedules, including those of other applications.
 
-The registry has all schedules in the order of the times at which they are due next. The leader reads only those that are due,
-at most every 20 ms. For each it decides what to fire (`worqr.cron.due_firings`) and enqueues the firings, each fenced on its
-queue by its nominal time. Then it stores the new cursor and the next due time by compare-and-set. If the leader dies in
-between, or another peer believes that it leads, nothing is enqueued twice. Firings that were not stored are judged again.
+The registry has all schedules in the order of their next due times. The leader reads only those that are due, at most every 20
+ms. For each it decides what to fire (`worqr.cron.due_firings`) and enqueues the firings. Each firing is fenced on its queue by
+its nominal time. Then the leader stores the new cursor and the next due time by compare-and-set. If the leader dies in between,
+or another peer believes that it leads, nothing is enqueued twice. The next leader decides again on firings that were not stored.
 
-Server clocks jump. docs/reference/schedules.md says what can fire twice and what cannot; the rules are in
-`worqr.cron.due_firings`, `fire_schedule` and `rewind_schedules`. How long no peer has declared a schedule is not measured by
-that clock. The leaders add up the time for which the mesh was led.
+Server clocks jump. docs/reference/schedules.md has what can fire twice and what cannot. The rules are in
+`worqr.cron.due_firings`, `fire_schedule` and `rewind_schedules`. The time for which no peer has declared a schedule is not
+measured by that clock. Instead, the leaders add up the time for which the mesh was led.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ logger: logging.Logger = logging.getLogger(__name__)
 TRY_AGAIN = 0.5
 """Seconds until the schedules are read again after the server did not respond."""
 RELOAD = 3.0
-"""Seconds after which the leader sees a new schedule, at the latest."""
+"""Seconds after which the leader reads a new schedule, at the latest."""
 GAP = 0.02
-"""Seconds between two reads, at least: firings that become due meanwhile are read, fired and stored together."""
+"""Seconds between two reads, at least. Firings that become due in that time are read, fired and stored together."""
 POSTPONE_MS = 5_000
-"""Milliseconds until a firing that failed is tried again. A new leader may succeed, and must find it while it is on time."""
+"""Milliseconds until a firing that failed is tried again. A new leader may succeed, and must find the firing while it is on
+time.
+"""
 UNSEEN_MS = 24 * 3600 * 1000
 """Milliseconds for which the mesh must have been led before a schedule that no peer declares any more is dropped."""
 LED_BEFORE_DROPPING = 2 * REDECLARE
-"""Seconds: after an outage every peer gets the time to declare its schedules again."""
+"""Seconds. After an outage, every peer must have the time to declare its schedules again."""
 DROP_EVERY = 60.0
 LED_EVERY, LED_MOST = 1.0, 10.0
 """Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
@@ -55,7 +57,7 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 
 
 class Leadership(Protocol):
-    """What the ticker needs of the leader."""
+    """The part of the leader that the ticker uses."""
 
     @property
     def leads(self) -> bool:
@@ -68,16 +70,16 @@ class Leadership(Protocol):
 
 
 class _Term:
-    """What the ticker remembers of the schedules while its peer leads. A new term begins without it: it is out of date by then.
+    """The ticker's data about schedules while its peer leads. A new term begins without it, because it is out of date by then.
 
     Attributes:
-        ticks: what was fired, and is not stored yet.
-        busy: by schedule: milliseconds until the next try of a firing that waits for the one before.
+        ticks: firings that are not stored yet.
+        busy: by schedule: milliseconds until the next try of a firing that waits for the previous one.
         unread: schedules that this version cannot read.
         unreachable_until: by queue: when its node is tried again.
-        leads_since: the first read of the schedules; None: they were not read yet.
+        leads_since: the first read of the schedules; None if they were not read yet.
         led, led_at: milliseconds for which the mesh was led, and when that was noted last.
-        drop_at: when schedules that no peer declares are looked for.
+        drop_at: when to search for schedules that no peer declares.
     """
 
     def __init__(self) -> None:
@@ -92,7 +94,7 @@ class _Term:
 
 
 class ScheduleTicker:
-    """Ticks all schedules while the peer leads. Changed only in the loop."""
+    """Fires all schedules while the peer leads. Changed only in the loop."""
 
     def __init__(
         self,
@@ -132,7 +134,11 @@ class ScheduleTicker:
             return trio.current_time() + RELOAD
 
     async def tick_once(self) -> float:
-        """Store the last firings, read the due schedules, and fire them; return when to look again, by Trio's clock."""
+        """Store the last firings, read the due schedules, and fire them.
+
+        Returns:
+            The time of the next read, by Trio's clock.
+        """
         began = trio.current_time()
         due = await self._read_due(began)
         seen_at = trio.current_time()
@@ -193,17 +199,17 @@ class ScheduleTicker:
             text = "schedule %(schedule)r is fired late, trying again: %(error)s"
             emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
             tick = None
-        except (
-            WorqrError,
-            ArithmeticError,
-        ) as error:  # a time that no calendar has must not affect other schedules
+        except (WorqrError, ArithmeticError) as error:  # ArithmeticError: the calendar has no such time
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
             tick = None
         self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
 
     def _trigger_of(self, row: ScheduleRow) -> Trigger | None:
-        """None: another version declared it, or a requirement is missing here, which is logged once."""
+        """Return the trigger of a schedule.
+
+        It is None if another version declared the schedule, or if a requirement is missing here. This is logged once.
+        """
         try:
             return Trigger(Definition.decode(row.definition))
         except UsageError as error:
@@ -214,7 +220,10 @@ class ScheduleTicker:
             return None
 
     def _is_unreachable(self, trigger: Trigger) -> bool:
-        """On a cluster, the node of one queue may be away. Its schedules must not delay those of other queues again and again."""
+        """Return True if the node of the queue did not reply a short time ago.
+
+        On a cluster, its schedules must not delay those of other queues at every read.
+        """
         return trio.current_time() < self._term.unreachable_until.get(trigger.definition.queue, 0.0)
 
     async def _tick(self, row: ScheduleRow, trigger: Trigger, now: int) -> Tick:
@@ -275,7 +284,7 @@ class ScheduleTicker:
 async def all_schedules(
     ask: Callable[[ops.Call[ops.Schedules]], Awaitable[ops.Schedules]], keys: RegistryKeys
 ) -> tuple[list[ScheduleRow], int]:
-    """All schedules of the mesh by name, page by page, and the server's time."""
+    """Return all schedules of the mesh by name, and the server's time. They are read page by page."""
     pages = [await ask(ops.list_schedules(keys))]
     while pages[-1].cursor != "0":
         pages.append(await ask(ops.list_schedules(keys, pages[-1].cursor)))
@@ -283,7 +292,7 @@ async def all_schedules(
 
 
 def schedule_of(row: ScheduleRow, now: int) -> Schedule:
-    """Return a schedule as users see it. One that cannot be read is not fired, so it looks overdue."""
+    """Return a schedule as users see it. A schedule that cannot be read is not fired, so its next time is in the past."""
     following = row.next
     if following is None or row.paused:
         try:

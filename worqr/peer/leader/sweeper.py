@@ -1,7 +1,7 @@
-"""Sweeping: a dead worker's claims are given back, queue by queue, then the worker is forgotten.
+"""`Sweeper`: gives back the claims of dead workers, queue by queue, then removes the worker.
 
-The leader's checks tell which workers are dead, and whose recovery another leader left unfinished. Up to `SWEEP_AT_ONCE` workers
-are recovered at the same time, beside the checks. Every step may be repeated, by this leader or by another.
+The leader's checks determine which workers are dead, and whose recovery another leader left unfinished. Up to `SWEEP_AT_ONCE`
+workers are recovered at the same time, in parallel with the checks. Every step may be repeated, by this leader or by another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SWEEP_AT_ONCE = 20
 QUEUES_AT_ONCE = 100
 """Queues of one worker whose tasks are given back at the same time."""
 NODE_PATIENCE = 0.5
-"""Seconds that a chore waits for a queue of a cluster, whose node may be away while the registry is not."""
+"""Seconds that a chore waits for a queue of a cluster. Its node may be unavailable while the registry is not."""
 UNREACHABLE_FOR = 1.0
 """Seconds for which a queue that did not reply is not tried again, for any worker."""
 LONGEST_PAUSE = 5.0
@@ -52,7 +52,7 @@ class Sweeper:
         self._idle.set()
 
     def recover(self, dead: Iterable[tuple[str, bytes | None]], dying: Iterable[str]) -> None:
-        """Recover these workers; first condemn the `dead`, each with its last known heartbeat."""
+        """Recover these workers. First condemn the `dead`, each with its last known heartbeat."""
         for worker, seen in dead:
             if worker not in self._under_way:
                 self._todo[worker] = (seen,)
@@ -125,7 +125,7 @@ class Sweeper:
         return True
 
     async def _sweep(self, worker: str) -> None:
-        """Give back all claims of a dead worker, then forget it. What cannot be done now is tried again."""
+        """Give back all claims of a dead worker, then remove it. Steps that fail are tried again later."""
         seen: set[str] = set()
         refused: list[str] = []
         while mapped := await self._link.call(ops.forget_worker(self._keys, worker), patience=LEASE):
@@ -147,7 +147,7 @@ class Sweeper:
         self._later[worker] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
 
     async def _sweep_queue(self, worker: str, queue: str, refused: list[str]) -> None:
-        """Recover one queue of a dead worker. A queue whose node is away delays no other queue."""
+        """Recover one queue of a dead worker. A queue whose node is unavailable delays no other queue."""
         if self._unreachable_until.get(queue, 0.0) > time.monotonic():
             return
         keys, given, aside = QueueKeys.of(self._keys.prefix, queue), 0, 0
@@ -173,7 +173,7 @@ class Sweeper:
 
 
 def _log_given_back(worker: str, queue: str, returned: int, failed: int) -> None:
-    """Log the outcome for a dead worker's tasks; as an error if some of them are not tried again."""
+    """Log the outcome for a dead worker's tasks, as an error if some of them are not tried again."""
     text, level = "worker %(worker)s is dead: %(returned)d tasks were given back to queue %(queue)r", logging.INFO
     if failed:
         text += ", %(failed)d moved to its dead-letter queue, because too many workers died with them: worqr failed %(queue)r"
