@@ -40,6 +40,7 @@ EVERYTHING = "worqr"
 
 OPERATORS_ONLY = {
     *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_claims", "list_workers"),
+    "read_snapshot",
     "list_jobs",
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
 }

@@ -22,7 +22,15 @@ QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
 FAILURES = QueueKeys("worqr", "Q1", failures=True)
 NAMES = {"name", "display_name", "id_suffix"}
-CHANNELS = {"cancel_channel", "cancelled_channel", "events_channel", "event_ids_channel", "wake_channel", "due_channel"}
+CHANNELS = {
+    "cancel_channel",
+    "cancelled_channel",
+    "events_channel",
+    "event_ids_channel",
+    "wake_channel",
+    "due_channel",
+    "snapshots_channel",
+}
 
 
 def plain(keys: QueueKeys | RegistryKeys) -> dict[str, str]:
@@ -90,6 +98,9 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "schedules_seen": "{worqr}:schedules_seen",
         "shards": "{worqr}:shards",
         "due_channel": "{worqr}:due",
+        "snapshot": "{worqr}:snapshot",
+        "watched": "{worqr}:watched",
+        "snapshots_channel": "{worqr}:snapshots",
         "leader": "{worqr}:leader",
         "version": "{worqr}:version",
     }

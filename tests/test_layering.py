@@ -23,6 +23,7 @@ LAYERS = (
         "version",
         "validation",
         "records",
+        "snapshots",
         "remote_error",
         "keys",
         "ids",

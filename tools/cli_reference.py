@@ -33,6 +33,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr call": ("worqr call shop.send_mail to=ada@example.org times:=3 --wait",),
     "worqr queues": ("worqr queues", "worqr queues --watch", "worqr queues --json | jq 'select(.failed > 0)'"),
     "worqr workers": ("worqr workers",),
+    "worqr info": ("worqr info", "worqr info --json"),
     "worqr workers evict": ("worqr workers evict shop:51924699",),
     "worqr running": ("worqr running", "worqr running reports --json"),
     "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),

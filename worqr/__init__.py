@@ -65,9 +65,11 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import Failure as Failure
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
+    from worqr.records import AppInfo as AppInfo
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Failed as Failed
     from worqr.records import Health as Health
+    from worqr.records import MeshInfo as MeshInfo
     from worqr.records import QueueInfo as QueueInfo
     from worqr.records import RemoteError as RemoteError
     from worqr.records import Status as Status
@@ -103,7 +105,7 @@ _HOMES = {
     "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
-    "worqr.records": "CancelCount Failed Health QueueInfo RemoteError Status TaskInfo WorkerInfo",
+    "worqr.records": "AppInfo CancelCount Failed Health MeshInfo QueueInfo RemoteError Status TaskInfo WorkerInfo",
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

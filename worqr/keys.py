@@ -285,6 +285,21 @@ class RegistryKeys:
         return f"{self.base}:waiting"
 
     @property
+    def snapshot(self) -> str:
+        """STRING: the snapshot of the mesh as the leader saw it last, as msgpack; expires in 15 s."""
+        return f"{self.base}:snapshot"
+
+    @property
+    def watched(self) -> str:
+        """STRING: a program reads snapshots, so the leader writes them; expires in 30 s."""
+        return f"{self.base}:watched"
+
+    @property
+    def snapshots_channel(self) -> str:
+        """Channel: a new snapshot was stored."""
+        return f"{self.base}:snapshots"
+
+    @property
     def due_channel(self) -> str:
         """Channel: ``ms base``: a job became the earliest of its queue, due in `ms` milliseconds. A hint for the leader."""
         return f"{self.base}:due"

@@ -42,6 +42,7 @@ from worqr.peer.peer import Peer
 from worqr.peer.starvation_detector import StarvationDetector
 from worqr.records import QueueInfo
 from worqr.shard_layout import check_shards
+from worqr.snapshots import is_in_use
 from worqr.tracing import Tracing
 from worqr.validation import Seconds, check_text
 
@@ -268,12 +269,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         """
         names = await queue_names(self._client.ask, RegistryKeys(self.prefix))
         infos = await all_infos(self._client, [QueueKeys.of(self.prefix, name) for name in names])
-        return [
-            i
-            for i in infos
-            if any((i.waiting, i.running, i.scheduled, i.blocked, i.failed, i.broken, i.workers))
-            or i.paused is not None
-        ]
+        return [info for info in infos if is_in_use(info)]
 
     # Functions and schedules
 

@@ -5,7 +5,7 @@ How errors and dead-letter records are stored is in `worqr.remote_error`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -183,6 +183,44 @@ class WorkerInfo:
     """The number of its threads for plain functions; None if it did not report it."""
     processes: int | None = None
     """The number of its processes for ``runs_in="process"``; None if it did not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppInfo:
+    """The workers of one application, added up."""
+
+    workers: int
+    """The number of its workers."""
+    running: int
+    """The number of tasks that they run."""
+    room: int
+    """The free part of their concurrency, in units."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshInfo:
+    """The whole mesh at one moment, as ``mesh.info()`` returns it."""
+
+    at: datetime
+    """The time of the snapshot, by the server's clock."""
+    source: Literal["leader", "direct"]
+    """Who read the queues. ``leader``: the leader, which writes a snapshot while programs read them. ``direct``: this process,
+    because there was no snapshot: no worker leads, or no program has read snapshots lately.
+    """
+    age: float
+    """Seconds since the snapshot was made."""
+    leader: str | None
+    """The worker id of the leader; None if no worker leads."""
+    queues: Sequence[QueueInfo]
+    """Up to 1,000 queues that are not empty or have a worker, the most active first. Queues that the server refuses to read are
+    left out.
+    """
+    queues_left_out: int
+    """The number of further queues."""
+    others: QueueInfo | None
+    """The sum of those further queues; None if there are none. A worker counts once for each queue."""
+    apps: Mapping[str, AppInfo]
+    """The workers of each application, by its name in ``Mesh(app=...)``."""
 
 
 @dataclass(frozen=True, slots=True)

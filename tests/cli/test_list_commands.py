@@ -16,6 +16,7 @@ from tests.cli.conftest import Answer, Command
 from tests.ops.driver import Desk
 from tests.peer.tools import until
 from tests.support.servers import Server
+from worqr import ops
 
 Beside = Callable[..., Awaitable[Answer]]
 
@@ -99,6 +100,30 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
             *("state", "leads", "started", "lag", "python", "threads", "processes"),
         }
         nursery.cancel_scope.cancel()
+
+
+def test_the_mesh_as_a_whole(cli: Command, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    empty = cli("info")
+    assert empty.code == 0
+    assert "none: no worker leads the mesh" in empty.lines[0]
+    desk.register("shop:1")
+    desk.client.hset(desk.g.info("shop:1"), mapping={"app": "shop", "running": 2, "room": 3})
+    desk.call(ops.keep_worker_alive(desk.g, "shop:1", 1, keepalive_ms=3000, lease_ms=60_000, running=2, room=3))
+    desk.call(ops.note_queues(desk.g, ["Q1"]))
+    desk.put(b"x", b"y")
+    shown = {words[0]: words[1] for line in cli("info").lines if len(words := line.split(None, 1)) == 2}
+    assert (shown["leader"], shown["queues"], shown["waiting"], shown["workers"]) == ("shop:1", "1", "2", "1")
+    assert shown["read"].endswith("read directly")
+    assert shown["shop"].split() == ["1", "2", "3"]
+    found = cli("info", "--json").json[0]
+    assert (found["source"], found["leader"], found["apps"]) == (
+        *("direct", "shop:1"),
+        {"shop": {"workers": 1, "running": 2, "room": 3}},
+    )
+    assert [(queue["name"], queue["waiting"]) for queue in found["queues"]] == [("Q1", 2)]
+    assert set(found) == {"at", "source", "age", "leader", "queues", "queues_left_out", "others", "apps"}
+    desk.wipe()
 
 
 async def test_workers_are_evicted_by_the_beginning_of_their_ids(beside: Beside, mesh: worqr.Mesh) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +18,10 @@ from tests.ops.driver import KEEPALIVE, Desk
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Held, eventually, serving
 from worqr import ops
+from worqr.client import mesh_info
+from worqr.keys import QueueKeys
 from worqr.link.live_connection import LiveConnection
+from worqr.snapshots import MAX_REASON, decode_snapshot, encode_snapshot, most_active
 
 
 @contextmanager
@@ -112,3 +116,141 @@ async def test_a_worker_of_an_older_version_is_listed_without_what_it_does_not_r
         [worker] = await mesh.workers()
     assert (worker.host, worker.state, worker.python) == ("h", "ready", "")
     assert worker.started is worker.lag is worker.threads is worker.processes is None
+
+
+# The mesh at one moment
+
+
+@pytest.mark.leaves("{failing}:*")
+async def test_without_a_leader_the_caller_reads_the_mesh_itself(mesh: worqr.Mesh, desk: Desk) -> None:
+    desk.register("A")
+    desk.client.hset(desk.g.info("A"), mapping={"app": "shop", "running": 2, "room": 3})
+    async with mesh.connect():
+        await mesh.queue("busy").enqueue(b"x", b"y")
+        await mesh.queue("quiet").dispatch(b"x", delay=3600)
+        await mesh.queue("paused").pause("why")
+        found = await mesh.info()
+        for queue in ("busy", "quiet"):
+            await mesh.queue(queue).cancel_all()
+        await mesh.queue("paused").resume()
+    assert (found.source, found.leader, found.queues_left_out, found.others) == ("direct", None, 0, None)
+    assert [(queue.name, queue.waiting, queue.scheduled) for queue in found.queues] == [
+        *(("busy", 2, 0), ("quiet", 0, 1), ("paused", 0, 0))
+    ]
+    assert found.apps == {"shop": worqr.AppInfo(workers=1, running=2, room=3)}
+    assert found.age < 5
+
+
+async def test_a_process_reads_the_mesh_at_most_once_in_five_seconds(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(b"x")
+        with batches(monkeypatch) as sent:
+            first = await mesh.info()
+            second = await mesh.info()
+            assert [names.count("inspect") for names in sent].count(1) == 1
+            assert (second.source, second.at, second.queues) == ("direct", first.at, first.queues)
+            mesh._client.mesh_info._began -= mesh_info.DIRECT_EVERY
+            await mesh.queue("Q1").cancel_all()
+            assert (await mesh.info()).queues == []
+
+
+async def test_a_leader_writes_snapshots_while_they_are_read(mesh: worqr.Mesh, other: worqr.Mesh, desk: Desk) -> None:
+    held = Held()
+    async with other.connect(), serving(mesh, "Q1", held) as peer:
+        await eventually(lambda: leaders(other), 1)
+        assert not desk.client.exists(desk.g.snapshot, desk.g.watched)
+        await other.queue("Q1").enqueue(b"a")
+        await held.wait(1)
+        await other.queue("alone").enqueue(b"a")
+        await eventually(lambda: source(other), "leader")
+        assert desk.client.exists(desk.g.watched)
+        await eventually(lambda: seen(other), {"Q1": (0, 1, 1), "alone": (1, 0, 0)})
+        found = await other.info()
+        assert found.leader == peer.id
+        assert found.apps[mesh.app].workers == 1
+        assert 0 <= found.age < mesh_info.FRESH_FOR
+        await other.queue("alone").cancel_all()
+        await eventually(lambda: seen(other), {"Q1": (0, 1, 1)})  # it is no longer in the snapshot
+        held.gate.set()
+
+
+async def source(mesh: worqr.Mesh) -> str:
+    return (await mesh.info()).source
+
+
+async def seen(mesh: worqr.Mesh) -> dict[str, tuple[int, int, int]]:
+    found = await mesh.info()
+    return {queue.name: (queue.waiting, queue.running, queue.workers) for queue in found.queues}
+
+
+@pytest.mark.parametrize("stored", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x80", b"\x81\xa2at\xa1x"])
+async def test_a_snapshot_that_cannot_be_read_or_is_old_is_not_used(
+    mesh: worqr.Mesh, desk: Desk, stored: bytes
+) -> None:
+    desk.client.set(desk.g.snapshot, stored, ex=60)
+    async with mesh.connect():
+        assert (await mesh.info()).source == "direct"
+        old = encode_snapshot(replace(await mesh.info(), at=datetime.now(UTC) - timedelta(seconds=60)))
+        desk.client.set(desk.g.snapshot, old, ex=60)
+        assert (await mesh.info()).source == "direct"
+
+
+@pytest.mark.leaves("{broken}*")
+async def test_a_queue_that_cannot_be_read_hides_no_other(mesh: worqr.Mesh, desk: Desk) -> None:
+    async with mesh.connect():
+        for name in ("a", "b", "broken", "c"):
+            await mesh.queue(name).enqueue(b"x")
+        keys = QueueKeys(mesh.prefix, "broken")
+        desk.client.delete(keys.base)
+        desk.client.set(keys.base, "no list")
+        assert [queue.name for queue in (await mesh.info()).queues] == ["a", "b", "c"]
+        for name in ("a", "b", "c"):
+            await mesh.queue(name).cancel_all()
+        mesh._client.mesh_info._began -= mesh_info.DIRECT_EVERY
+        for name in ("a", "b", "c"):
+            desk.client.zrem(desk.g.queues, name)
+        with pytest.raises(worqr.RefusedByServer, match="WRONGTYPE"):
+            await mesh.info()
+
+
+def test_the_mesh_at_one_moment_in_plain_threads(mesh: worqr.Mesh) -> None:
+    assert mesh.blocking.info().queues == []
+    mesh.blocking.close()
+
+
+def queue_info(name: str, **more: Any) -> worqr.QueueInfo:
+    zeros = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    return worqr.QueueInfo(name=name, **{**zeros, "paused": None, "oldest_job": None, "counts": {}, **more})
+
+
+def test_a_snapshot_names_the_most_active_queues_and_adds_up_the_rest() -> None:
+    queues = [queue_info(f"q{n:04}", waiting=n, failed=1, counts={"enqueued": n}) for n in range(1003)]
+    named, left_out, others = most_active(queues)
+    assert [queue.name for queue in named] == [f"q{n:04}" for n in range(1002, 2, -1)]
+    assert left_out == 3
+    assert others == queue_info("(others)", waiting=3, failed=3, counts={"enqueued": 3})
+    assert most_active(queues[:2]) == (queues[1::-1], 0, None)
+
+
+def test_a_snapshot_is_read_as_it_was_written() -> None:
+    every = {field.name: n for n, field in enumerate(fields(worqr.QueueInfo)) if field.name != "name"}
+    full = queue_info("full", **{**every, "paused": "", "oldest_job": 1.5, "counts": {"enqueued": 7}})
+    info = worqr.MeshInfo(
+        at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        source="leader",
+        age=2.0,
+        leader="W1",
+        queues=[full, queue_info("zero")],
+        queues_left_out=3,
+        others=queue_info("(others)", waiting=1),
+        apps={"": worqr.AppInfo(1, 2, 3)},
+    )
+    stored = encode_snapshot(info)
+    assert decode_snapshot(stored, round(info.at.timestamp() * 1000) + 2000) == info
+    assert len(stored) < 400
+    long = replace(info, queues=[queue_info("x", paused=1000 * "y")])
+    found = decode_snapshot(encode_snapshot(long), 0)
+    assert found is not None
+    assert found.queues[0].paused == MAX_REASON * "y"

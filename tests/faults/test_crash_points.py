@@ -80,7 +80,7 @@ SWEEPING = [
         )
     ),
     # One task of the three is held by the dead worker, one by the killed peer: so a scan finds one that waits.
-    Crash("post_waiting", (b"hold-1", b"hold-2", b"ok-3"), dead_worker=True, env={"CONCURRENCY": "1"}),
+    Crash("post_scan", (b"hold-1", b"hold-2", b"ok-3"), dead_worker=True, env={"CONCURRENCY": "1"}),
 ]
 GROUPS = {"joining": JOINING, "claiming": CLAIMING, "settling": SETTLING, "leaving": LEAVING, "sweeping": SWEEPING}
 

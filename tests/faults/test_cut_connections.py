@@ -151,7 +151,7 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
 async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     """What a leader's scan sends when it finds something: queues that wait, and names that nobody uses."""
     keys = RegistryKeys(prefix)
-    await mesh._client.ask(ops.post_waiting(keys, ["Q1"]))
+    await mesh._client.ask(ops.post_scan(keys, ["Q1"]))
     assert await mesh._client.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
 
 

@@ -40,7 +40,8 @@ def set_scene(desk: Desk) -> Scene:
     desk.beat("A", lease_ms=LEASE)
     desk.client.delete(desk.g.worker("C"))
     desk.call(ops.condemn_worker(desk.g, "C", None))
-    desk.call(ops.post_waiting(desk.g, ["Q1"]))
+    desk.call(ops.post_scan(desk.g, ["Q1"], b"\x81\xa2at\x01"))
+    desk.call(ops.read_snapshot(desk.g))
     desk.call(ops.note_queues(desk.g, ["Q1", "Q2"]))
     desk.call(ops.declare_shards(desk.g, {"hot": 8}))
     for _ in range(2):
@@ -150,9 +151,10 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
     "pause": lambda q, g, scene: ops.pause(q, "why"),
     "pause_schedule": lambda q, g, scene: ops.pause_schedule(g, "s", paused=True),
-    "post_waiting": lambda q, g, scene: ops.post_waiting(g, ["Q3"]),
+    "post_scan": lambda q, g, scene: ops.post_scan(g, ["Q3"], b"\x81\xa2at\x02"),
     "promote_due": lambda q, g, scene: ops.promote_due(q),
     "purge_queue": lambda q, g, scene: ops.purge_queue(q),
+    "read_snapshot": lambda q, g, scene: ops.read_snapshot(g),
     "read_result": lambda q, g, scene: ops.read_result(q, "done", 0),
     "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),
     "renew_schedules": lambda q, g, scene: ops.renew_schedules(g, ["s", "t"]),

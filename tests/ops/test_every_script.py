@@ -19,7 +19,7 @@ from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 
 FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
-STRINGS = {":paused", ":leader", ":version", ":worker:A", ":worker:B", ":worker:C"}
+STRINGS = {":paused", ":leader", ":version", ":snapshot", ":watched", ":worker:A", ":worker:B", ":worker:C"}
 
 
 def test_there_is_a_call_for_every_script() -> None:
@@ -71,7 +71,7 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
         if not accepted(desk, call):
             assert fingerprint(desk) == before, key
             refused += 1
-    assert refused or name == "post_waiting"  # which replaces whatever is there
+    assert refused or name == "post_scan"  # which replaces whatever is there
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:

@@ -65,7 +65,7 @@ def test_one_that_never_counts_as_dead_keeps_a_key_that_stays(desk: Desk) -> Non
 
 def test_answers_with_the_queues_that_wait(desk: Desk) -> None:
     desk.register("A")
-    desk.call(ops.post_waiting(desk.g, ["Q2", "Q 1", "Qä"]))
+    desk.call(ops.post_scan(desk.g, ["Q2", "Q 1", "Qä"]))
     assert sorted(desk.beat("A").waiting) == ["Q 1", "Q2", "Qä"]
 
 

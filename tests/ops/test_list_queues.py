@@ -55,6 +55,6 @@ def test_a_page_after_a_name_that_was_noted_again_or_forgotten_leaves_nothing_ou
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    word, _, names = desk.send(ops.list_queues(desk.g))
+    word, _, names, _watched = desk.send(ops.list_queues(desk.g))
     assert (word, names) == (b"ok", [])
     assert desk.state() == {}

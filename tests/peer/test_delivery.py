@@ -131,7 +131,7 @@ async def test_requests_per_task_do_not_grow_with_the_number_of_peers(
         "list_claims",
         "inspect",
         "list_queues",
-        "post_waiting",
+        "post_scan",
         "PING",
     ):
         calls.pop(chore, None)
@@ -150,7 +150,7 @@ async def test_an_idle_peer_costs_about_a_request_a_second(new_mesh: NewMesh, se
                 await trio.sleep(3)
                 calls = spy.calls()
                 took = time.monotonic() - start
-            chores = {"look_at_workers", "list_queues", "inspect", "post_waiting"}
+            chores = {"look_at_workers", "list_queues", "inspect", "post_scan"}
             leading = sum(calls.pop(chore, 0) for chore in chores)
             if leading / took < 6 and calls.total() / 10 / took <= 1.5:
                 break

@@ -55,6 +55,10 @@ GROUPS: Final = {
     "Inspect": {
         "queues": ("worqr.cli.list_commands:queues", "List the queues that hold tasks or have workers."),
         "workers": ("worqr.cli.list_commands:workers", "List workers, or evict a worker that hangs or has vanished."),
+        "info": (
+            "worqr.cli.mesh_commands:info",
+            "Show the mesh as a whole: its leader, the sums of all queues, and the workers of each application.",
+        ),
         "running": (
             "worqr.cli.task_commands:running",
             "List running tasks: their worker, start time, attempt and progress.\n\nAt most 1,000 per queue.",

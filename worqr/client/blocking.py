@@ -16,7 +16,7 @@ from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
 from worqr.job_options import JobOptions
-from worqr.records import CancelCount, QueueInfo, WorkerInfo
+from worqr.records import CancelCount, MeshInfo, QueueInfo, WorkerInfo
 from worqr.validation import Seconds
 
 R = TypeVar("R")
@@ -32,6 +32,7 @@ class AsyncMesh(Protocol):
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]: ...
     async def queues(self) -> list[QueueInfo]: ...
     async def workers(self) -> list[WorkerInfo]: ...
+    async def info(self) -> MeshInfo: ...
     async def evict(self, worker_id: str) -> None: ...
 
 
@@ -105,6 +106,10 @@ class BlockingMesh:
     def workers(self) -> list[WorkerInfo]:
         """Return all registered workers, by id. See ``mesh.workers``."""
         return run_coroutine(self._client, self._mesh.workers())
+
+    def info(self) -> MeshInfo:
+        """Return the whole mesh at one moment. See ``mesh.info``."""
+        return run_coroutine(self._client, self._mesh.info())
 
     def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to their queues now. See ``mesh.evict``.

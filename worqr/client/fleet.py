@@ -18,7 +18,7 @@ from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.records import WorkerInfo
+from worqr.records import MeshInfo, WorkerInfo
 from worqr.validation import check_text
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
@@ -28,7 +28,7 @@ NEAREST = 3
 
 
 class Fleet:
-    """The part of `Mesh` that shows and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
+    """The part of `Mesh` that shows the whole mesh, and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
 
     _client: MeshClient
 
@@ -42,6 +42,22 @@ class Fleet:
             Unavailable: The server did not reply within `patience`.
         """
         return sorted(await all_workers(self._client), key=lambda info: info.id)
+
+    async def info(self) -> MeshInfo:
+        """Return the whole mesh at one moment: its leader, its queues, and the workers of each application.
+
+        While programs call this, the leader stores a snapshot every 3 s, and all callers read that. Without a fresh snapshot,
+        for example because no worker runs, this process reads the queues itself, at most once in 5 s.
+
+        Returns:
+            The snapshot. Its `source` and `age` say who made it, and how long ago.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            RefusedByServer: Your user lacks a permission.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await self._client.mesh_info.read()
 
     async def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.

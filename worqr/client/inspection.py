@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Final, Literal, TypeVar
@@ -10,9 +11,9 @@ from typing import Final, Literal, TypeVar
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.stats import merge_queue_info, merge_running, task_info_of, worker_info
-from worqr.errors import UsageError, did_you_mean
+from worqr.errors import RefusedByServer, UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import MAX_ITEMS, Unstarted
+from worqr.ops import MAX_ITEMS, Inspected, Unstarted
 from worqr.records import QueueInfo, TaskInfo, WorkerInfo
 from worqr.script_call import Call
 
@@ -108,10 +109,49 @@ async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInf
 
     All shards of all queues are read together, so that hundreds of queues take few round trips.
     """
+    queues = await all_shards(client, known)
+    replies = iter(await client.link.call_all([ops.inspect(keys) for _, shards in queues for keys in shards]))
+    return [merge_queue_info(name, list(islice(replies, len(shards)))) for name, shards in queues]
+
+
+async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
+    """As `all_infos`, without the queues that the server refuses to read.
+
+    Raises:
+        RefusedByServer: The server refuses all of them.
+    """
+    queues = await all_shards(client, known)
+    found = await _inspect_readable(client, [keys for _, shards in queues for keys in shards])
+    merged: list[QueueInfo] = []
+    for name, shards in queues:
+        seen = [found[keys] for keys in shards if keys in found]
+        if len(seen) == len(shards):
+            merged.append(merge_queue_info(name, seen))
+    return merged
+
+
+async def _inspect_readable(client: Client, shards: Sequence[QueueKeys]) -> dict[QueueKeys, Inspected]:
+    """Read these shards together. If the server refuses one, read each half on its own, until the rest is read."""
+    try:
+        return dict(zip(shards, await client.link.call_all([ops.inspect(keys) for keys in shards]), strict=True))
+    except RefusedByServer as error:
+        if len(shards) == 1:
+            raise
+        refused = error
+    found: dict[QueueKeys, Inspected] = {}
+    middle = len(shards) // 2
+    for half in (shards[:middle], shards[middle:]):
+        with suppress(RefusedByServer):
+            found |= await _inspect_readable(client, half)
+    if not found:
+        raise refused
+    return found
+
+
+async def all_shards(client: Client, known: Iterable[QueueKeys]) -> list[tuple[str, list[QueueKeys]]]:
+    """Return the names of these queues, in order, with all shards of each."""
     found: dict[str, set[QueueKeys]] = {}
     for keys in known:
         every = await client.sharding.shards(replace(keys, tag=""), declare=False)
         found.setdefault(keys.display_name, set(every)).add(keys)
-    queues = [(name, sorted(shards, key=lambda keys: keys.name)) for name, shards in sorted(found.items())]
-    replies = iter(await client.link.call_all([ops.inspect(keys) for _, shards in queues for keys in shards]))
-    return [merge_queue_info(name, list(islice(replies, len(shards)))) for name, shards in queues]
+    return [(name, sorted(shards, key=lambda keys: keys.name)) for name, shards in sorted(found.items())]

@@ -11,6 +11,7 @@ from typing import Any
 
 from worqr.client.client import Client, SlotWatch
 from worqr.client.connections import ConnectionRegistry
+from worqr.client.mesh_info import MeshInfoReader
 from worqr.client.producer import Producer
 from worqr.client.settings import ClientSettings
 from worqr.client.traced import producer_of
@@ -24,6 +25,7 @@ class MeshClient(Client):
         producer: sends the calls.
         observer: a test's callback for each run that did not return normally, with its context and error; else None.
         relocation: where a test has moved the mesh to; else None.
+        mesh_info: reads the whole mesh.
     """
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
@@ -31,6 +33,7 @@ class MeshClient(Client):
         self.producer: Producer = producer_of(self)
         self.observer: Callable[[Any, BaseException], None] | None = None
         self.relocation: Relocation | None = None
+        self.mesh_info: MeshInfoReader = MeshInfoReader(self)
 
     @contextmanager
     def replaced(
@@ -60,3 +63,4 @@ class MeshClient(Client):
         self.producer = producer
         self.observer = observer
         self.relocation = relocation
+        self.mesh_info = MeshInfoReader(self)

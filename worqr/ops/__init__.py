@@ -4,8 +4,8 @@ Each function has the name of its script in ``lua/``, whose header documents the
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `dead_letters` (the dead-letter queue), `consumers`
-(a worker and a queue), `registry` (the mesh as a whole), `operators` (cancel, delete, pause), `inspection` (read a queue),
-`replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
+(a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its snapshot), `operators` (cancel, delete, pause),
+`inspection` (read a queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ from worqr.ops.registry import (
     QUEUES_AT_ONCE,
     QUEUES_EXPIRE_S,
     UNUSED_MS,
-    WAITING_EXPIRE_S,
     WIRE_VERSION,
     WORK_MAPS_AT_ONCE,
     WORKERS_AT_ONCE,
@@ -82,7 +81,6 @@ from worqr.ops.registry import (
     look_at_workers,
     map_work,
     note_queues,
-    post_waiting,
     start_worker,
     stop_worker,
     unmap_work,
@@ -110,6 +108,14 @@ from worqr.ops.schedules import (
     renew_schedules,
     rewind_schedules,
     tick_schedules,
+)
+from worqr.ops.snapshots import (
+    SNAPSHOT_EXPIRE_S,
+    WAITING_EXPIRE_S,
+    WATCHED_EXPIRE_S,
+    StoredSnapshot,
+    post_scan,
+    read_snapshot,
 )
 from worqr.ops.tasks import (
     Result,
@@ -143,8 +149,10 @@ __all__ = [
     "SCHEDULES_AT_ONCE",
     "SCHEDULES_BYTES",
     "SCHEDULES_EXPIRE_S",
+    "SNAPSHOT_EXPIRE_S",
     "UNUSED_MS",
     "WAITING_EXPIRE_S",
+    "WATCHED_EXPIRE_S",
     "WIRE_VERSION",
     "WORKERS_AT_ONCE",
     "WORK_MAPS_AT_ONCE",
@@ -168,6 +176,7 @@ __all__ = [
     "ScheduleRow",
     "Schedules",
     "StartReply",
+    "StoredSnapshot",
     "TaskSummary",
     "Tick",
     "Unstarted",
@@ -213,10 +222,11 @@ __all__ = [
     "note_queues",
     "pause",
     "pause_schedule",
-    "post_waiting",
+    "post_scan",
     "promote_due",
     "purge_queue",
     "read_result",
+    "read_snapshot",
     "reconcile",
     "renew_schedules",
     "resume",

@@ -13,7 +13,6 @@ from worqr.script_call import Call
 
 WIRE_VERSION: Final = 1
 QUEUES_EXPIRE_S: Final = 30 * 24 * 3600
-WAITING_EXPIRE_S: Final = 10
 INFO_EXPIRE_S: Final = 60
 QUEUES_AT_ONCE: Final = 1000
 """Names in one page of list_queues: a millisecond of the server's time."""
@@ -82,13 +81,14 @@ class WorkersPage:
 
 @dataclass(frozen=True, slots=True)
 class QueuesPage:
-    """Reply of list_queues: the server's time, names with the times in ms at which they were noted, the last noted first, and
-    where the next page begins (None: there is none).
+    """Reply of list_queues: the server's time, names with the times in ms at which they were noted, the last noted first, where
+    the next page begins (None: there is none), and whether a program reads snapshots of the mesh.
     """
 
     now_ms: int
     names: dict[str, float]
     next: tuple[bytes, bytes] | None
+    watched: bool = False
 
 
 def _check_version(keys: RegistryKeys, reply: Reply) -> None:
@@ -209,10 +209,11 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
         status_word(reply)
         found = list(pairs(reply[2]))
         last = (found[-1][1], found[-1][0]) if len(found) == QUEUES_AT_ONCE else None
-        return QueuesPage(int(reply[1]), {text(name): float(noted) for name, noted in found}, last)
+        names = {text(name): float(noted) for name, noted in found}
+        return QueuesPage(int(reply[1]), names, last, bool(reply[3]))
 
     noted, name = after or (b"", b"")
-    return new_call("list_queues", keys.base, (keys.queues,), (QUEUES_AT_ONCE, noted, name), read)
+    return new_call("list_queues", keys.base, (keys.queues, keys.watched), (QUEUES_AT_ONCE, noted, name), read)
 
 
 def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
@@ -259,11 +260,6 @@ def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:
     """Forget that the queue has `known` shards. Returns ok, or changed."""
     read = expect("ok", "changed")
     return new_call("drop_shards", keys.base, (keys.shards,), (queue, known), read, numbered=True)
-
-
-def post_waiting(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
-    """Announce the queues with waiting tasks to every heartbeat."""
-    return new_call("post_waiting", keys.base, (keys.waiting,), (WAITING_EXPIRE_S, *names), expect_ok)
 
 
 def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:

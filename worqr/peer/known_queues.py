@@ -56,6 +56,10 @@ class KnownQueues:
         since = server_ms - (NOTE_EVERY + 60) * 1000
         self._unseen.update((name, None) for name, noted_ms in self.noted.items() if noted_ms >= since)
 
+    def reread(self) -> None:
+        """Read all queues once more, soon."""
+        self._unseen.update(dict.fromkeys(self.noted))
+
     def next_scan(self, now: float) -> list[str]:
         """Return the names that the next scan reads."""
         for name in [name for name, until in self._fresh.items() if until < now]:

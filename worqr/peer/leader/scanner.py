@@ -2,8 +2,8 @@
 
 It announces queues with tasks to the heartbeats, because a wake-up may have been lost. It reports due times to the promoter, and
 purges deleted tasks. It starts the recovery of workers that serve a queue but are not registered, and removes unused names.
-`KnownQueues` decides which queues it reads. `UnservedQueueReporter` logs those that have tasks and no worker. A long scan delays
-neither checks nor recoveries.
+`KnownQueues` decides which queues it reads, and `ScanPoster` stores what it has found. `UnservedQueueReporter` logs queues that
+have tasks and no worker. A long scan delays neither checks nor recoveries.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from worqr.ops import FORGET_AT_ONCE
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.known_queues import KnownQueues
 from worqr.peer.leader.queue_inspector import QueueInspector
+from worqr.peer.leader.scan_poster import ScanPoster
 from worqr.peer.registration import LEASE
 from worqr.peer.unserved_queue_reporter import UnservedQueueReporter
 
@@ -55,7 +56,7 @@ class Scanner:
         self._names = _QueueNameReader(link, keys, self._known)
         self._unserved = UnservedQueueReporter()
         self._throttle = ErrorThrottle(logger)
-        self._posted = False
+        self._poster = ScanPoster(link, keys)
         self._began = time.monotonic()
         self._soon = trio.Event()
 
@@ -63,6 +64,7 @@ class Scanner:
         """Scan at once, because this peer leads now."""
         self._began = time.monotonic()
         self._unserved.begin(self._began)
+        self._poster.begin()
         self._soon.set()
 
     def rescan(self) -> None:
@@ -99,16 +101,17 @@ class Scanner:
     async def scan_once(self) -> None:
         """Read new names, read the queues whose turn it is, and act on them."""
         await self._names.read(PAGES_AT_ONCE)
+        if self._poster.watch(self._names.watched):
+            self._known.reread()
         found = await self._inspector.inspect_all(self._known.next_scan(time.monotonic()))
         for name, queue in found.items():
             self._known.record(name, queue)
             if queue.next_in_ms is not None:
                 self._expect(name, queue.next_in_ms / 1000)
         self._unserved.report(found, time.monotonic())
+        self._poster.record(found)
         waiting = self._known.waiting(found)
-        if waiting or self._posted:
-            await self._link.call(ops.post_waiting(self._keys, waiting), patience=LEASE)
-            self._posted = bool(waiting)
+        await self._poster.post(waiting, complete=not self._unfinished, server_ms=self._names.server_ms)
         for name in [name for name, queue in found.items() if queue.trash]:
             await self._inspector.purge(name)
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
@@ -139,6 +142,7 @@ class Scanner:
             gone = await self._link.call(ops.forget_queues(self._keys, some), patience=LEASE)
             self._known.forget(gone)
             self._unserved.forget(gone)
+            self._poster.forget(gone)
 
 
 class _QueueNameReader:
@@ -146,10 +150,12 @@ class _QueueNameReader:
 
     Attributes:
         server_ms: the server's time when names were last read.
+        watched: a program read snapshots of the mesh at that time.
     """
 
     def __init__(self, link: Link, keys: RegistryKeys, known: KnownQueues) -> None:
         self.server_ms: int = 0
+        self.watched: bool = False
         self._link = link
         self._keys = keys
         self._known = known
@@ -175,7 +181,7 @@ class _QueueNameReader:
                 self._since = 0
             if self._next is None:
                 self._began = page.now_ms
-            self.server_ms, now = page.now_ms, time.monotonic()
+            self.server_ms, self.watched, now = page.now_ms, page.watched, time.monotonic()
             for name, noted_ms in page.names.items():
                 self._known.note(name, min(noted_ms, page.now_ms), page.now_ms, now)
             ahead = [name for name, noted_ms in page.names.items() if noted_ms > page.now_ms]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import redis
+
+from tests.ops.driver import Desk, Expires
+from worqr import ops
+
+
+def test_returns_the_snapshot_and_says_that_somebody_reads(desk: Desk) -> None:
+    desk.call(ops.post_scan(desk.g, [], b"stored"))
+    before = desk.now()
+    found = desk.call(ops.read_snapshot(desk.g))
+    assert found.stored == b"stored"
+    assert before <= found.now_ms <= desk.now()
+    assert desk.state(":counts") == {":snapshot": Expires("stored"), ":watched": Expires("1")}
+    assert 0 < desk.client.ttl(desk.g.watched) <= ops.WATCHED_EXPIRE_S
+    with desk.nothing_changes():
+        desk.call(ops.read_snapshot(desk.g))
+
+
+def test_each_read_prolongs_the_watch_and_the_list_of_queues_tells_of_it(desk: Desk) -> None:
+    assert not desk.call(ops.list_queues(desk.g)).watched
+    desk.call(ops.read_snapshot(desk.g))
+    desk.client.expire(desk.g.watched, 5)
+    desk.call(ops.read_snapshot(desk.g))
+    assert desk.client.ttl(desk.g.watched) > 5
+    assert desk.call(ops.list_queues(desk.g)).watched
+
+
+def test_on_an_empty_database_there_is_no_snapshot(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.call(ops.read_snapshot(desk.g)).stored is None
+    assert desk.state() == {":watched": Expires("1")}
+
+
+def test_a_snapshot_of_a_foreign_type_is_an_error_and_watches_nothing(desk: Desk) -> None:
+    desk.client.rpush(desk.g.snapshot, "foreign")
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        desk.call(ops.read_snapshot(desk.g))

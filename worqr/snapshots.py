@@ -1,0 +1,148 @@
+"""The snapshot of a mesh: how it is made of the queues and the workers, and how it is stored. Pure.
+
+The leader writes snapshots while programs read them: `worqr.peer.leader.scan_poster`. `worqr.client.mesh_info` reads them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from worqr.records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
+from worqr.validation import from_ms
+
+MAX_QUEUES: Final = 1000
+"""Queues that a snapshot names; the others are added up."""
+MAX_REASON: Final = 300
+"""Characters of the reason of a pause that a snapshot has."""
+OTHERS: Final = "(others)"
+
+
+class _Queue(msgspec.Struct, omit_defaults=True):
+    """The fields of `QueueInfo`: those that are zero are not stored."""
+
+    name: str
+    waiting: int = 0
+    scheduled: int = 0
+    blocked: int = 0
+    running: int = 0
+    failed: int = 0
+    broken: int = 0
+    paused: str | None = None
+    oldest_job: float | None = None
+    workers: int = 0
+    counts: dict[str, int] = {}
+
+
+class _App(msgspec.Struct, omit_defaults=True):
+    """The fields of `AppInfo`."""
+
+    workers: int = 0
+    running: int = 0
+    room: int = 0
+
+
+class _Snapshot(msgspec.Struct, omit_defaults=True):
+    """`at`: the server's time in ms. `others`: the sum of the queues that are not named."""
+
+    at: int
+    leader: str = ""
+    queues: list[_Queue] = []
+    left_out: int = 0
+    others: _Queue | None = None
+    apps: dict[str, _App] = {}
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_Snapshot)
+
+
+def apps_of(workers: Iterable[WorkerInfo]) -> dict[str, AppInfo]:
+    """Return the workers that were not declared dead, added up by their application."""
+    found: dict[str, AppInfo] = {}
+    for worker in workers:
+        if worker.state != "dead":
+            seen = found.get(worker.app, AppInfo(0, 0, 0))
+            found[worker.app] = AppInfo(seen.workers + 1, seen.running + worker.running, seen.room + worker.room)
+    return dict(sorted(found.items()))
+
+
+def is_in_use(queue: QueueInfo) -> bool:
+    """Return True if the queue is not empty, is paused, or has a worker."""
+    holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.broken
+    return bool(holds or queue.workers) or queue.paused is not None
+
+
+def most_active(queues: Iterable[QueueInfo]) -> tuple[list[QueueInfo], int, QueueInfo | None]:
+    """Return the queues to name, the most active first; how many are left out, and their sum."""
+    ordered = sorted(queues, key=_activity)
+    rest = ordered[MAX_QUEUES:]
+    return ordered[:MAX_QUEUES], len(rest), _sum_of(rest) if rest else None
+
+
+def _activity(queue: QueueInfo) -> tuple[int, int, int, str]:
+    return (-queue.running - queue.waiting, -queue.scheduled - queue.blocked, -queue.workers, queue.name)
+
+
+def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
+    counts: Counter[str] = Counter()
+    for queue in queues:
+        counts.update(queue.counts)
+    return QueueInfo(
+        name=OTHERS,
+        waiting=sum(queue.waiting for queue in queues),
+        scheduled=sum(queue.scheduled for queue in queues),
+        blocked=sum(queue.blocked for queue in queues),
+        running=sum(queue.running for queue in queues),
+        failed=sum(queue.failed for queue in queues),
+        broken=sum(queue.broken for queue in queues),
+        paused=None,
+        oldest_job=max((queue.oldest_job for queue in queues if queue.oldest_job is not None), default=None),
+        workers=sum(queue.workers for queue in queues),
+        counts=dict(counts),
+    )
+
+
+def encode_snapshot(info: MeshInfo) -> bytes:
+    """Return the snapshot as msgpack: maps whose fields are those of the records, without zeros."""
+    stored = _Snapshot(
+        at=round(info.at.timestamp() * 1000),
+        leader=info.leader or "",
+        queues=[_stored(queue) for queue in info.queues],
+        left_out=info.queues_left_out,
+        others=None if info.others is None else _stored(info.others),
+        apps={name: _App(app.workers, app.running, app.room) for name, app in info.apps.items()},
+    )
+    return _encoder.encode(stored)
+
+
+def decode_snapshot(stored: bytes, now_ms: int) -> MeshInfo | None:
+    """Return the snapshot as of `now_ms`, the server's time; None if it cannot be decoded."""
+    try:
+        found = _decoder.decode(stored)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return MeshInfo(
+        at=from_ms(found.at),
+        source="leader",
+        age=max(0, now_ms - found.at) / 1000,
+        leader=found.leader or None,
+        queues=[_queue(queue) for queue in found.queues],
+        queues_left_out=found.left_out,
+        others=None if found.others is None else _queue(found.others),
+        apps={name: AppInfo(app.workers, app.running, app.room) for name, app in found.apps.items()},
+    )
+
+
+def _stored(queue: QueueInfo) -> _Queue:
+    if queue.paused is not None:
+        queue = replace(queue, paused=queue.paused[:MAX_REASON])
+    return _Queue(**{name: getattr(queue, name) for name in _Queue.__struct_fields__})
+
+
+def _queue(stored: _Queue) -> QueueInfo:
+    return QueueInfo(**{name: getattr(stored, name) for name in _Queue.__struct_fields__})
