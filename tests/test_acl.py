@@ -39,9 +39,8 @@ EVERYTHING = "worqr"
 """The user who may do all that worqr does."""
 
 OPERATORS_ONLY = {
-    *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_claims", "list_workers"),
-    "read_snapshot",
-    "list_jobs",
+    *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_tasks", "list_running", "list_workers"),
+    *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
 }
 SCRIPTS = {
@@ -499,15 +498,22 @@ async def listed(aside: worqr.Aside) -> int:
 # What a role may not do, whoever uses its credential and however
 
 Q, G = "worqr:{Q1}", "{worqr}"
-TASKS, CLAIMS, REGISTRY, PAUSE = "see the waiting", "take and end claims", "work and lead", "pause and delete"
+TASKS, LISTS, CLAIMS, REGISTRY, PAUSE = (
+    "see the waiting",
+    "many of them",
+    "take and end claims",
+    "work and lead",
+    "pause and delete",
+)
 MAY = {
     "producer": set[str](),
     "peer": {TASKS, CLAIMS, REGISTRY, PAUSE},
-    "operator": {TASKS, PAUSE},
+    "operator": {TASKS, LISTS, PAUSE},
     "shop": set[str](),
 }
 TRIES: list[tuple[str, tuple[str | int, ...]]] = [
     (TASKS, ("LINDEX", Q, 0)),
+    (LISTS, ("LRANGE", Q, 0, 9)),
     (CLAIMS, ("RPOPLPUSH", Q, f"{Q}:claim:1")),
     (CLAIMS, ("SREM", f"{Q}:claims:W", 1)),
     (CLAIMS, ("LPOP", f"{Q}:claim:1")),
@@ -530,7 +536,7 @@ TRIES: list[tuple[str, tuple[str | int, ...]]] = [
 NOBODY: list[tuple[str | int, ...]] = [
     *(("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("SCAN", 0), ("CONFIG", "GET", "*"), ("SHUTDOWN",), ("ACL", "LIST")),
     *(("MODULE", "LIST"), ("DEBUG", "JMAP"), ("REPLICAOF", "NO", "ONE"), ("SCRIPT", "FLUSH"), ("CLIENT", "LIST")),
-    *(("MONITOR",), ("EVAL", "return 1", 0), ("FUNCTION", "LIST"), ("LRANGE", Q, 0, -1), ("BRPOP", Q, 1)),
+    *(("MONITOR",), ("EVAL", "return 1", 0), ("FUNCTION", "LIST"), ("BRPOP", Q, 1)),
     *(("LPUSH", "other:{Q1}", "x"), ("LPUSH", "worqr", "x"), ("HGET", "other:{Q1}:counts", "x"), ("GET", "secret")),
     *(
         ("SADD", "{other}:queues", "x"),

@@ -140,6 +140,8 @@ def move_what_waits(server: Server, seen: set[Move]) -> None:
         assert machine.do(ops.promote_due(machine.q, 9)) == (pushed, None)
         machine.check()
         dispatch(machine, **LATER)
+        machine.raw(ops.promote_jobs(machine.q, ["a"]), machine.model.promote_jobs(["a"]))
+        dispatch(machine, **LATER)
         machine.let_come("a")
         machine.claim("A", 9)
     for times in ((PAST, FAR), (FAR, PAST)):

@@ -48,9 +48,11 @@ LAYERS = (
     ("ops",),  # pure
     ("link",),
     ("embedded",),
+    ("http_server",),
     ("client",),
     ("functions",),
     ("peer",),
+    ("probes",),
     ("hosting",),
     ("mesh",),
     ("",),  # worqr/__init__.py: the public names

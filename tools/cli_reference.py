@@ -38,6 +38,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr running": ("worqr running", "worqr running reports --json"),
     "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "worqr status": ("worqr status mails welcome-ada",),
+    "worqr health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),
     "worqr schedules": ("worqr schedules",),
     "worqr schedules run": ("worqr schedules run shop.nightly_report",),
     "worqr schedules pause": ("worqr schedules pause shop.nightly_report",),
@@ -73,6 +74,11 @@ EXITS: Final[dict[str, dict[int, str]]] = {
         1: "An error, a third signal, or a handler that did not end in time.",
         2: "Invalid arguments.",
         130: "Ctrl-C before the worker has started.",
+    },
+    "worqr health": {
+        0: "The worker is well.",
+        1: "It is not, or does not reply. The reason is on the standard error.",
+        2: "Invalid arguments.",
     },
     "worqr demo": {
         0: "Every check of the summary passed.",

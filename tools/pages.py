@@ -12,7 +12,7 @@
 * ```` ```yaml ````, ``toml`` and ``json`` are parsed. All other blocks, such as ``bash``, are not run: they install software,
   or need another machine.
 
-Port 8000 on the page stands for a free port.
+The ports 8000, 9464 and 9465 on the page stand for free ports.
 
 Pages about migration have programs of another library in sections whose headings start with ``Before``. They need an
 environment in which that library is installed, so they are read apart: `Reader.read` takes the sections to read. For this
@@ -27,6 +27,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -34,6 +35,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -47,7 +49,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>\w+)(?P<attributes>[^\n]*)\n(?P<code>.*?)^(?P=indent)(?P=ticks)$",
     re.DOTALL | re.MULTILINE,
 )
-PORT = "8000"
+PORTS = ("8000", "9464", "9465")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Reader:
         self._page = page
         self._blocks: list[Block] = []
         self._folder = folder
-        self._port = str(port)
+        self._ports = dict(zip(PORTS, (str(port), *map(str, _free_ports(len(PORTS) - 1))), strict=True))
         self._beside: dict[str, Process] = {}
         self._unused: dict[str, Block] = {}
         programs = folder / ".programs"
@@ -239,7 +241,7 @@ class Reader:
             yield block, after.code.strip().splitlines() if after is not None and has_output else None
 
     def _own(self, text: str) -> str:
-        return re.sub(rf"\b{PORT}\b", self._port, text)
+        return re.sub(rf"\b({'|'.join(PORTS)})\b", lambda found: self._ports[found[0]], text)
 
     def _save(self, block: Block, output: list[str] | None) -> None:
         path = self._folder / block.title
@@ -281,6 +283,13 @@ class Reader:
             assert code == 0, f"{block}: exit code {code}:\n{process.output}"
         finally:
             process.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that no program listens at now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def _ends_soon(process: Process, within: float = 2.0) -> bool:

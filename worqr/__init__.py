@@ -67,13 +67,16 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import RetryPolicy as RetryPolicy
     from worqr.records import AppInfo as AppInfo
     from worqr.records import CancelCount as CancelCount
+    from worqr.records import Ended as Ended
     from worqr.records import Failed as Failed
     from worqr.records import Health as Health
+    from worqr.records import JobRecord as JobRecord
     from worqr.records import MeshInfo as MeshInfo
     from worqr.records import QueueInfo as QueueInfo
     from worqr.records import RemoteError as RemoteError
     from worqr.records import Status as Status
     from worqr.records import TaskInfo as TaskInfo
+    from worqr.records import Try as Try
     from worqr.records import WorkerInfo as WorkerInfo
     from worqr.validation import Seconds as Seconds
 
@@ -105,7 +108,9 @@ _HOMES = {
     "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
-    "worqr.records": "AppInfo CancelCount Failed Health MeshInfo QueueInfo RemoteError Status TaskInfo WorkerInfo",
+    "worqr.records": (
+        "AppInfo CancelCount Ended Failed Health JobRecord MeshInfo QueueInfo RemoteError Status TaskInfo Try WorkerInfo"
+    ),
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

@@ -70,6 +70,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "cancel_all": _PURGED,
     "delete_queue": _PURGED,
     "cancel_task": Transaction("operator", {"waiting": ("cancelled",), "due": ("cancelled",)}),
+    "promote_jobs": Transaction("operator", {"due": ("waiting",)}),
     "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "broken": ("waiting", "blocked")}),
     "drop_aside": Transaction("operator", {"failed": ("gone",), "broken": ("gone",)}),
 }

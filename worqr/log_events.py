@@ -280,6 +280,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
         "server prefix app worker concurrency functions error",
     ),
+    "probe": _event(INFO, "the program serves probes over HTTP", "address"),
     "stop": _event(INFO, "the program received a signal to stop, and shuts down", "grace"),
     "stuck": _event(
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
@@ -327,6 +328,7 @@ FIELDS: Final[dict[str, str]] = {
     "nominal": "the nominal time of a firing, in milliseconds since 1970",
     "outcome": "what the server made of a firing",
     "server": "the server, without its password",
+    "address": "where the program listens",
     "before": "the server that was the primary before",
     "service": "the name that the Sentinels know the primary by",
     "pending": "how many requests wait for the server",

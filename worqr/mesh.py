@@ -18,6 +18,7 @@ from worqr.client.connections import CONNECT, JOIN, check_loop
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import all_infos
 from worqr.client.job import Job
+from worqr.client.job_finder import JobFinder
 from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
 from worqr.client.settings import ClientSettings
@@ -55,7 +56,7 @@ else:
     S = TypeVar("S")
 
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:
@@ -213,7 +214,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         self._peers.check_options(options)
         return ThreadPeer(self._peers, options)
 
-    def run(self, **options: Unpack[JoinOptions]) -> None:
+    def run(self, *, probe: str | int | None = None, **options: Unpack[JoinOptions]) -> None:
         """Join, and run tasks until the process is asked to stop; the last line of a script. ``worqr run`` does the same.
 
         The first SIGTERM or SIGINT (Ctrl-C) lets running tasks end within `grace`. The second cancels them, and they return to
@@ -222,15 +223,18 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, Generic[S]):
         configured.
 
         Args:
+            probe: Where to serve the probes ``/live``, ``/ready`` and ``/startup`` over HTTP: ``[HOST:]PORT`` or ``unix:PATH``.
+                None: at ``$WORQR_PROBE``, if that is set.
             **options: See `JoinOptions`.
 
         Raises:
-            UsageError: Nothing is declared, an option is not valid, this is not the main thread, or an event loop runs here.
+            UsageError: Nothing is declared, an option is not valid, this is not the main thread, an event loop runs here, or the
+                address of `probe` is in use.
             RefusedByServer: As `connect`.
             WrongVersion: As `connect`.
         """
         self._peers.check_options(options)
-        service.run(self._peers, options)
+        service.run(self._peers, options, probe)
 
     @property
     def state(self) -> S:

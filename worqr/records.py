@@ -115,6 +115,110 @@ class TaskInfo(Status):
     """The first 100 bytes of the payload. Empty if the list contains 8 MiB of payload already."""
     cursor: str = field(default="", compare=False, repr=False)
     """The position in a list of ``queue.jobs()``. Pass the last one as ``after`` to get the next page."""
+    claim: str | None = None
+    """The name of its run, for ``queue.cancel_claims()``, also of a plain task; None if it does not run."""
+    cancelling: bool = False
+    """True if its run was cancelled and has not ended yet."""
+    size: int | None = None
+    """The length of the payload in bytes, of a task that runs; None if it is not known."""
+    deadline: datetime | None = None
+    """The time at which its run takes too long, if the job has a `timeout` of its own. The `timeout` of a handler is not known
+    to the server.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A run of a job that did not end well. See ``queue.read()``."""
+
+    at: datetime
+    """The time at which it ended, by the server's clock."""
+    seconds: float
+    """The seconds from its claim to its end."""
+    worker: str
+    """The id of the worker that ran it."""
+    reason: Literal["failed", "retry", "timeout", "stalled", "broken"]
+    """How it ended. ``failed``: it raised. ``retry``: it raised `Retry` with ``counted=False``. ``timeout``: it took too long.
+    ``stalled``: its worker or its process died. ``broken``: its payload could not be decoded.
+    """
+    error: RemoteError
+    """Its error: the type, and the first 500 bytes of the message, without a traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended, as its stored result has it. See ``queue.read()``. ``job.result()`` returns the value."""
+
+    state: Literal["finished", "failed", "cancelled"]
+    """The state in which the job ended."""
+    attempts: int
+    """The number of its tries."""
+    failures: int
+    """The number of tries that ended with an error."""
+    progress: float | None
+    """The progress that the handler reported last; None if it reported none."""
+    message: str
+    """The message that the handler reported last."""
+    error: RemoteError | None
+    """The error of a failed job."""
+    reason: str
+    """The reason that was given to the cancel of a cancelled job."""
+    expires_in: float
+    """The seconds for which the result is kept from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """Everything that is stored about one job. ``queue.read()`` returns it."""
+
+    id: str
+    """The job's id."""
+    queue: str
+    """The name of its queue."""
+    status: Status
+    """The state, as ``job.status()`` returns it. If the id is unknown, ``status.state`` is ``gone``."""
+    task: bytes
+    """The first 4,096 bytes of the payload, or all of it with ``payload=True``. Empty without a record, and for a payload of more
+    than 8 MiB of which you did not ask for all.
+    """
+    size: int | None
+    """The length of the whole payload in bytes; None without a record."""
+    plain: bool
+    """True if it was enqueued as a plain task, which became a job when it was retried or reported progress."""
+    meta: Mapping[str, str]
+    """The `meta` of its dispatch."""
+    options: Mapping[str, int | float | bool | str]
+    """The options of its own that the dispatch set, such as ``timeout`` and ``max_failures``; times in seconds."""
+    dispatched: datetime | None
+    """The time of its first dispatch, by the server's clock; None for a plain task and without a record."""
+    scheduled_for: datetime | None
+    """The nominal time of the schedule's firing that dispatched it."""
+    expires_at: datetime | None
+    """The time after which it does not start; None if it does not expire, or has started before."""
+    failures: int
+    """The number of tries that raised."""
+    stalls: int
+    """The number of workers that died while running it."""
+    timeouts: int
+    """The number of tries that took too long."""
+    tries: tuple[Try, ...]
+    """The last ten tries that did not end well, the oldest first. They are reset together with the counters."""
+    claim: str | None
+    """The name of its run, as in `TaskInfo`; None if it does not run."""
+    cancelling: bool
+    """True if its run was cancelled and has not ended yet."""
+    cancel_reason: str
+    """The reason that was given to that cancel."""
+    deadline: datetime | None
+    """The time at which its run takes too long, if the job has a `timeout` of its own."""
+    reserved: float | None
+    """The seconds for which `unique_for` reserves the id from now on; None if it does not."""
+    blocked: TaskInfo | None
+    """The next dispatch of this id, which waits until the run has ended."""
+    ended: tuple[Ended, ...]
+    """The stored results of the last two runs, the newest first."""
+    dead_letters: tuple[Failed, ...]
+    """The dead-letter records of this id, at most ten, the newest first. Each `task` has the first 4,096 bytes of the payload."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import worqr
 from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
 from tests.support.children import Child
+from tests.support.http import get
 from tests.support.servers import Server
 
 TERM, INT = signal.SIGTERM, signal.SIGINT
@@ -144,6 +147,94 @@ async def test_a_thread_that_lingers_does_not_keep_the_process(run: Run, connect
     assert await peer.ended(LONG) == 1
     assert "stuck: these threads have not ended, and the process ends without them: lingering" in peer.errors
     assert await connected.workers() == []
+
+
+# Probes
+
+
+def address_of(peer: Child) -> str:
+    """Where it serves its probes."""
+    (found,) = re.findall(r"probe: serving probes at (\S+)", peer.errors)
+    return str(found)
+
+
+@pytest.mark.parametrize("way", ["option", "variable", "unix"])
+async def test_probes_tell_of_the_worker_until_it_has_ended(
+    spawn: Callable[..., Child], server: Server, prefix: str, connected: worqr.Mesh, way: str, tmp_path: Path
+) -> None:
+    given = f"unix:{tmp_path}/probe" if way == "unix" else "127.0.0.1:0"
+    options = () if way == "variable" else ("--probe", given)
+    env = {"WORQR_URL": server.url, "WORQR_PROBE": given if way == "variable" else ""}
+    peer = spawn(RUN, "tests.cli.app:mesh", "--prefix", prefix, *options, env=env)
+    await started(peer)
+    address = address_of(peer)
+    for path in ("/live", "/ready", "/startup"):
+        await until(lambda path=path: get(address, path).status == 200, LONG)  # type: ignore[misc]
+    await enqueue(connected, "nap", seconds=2)
+    assert await peer.line(LONG) == "napping"
+    peer.signal(TERM)
+    await until(lambda: get(address, "/ready").status == 503, LONG)
+    assert get(address, "/ready").text == "the peer is leaving\n"
+    assert get(address, "/live").status == 200
+    assert await peer.line(LONG) == "awake"
+    assert await peer.ended(LONG) == 0
+    assert not (tmp_path / "probe").exists()
+
+
+async def test_probes_answer_before_the_server_can_be_reached(spawn: Callable[..., Child]) -> None:
+    env = {"WORQR_URL": "redis://127.0.0.1:1/0"}
+    peer = spawn(RUN, "tests.cli.app:mesh", "--probe", "127.0.0.1:0", env=env)
+    await until(lambda: "serving probes" in peer.errors, LONG)
+    address = address_of(peer)
+    assert get(address, "/live").status == 200
+    assert get(address, "/ready")[:2] == get(address, "/startup")[:2] == (503, "joining the mesh\n")
+
+
+@pytest.mark.leaves("*")
+async def test_ready_is_false_as_soon_as_it_is_to_stop_though_the_loop_is_blocked(
+    run: Run, connected: worqr.Mesh
+) -> None:
+    peer = await run("--probe", "127.0.0.1:0", "--grace", "100ms", code=HASTY)
+    address = address_of(peer)
+    await enqueue(connected, "block")
+    assert await peer.line(LONG) == "blocking"
+    peer.signal(TERM)
+    await until(lambda: get(address, "/ready").status == 503, LONG)
+    assert get(address, "/ready").text == "the peer is leaving\n"
+
+
+def test_a_probe_that_finds_no_port_is_an_error_of_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for options in (("--probe", address), ()):
+            monkeypatch.setenv("WORQR_PROBE", address)
+            found = command("run", "tests.cli.app:mesh", *options)
+            assert (found.code, found.out) == (1, "")
+            assert found.err == f"worqr: cannot listen at {address}: address already in use; choose another address\n"
+
+
+def test_a_probe_that_is_no_address(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = command("run", "tests.cli.app:mesh", "--probe", "here")
+    assert (found.code, found.err) == (
+        2,
+        "worqr: --probe must be [HOST:]PORT or unix:PATH, for example 9465, not 'here'\n",
+    )
+    monkeypatch.setenv("WORQR_PROBE", "there")
+    found = command("run", "tests.cli.app:mesh")
+    assert (found.code, found.err) == (
+        1,
+        "worqr: WORQR_PROBE must be [HOST:]PORT or unix:PATH, for example 9465, not 'there'\n",
+    )
+
+
+def test_mesh_run_serves_probes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = worqr.Mesh("redis://127.0.0.1:1/0")
+    mesh.task(name="f")(lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(worqr.UsageError, match="address already in use"):
+            mesh.run(probe=f"127.0.0.1:{taken.getsockname()[1]}")
+    with pytest.raises(worqr.UsageError, match="probe must be"):
+        mesh.run(probe="x")
 
 
 # Options

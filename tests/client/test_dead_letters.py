@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,10 +12,13 @@ import trio
 
 import worqr
 from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
-from tests.peer.tools import Held, Runs, eventually, serving
+from tests.peer.tools import Held, Runs, eventually, serving, spying
 from tests.support.leaks import dump
 from tests.support.servers import Server
-from worqr import Broken, Failed, RetryPolicy
+from worqr import Broken, Failed, RetryPolicy, ops
+from worqr.client import dead_letters
+from worqr.client.blocking_jobs import run_coroutine
+from worqr.inside import client_of
 
 pytestmark = pytest.mark.leaves("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
 ONCE = RetryPolicy(max_failures=1)
@@ -370,3 +374,79 @@ async def test_nothing_is_left_of_what_was_dropped(mesh: worqr.Mesh, server: Ser
         assert await q.failed.drop_all() == 3
         left = [key for key in dump(server.client(), prefix) if b"aside" in key or b"failed" in key or b"twins" in key]
         assert left == []
+
+
+# In pieces
+
+
+async def test_errors_are_counted_by_their_type_the_most_frequent_first(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = await fail_all(mesh, b"boom", b"value", b"timeout", b"value")
+        assert list((await q.failed.errors()).items()) == [
+            ("ValueError", 2),
+            ("TimeoutError", 1),
+            (f"{__name__}.Boom", 1),
+        ]
+        assert await q.broken.errors() == {}
+
+
+async def test_errors_of_many_are_counted_in_several_requests(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh.connect():
+        q = await fail_all(mesh, *[b"value"] * 5, b"boom")
+        monkeypatch.setattr(dead_letters, "MAX_ITEMS", 4)
+        count_errors = ops.count_errors
+        monkeypatch.setattr(ops, "count_errors", lambda keys, which, rank: count_errors(keys, which, rank, 4))
+        assert await q.failed.errors() == {"ValueError": 5, f"{__name__}.Boom": 1}
+
+
+@pytest.mark.parametrize("verb", ["retry_all", "drop_all"])
+async def test_many_are_changed_in_pieces_of_a_hundred_with_pauses_and_progress(
+    mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    seen: list[tuple[int, int]] = []
+    pauses: list[float] = []
+
+    async def pause(_link: object, seconds: float) -> None:
+        pauses.append(seconds)
+
+    async with mesh.connect():
+        q = await fail_all(mesh, *[b"value"] * 250)
+        monkeypatch.setattr(dead_letters, "sleep", pause)
+        with spying(server, prefix) as spy:
+            assert await getattr(q.failed, verb)(progress=lambda *numbers: seen.append(numbers)) == 250
+            assert spy.calls()[verb.replace("all", "aside")] == 3
+        assert seen == [(100, 250), (200, 250), (250, 250)]
+        assert len(pauses) == 2
+        assert all(0 < seconds < 60 for seconds in pauses)
+        assert await getattr(q.failed, verb)(progress=lambda *numbers: seen.append(numbers)) == 0
+        assert len(seen) == 3
+        await q.delete()
+
+
+async def test_a_cancelled_change_leaves_the_rest_where_it_is(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = await fail_all(mesh, *[b"value"] * 150)
+        with trio.CancelScope() as scope:
+            await q.failed.drop_all(progress=lambda done, of: scope.cancel())
+        assert scope.cancelled_caught
+        assert await count(q) == (50, 0)
+        assert await q.failed.drop_all() == 50
+
+
+async def test_the_pause_is_one_on_asyncio_and_without_a_loop_too(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = await fail_all(mesh, *[b"value"] * 150)
+
+    async def drop() -> int:
+        async with mesh.connect():
+            return await q.failed.drop_all(limit=120)
+
+    assert await trio.to_thread.run_sync(asyncio.run, drop()) == 120
+    await trio.to_thread.run_sync(run_coroutine, client_of(mesh), sleep_a_little(mesh))
+    await trio.to_thread.run_sync(mesh.blocking.close)
+
+
+async def sleep_a_little(mesh: worqr.Mesh) -> None:
+    await dead_letters.sleep(client_of(mesh).link, 0.01)

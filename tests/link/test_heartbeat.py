@@ -441,3 +441,23 @@ async def test_a_reply_that_waits_when_the_heart_is_stopped_is_not_reported(
     beats.heartbeat.stop()
     await trio.sleep(0.02)
     assert len(beats.replies) == replies
+
+
+def test_the_lag_may_be_read_from_any_thread_at_any_time() -> None:
+    """Between two writes of the keepalive thread, too: the last tick was long ago, as after a slow connect."""
+    read: list[float] = []
+
+    class Watched(LoopMonitor):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if "_slice_began" in vars(self):  # it was made
+                read.append(self.lag)
+
+    loop = Loop()
+    monitor = Watched(loop, str, 15.0)  # type: ignore[arg-type]
+    monitor.look(time.monotonic() - 1000)
+    loop.turn()
+    read.clear()
+    monitor._last_lag = 0.0
+    monitor.look(time.monotonic())
+    assert max(read) < 100

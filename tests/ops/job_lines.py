@@ -368,6 +368,17 @@ class Lines:
         left = min(self.due.values(), default=None)
         return ["ok", self.pushed, -1 if left is None else max(0, left - NOW)]
 
+    def promote_jobs(self, job_ids: list[str]) -> Reply:
+        self.begin("promote_jobs")
+        promoted = 0
+        for job_id in job_ids:
+            if self.due.pop(job_id, None) is not None:
+                job = self.jobs[job_id]
+                job["run_at"] = NOW
+                self._move("due", self._put(job_id, 0, suspect="suspect" in job))
+                promoted += 1
+        return ["ok", promoted]
+
     def _promote(self, limit: int) -> None:
         ready = sorted((score, job_id) for job_id, score in self.due.items() if score <= NOW)
         for _, job_id in ready[:limit]:

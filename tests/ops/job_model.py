@@ -408,6 +408,17 @@ class Model(Lines):
             self.active[job_id]["last"] = last
         return ["ok", waiting, self._mark_job(job_id, reason)]
 
+    def cancel_claims(self, claims: list[int], reason: str) -> Reply:
+        self.begin("cancel_claims")
+        found = [claim for claim in claims if claim in self.items]
+        for claim in found:
+            job_id = id_of(self.items[claim])
+            if job_id is None:
+                self.marks.add(claim)
+            else:
+                self._mark_job(job_id, reason)
+        return ["ok", *found]
+
     def cancel_task(self, task: bytes, reason: str) -> tuple[int, set[int]]:
         """How many waited, and the claims of those that run."""
         self.begin("cancel_task")

@@ -351,6 +351,12 @@ class JobMachine(RuleBasedStateMachine):
             assert (found, following is None, following == 0) == (pushed, next_in == -1, next_in == 0)
             self.check()
 
+    @action(2, lambda machine: bool(machine.model.due))
+    def run_now(self, data: st.DataObject) -> None:
+        """An operator does not wait for the time of some jobs."""
+        some = data.draw(st.lists(st.sampled_from([*sorted(self.model.due), *IDS]), min_size=1, max_size=3))
+        self.raw(ops.promote_jobs(self.q, some), self.model.promote_jobs(some), data)
+
     def let_come(self, job_id: str) -> None:
         self.model.time_passes(job_id, self.clock)
         self.world.time_passes(job_id, self.clock)
@@ -483,6 +489,13 @@ class JobMachine(RuleBasedStateMachine):
             self.raw(ops.cancel_job(self.q, job_id, "id"), self.model.cancel_job(job_id, "id"), data)
         else:
             self.cancel_payload(data.draw(payloads), data.draw(budgets))
+
+    @action(2, holds)
+    def cancel_runs(self, data: st.DataObject) -> None:
+        """Runs are cancelled by their claims, of which one has ended."""
+        _, claims = self._pick(data)
+        some = [*claims, 7]
+        self.raw(ops.cancel_claims(self.q, some, reason="claim"), self.model.cancel_claims(some, "claim"), data)
 
     def cancel_payload(self, task: bytes, budget: int) -> None:
         expected = self.model.cancel_task(task, "payload")

@@ -26,6 +26,8 @@ REFUSED = {
     "dispatch_jobs": (":job:", ":active:", ":taken:"),
     "fire_schedule": (":job:", ":active:", ":taken:"),
     "job_status": (":job:", ":active:"),
+    "read_job": (":job:", ":active:", ":result:", ":older_result:"),
+    "read_payload": (":job:", ":active:"),
     "read_result": (":job:", ":active:", ":result:"),
     "retry_aside": (":job:", ":active:", ":taken:"),
 }
@@ -92,7 +94,8 @@ def others(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
             members = (each.removeprefix(MARKER).decode() if isinstance(each, bytes) else each for each in value)
             found[name] = Counter(each for each in members if each not in names)
         elif split(name)[0] and not name.startswith("-fail") and split(name)[1] not in names:
-            found[name] = value
+            timeless = isinstance(value, dict) and {field: each for field, each in value.items() if field != "run_at"}
+            found[name] = timeless or value  # the time may be that of the call
     return {name: value for name, value in found.items() if value}
 
 

@@ -60,7 +60,7 @@ CALLS: dict[str, tuple[str, Call]] = {
     "count": ("list_tasks", lambda w: w.q.count()),
     "peek": ("list_tasks", lambda w: w.q.peek()),
     "tasks": ("list_tasks", lambda w: w.q.tasks()),
-    "running": ("list_claims", lambda w: w.q.running()),
+    "running": ("list_running", lambda w: w.q.running()),
     "jobs": ("list_jobs", lambda w: w.q.jobs()),
     "info": ("inspect", lambda w: w.q.info()),
     "cancel": ("cancel_task", lambda w: w.q.cancel(b"zzz")),

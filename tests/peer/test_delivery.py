@@ -128,7 +128,7 @@ async def test_requests_per_task_do_not_grow_with_the_number_of_peers(
     for chore in (
         "keep_worker_alive",
         "look_at_workers",
-        "list_claims",
+        "list_running",
         "inspect",
         "list_queues",
         "post_scan",

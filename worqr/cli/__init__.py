@@ -71,6 +71,11 @@ GROUPS: Final = {
             "worqr.cli.task_commands:status",
             "Show one job: its state, attempts, last error and next run.\n\nExit code 1 if the mesh does not know the id.",
         ),
+        "health": (
+            "worqr.cli.health:health",
+            "Ask a worker that runs with --probe for its health.\n\nExit code 1 if it is not well. The application is not "
+            "imported.",
+        ),
         "schedules": (
             "worqr.cli.schedule_commands:schedules",
             "List schedules, pause or resume one, or run its task now.",

@@ -21,6 +21,7 @@ from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import EXIT_AFTER, Service, exit_after
+from worqr.http_server import BindAddress
 from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
@@ -84,6 +85,13 @@ def run(
     /,
     *,
     options: WorkerOptions = DEFAULTS,
+    probe: Annotated[
+        str | None,
+        Parameter(
+            metavar="ADDRESS",
+            help="Serve /live, /ready, /startup and /metrics over HTTP at [HOST:]PORT or unix:PATH. Default: $WORQR_PROBE.",
+        ),
+    ] = None,
     reload: Annotated[bool, flag("Restart when a .py file below this folder changes. For development.")] = False,
     log_json: Annotated[bool, flag("Log JSON Lines.")] = False,
     log_level: Annotated[Level | None, Parameter(help="Log this level and above. Default: info.")] = None,
@@ -94,7 +102,8 @@ def run(
 
     The first signal waits for running tasks, the second cancels them, the third ends the process at once.
     """
-    program = _Program(target, options.as_join_options(), url, prefix)
+    _check_address(probe)
+    program = _Program(target, options.as_join_options(), url, prefix, probe)
     if reload:
         return supervise(command_without_reload(), Path.cwd())
     follow_supervisor(program.request_stop)
@@ -130,6 +139,14 @@ def _concurrency(text: str | None) -> int | str | None:
     return int(text)
 
 
+def _check_address(probe: str | None) -> None:
+    if probe is not None:
+        try:
+            BindAddress.parse(probe, "--probe")
+        except UsageError as error:
+            raise InvalidArguments(str(error)) from None
+
+
 @contextmanager
 def _exit_on_ctrl_c() -> Generator[None]:
     """End the process at Ctrl-C while modules are imported.
@@ -150,11 +167,14 @@ def _exit_on_ctrl_c() -> Generator[None]:
 class _Program:
     """The mesh to run, by its name, and the options."""
 
-    def __init__(self, target: str, options: dict[str, Any], url: str | None, prefix: str | None) -> None:
+    def __init__(
+        self, target: str, options: dict[str, Any], url: str | None, prefix: str | None, probe: str | None
+    ) -> None:
         self._target = target
         self._options = options
         self._url = url
         self._prefix = prefix
+        self._probe = probe
         self._service: Service | None = None
 
     def request_stop(self, urgency: int) -> None:
@@ -175,7 +195,7 @@ class _Program:
                 "import the modules that declare them where the mesh is made"
             )
         self._check_queues(mesh)
-        self._service = Service(peers_of(mesh), self._options)
+        self._service = Service(peers_of(mesh), self._options, self._probe)
         self._service.run()
         exit_after(EXIT_AFTER)
 

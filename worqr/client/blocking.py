@@ -16,7 +16,8 @@ from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
 from worqr.job_options import JobOptions
-from worqr.records import CancelCount, MeshInfo, QueueInfo, WorkerInfo
+from worqr.ops import MAX_ITEMS
+from worqr.records import CancelCount, JobRecord, MeshInfo, QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.validation import Seconds
 
 R = TypeVar("R")
@@ -34,6 +35,7 @@ class AsyncMesh(Protocol):
     async def workers(self) -> list[WorkerInfo]: ...
     async def info(self) -> MeshInfo: ...
     async def evict(self, worker_id: str) -> None: ...
+    async def find(self, id: str) -> dict[str, Status]: ...
 
 
 class BlockingMesh:
@@ -124,6 +126,17 @@ class BlockingMesh:
                 tasks are not back yet.
         """
         run_coroutine(self._client, self._mesh.evict(worker_id))
+
+    def find(self, id: str) -> dict[str, Status]:
+        """Return the queues that know a job of this id, with its status there. See ``mesh.find``.
+
+        Args:
+            id: The job's id.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
+        return run_coroutine(self._client, self._mesh.find(id))
 
     def close(self) -> None:
         """Disconnect. Calls of other threads that wait for a reply raise `Unavailable`; the next call connects again.
@@ -232,3 +245,68 @@ class BlockingQueue:
             The number of tasks that waited, that ran, and that ended within `wait`.
         """
         return run_coroutine(self._client, self._queue.cancel(task, reason=reason, wait=wait))
+
+    def running(self, limit: int = MAX_ITEMS) -> list[TaskInfo]:
+        """Return the tasks that run now, the longest-running first. See ``queue.running``.
+
+        Args:
+            limit: At most this many, up to 10,000.
+
+        Raises:
+            UsageError: `limit` is less than 1.
+        """
+        return run_coroutine(self._client, self._queue.running(limit))
+
+    def read(self, id: str, *, payload: bool = False) -> JobRecord:
+        """Return everything that is stored about one job. See ``queue.read``.
+
+        Args:
+            id: The job's id.
+            payload: Read the whole payload, not only its first 4,096 bytes.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
+        return run_coroutine(self._client, self._queue.read(id, payload=payload))
+
+    def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:
+        """Return the whole payload of a job, of a running task, or of a dead-letter record. See ``queue.payload``.
+
+        Args:
+            id: The job's id.
+            claim: The `claim` of a task in ``queue.running()``.
+
+        Raises:
+            UsageError: Neither or both are given, or one is not valid.
+        """
+        return run_coroutine(self._client, self._queue.payload(id, claim=claim))
+
+    def cancel_claims(self, *claims: str, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel running tasks by their claims. See ``queue.cancel_claims``.
+
+        Args:
+            *claims: The `claim` of tasks in ``queue.running()``.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the runs have ended.
+
+        Returns:
+            The number of tasks that ran, and that ended within `wait`.
+
+        Raises:
+            UsageError: A claim or `wait` is not valid.
+        """
+        return run_coroutine(self._client, self._queue.cancel_claims(*claims, reason=reason, wait=wait))
+
+    def run_now(self, *ids: str) -> int:
+        """Make scheduled jobs due now. See ``queue.run_now``.
+
+        Args:
+            *ids: The ids of the jobs.
+
+        Returns:
+            The number of jobs that were scheduled and now wait.
+
+        Raises:
+            UsageError: An id is not valid.
+        """
+        return run_coroutine(self._client, self._queue.run_now(*ids))

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.client.client import Client
-from worqr.client.stats import merge_queue_info, merge_running, task_info_of, worker_info
+from worqr.client.stats import merge_queue_info, task_info_of, worker_info
 from worqr.errors import RefusedByServer, UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import MAX_ITEMS, Inspected, Unstarted
@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 Listed = Literal["waiting", "scheduled", "blocked", "active"]
 """The states whose jobs can be listed."""
+NotRunning = Literal["waiting", "scheduled", "blocked"]
 LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
 MIN_POSITIONS: Final = 100
 """Positions that a request reads at least, because some positions have no job any more."""
@@ -36,10 +37,12 @@ async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[
 
 
 async def list_jobs(
-    client: Client, shards: Sequence[QueueKeys], state: Listed, limit: int, after: str
+    client: Client, shards: Sequence[QueueKeys], state: NotRunning, limit: int, after: str
 ) -> list[TaskInfo]:
-    """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`."""
-    first, start = _parse(after, state, len(shards))
+    """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`. `worqr.client.running` has
+    those that run.
+    """
+    first, start = parse_cursor(after, state, len(shards))
     found: list[TaskInfo] = []
     for n in range(first, len(shards)):
         more, cursor = True, start if n == first else ""
@@ -50,7 +53,7 @@ async def list_jobs(
     return found[:limit]
 
 
-def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
+def parse_cursor(after: str, state: Listed, shards: int) -> tuple[int, str]:
     """Split a cursor into the shard and the cursor in it."""
     if not after:
         return 0, ""
@@ -64,17 +67,9 @@ def _parse(after: str, state: Listed, shards: int) -> tuple[int, str]:
 
 
 async def _page(
-    client: Client, keys: QueueKeys, state: Listed, limit: int, cursor: str
+    client: Client, keys: QueueKeys, state: NotRunning, limit: int, cursor: str
 ) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
     """Return whether there is more, and positions with their cursors; some have no task of this state any more."""
-    if state == "active":
-        most = min(limit, MAX_ITEMS)
-        worker, _, claim = cursor.rpartition(" ")
-        claims = await client.ask(ops.list_claims(keys, most, after=(worker, int(claim) if claim.isdecimal() else 0)))
-        infos = merge_running([claims], most)
-        return len(claims) == most, [
-            (f"{each.worker} {each.claim}", info) for each, info in zip(claims, infos, strict=True)
-        ]
     unstarted: Unstarted = "due" if state == "scheduled" else state
     page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, MIN_POSITIONS), MAX_ITEMS), after=cursor))
     return page.more, [

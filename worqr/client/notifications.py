@@ -54,6 +54,12 @@ async def subscribed_to(
         subscription.close()
 
 
+async def sleep(link: Link, seconds: float) -> None:
+    """Wait this long, on whatever loop or thread the caller is."""
+    with link.driver.move_on_after(seconds):
+        await Signal(link.driver).wait()
+
+
 class Notification:
     """A flag for a task that waits: a message has arrived since its last check."""
 

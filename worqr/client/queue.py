@@ -13,13 +13,14 @@ from typing import Literal, TypeVar, Unpack
 
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
-from worqr.client.client import Client
 from worqr.client.dead_letters import Aside
 from worqr.client.dispatcher import send_dispatch, send_enqueue, send_unique
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
-from worqr.client.stats import interleave, merge_queue_info, merge_running
+from worqr.client.queue_operations import QueueOperations
+from worqr.client.running import list_active, longest_running
+from worqr.client.stats import interleave, merge_queue_info
 from worqr.errors import NotReplicated, UsageError, WorqrError
 from worqr.ids import with_random_ids
 from worqr.job_options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
@@ -35,7 +36,7 @@ T = TypeVar("T")
 MAX_LISTED = 10_000
 
 
-class Queue:
+class Queue(QueueOperations):
     """A raw queue of a mesh: bytes in, bytes out. ``mesh.queue(name)`` makes it; its calls need ``mesh.connect()`` or
     ``join()``.
 
@@ -44,11 +45,7 @@ class Queue:
     moment. The order of tasks is kept within a shard only.
     """
 
-    __slots__ = ("_client", "_keys")
-
-    def __init__(self, client: Client, keys: QueueKeys) -> None:
-        self._client = client
-        self._keys = keys
+    __slots__ = ()
 
     @property
     def name(self) -> str:
@@ -216,13 +213,21 @@ class Queue:
         most = min(check_count(limit, "limit"), MAX_LISTED)
         return interleave([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
 
-    async def running(self) -> list[TaskInfo]:
-        """Return up to 1,000 tasks that run now.
+    async def running(self, limit: int = MAX_ITEMS) -> list[TaskInfo]:
+        """Return the tasks that run now, the longest-running first.
 
-        Each has its job id, or the first 100 bytes of the payload of a plain task; the worker that runs it; and the time at
-        which the run began, by the server's clock.
+        Each has its job id, or the first 100 bytes of the payload of a plain task; the worker that runs it; the time at which
+        the run began, by the server's clock; and its `claim`, for `cancel_claims`.
+
+        Args:
+            limit: At most this many, up to 10,000.
+
+        Raises:
+            UsageError: `limit` is less than 1.
         """
-        return merge_running(await self._ask_all(ops.list_claims), MAX_ITEMS)
+        most = min(check_count(limit, "limit"), MAX_LISTED)
+        shards = await self._client.sharding.shards(self._keys)
+        return [info for _, info in await longest_running(self._client, shards, most)]
 
     async def jobs(
         self,
@@ -239,7 +244,7 @@ class Queue:
         Args:
             state: ``waiting``: in the order in which they will be taken. ``scheduled``: jobs that wait for their time, the
                 next one first. ``blocked``: jobs that wait until the run of their id has ended, by id. ``active``: tasks that
-                run, by worker. Shards are listed one after the other.
+                run, the longest-running first. Shards are listed one after the other, except for ``active``.
             limit: The size of the page, at most 10,000.
             after: The `cursor` of the last entry of the page before; empty: the first page.
 
@@ -251,7 +256,10 @@ class Queue:
         """
         check_choice(state, "state", LISTED_STATES)
         most = min(check_count(limit, "limit"), MAX_LISTED)
-        return await list_jobs(self._client, await self._client.sharding.shards(self._keys), state, most, after)
+        shards = await self._client.sharding.shards(self._keys)
+        if state == "active":
+            return await list_active(self._client, shards, most, after)
+        return await list_jobs(self._client, shards, state, most, after)
 
     async def info(self) -> QueueInfo:
         """Return the queue's counters.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
 from typing import Any, Final, Literal, TypeVar
 
 from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import ActiveClaim, Inspected, JobState, QueuesPage, TaskSummary, WorkerRow, list_queues
+from worqr.ops import Inspected, JobState, QueuesPage, TaskSummary, WorkerRow, list_queues
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.script_call import Call
 from worqr.validation import from_ms
@@ -91,19 +89,6 @@ def status_of(state: JobState) -> Status:
 def task_info_of(summary: TaskSummary) -> TaskInfo:
     """Return one task of a list."""
     return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task)
-
-
-def merge_running(claims_by_shard: Sequence[Sequence[ActiveClaim]], limit: int) -> list[TaskInfo]:
-    """Return up to `limit` running tasks. With several shards, the longest-running come first."""
-    claims = (
-        claims_by_shard[0]
-        if len(claims_by_shard) == 1
-        else sorted(chain(*claims_by_shard), key=lambda each: each.claim)
-    )
-    return [
-        replace(task_info_of(each.summary), worker=each.worker, since=from_ms(each.claim / 1000))
-        for each in claims[:limit]
-    ]
 
 
 def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:

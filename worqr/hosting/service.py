@@ -29,6 +29,7 @@ from worqr.errors import Unavailable, UsageError
 from worqr.functions.function import Function
 from worqr.handler_options import AsyncRunsIn
 from worqr.hosting.peer_factory import PeerFactory
+from worqr.hosting.supervision import Supervision
 from worqr.inside import definition_of, engine_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
@@ -42,9 +43,7 @@ logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 WARN_AFTER: Final = 4.0
-"""Seconds after a cancellation at which handlers that still run are logged. Together with the default grace, it is less
-than Kubernetes's 30 s.
-"""
+"""Seconds after a cancellation at which handlers that still run are logged."""
 EXIT_AFTER: Final = 10.0
 """Seconds after a cancellation at which the process exits. It is longer than the 6 s that a peer takes at most to leave while
 the server does not reply.
@@ -69,7 +68,7 @@ _STOP_TEXTS: Final = {
 }
 
 
-def run(peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
+def run(peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | None = None) -> None:
     """Join the mesh and serve its functions until a signal comes: the last line of a script.
 
     The first SIGTERM or SIGINT (Ctrl-C) drains for `grace`, the second cancels what runs and gives it back, the third ends the
@@ -78,15 +77,16 @@ def run(peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
 
     Args:
         options: as for ``join``.
+        probe: where it serves probes; None: as ``$WORQR_PROBE`` says.
 
     Returns: after a drain. If something refuses to end, the process ends with code 1 instead, 10 s after it was cancelled.
 
     Raises:
-        UsageError: nothing to serve, an option that cannot be, not the main thread, inside a running loop, or while the
-            command line imports this module.
+        UsageError: nothing to serve, an option that cannot be, not the main thread, inside a running loop, while the
+            command line imports this module, or the address of the probes is in use.
         RefusedByServer, WrongVersion: waiting would not help.
     """
-    service = Service(peers, options)
+    service = Service(peers, options, probe)
     service.check()
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=LINE, stream=sys.stderr)
@@ -96,9 +96,10 @@ def run(peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
 class Service:
     """One run of a mesh as a program. Any thread may change `_level`; the rest is changed in the loop's thread."""
 
-    def __init__(self, peers: PeerFactory[Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | None = None) -> None:
         self._peers = peers
         self._options = options
+        self._supervision = Supervision(probe)
         self._grace = seconds(options.get("grace", GRACE), "grace")
         self._signals = 0
         self._level = 0
@@ -118,6 +119,10 @@ class Service:
     def run(self) -> None:
         """Block until the service has ended; see the function `run`."""
         self.check()
+        with self._supervision.running():
+            self._run_until_stopped()
+
+    def _run_until_stopped(self) -> None:
         before = [
             (number, signal.signal(number, self._on_signal))
             for number in SIGNALS
@@ -137,6 +142,7 @@ class Service:
             os._exit(1)
         self._level = max(self._level, level)
         self._watchdog.begin(self._level)
+        self._supervision.stopping()
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._apply_stop, idempotent=True)
@@ -175,12 +181,14 @@ class Service:
             served = _served(self._peers, peer)
             banner = _banner(self._peers, peer, served).replace("%", "%%")
             emit_fields(logger, "start", banner, _facts(self._peers, peer, served))
+            self._supervision.serves(peer)
             try:
                 await self._wait_until_stopping(peer)
             except BaseException:
                 self._watchdog.begin(StopLevel.CANCEL)
                 raise
             self._watchdog.begin(StopLevel.DRAIN)
+            self._supervision.stopping()
 
     async def _wait_until_stopping(self, peer: Peer) -> None:
         """Wait until a stop is requested, or the peer has drained; a handler may drain it."""

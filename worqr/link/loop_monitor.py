@@ -95,8 +95,8 @@ class LoopMonitor:
             gone = now - self._blocked_since
             self._lines.append(Line("loop.turns", "the event loop turns again, after %(duration).1f s", gone))
         self.state = LoopState.TURNING
+        self._asked_at = now  # before `_asked`: any thread may read `lag` between the two
         self._asked += 1
-        self._asked_at = now
         self._driver.post(partial(self._tick, self._asked))
 
     def forgive(self, late: float) -> None:

@@ -38,12 +38,9 @@ local function list(cursor, item)
 end
 
 local function list_positions(name, key, first, claimed)
-  for i = first, redis.call('LLEN', key) - 1 do
-    if not list(string.format('%s %d %.0f', name, i, claimed), redis.call('LINDEX', key, -1 - i)) then
-      return false
-    end
-  end
-  return true
+  return read_items(key, first, true, max_bytes, function(item, i)
+    return list(string.format('%s %d %.0f', name, i, claimed), item)
+  end)
 end
 
 if state == 'waiting' then

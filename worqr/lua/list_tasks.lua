@@ -15,26 +15,28 @@ local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])
 local reply = {'ok', waiting_length(queue)}
 local bytes, skipped, listed = 0, 0, {}
 
-local function list(key)
-  local length, i = redis.call('LLEN', key), 0
-  while i < length and #reply - 2 < limit and bytes < max_bytes and skipped < max_skipped do
-    local item = redis.call('LINDEX', key, from_front and -1 - i or i)
-    local id = job_id(item)
-    local task = item
-    if id then
-      local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'state')) or {}
-      task = kept[2] == 'waiting' and not listed[id] and kept[1] -- a job that was due in between has two positions in the lists
-    end
-    if task then
-      reply[#reply + 1] = task
-      bytes, listed[id or ''] = bytes + #task, id
-    else
-      skipped = skipped + 1
-    end
-    i = i + 1
+-- Lists one item; returns false if the reply is full.
+local function list(item)
+  if #reply - 2 >= limit or bytes >= max_bytes or skipped >= max_skipped then
+    return false
   end
+  local id = job_id(item)
+  local task = item
+  if id then
+    local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'state')) or {}
+    task = kept[2] == 'waiting' and not listed[id] and kept[1] -- a job that was due in between has two positions in the lists
+  end
+  if task then
+    reply[#reply + 1] = task
+    bytes, listed[id or ''] = bytes + #task, id
+  else
+    skipped = skipped + 1
+  end
+  return true
 end
 
-list(from_front and suspects or queue)
-list(from_front and queue or suspects)
+if limit > 0 then
+  read_items(from_front and suspects or queue, 0, from_front, max_bytes, list)
+  read_items(from_front and queue or suspects, 0, from_front, max_bytes, list)
+end
 return reply

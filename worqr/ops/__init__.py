@@ -3,9 +3,10 @@
 Each function has the name of its script in ``lua/``, whose header documents the guarantees. This package has the Python
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
-Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `dead_letters` (the dead-letter queue), `consumers`
-(a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its snapshot), `operators` (cancel, delete, pause),
-`inspection` (read a queue), `replies` (shared helpers). ``tests/test_lua.py`` checks that `__all__` is complete.
+Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `job_record` (all that is stored about a job),
+`dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its
+snapshot), `operators` (cancel, delete, pause), `inspection` (read a queue), `replies` (shared helpers).
+``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
 from __future__ import annotations
@@ -16,18 +17,37 @@ from worqr.ops.consumers import (
     start_work,
     stop_work,
 )
-from worqr.ops.dead_letters import DeadLetterList, DeadLetterPage, drop_aside, find_aside, list_aside, retry_aside
+from worqr.ops.dead_letters import (
+    DeadLetterList,
+    DeadLetterPage,
+    count_errors,
+    drop_aside,
+    find_aside,
+    list_aside,
+    retry_aside,
+)
 from worqr.ops.inspection import (
-    ActiveClaim,
+    HOLDERS_AT_ONCE,
     Inspected,
     JobPage,
+    RunningPage,
+    RunningTask,
     TaskSummary,
     Unstarted,
     inspect,
-    list_claims,
     list_jobs,
     list_marks,
+    list_running,
     list_tasks,
+)
+from worqr.ops.job_record import (
+    HEAD_BYTES,
+    MANY_RECORDS,
+    Everything,
+    Stored,
+    StoredResult,
+    read_job,
+    read_payload,
 )
 from worqr.ops.jobs import (
     Dispatched,
@@ -38,6 +58,7 @@ from worqr.ops.jobs import (
     dispatch_jobs,
     job_status,
     promote_due,
+    promote_jobs,
     read_result,
 )
 from worqr.ops.operators import (
@@ -45,6 +66,7 @@ from worqr.ops.operators import (
     SCAN_LIMIT,
     CancelReply,
     cancel_all,
+    cancel_claims,
     cancel_task,
     delete_queue,
     pause,
@@ -137,8 +159,11 @@ __all__ = [
     "CANCEL_PAGE",
     "FIRED_EXPIRE_S",
     "FORGET_AT_ONCE",
+    "HEAD_BYTES",
+    "HOLDERS_AT_ONCE",
     "INFO_EXPIRE_S",
     "MANY_DYING",
+    "MANY_RECORDS",
     "MAX_BYTES",
     "MAX_ITEMS",
     "MAX_SKIPPED",
@@ -156,7 +181,6 @@ __all__ = [
     "WIRE_VERSION",
     "WORKERS_AT_ONCE",
     "WORK_MAPS_AT_ONCE",
-    "ActiveClaim",
     "Beat",
     "Call",
     "CancelReply",
@@ -164,6 +188,7 @@ __all__ = [
     "DeadLetterPage",
     "Dispatched",
     "DueSchedules",
+    "Everything",
     "Inspected",
     "JobPage",
     "JobState",
@@ -173,9 +198,13 @@ __all__ = [
     "Reply",
     "Result",
     "ResultReply",
+    "RunningPage",
+    "RunningTask",
     "ScheduleRow",
     "Schedules",
     "StartReply",
+    "Stored",
+    "StoredResult",
     "StoredSnapshot",
     "TaskSummary",
     "Tick",
@@ -185,9 +214,11 @@ __all__ = [
     "WorkersPage",
     "adopt_worker",
     "cancel_all",
+    "cancel_claims",
     "cancel_job",
     "cancel_task",
     "condemn_worker",
+    "count_errors",
     "declare_schedules",
     "declare_shards",
     "delete_queue",
@@ -207,11 +238,11 @@ __all__ = [
     "job_status",
     "keep_worker_alive",
     "list_aside",
-    "list_claims",
     "list_jobs",
     "list_marks",
     "list_own_claims",
     "list_queues",
+    "list_running",
     "list_schedules",
     "list_shards",
     "list_tasks",
@@ -224,7 +255,10 @@ __all__ = [
     "pause_schedule",
     "post_scan",
     "promote_due",
+    "promote_jobs",
     "purge_queue",
+    "read_job",
+    "read_payload",
     "read_result",
     "read_snapshot",
     "reconcile",

@@ -79,3 +79,14 @@ def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[int]) ->
     """Drop up to MAX_ITEMS records; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)
+
+
+def count_errors(
+    keys: QueueKeys, which: DeadLetterList, rank: int, limit: int = MAX_ITEMS
+) -> Call[tuple[bool, dict[str, int]]]:
+    """Count `limit` records by the type of their error, from a rank on; and return whether there are more behind them."""
+
+    def read(reply: Reply) -> tuple[bool, dict[str, int]]:
+        return status_word(reply) == "more", {text(name): int(number) for name, number in pairs(reply[1:])}
+
+    return new_call("count_errors", keys.base, (keys.base, _list(keys, which)), (rank, limit), read)

@@ -25,6 +25,8 @@ from worqr.script_call import Call
 Unstarted = Literal["waiting", "due", "blocked"]
 """The states of a job that does not run."""
 
+HOLDERS_AT_ONCE: Final = 200
+"""Workers whose claims one script looks at, at most."""
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
 """Fields of the counters' hash that are not event counters."""
 
@@ -87,12 +89,24 @@ class TaskSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveClaim:
-    """One claim, as `list_claims` returns it."""
+class RunningTask:
+    """One claim, as `list_running` returns it. `size`: bytes of payload; `timeout_ms`: the job's own, if it has one."""
 
     claim: int
     worker: str
+    size: int | None
+    timeout_ms: int | None
+    cancelling: bool
     summary: TaskSummary
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPage:
+    """Reply of list_running: the tasks, the longest-running first, and the last worker whose claims were looked at."""
+
+    more: bool
+    worker: str
+    tasks: list[RunningTask]
 
 
 def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *record: bytes | None) -> TaskSummary:
@@ -114,18 +128,22 @@ def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *record
     return TaskSummary(text(id), task, state)
 
 
-def list_claims(
-    keys: QueueKeys, limit: int = MAX_ITEMS, *, after: tuple[str, int] = ("", 0)
-) -> Call[list[ActiveClaim]]:
-    """Return one page of running tasks, by worker and claim. `after`: worker and claim of the previous page's last entry."""
+def list_running(
+    keys: QueueKeys, limit: int = MAX_ITEMS, *, after_worker: str = "", after_claim: int = 0
+) -> Call[RunningPage]:
+    """Return the longest-running tasks among those of some workers: `limit` tasks, after a claim and after a worker."""
 
-    def entry(claim: bytes, worker: bytes, fields: list[Any]) -> ActiveClaim:
-        return ActiveClaim(int(claim), text(worker), _summary("active", 1, *fields))
+    def task(
+        claim: bytes, worker: bytes, size: int | None, timeout: bytes | None, cancelling: int, fields: list[Any]
+    ) -> RunningTask:
+        timeout_ms = int(timeout) if timeout else None
+        return RunningTask(int(claim), text(worker), size, timeout_ms, bool(cancelling), _summary("active", 1, *fields))
 
-    def read(reply: Reply) -> list[ActiveClaim]:
-        return [entry(*parts) for parts in reply[1:]]
+    def read(reply: Reply) -> RunningPage:
+        return RunningPage(status_word(reply) == "more", text(reply[1]), [task(*entry) for entry in reply[2:]])
 
-    return new_call("list_claims", keys.base, (keys.base, keys.workers), (limit, MAX_BYTES, *after), read)
+    args = (limit, MAX_BYTES, after_worker, after_claim, HOLDERS_AT_ONCE, MAX_ITEMS)
+    return new_call("list_running", keys.base, (keys.base, keys.workers, keys.cancelling), args, read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,16 @@ def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int 
     return new_call("promote_due", keys.base, (keys.base, keys.due), (limit,), read)
 
 
+def promote_jobs(keys: QueueKeys, ids: Sequence[str]) -> Call[int]:
+    """Make up to MAX_ITEMS scheduled jobs due now; return how many were."""
+
+    def read(reply: Reply) -> int:
+        status_word(reply)
+        return int(reply[1])
+
+    return new_call("promote_jobs", keys.base, (keys.base, keys.due), tuple(ids), read, numbered=True)
+
+
 def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
     """Cancel a job in any state."""
 

@@ -56,6 +56,17 @@ def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[C
     return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_PAGE, reason), read, numbered=True)
 
 
+def cancel_claims(keys: QueueKeys, claims: Sequence[int], *, reason: str = "") -> Call[list[int]]:
+    """Cancel up to MAX_ITEMS running tasks by their claims; return those that run still."""
+
+    def read(reply: Reply) -> list[int]:
+        status_word(reply)
+        return _claims(reply[1:])
+
+    names = (keys.base, keys.cancelling)
+    return new_call("cancel_claims", keys.base, names, (reason, *claims), read, numbered=True)
+
+
 def delete_queue(keys: QueueKeys) -> Call[bool]:
     """Move everything that waits to the trash; return False if purge_queue must be called first."""
 

@@ -30,8 +30,8 @@ class ActiveConsumers:
         return len(self._by_name)
 
     def __iter__(self) -> Iterator[QueueConsumer]:
-        """Iterate over a copy, because consumers are added and removed during the iteration."""
-        return iter(tuple(self._by_name.values()))
+        """Iterate over a copy: consumers are added and removed. From any thread, for the probes."""
+        return iter(self._by_name.copy().values())  # of one step, where tuple() would be two
 
     def names(self) -> list[str]:
         """Return the names of all queues that are served, including those that are still being entered."""

@@ -27,8 +27,8 @@ class JoinOptions(TypedDict, total=False):
     the load of the CPU and of the event loop. Default: 100.
     """
     grace: Seconds
-    """Seconds, at least 0, that running handlers have to end when the block has ended. Default: 25, which fits into Kubernetes's
-    30.
+    """Seconds, at least 0, that running handlers have to end when the block has ended. Default: 25. Give the
+    process 15 s more before you kill it.
     """
     threads: int
     """The number of plain functions that run at once in threads, at least 1. Default: 40."""

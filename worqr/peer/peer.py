@@ -117,7 +117,7 @@ class Peer:
         self._engine.set_concurrency(n)
 
     def health(self) -> Health:
-        """Return the peer's health, without any I/O. `ready` depends on the server; `alive` does not."""
+        """Return the peer's health, without any I/O, from any thread. `ready` depends on the server; `alive` does not."""
         engine = self._engine
         registration = engine.session.registration
         lag = 0.0 if registration is None or registration.heartbeat is None else registration.heartbeat.lag

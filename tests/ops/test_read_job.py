@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.ops.driver import FUTURE, PAST, Desk
+from worqr import ops
+from worqr.ops import Everything, Stored
+
+KEPT = {"result_ttl": "60000"}
+
+
+def read(desk: Desk, id: str = "x") -> Everything:
+    with desk.nothing_changes():
+        return desk.call(ops.read_job(desk.q, id))
+
+
+def texts(stored: Stored | None) -> dict[str, str]:
+    assert stored is not None
+    return {name: value.decode() for name, value in stored.fields.items() if name != "tries"}
+
+
+def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert read(desk) == Everything(False, -1, None, None, [None, None], [])
+    assert desk.state() == {}
+
+
+def test_of_one_that_waits_its_whole_record(desk: Desk) -> None:
+    number = desk.dispatch("x", b"payload", run_at=FUTURE, meta='{"a":"b"}', fields={"timeout": "5000"}).number
+    found = read(desk)
+    assert (found.run, found.cancelling, found.results, found.records) == (None, False, [None, None], [])
+    record = {"task": "payload", "state": "due", "run_at": str(FUTURE), "meta": '{"a":"b"}', "timeout": "5000"}
+    assert texts(found.job) == {**record, **dict.fromkeys(("first", "last", "queued"), str(number))}
+    assert found.job is not None
+    assert found.job.size == 7
+
+
+def test_of_one_that_runs_and_the_one_that_waits_behind_it(desk: Desk) -> None:
+    held = desk.run("A", "x", b"first")
+    desk.retry("A", held)
+    [held] = desk.take("A", 1)
+    desk.dispatch("x", b"second")
+    found = read(desk)
+    run, job = texts(found.run), texts(found.job)
+    assert (run["task"], run["claim"], run["worker"], run["failures"]) == ("first", str(held), "A", "1")
+    assert (job["task"], job["state"], job["run_at"]) == ("second", "blocked", str(PAST))
+    assert found.run is not None
+    assert len(found.run.fields["tries"]) > 0
+    desk.call(ops.cancel_claims(desk.q, [held]))
+    assert read(desk).cancelling
+
+
+def test_its_last_two_results_without_their_values(desk: Desk) -> None:
+    held = desk.run("A", "x", fields=KEPT)
+    desk.call(ops.finish_tasks(desk.q, "A", [held], {held: ("json", b"[1]")}))
+    newest, older = read(desk).results
+    assert older is None
+    assert newest is not None
+    assert newest.fields["outcome"] == b"finished"
+    assert "value" not in newest.fields
+    assert 0 < newest.left_ms <= 60_000
+    held = desk.run("A", "x", fields=KEPT)
+    desk.fail("A", held)
+    newest, older = read(desk).results
+    assert newest is not None
+    assert older is not None
+    assert (newest.fields["outcome"], older.fields["outcome"]) == (b"failed", b"finished")
+    assert newest.fields["error_type"] == b"Boom"
+    desk.client.delete(desk.q.result("x"))
+    newest, older = read(desk).results
+    assert newest is None
+    assert older is not None
+
+
+def test_its_dead_letter_records_the_newest_ten(desk: Desk) -> None:
+    for n in range(12):
+        desk.fail("A", desk.run("A", "x", b"%d" % n), broken=n == 11)
+    found = read(desk)
+    assert [record.fields["task"] for record in found.records] == [b"%d" % n for n in range(11, 1, -1)]
+    assert found.records[0].fields["reason"] == b"broken"
+    assert found.records[0].fields["error_traceback"] == b"line 1\nline 2"
+
+
+def test_for_how_long_the_id_is_reserved(desk: Desk) -> None:
+    desk.dispatch("x", unique_for=60_000)
+    assert 0 < read(desk).reserved_ms <= 60_000
+
+
+def test_a_deleted_job_is_none(desk: Desk) -> None:
+    desk.dispatch("x")
+    desk.call(ops.delete_queue(desk.q))
+    assert read(desk).job is None
+
+
+def test_of_a_long_payload_the_beginning(desk: Desk) -> None:
+    payload = bytes(range(256)) * 100
+    desk.run("A", "x", payload)
+    found = read(desk)
+    assert found.run is not None
+    assert (found.run.fields["task"], found.run.size) == (payload[:4096], 25_600)
+
+
+def test_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None:
+    desk.fail("A", desk.run("A", "x", b"0" * 3_000_000))
+    desk.fail("A", desk.run("A", "x", b"1" * 3_000_000))
+    desk.run("A", "x", b"2" * 3_000_000)
+    found = read(desk)
+    assert found.run is not None
+    assert found.run.fields["task"] == b"2" * 4096
+    assert [record.fields["task"] for record in found.records] == [b"1" * 4096, b""]
+    assert [record.size for record in found.records] == [3_000_000, 3_000_000]
+    assert found.records[1].fields["id"] == b"x"
+
+
+@pytest.mark.parametrize("kind", ["dead_letter", "older"])
+def test_a_record_that_is_gone_or_foreign_ends_the_list(desk: Desk, kind: str) -> None:
+    first = desk.run("A", "x")
+    desk.fail("A", first)
+    desk.fail("A", desk.run("A", "x"))
+    if kind == "older":
+        desk.client.delete(desk.q.dead_letter(first))
+    else:
+        desk.client.set(desk.q.dead_letter(first), "foreign")
+    assert len(read(desk).records) == 1

@@ -1,0 +1,128 @@
+"""What operators do with single tasks of a queue: read one, cancel runs by their claims, run scheduled jobs now. `Queue` inherits
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worqr import ops
+from worqr.client.cancellation import cancel_and_wait
+from worqr.client.client import Client
+from worqr.client.job_reader import job_record
+from worqr.client.running import claim_of
+from worqr.errors import UsageError
+from worqr.job_options import check_id
+from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, CancelReply
+from worqr.records import CancelCount, JobRecord
+from worqr.validation import Seconds, check_text, seconds
+
+
+class QueueOperations:
+    """The part of `Queue` that operators use for single tasks. Its calls need ``mesh.connect()`` or ``join()``."""
+
+    __slots__ = ("_client", "_keys")
+
+    def __init__(self, client: Client, keys: QueueKeys) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def read(self, id: str, *, payload: bool = False) -> JobRecord:
+        """Return everything that is stored about one job: its state, options and tries with their errors, the payload, its last
+        results, and its dead-letter records.
+
+        Args:
+            id: The job's id.
+            payload: Read the whole payload, not only its first 4,096 bytes.
+
+        Returns:
+            The record. If the id is unknown, its ``status.state`` is ``gone``.
+
+        Raises:
+            UsageError: The id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        keys = await self._client.sharding.shard_of_id(self._keys, check_id(id, generated=True))
+        whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
+        return job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
+
+    async def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:
+        """Return the whole payload of a job, of a running task, or of a dead-letter record.
+
+        Args:
+            id: The job's id. A running job comes first, then one that waits, then the newest dead-letter record.
+            claim: The `claim` of a task in ``queue.running()``, which a plain task has, too.
+
+        Returns:
+            The payload, or None if there is no such task.
+
+        Raises:
+            UsageError: Neither or both are given, or one is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        if (id is None) == (claim is None):
+            raise UsageError("name the task by its id or by its claim: payload('mail-7') or payload(claim=task.claim)")
+        if claim is not None:
+            keys, number = claim_of(self._keys, claim)
+            return await self._client.ask(ops.read_payload(keys, claim=number))
+        checked = check_id(id, generated=True)
+        keys = await self._client.sharding.shard_of_id(self._keys, checked)
+        return await self._client.ask(ops.read_payload(keys, checked))
+
+    async def cancel_claims(self, *claims: str, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel running tasks by their claims. A plain task has a claim, too, while it has no id.
+
+        Each run is cancelled as by ``job.cancel()``: the task never runs again, even if its worker dies. A claim that has ended
+        is left out, so that you never cancel a later run of the same task.
+
+        Args:
+            *claims: The `claim` of tasks in ``queue.running()``.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the runs have ended. A slow handler raises nothing.
+
+        Returns:
+            The number of tasks that ran, and that ended within `wait`.
+
+        Raises:
+            UsageError: A claim or `wait` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        check_text(reason, "reason")
+        named: dict[QueueKeys, list[int]] = {}
+        for keys, claim in dict.fromkeys(claim_of(self._keys, each) for each in claims):
+            named.setdefault(keys, []).append(claim)
+
+        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
+            start = int(last.cursor) if last else 0
+            some, end = named[keys][start : start + MAX_ITEMS], start + MAX_ITEMS
+            found = await self._client.ask(ops.cancel_claims(keys, some, reason=reason))
+            return CancelReply(end < len(named[keys]), 0, found, str(end), "-")
+
+        return await cancel_and_wait(self._client.link, named, step, seconds(wait, "wait"))
+
+    async def run_now(self, *ids: str) -> int:
+        """Make scheduled jobs due now. They go to the back of the queue, also jobs that wait for their next try.
+
+        A job that is not scheduled stays as it is.
+
+        Args:
+            *ids: The ids of the jobs.
+
+        Returns:
+            The number of jobs that were scheduled and now wait.
+
+        Raises:
+            UsageError: An id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        named: dict[QueueKeys, list[str]] = {}
+        for each in [check_id(each, generated=True) for each in ids]:
+            named.setdefault(await self._client.sharding.shard_of_id(self._keys, each), []).append(each)
+        return sum([await self._promote(keys, each) for keys, each in named.items()])
+
+    async def _promote(self, keys: QueueKeys, ids: Sequence[str]) -> int:
+        promoted = 0
+        for start in range(0, len(ids), MAX_ITEMS):
+            promoted += await self._client.ask(ops.promote_jobs(keys, ids[start : start + MAX_ITEMS]))
+        return promoted
