@@ -1,13 +1,12 @@
-"""Handlers written for asyncio: one asyncio loop in a thread of the peer, for handlers whose libraries need one.
+"""`AsyncioLoop`: one asyncio loop in a thread of the peer, for handlers whose libraries need asyncio.
 
-A peer that an asyncio program has joined runs them on the loop of that program instead, which is in `host_loop`.
+Each run is a task on that loop. To cancel it, the peer calls ``task.cancel()`` once, and the slot waits until the task has ended.
+The loop exists as long as the peer, so connection pools that one run makes can be used by the next. The first run starts the
+loop. When the peer leaves, tasks that handlers left behind are cancelled.
 
-Each run is a task on that loop. Cancelling it is ``task.cancel()``, once, and the slot waits until the task has ended. The
-loop exists as long as the peer, so that connection pools made by one run are good for the next. The first run starts it.
-When the peer leaves, tasks that handlers left behind are cancelled.
-
-Runs cross to the loop, and their outcomes return, in batches: one wake-up of either loop handles everything that has arrived.
-A handler that blocks the asyncio loop blocks neither the peer nor its keepalive.
+Runs are passed to the loop in batches, and so are their outcomes: one wake-up of either loop handles all that have arrived. A
+handler that blocks the asyncio loop blocks neither the peer nor its keepalive. Not here: a peer that an asyncio program has
+joined runs them on the loop of that program (`host_loop`).
 """
 
 from __future__ import annotations
@@ -37,15 +36,17 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 END_WAIT = 1.0
-"""Seconds that the asyncio loop has to end what was left on it, when its peer has left."""
+"""Seconds that the asyncio loop has to end its remaining tasks when its peer has left."""
 LEAVE_SOON = 3.0
-"""Seconds that a run waits for its peer to leave, when other code has cancelled its task: a program that ends cancels all."""
+"""Seconds that a run waits for its peer to leave, after other code has cancelled its task. A program that ends cancels all
+tasks.
+"""
 MOST_TASKS = 5
-"""How many tasks that do not end are shown in the log."""
+"""Limit of tasks that do not end and are shown in the log."""
 
 
 Hosting = Callable[[object], AbstractContextManager[None]]
-"""Makes the block, in the asyncio loop's thread, in which that loop runs."""
+"""Makes the context manager, in the asyncio loop's thread, in which that loop runs."""
 
 
 class AsyncioLoop:
@@ -119,14 +120,17 @@ class AsyncioLoop:
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="worqr asyncio", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # this process is at its limit of threads; the next run tries again
+        except RuntimeError:  # the process is at its limit of threads; the next run tries again
             loop.close()
             raise
         self._loop, self._thread = loop, thread
         return loop
 
     async def end(self) -> None:
-        """End the loop and its remaining tasks within `END_WAIT`, even if a task blocks it. Nothing is run on it afterwards."""
+        """End the loop and its remaining tasks within `END_WAIT`, even if a task blocks it.
+
+        Nothing is run on the loop afterwards.
+        """
         loop = self._loop
         if loop is None:
             return
@@ -138,7 +142,7 @@ class AsyncioLoop:
             emit(logger, "asyncio.stuck", text, duration=END_WAIT, where=self._describe(loop))
 
     def _describe(self, loop: asyncio.AbstractEventLoop) -> str:
-        """What delays the loop's end: the code that it runs, or what its tasks wait for."""
+        """Describe what delays the end of the loop: the code that it runs, or the code for which its tasks wait."""
         if asyncio.current_task(loop) is not None:
             return self.current_stack()
         tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MOST_TASKS]
@@ -157,14 +161,14 @@ class AsyncioLoop:
         return self._loop
 
     def current_stack(self) -> str:
-        """The stack of the loop's thread at this moment."""
+        """Return the present stack of the loop's thread."""
         ident = None if self._thread is None else self._thread.ident
         return "" if ident is None else describe(thread_frames(ident, below=asyncio.events.Handle._run.__code__))
 
     # In the asyncio loop
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop's thread."""
+        """Run the loop; the function of its thread."""
         _announce_asyncio()
         with self._hosting(loop):
             while not self._ending:
@@ -180,7 +184,7 @@ class AsyncioLoop:
         self.call_in_trio(self._gone.set)
 
     def call_in_trio(self, callback: Callable[[], None]) -> None:
-        """Run `callback` in the Trio loop, if that has not ended."""
+        """Run `callback` in the Trio loop, unless that has ended."""
         assert self._token is not None
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(callback)
@@ -195,7 +199,7 @@ class AsyncioLoop:
             self._new.popleft().begin()
 
     def ended(self, run: AsyncioRun) -> None:
-        """The task of `run` has ended: let its slot know."""
+        """Wake the slot of a run whose task has ended."""
         self._ended.append(run)
         if not self._wake_scheduled:
             self._wake_scheduled = True
@@ -203,7 +207,9 @@ class AsyncioLoop:
 
 
 def _announce_asyncio() -> None:
-    """Set which event loop this thread runs, for libraries that ask sniffio (httpx, anyio): it may have been set otherwise."""
+    """Set asyncio as the event loop of this thread, for libraries that use sniffio (httpx, anyio). It may be set to another
+    one.
+    """
     try:
         from sniffio import thread_local  # a dependency of Trio, for now
     except ImportError:
@@ -212,12 +218,12 @@ def _announce_asyncio() -> None:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Ask for the error, or asyncio logs that it was never retrieved."""
+    """Retrieve the error of a task. Otherwise asyncio logs that it was never retrieved."""
     task.exception()
 
 
 def _was_cancelled(error: BaseException) -> bool:
-    """Return True if `error` is the cancellation of the running task itself, not of something that it has awaited."""
+    """Return True if `error` is the cancellation of the running task itself, and not that of a task that it has awaited."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
@@ -253,8 +259,10 @@ class AsyncioRunState(Enum):
 
 
 class AsyncioRun(OffloadedRun):
-    """One run. Changed only in the asyncio loop: `_state`, `_running`; only in the Trio loop: `_raise_cancel`, which is not None
-    once the run was cancelled.
+    """One run.
+
+    Changed only in the asyncio loop: `_state`, `_running`. Changed only in the Trio loop: `_raise_cancel`, which is not None
+    after the run was cancelled.
     """
 
     __slots__ = ("_handler", "_name", "_owner", "_raise_cancel", "_running", "_state", "_task", "_variables")
@@ -284,16 +292,15 @@ class AsyncioRun(OffloadedRun):
     # In the Trio loop
 
     async def run(self) -> object:
-        """In the slot: wait for the task."""
+        """Wait for the task; called in the slot."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._owner.start(self)
         await self._wait_ended(self._cancel)
         if self._state is AsyncioRunState.INTERRUPTED:
-            await trio.sleep(
-                LEAVE_SOON
-            )  # the peer leaves meanwhile, if the program ends: then the task goes back, uncounted
+            # if the program ends, the peer leaves in this time, and the task goes back without counting a failure
+            await trio.sleep(LEAVE_SOON)
         if isinstance(self._error, KeyboardInterrupt) and self._owner.owned_by_application:
-            raise self._error  # by chance out of this handler, as on the Trio loop: the peer ends, and the task returns
+            raise self._error  # Python raised Ctrl-C in this handler by chance: the peer ends, and the task goes back
         if self._raise_cancel is not None and (not self._ended or isinstance(self._error, asyncio.CancelledError)):
             self._error = None
             self._raise_cancel()
@@ -303,7 +310,7 @@ class AsyncioRun(OffloadedRun):
         self._raise_cancel = raise_cancel
         if self._owner.call_if_open(self._cancel_task):
             return trio.lowlevel.Abort.FAILED
-        self._waiting = None  # nothing of it goes on any more
+        self._waiting = None  # the loop has ended, and the run with it
         return trio.lowlevel.Abort.SUCCEEDED
 
     @property
@@ -311,7 +318,7 @@ class AsyncioRun(OffloadedRun):
         return super().detachable and self._raise_cancel is not None
 
     def wake(self) -> None:
-        """The task has ended."""
+        """Wake the slot, because the task has ended."""
         self._wake()
 
     def current_stack(self) -> str:
@@ -344,12 +351,12 @@ class AsyncioRun(OffloadedRun):
             self._value = await self._handler(self._task)
         except KeyboardInterrupt as error:
             self._error = error
-            if self._owner.owned_by_application:  # the program must hear of Ctrl-C, too
+            if self._owner.owned_by_application:  # the program must receive Ctrl-C too
                 self._end()
                 if self._running is not None:
                     self._running.add_done_callback(_retrieve)
                 raise
-        except BaseException as error:  # also SystemExit, which would end the loop
+        except BaseException as error:  # SystemExit too, which would end the loop
             self._error = error
             if self._owner.owned_by_application and self._raise_cancel is None and _was_cancelled(error):
                 self._end(AsyncioRunState.INTERRUPTED)

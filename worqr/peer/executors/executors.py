@@ -1,4 +1,4 @@
-"""Where handlers run: on the loop, in threads, on an asyncio loop, in processes. This module chooses, and holds the limits."""
+"""`Executors`: chooses where a handler runs (on the loop, in threads, on an asyncio loop, in processes), and holds the limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Executors:
-    """The places in which one peer runs handlers. Those that not every peer needs are made when a handler is to run there.
+    """The places in which one peer runs handlers. A place that not every peer needs is made for the first handler that runs
+    there.
 
     Set once: `threads`, and the settings of the others. Changed only in the loop: the rest.
 
@@ -40,7 +41,7 @@ class Executors:
         self._nursery: trio.Nursery | None = None
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the places beside the loop until cancelled, and end them then, in bounded time."""
+        """Hold the places outside the loop until cancelled. Then end them, in bounded time."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -53,7 +54,7 @@ class Executors:
                     await self._asyncio.end()
 
     def _asyncio_loop(self) -> AsyncioLoop:
-        """The peer's asyncio loop; only peers that need it import asyncio."""
+        """Return the peer's asyncio loop. Only peers that need it import asyncio."""
         if self._asyncio is None:
             from worqr.peer.executors.asyncio_loop import AsyncioLoop
 
@@ -61,7 +62,7 @@ class Executors:
         return self._asyncio
 
     def _processes(self) -> ProcessPool:
-        """The peer's worker processes; none is started yet."""
+        """Return the peer's worker processes. None of them is started here."""
         if self._pool is None:
             from worqr.peer.executors.processes.pool import ProcessPool
 
@@ -99,15 +100,18 @@ class Executors:
                 return self.threads.prepare(handler), self._thread_limit
 
     def resolve_runs_in(self, handler: object, runs_in: RunsIn | None) -> RunsIn:
-        """Where `handler` runs in this peer."""
+        """Return where `handler` runs in this peer."""
         return resolve_runs_in(handler, runs_in, self._settings.runs_in)
 
     def state_in(self, place: RunsIn) -> object:
-        """The state from the lifespan of the loop on which handlers run there, or which waits for them."""
+        """Return the lifespan's state for handlers that run in `place`."""
         settings = self._settings
         return settings.asyncio_state if place == "asyncio" else settings.state
 
 
 def resolve_runs_in(handler: object, runs_in: RunsIn | None, default: AsyncRunsIn) -> RunsIn:
-    """Where `handler` runs: as it declares, else by its kind; `default` is the mesh's for async handlers."""
+    """Return where `handler` runs: as it declares, else by its kind.
+
+    `default` is the mesh's choice for async handlers.
+    """
     return runs_in or (default if is_async(handler) else "thread")

@@ -1,8 +1,9 @@
-"""The application's own asyncio loop, on which the handlers of its peer run: for ``async with mesh.join():`` under asyncio.
+"""`HostLoop`: the application's own asyncio loop, on which the handlers of its peer run: for ``async with mesh.join():`` under
+asyncio.
 
-The peer's Trio loop runs in a thread of its own, so a handler or a route that blocks the asyncio loop does not delay the
-heartbeat. Here: `HostLoop`, what the peer does on that loop, and how the peer watches it. A loop that does not turn is named in
-the log, and the peer takes no more tasks for it meanwhile. If the loop ends inside the block, the peer leaves.
+The peer's Trio loop runs in a thread of its own. So a handler or a route that blocks the asyncio loop does not delay the
+heartbeat. The peer checks the loop periodically. It logs a loop that is blocked, and requests no tasks for it until it runs
+again. If the loop ends inside the block, the peer leaves.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 CHECK_EVERY: Final = 0.5
-"""Seconds between two looks at the loop."""
+"""Seconds between two checks of the loop."""
 BLOCKED_AFTER: Final = 1.0
-"""Seconds without a turn after which the loop counts as blocked."""
+"""Seconds without a turn of the loop after which it counts as blocked."""
 UNLIMITED: Final = 1_000_000
-"""Places for runs on a loop that turns; a peer has fewer units."""
+"""Limit of runs on a loop that is not blocked; a peer has fewer units."""
 
 
 class _Gate(Pool):
-    """The limit of runs on the loop: none while it turns, 0 while it is blocked."""
+    """The limit of runs on the loop: none while it runs, 0 while it is blocked."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Let no further run begin."""
+        """Prevent further runs from beginning."""
         self.limit = 0
 
     def open(self) -> None:
-        """Let any number of runs begin."""
+        """Permit any number of runs to begin."""
         self.limit = UNLIMITED
 
 
 class HostLoop(AsyncioLoop):
-    """The asyncio loop that runs where this is made.
+    """The asyncio loop in which this object is made.
 
     Set once, by `attach`: `_token`. Changed in the asyncio loop: `_asked_at`, to None. Changed in the Trio loop: the rest.
     """
@@ -58,7 +59,7 @@ class HostLoop(AsyncioLoop):
     owned_by_application: ClassVar[bool] = True
 
     def __init__(self, is_exiting: Callable[[], bool]) -> None:
-        """`is_exiting`: returns True once the interpreter has begun to exit: no loop of the main thread runs again."""
+        """`is_exiting` returns True after the interpreter has begun to exit: then no loop of the main thread runs again."""
         super().__init__()
         self._is_exiting = is_exiting
         self._loop = asyncio.get_running_loop()
@@ -73,12 +74,12 @@ class HostLoop(AsyncioLoop):
 
     @property
     def blocked(self) -> bool:
-        """The loop has not turned for a while."""
+        """The loop has had no turn for `BLOCKED_AFTER` seconds."""
         return self._blocked_since is not None
 
     @property
     def lag(self) -> float:
-        """Seconds for which the loop has not turned. From any thread."""
+        """Seconds for which the loop has had no turn. From any thread."""
         asked_at = self._asked_at
         if asked_at is None or threading.current_thread() is self._thread:
             return 0.0
@@ -87,16 +88,19 @@ class HostLoop(AsyncioLoop):
     # In the Trio loop
 
     def attach(self) -> None:
-        """Let runs of this Trio loop begin on the asyncio loop."""
+        """Connect this Trio loop, so that its runs can begin on the asyncio loop."""
         self._token = trio.lowlevel.current_trio_token()
 
     def start(self, run: AsyncioRun) -> None:
-        """Let `run` begin. On a closed loop it never does; the peer then cancels it, and its task returns to the queue."""
+        """Begin `run` on the loop.
+
+        On a closed loop it never begins. The peer then cancels it, and its task returns to the queue.
+        """
         with suppress(RuntimeError):
             super().start(run)
 
     async def end(self) -> None:
-        """The loop is the application's: nothing on it ends with the peer."""
+        """Do nothing: the loop is the application's, and does not end with the peer."""
         await trio.lowlevel.checkpoint()
 
     def call_if_open(self, callback: Callable[[], None]) -> bool:
@@ -104,12 +108,12 @@ class HostLoop(AsyncioLoop):
         return not self._has_ended() and super().call_if_open(callback)
 
     async def watch_forever(self, block_limit: float, ended: Callable[[], object], turns: Callable[[], object]) -> None:
-        """Look at the loop again and again, until it has ended.
+        """Check the loop periodically, until it has ended.
 
         Args:
             block_limit: seconds without a turn after which the log asks for a restart.
             ended: called when the loop has ended.
-            turns: called when a blocked loop turns again: runs may begin.
+            turns: called when a blocked loop runs again, because runs may begin.
         """
         while not self._has_ended():
             self._check(block_limit, turns)
@@ -125,12 +129,15 @@ class HostLoop(AsyncioLoop):
             )
 
     def _has_ended(self) -> bool:
-        """Return True if nothing runs on the loop any more. One that is only stopped may go on, unless the interpreter exits."""
+        """Return True if nothing runs on the loop any more.
+
+        A loop that is only stopped may run again, unless the interpreter exits.
+        """
         loop = self._loop
         return loop is None or loop.is_closed() or (self._is_exiting() and not loop.is_running())
 
     def _check(self, block_limit: float, turns: Callable[[], object]) -> None:
-        """Judge the last tick, and post the next one if the loop has answered that."""
+        """Evaluate the last probe, and send the next one if the loop has replied to it."""
         now = time.monotonic()
         overslept, self._checked_at = now - self._checked_at - CHECK_EVERY, now
         asked_at = self._asked_at
@@ -141,7 +148,7 @@ class HostLoop(AsyncioLoop):
             self._asked_at = now
             self.call_if_open(self._on_reply)
         elif overslept > BLOCKED_AFTER:
-            self._asked_at = asked_at + overslept  # this thread could not run, so the loop perhaps could not either
+            self._asked_at = asked_at + overslept  # this thread could not run, and perhaps the loop could not
         elif now - asked_at > BLOCKED_AFTER:
             self._report_blocked(now - asked_at, block_limit)
 

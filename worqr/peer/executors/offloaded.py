@@ -1,8 +1,8 @@
-"""Runs in a thread or on an asyncio loop, and the slot on the Trio loop that waits for them.
+"""`OffloadedRun`: a run in a thread or on an asyncio loop, for which a slot on the Trio loop waits.
 
-Such a run cannot be stopped from the Trio loop, only asked to stop. So its slot waits until the run has really ended, even if
-the slot is cancelled meanwhile. The claim is then settled by what the handler returned or raised. Only a peer that leaves does
-not wait without limit: it leaves a run behind that does not end.
+The Trio loop cannot stop such a run, only request that it stops. So its slot waits until the run has really ended, even if the
+slot is cancelled. The claim is then settled by the return value or the error of the handler. Only a peer that leaves limits the
+wait: it leaves a run behind that does not end.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Abort = Callable[[Callable[[], Any]], trio.lowlevel.Abort]
 
 
 class OffloadedRun:
-    """One such run, made in the slot that waits for it.
+    """One such run. The slot that waits for it makes it.
 
-    Changed only by the code that runs the handler: `raised` (what came out of the slot is the handler's own), `_value`, `_error`,
-    `_ended`. Changed only in the loop: the rest.
+    Only the code that runs the handler changes `raised`, `_value`, `_error` and `_ended`. `raised`: the error that left the slot
+    is the handler's own. The rest is changed only in the loop.
     """
 
     __slots__ = ("_ended", "_error", "_token", "_value", "_waiting", "raised")
 
     overdue_remedy: ClassVar[str] = ""
-    """A remedy for the author of a handler that runs on after its timeout."""
+    """A remedy for the author of a handler that still runs after its timeout."""
     stoppable: ClassVar[bool] = True
     """The run can be stopped from outside, if its handler cooperates."""
 
@@ -43,11 +43,11 @@ class OffloadedRun:
         self._ended = False
         self._waiting: trio.lowlevel.Task | None = None
 
-    # For the code that watches it, in the loop
+    # Called by its peer, in the Trio loop
 
     @property
     def killed_output(self) -> str:
-        """What a process that was killed had written to its standard error; empty: nothing was killed."""
+        """The standard error of a process that was killed; empty if none was killed."""
         return ""
 
     @property
@@ -56,36 +56,40 @@ class OffloadedRun:
         return self._waiting is not None
 
     def current_stack(self) -> str:
-        """The stack of the handler at this moment, as in a traceback; empty if it has ended, or not begun."""
+        """Return the present stack of the handler, formatted as in a traceback; empty if it does not run."""
         raise NotImplementedError
 
     def allow_replacement(self) -> bool:
-        """The handler is stuck: let another run take its place; return False if there is none. May be called twice."""
+        """Let another run take the place of a handler that is stuck. Return False if there is no such place.
+
+        May be called twice.
+        """
         return False
 
     def detach(self) -> None:
-        """Stop waiting for a run that was cancelled: the slot continues as if the handler had ended."""
+        """Stop waiting for a run that was cancelled. The slot continues as if the handler had ended."""
         self._wake()
 
-    # For its handler, in the handler's thread or loop
+    # Called by its handler, in the handler's thread or loop
 
     def check_cancelled(self) -> None:
         """Raise the cancellation error of that thread or loop, if the run is being cancelled."""
         raise NotImplementedError
 
     def _has_ended(self) -> None:
-        """The handler has ended; called where it ran, as the last step."""
+        """Note that the handler has ended. Called as the last step, in the thread or loop in which it ran."""
         self._ended = True
         if self._waiting is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._wake)
 
-    # For its slot
+    # Called by its slot
 
     async def _wait_ended(self, abort: Abort) -> None:
-        """Wait until the run has ended, or until the slot is to stop waiting.
+        """Wait until the run has ended, or until the slot has to stop waiting.
 
-        Either this task sees that the run has ended, or the run sees that this task waits. Both at once do no harm.
+        The run sets `_ended` before it reads `_waiting`, and this task sets `_waiting` before it reads `_ended`. So at least one
+        of them notices the other. If both do, the task does not wait, and the wake-up finds no task.
         """
         self._waiting = trio.lowlevel.current_task()
         if self._ended:
@@ -111,5 +115,5 @@ class OffloadedRun:
 
 
 def no_abort(_: object) -> trio.lowlevel.Abort:
-    """Wait without being cut short by a cancellation."""
+    """Continue to wait after a cancellation."""
     return trio.lowlevel.Abort.FAILED

@@ -1,4 +1,4 @@
-"""The current stack of a handler, for the log: for handlers that do not end."""
+"""The present stack of a handler, for log lines about handlers that do not end."""
 
 # pyright: reportPrivateUsage=false
 
@@ -11,14 +11,16 @@ from types import CodeType, FrameType
 from typing import Any
 
 Frames = list[tuple[FrameType, int]]
-"""Frames and the lines they are at, the innermost last."""
+"""Frames and their line numbers, the innermost last."""
 
 MOST_FRAMES = 40
 OURS = str(Path(__file__).parents[2])
 
 
 def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
-    """The stack of a thread; only the part that is called by `below`."""
+    """Return the stack of a thread, the innermost frame last. With `below`, return only the frames that this function has
+    called.
+    """
     frame = sys._current_frames().get(ident)  # public in all but name
     found: Frames = []
     while frame is not None and frame.f_code is not below:
@@ -28,7 +30,7 @@ def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
 
 
 def awaited_frames(coroutine: Any) -> Frames:
-    """The stack of a suspended coroutine: its own frame, then the frame that it awaits, and so on."""
+    """Return the stack of a suspended coroutine: its own frame, then the frame that it awaits, and so on."""
     found: Frames = []
     while coroutine is not None:
         for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
@@ -43,7 +45,7 @@ def awaited_frames(coroutine: Any) -> Frames:
 
 
 def describe(frames: Frames) -> str:
-    """Format as in a traceback, without worqr's own frames, and at most the innermost 40."""
+    """Format frames as in a traceback, without worqr's own, and at most the innermost 40."""
     theirs = [place for place in frames if not place[0].f_code.co_filename.startswith(OURS)][-MOST_FRAMES:]
     lines = traceback.StackSummary.extract(iter(theirs)).format()
     return "".join(lines).rstrip() if lines else "  (nothing is known of where it is)"

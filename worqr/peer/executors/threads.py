@@ -1,11 +1,11 @@
-"""Plain functions run in threads.
+"""`Threads`: runs plain functions in threads.
 
-A thread cannot be stopped. When its run is cancelled it finds out by asking (`Context.check_cancelled`,
-``trio.from_thread.check_cancelled``), and its claim is settled when it has really ended. A run that is cancelled before its
-thread begins never begins. Trio's threads are daemons: a stuck one delays neither the end of the peer nor that of the process.
+A thread cannot be stopped. Its function can check for a cancellation (`Context.check_cancelled`,
+``trio.from_thread.check_cancelled``). Its claim is settled when the thread has really ended. A run that is cancelled before its
+thread begins never begins. Trio's threads are daemons, so a stuck one delays neither the end of the peer nor that of the process.
 
-A function that a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with it. Trio runs it in a
-task of its own once a thread may be left behind.
+A function that a handler runs on the loop with ``trio.from_thread.run`` is not cancelled together with the handler. Trio runs it
+in a separate task, because the thread may be left behind.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Threads:
     """The threads of one peer.
 
     Args:
-        limit: how many run at once. Threads that are stuck are replaced, at most as many again.
-        around_thread: entered around each call, in its thread; what it raises is a failure of the task.
+        limit: how many run at the same time. Stuck threads are replaced; at most `limit` replacements exist.
+        around_thread: entered around each call, in its thread. An error that it raises is a failure of the task.
     """
 
     def __init__(self, limit: int, around_thread: AroundThread | None = None) -> None:
@@ -77,7 +77,7 @@ def refuse_awaitable(handler: object, result: object) -> object:
 
 
 class _ThreadRun(OffloadedRun):
-    """One call in a thread. `_begun` belongs to the thread that runs it, or to a slot that was cancelled before."""
+    """One call in a thread. `_begun` is acquired by its thread, or by a slot that was cancelled before the thread began."""
 
     __slots__ = ("_begun", "_call", "_ident", "_replaced", "_task", "_threads")
 
@@ -97,7 +97,7 @@ class _ThreadRun(OffloadedRun):
         self._replaced = False
 
     async def run(self, name: str) -> object:
-        """In the slot: wait for the thread."""
+        """Wait for the thread; called in the slot."""
         try:
             await self._wait(name)
         finally:
@@ -124,7 +124,7 @@ class _ThreadRun(OffloadedRun):
         self._ident = threading.get_ident()
         try:
             self._value = self._call(self._task)
-        except BaseException as error:  # also SystemExit, which would end only this thread
+        except BaseException as error:  # SystemExit too, which would end only this thread
             self._error = error
         self._has_ended()
 

@@ -1,8 +1,8 @@
-"""How another process finds a function: by the name of its module and its own name, imported there afresh.
+"""Names of functions by which another process can import them: the module, and the name in it.
 
 A function without such a name (a closure, a lambda, code typed into an interpreter) is refused where it is declared or served.
-The module ``__main__`` is imported there under its real name, so that ``if __name__ == "__main__":`` is false. A peer that starts
-outside of that guard is stopped by `worqr.import_guard`.
+The module ``__main__`` is imported under its real name, so ``if __name__ == "__main__":`` is false. `worqr.import_guard` stops a
+peer that starts outside of that guard.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from worqr.handler_checks import REMEDY, check_importable
 from worqr.import_guard import importing
 
 STAND_IN: Final = "__worqr_main__"
-"""The module name of a script whose own name is taken."""
+"""The module name of a script whose own name is used by another module."""
 
 
 class Name(msgspec.Struct, array_like=True, frozen=True):
-    """Where to find a function. `file`: of a script, which has no name on ``sys.path``."""
+    """The name of a function. `file`: the file of a script, which has no name on ``sys.path``."""
 
     module: str
     qualname: str
@@ -39,7 +39,7 @@ class Name(msgspec.Struct, array_like=True, frozen=True):
 
 
 def name_for_process(thing: object, what: str) -> Name:
-    """Return the name under which another process finds `thing`.
+    """Return the name under which another process can import `thing`.
 
     Raises:
         UsageError: there is none.
@@ -64,7 +64,7 @@ def name_for_process(thing: object, what: str) -> Name:
 
 
 def _find(module: ModuleType | None, thing: object) -> str | None:
-    """The name of `thing` in `module`: its own, or another name for it there."""
+    """Return the name of `thing` in `module`: its own, or another name for it there."""
     if module is None:
         return None
     qualname = getattr(thing, "__qualname__", None)
@@ -81,14 +81,17 @@ def _look_up(module: ModuleType, qualname: str) -> Any:
 
 
 def _is_same(found: Any, thing: Any) -> bool:
-    """True for `thing` itself, and for a typed function whose handler `thing` is."""
+    """Return True for `thing` itself, and for a typed function whose handler `thing` is."""
     if found is thing or (isinstance(found, MethodType) and found == thing):
         return True
     return thing is not None and inspect.getattr_static(found, "__worqr_handler__", None) is thing
 
 
 def main_module() -> tuple[str | None, str | None]:
-    """The real name of ``__main__`` for an import, and the file of a script; no name: it cannot be imported."""
+    """Return the real name of ``__main__`` for an import, and the file if it is a script.
+
+    The name is None if another process cannot import it.
+    """
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None and spec.name != "__main__":

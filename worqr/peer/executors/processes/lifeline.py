@@ -1,10 +1,10 @@
-"""How a worker process ends together with its parent, for whatever reason the parent ends, and ends its own child processes.
+"""End a worker process together with its parent, for whatever reason the parent ends, and end its own child processes.
 
-The lifeline is a socket whose other end the parent holds. The parent never writes to it: it closes when the parent has ended.
-On Linux the kernel then sends SIGKILL to the whole process group (`F_SETSIG`). This needs no code of ours to run: it works
-while a C extension holds the interpreter's lock, and for a stopped process. On other systems a thread waits for the close.
-If a parent forks without exec, the fork keeps the parent's end open. Then Linux's death signal still ends the process itself, but
-not its child processes. Processes that have left the process group (setsid) are out of reach.
+The lifeline is a socket whose other end the parent holds. The parent never writes to it. It closes when the parent has ended. On
+Linux the kernel then sends SIGKILL to the whole process group (`F_SETSIG`). This needs no Python code to run, so it works while a
+C extension holds the interpreter's lock, and for a stopped process. On other systems a thread waits for the close. If a parent
+forks without exec, the fork keeps the parent's end open. Then Linux's death signal still ends the process, but not its child
+processes. Processes that have left the process group (setsid) are not ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def die_with_parent(parent: int, lifeline: socket.socket) -> None:
-    """End this process and its group when the process `parent` ends, from now on; `lifeline` must stay open."""
+    """End this process and its group when the process `parent` ends. `lifeline` must stay open."""
     if sys.platform == "linux":
         _ask_for_death_signal()
         by_kernel = _kill_group_at_hangup(lifeline)

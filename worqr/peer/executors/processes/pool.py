@@ -1,11 +1,10 @@
-"""`ProcessPool`: a peer's worker processes. Each run has one for itself; a process that cannot be used again is killed and
-replaced.
+"""`ProcessPool`: a peer's worker processes. Each run has a process for itself.
 
-A process is started when a run needs one and none is idle, and kept for the next run. The most recently used idle process is
-used first, so that the others grow old: after `KEEP_IDLE` all but one are ended. Runs that wait for a process wait in order.
+A process is started when a run needs one and none is idle, and kept for the next run. The most recently used idle process is used
+first. The others stay unused, and after `KEEP_IDLE` all but one of them are ended. Runs that wait for a process wait in order.
 
-A cancelled run is killed. The handler that `prepare` made returns when the process is gone, so that the task can be given to
-another worker. A process that ends by itself during a run counts as that run's stall.
+A cancelled run is killed. The handler that `prepare` made returns when the process has ended, so that the task can be given to
+another worker. A process that ends by itself during a run counts as a stall of that run. It is replaced.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from worqr.validation import check_count, from_ms
 logger: logging.Logger = logging.getLogger(__name__)
 
 KEEP_IDLE: Final = 60.0
-"""Seconds for which an unused process is kept; one process is kept for ever."""
+"""Seconds for which an unused process is kept. One process is kept for ever."""
 KILLED_WITHIN: Final = 2.0
-"""Seconds until a killed process should be gone. A process that hangs in the kernel is not waited for any longer."""
+"""Seconds within which a killed process should end. A process that hangs in the kernel is not waited for any longer."""
 EXIT_GRACE: Final = 1.0
 """Seconds that idle processes have to leave their lifespan."""
 
@@ -55,21 +54,21 @@ SpanFactory = Callable[[], AbstractContextManager[object]]
 
 
 class ProcessPool:
-    """The worker processes of one peer. Nothing is started here.
+    """The worker processes of one peer. The constructor starts none. Set once: the settings. Changed only in the loop: everything
+    else.
 
     Args:
-        limit: processes at once.
-        process_lifespan: entered once in each process, before its first run; what it yields is ``current().state`` there.
+        limit: processes at the same time.
+        process_lifespan: entered once in each process, before its first run. The value that it yields is ``current().state``
+            there.
         around_thread: entered around each call.
-        memory_limit: bytes of address space that a process may have; beyond it, code there gets a MemoryError. None: no limit.
+        memory_limit: bytes of address space of a process. Code that needs more gets a MemoryError. None: no limit.
         max_result: bytes of the largest result.
         relocation: where a test has moved the mesh to; None: nowhere.
         tracing: continues the trace of a run in its process; None: the mesh is not traced.
 
     Raises:
         UsageError: this is a worker process that imports a script without a guard; or the memory limit is invalid.
-
-    Set once: the settings. Changed only in the loop: everything else.
     """
 
     def __init__(
@@ -99,26 +98,26 @@ class ProcessPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes there are, the oldest first."""
+        """The ids of the existing processes, the oldest first."""
         return [child.pid for child in self._alive]
 
     @property
     def idle(self) -> int:
-        """How many of them wait for a run."""
+        """How many processes wait for a run."""
         return len(self._idle)
 
     def prepare(self, handler: Callable[[bytes], object]) -> Handler:
-        """Return `handler` as an async function for a slot, which runs it in a process. There, `handler`, or the typed function
-        that it is or belongs to, is imported by name and called.
+        """Return `handler` as an async function for a slot, which runs it in a process.
 
-        The async function returns the encoded result, or None if it is not to be stored. It raises what the function raised:
-        `Retry`, `Failure` and `Broken` unchanged, everything else as `ChildError`; `Stalled` if the process died. Cancelling it
-        kills the process.
+        The process imports `handler` by its name, or the typed function to which it belongs, and calls it.
+
+        The async function returns the encoded result, or None if it is not to be stored. It raises the error of the function:
+        `Retry`, `Failure` and `Broken` unchanged, every other one as `ChildError`. If the process died, it raises `Stalled`.
+        Cancelling it kills the process.
 
         Raises:
-            UsageError: another process cannot import `handler`, the lifespan or what is around calls; or the handler is async
-            or
-                a generator.
+            UsageError: another process cannot import `handler`, the lifespan or `around_thread`; or the handler is async or a
+                generator.
         """
         check_runs_in_process(handler, "the handler")
         name = name_for_process(handler, "the handler")
@@ -142,8 +141,10 @@ class ProcessPool:
     # Its lifetime
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hold the processes until cancelled. Then running ones are killed, and idle ones may leave their lifespan. All are
-        gone within 3 s, unless the system prevents it.
+        """Hold the processes until cancelled.
+
+        Then running processes are killed, and idle ones may leave their lifespan. All have ended within 3 s, unless the system
+        prevents it.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -157,7 +158,7 @@ class ProcessPool:
                     await self._end()
 
     def end_unused(self, idle_for: float) -> None:
-        """End processes that were not used for that many seconds, except one."""
+        """End processes that were not used for `idle_for` seconds, except one."""
         before = trio.current_time() - idle_for
         while len(self._idle) > 1 and self._idle[0].idle_since <= before:
             child = self._idle.pop(0)
@@ -221,10 +222,10 @@ class ProcessPool:
                     return _outcome(answer, child)
                 if not (reused and child.unread):
                     raise _stalled(child)
-                # it had ended before the run could begin: not this run's fault
+                # it had ended before the run began, which does not count as a stall
 
     async def _execute(self, child: WorkerProcess, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
-        """Send `run` to `child`, which is idle afterwards, or gone."""
+        """Send `run` to `child`, which is idle afterwards, or has ended."""
         answer = None
         try:
             carrier = {} if self._tracing is None else dict(self._tracing.carrier())
@@ -301,7 +302,7 @@ def _error_of(answer: Raised, remote: RemoteError) -> Exception:
 
 
 def _local_names(names: Iterable[str]) -> frozenset[str]:
-    """The classes of an error; classes of ``__main__`` also under their name in this process."""
+    """Return the names of an error's classes. Classes of ``__main__`` also get their name in this process."""
     known = set(names)
     mains = {f"{name}." for name in (STAND_IN, main_module()[0]) if name is not None}
     for name in names:

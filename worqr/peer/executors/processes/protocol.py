@@ -1,7 +1,8 @@
-"""The wire between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack.
+"""The messages between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack.
 
-It is internal: both sides always have the same version. A process receives one `Setup` first. It replies to each `RunRequest`
-with one `Returned` or `Raised`, and before that with a `Progressed` or `Extended` for each report or extension of the run.
+The protocol is internal, because both sides always have the same version. A process first receives one `Setup`. It replies to
+each `RunRequest` with one `Returned` or `Raised`. Before that reply, it sends a `Progressed` or `Extended` for each report or
+extension of the run.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run asks for a deadline that many seconds from now."""
+    """The run requests a deadline `seconds` from now."""
 
     seconds: float
 
 
 class Returned(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The function returned. `kind`: how `value` is encoded; None: the result is not stored, and not included."""
+    """The function returned. `kind`: the encoding of `value`; None: the result is not stored, and `value` is empty."""
 
     kind: str | None
     value: bytes
 
 
 class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The function raised. `names`: of the error's classes; `last`: the process takes no further run."""
+    """The function raised. `names`: those of the error's classes. `last`: the process takes no further run."""
 
     kind: Literal["retry", "failure", "broken", "error"]
     error: RemoteError
@@ -91,7 +92,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def packed(frame: Request | Reply) -> bytearray:
-    """`frame` as bytes for the wire."""
+    """Return `frame` as bytes."""
     buffer = bytearray(LENGTH.size)
     _encoder.encode_into(frame, buffer, LENGTH.size)
     LENGTH.pack_into(buffer, 0, len(buffer) - LENGTH.size)

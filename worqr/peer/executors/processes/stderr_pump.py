@@ -1,4 +1,6 @@
-"""The standard error of a worker process: passed on to the peer's, its end kept for the record of a failed run."""
+"""`StderrPump`: forwards the standard error of a worker process to the peer's, and keeps its end for the record of a failed
+run.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +10,15 @@ from typing import Final
 import trio
 
 KEPT: Final = 16 * 1024
-"""Bytes of a run's output that are kept: the last ones."""
+"""Bytes at the end of a run's output that are kept."""
 WAITING: Final = 1024 * 1024
-"""Bytes that may wait for a slow reader of the peer's standard error; the rest is dropped."""
+"""Limit of bytes that wait for a slow reader of the peer's standard error. Further output is dropped."""
 CHUNK: Final = 64 * 1024
 STDERR: Final = 2
 
 
 class StderrPump:
-    """The reading end of a pipe, `fd`, which this closes. Changed only in the loop."""
+    """The reading end of a pipe. It closes `fd`. Changed only in the loop."""
 
     def __init__(self, fd: int, limiter: trio.CapacityLimiter) -> None:
         os.set_blocking(fd, False)
@@ -26,17 +28,17 @@ class StderrPump:
         self._waiting = bytearray()
 
     def begin(self) -> None:
-        """A run begins: earlier output is not its."""
+        """Forget earlier output, because a run begins."""
         self.drain()
         self._tail.clear()
 
     def tail(self) -> str:
-        """The end of the run's output so far."""
+        """Return the end of the run's output so far."""
         self.drain()
         return bytes(self._tail).decode("utf-8", "replace")
 
     def drain(self) -> None:
-        """Read the available output without waiting; at most one pipe's worth, because the process may write all the time."""
+        """Read the available output without waiting. Stop after one pipe's worth, because the process may write continuously."""
         for _ in range(16):
             if not self._read():
                 return
@@ -63,14 +65,14 @@ class StderrPump:
             await self.pass_on()
 
     async def pass_on(self) -> None:
-        """Write the waiting output. In a thread: the reader of the peer's standard error may be slow."""
+        """Write the waiting output, in a thread, because the reader of the peer's standard error may be slow."""
         while self._waiting:
             data = bytes(self._waiting)
             self._waiting.clear()
             await trio.to_thread.run_sync(_write, data, limiter=self._limiter, abandon_on_cancel=True)
 
     def close(self) -> None:
-        """The process has ended; its last output stays available."""
+        """Close the pipe, because the process has ended. Its last output stays available."""
         fd, self._fd = self._fd, -1
         os.close(fd)
 

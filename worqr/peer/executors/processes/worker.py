@@ -1,7 +1,7 @@
-"""One worker process as seen by its peer: started, given runs, killed with all its child processes, and reaped.
+"""`WorkerProcess`: one worker process of a peer. It is started, given runs, killed with all its child processes, and reaped.
 
-The thread of the loop starts it, because the death signal is tied to the thread that started the process, and Trio's threads
-end. No signal is sent after it was reaped: until then, no other process can get its id or that of its group.
+The thread of the loop starts it. The death signal is tied to the thread that started the process, and Trio's threads end. No
+signal is sent after it was reaped. Before that, no other process can get its id or that of its group.
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ PROGRAM: Final = (
     "from worqr.peer.executors.processes.worker_main import main; main(argv)"
 )
 RECEIVED: Final = 256 * 1024
-"""Bytes per read; about the size of the system's socket buffer."""
+"""Bytes per read: about the size of the system's socket buffer."""
 LOG_TIMEOUT: Final = 1.0
-"""Seconds that the last output of a process may take to be passed on."""
+"""Seconds within which the last output of a process must be forwarded."""
 REAP_EVERY: Final = 0.005
 """Seconds between two checks of a process that is about to end, on systems that do not notify."""
 
 
 class Channel:
-    """The peer's end of the pipe to one worker process. Changed only in the loop; `most`: limit of a reply's size in bytes."""
+    """The peer's end of the pipe to one worker process. Changed only in the loop.
+
+    `most` is the limit of a reply's size in bytes.
+    """
 
     def __init__(self, connection: socket.socket, setup: Setup, most: int) -> None:
         self._connection = connection
@@ -63,15 +66,15 @@ class Channel:
         self._greeting = packed(setup)
 
     async def send(self, run: RunRequest) -> None:
-        """Send a run; the first one after the setup."""
+        """Send a run. The first run follows the setup."""
         request, self._greeting = self._greeting + packed(run), bytearray()
         await self._stream.send_all(request)
 
     async def receive(self) -> Reply | None:
-        """The next reply; None: the process has closed its end.
+        """Return the next reply; None if the process has closed its end.
 
         Raises:
-            msgspec.MsgspecError: Something else than a reply came.
+            msgspec.MsgspecError: the process sent other data than a reply.
         """
         buffer, wanted = self._received, LENGTH.size
         while True:
@@ -91,11 +94,14 @@ class Channel:
         return reply
 
     def close(self) -> None:
-        """Close this end: the process sees that there are no more runs."""
+        """Close this end, so that the process takes no more runs."""
         self._stream.socket.close()
 
     def shut_down(self) -> None:
-        """Let `receive` return what is left, and then the end, even if a fork of the process holds the other end open."""
+        """Shut the connection down, so that `receive` returns the remaining data and then None.
+
+        A fork of the process may hold the other end open.
+        """
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -122,7 +128,7 @@ class WorkerState(Enum):
 
 
 class WorkerProcess:
-    """A worker process. Made by `start_worker_process`; `supervise` must run as long as it does.
+    """A worker process. `start_worker_process` makes it. `supervise` must run as long as the process does.
 
     Set once: `pid`, `output`, `gone`, `supervision`. Changed only in the loop: the rest.
 
@@ -146,14 +152,17 @@ class WorkerProcess:
         self._lifeline = lifeline
 
     def become_idle(self, now: float) -> None:
-        """It waits for its next run from `now` on, by Trio's clock."""
+        """Note that it waits for its next run from `now` on, by Trio's clock."""
         self.state = WorkerState.IDLE
         self.idle_since = now
 
     async def execute(
         self, run: RunRequest, on_report: Callable[[Progressed | Extended], None]
     ) -> Returned | Raised | None:
-        """Run it, calling `on_report` for each report; None: the process died of it. If this is cancelled, kill the process."""
+        """Run a task, and call `on_report` for each report. Return None if the process died of it.
+
+        After a cancellation, the caller must kill the process.
+        """
         self.output.begin()
         self.state = WorkerState.BUSY
         self.unread = False
@@ -166,7 +175,7 @@ class WorkerProcess:
                     return reply
                 reported = True
                 on_report(reply)
-        except trio.BrokenResourceError:  # a reset connection had data that was never read
+        except trio.BrokenResourceError:  # the connection was reset, with data that was never read
             self.unread = not reported
             return None
         except msgspec.MsgspecError as error:
@@ -184,11 +193,11 @@ class WorkerProcess:
                 pass  # it has ended, and is not reaped yet
 
     def close_channel(self) -> None:
-        """Send that there are no more runs: the process ends when it has left its lifespan."""
+        """Close the pipe: there are no more runs, and the process ends when it has left its lifespan."""
         self._channel.close()
 
     async def supervise(self) -> None:
-        """Pass on its output until it has ended, then end its child processes, and reap it."""
+        """Forward its output until it has ended, then end its child processes, and reap it."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.output.pass_on_forever)
@@ -208,8 +217,9 @@ class WorkerProcess:
             self._lifeline.close()
 
     async def _wait_ended(self) -> None:
-        """Wait until it has ended and can be reaped. Without a descriptor of the process, wait until its end of the lifeline is
-        closed, which is equivalent.
+        """Wait until it has ended and can be reaped.
+
+        On systems without process descriptors, wait until its end of the lifeline is closed, which is equivalent.
         """
         try:
             fd = os.pidfd_open(self.pid)
@@ -222,7 +232,7 @@ class WorkerProcess:
             os.close(fd)
 
     def exit_description(self) -> str:
-        """How it ended."""
+        """Return a description of how it ended, for the log."""
         if self.state is WorkerState.GARBLED:
             return "was killed because it wrote into a descriptor that is not its own"
         code = self._process.returncode
@@ -240,16 +250,16 @@ class WorkerProcess:
 
 
 def start_worker_process(setup: Setup, limiter: trio.CapacityLimiter, most: int) -> WorkerProcess:
-    """Start a process. It is warm some hundred milliseconds later; a run that it gets before that waits.
+    """Start a process. It is ready some hundred milliseconds later; a run that is sent earlier waits.
 
     Args:
         setup: the settings of all its runs.
-        limiter: of the threads that pass its output on.
+        limiter: limits the threads that forward its output.
         most: limit of a reply's size in bytes.
 
     Raises:
-        OSError: the system has no room for another process.
-        UsageError: this Python does not know its own program.
+        OSError: the system cannot start another process.
+        UsageError: the path of the Python program is unknown.
     """
     with ExitStack() as stack:
         ours, theirs = socket.socketpair()

@@ -1,8 +1,8 @@
 """The program of a worker process: it takes one run after the other from its parent, and runs it in its main thread.
 
-`process` starts it. It has a session and process group of its own, so that it does not receive Ctrl-C at the terminal. It ignores
-SIGTERM, which service managers send to every process of a service: the parent decides when it ends. The pipe to the parent is
-none of the standard streams, so that a function's output cannot disturb it.
+`worker` starts it. It has a session and process group of its own, so it does not receive Ctrl-C at the terminal. It ignores
+SIGTERM, which service managers send to every process of a service, because its parent decides when it ends. The pipe to the
+parent is none of the standard streams, so a function's output cannot corrupt it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from worqr.tracing import Carrier
 from worqr.validation import name_of
 
 REPORT_EVERY: Final = 0.1
-"""Seconds between two reports of progress to the parent, which sends them no more often either."""
+"""Seconds between two reports of progress to the parent, which forwards them at the same rate."""
 OOM_SCORE: Final = 500
-"""The oom_score_adj of the process, of 1,000: it counts as if it used half of all memory more than it does."""
+"""The oom_score_adj of the process, out of 1,000: the kernel treats it as if it used half of all memory more than it does."""
 IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Pipe:
-    """This side's end of the pipe. Frames may be sent from any thread."""
+    """This process's end of the pipe. Frames may be sent from any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -62,7 +62,7 @@ class Pipe:
         self._sending = threading.Lock()
 
     def receive(self) -> Request | None:
-        """The next request; None: there are no more."""
+        """Return the next request; None if there are no more."""
         header = self._reader.read(LENGTH.size)
         if len(header) < LENGTH.size:
             return None
@@ -75,7 +75,7 @@ class Pipe:
             self._connection.sendall(buffer)
 
     def close(self) -> None:
-        """Close the pipe in a fork of this process, which must not use it."""
+        """Close the pipe. A fork of this process must not use it."""
         self._connection.close()
         self._reader.close()
 
@@ -87,7 +87,7 @@ class Pipe:
 
 
 class ChildProgress:
-    """Progress on its way to the parent: the first report at once, then only the latest in each `REPORT_EVERY`."""
+    """Sends progress to the parent: the first report at once, then only the latest one in each `REPORT_EVERY`."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -98,12 +98,12 @@ class ChildProgress:
         self._thread: threading.Thread | None = None
 
     def begin(self, run: Run[ProcessHost]) -> None:
-        """`run` begins; reports of other runs, whose threads may have been left behind, are dropped."""
+        """Send the reports of `run` from now on. Reports of other runs, whose threads may still exist, are dropped."""
         with self._changed:
             self._running = run
 
     def report(self, run: Run[Any]) -> None:
-        """The run has reported progress; from any thread."""
+        """Send the progress of a run, now or later. From any thread."""
         with self._changed:
             if run is not self._running:
                 return
@@ -117,7 +117,7 @@ class ChildProgress:
             self._changed.notify()
 
     def end(self) -> None:
-        """The run has ended: send the remaining reports."""
+        """Send the remaining reports of the run, which has ended."""
         with self._changed:
             self._send()
             self._running = None
@@ -153,27 +153,27 @@ class ProcessHost:
         self.report_progress: Callable[[Run[Any]], None] = progress.report
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
-        """The policy of a job with policy fields of its own."""
+        """Return the policy of a job with policy fields of its own."""
         return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
 
     def extend(self, run: Run[Any], seconds: float) -> None:
-        """Ask the parent for more time; from any thread. A run without a timeout stays without one."""
+        """Request more time from the parent. From any thread. A run without a timeout stays without one."""
         if run.timer is not None:
             run.timer.move_to(time.monotonic() + seconds)
             self._pipe.send(Extended(seconds))
 
 
 class ProcessRun(Run[ProcessHost]):
-    """A run in this process. It never sees a cancellation, which kills it."""
+    """A run in this process. It observes no cancellation, because a cancelled run is killed."""
 
     __slots__ = ()
 
     def check_cancelled(self) -> None:
-        """Nothing to check: a run that is cancelled is killed."""
+        """Do nothing, because a run that is cancelled is killed."""
 
 
 class RunLoop:
-    """The runs of this process, one after the other."""
+    """Runs the tasks of this process, one after the other."""
 
     def __init__(self, pipe: Pipe, setup: Setup) -> None:
         self._pipe = pipe
@@ -186,7 +186,7 @@ class RunLoop:
         self._state: object = None
 
     def run_forever(self) -> None:
-        """Take runs until the parent has no more for this process, or the process cannot take any."""
+        """Take runs until the parent has no more for this process, or until the process cannot take any."""
         with ExitStack() as stack:
             problem = self._enter(stack)
             while isinstance(request := self._pipe.receive(), RunRequest):
@@ -206,7 +206,7 @@ class RunLoop:
         self._pipe.send(answer)
 
     def _enter(self, stack: ExitStack) -> Raised | None:
-        """Limit the memory, and enter the lifespan; if that raises, every run fails with the error."""
+        """Limit the memory, and enter the lifespan. If that raises, every run fails with the error."""
         setup = self._setup
         use_embedded(setup.embedded)
         relocate(setup.relocation)
@@ -272,7 +272,7 @@ def _import(name: Name, what: str) -> Any:
 
 
 def _one_line(error: BaseException) -> str:
-    """`error` in one line, also an error that Trio wrapped into groups."""
+    """Return `error` in one line, also if Trio wrapped it into groups."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_one_line(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
     return f"{type(error).__name__}: {error}"
@@ -288,10 +288,10 @@ def _call(handler: Callable[[bytes], object], task: bytes) -> object:
 
 
 def raised(error: BaseException, *, last: bool = False) -> Raised:
-    """`error` as it is transferred: names and text."""
+    """Return `error` as it is transferred: names and text."""
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename == __file__:
-        at = at.tb_next  # the frames of this program are of no use to the reader
+        at = at.tb_next  # without the frames of this program
     told = remote_error(error.with_traceback(at or error.__traceback__))
     names = [name_of(kind) for kind in type(error).__mro__]
     if isinstance(error, Retry):
@@ -308,7 +308,7 @@ def _limit_memory(limit: int) -> None:
 
 
 def _prefer_oom_kill() -> None:
-    """When memory runs out, let Linux end this process rather than its peer, which has the runs of all other handlers."""
+    """Make Linux end this process instead of its peer when memory runs out. The peer has the runs of all other handlers."""
     try:
         with open("/proc/self/oom_score_adj", "r+") as file:
             if int(file.read()) < OOM_SCORE:
@@ -319,12 +319,13 @@ def _prefer_oom_kill() -> None:
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """A handler of Python's, unlike SIG_IGN, is not inherited by programs that this process starts."""
+    """Ignore a signal. Unlike SIG_IGN, a handler in Python is not inherited by programs that this process starts."""
 
 
 class ForkGuard:
-    """A fork of the function is a process like any other: it must not use the pipe, and must not ignore signals. Signals that
-    arrive before it has restored their handlers wait until then.
+    """Restores signals and closes the pipe in a fork of this process: it must not use the pipe, and must not ignore signals.
+
+    Signals that arrive before it has restored their handlers wait until then.
     """
 
     def __init__(self, pipe: Pipe) -> None:
@@ -346,7 +347,11 @@ class ForkGuard:
 
 
 def main(argv: list[str]) -> None:
-    """The whole life of the process. Args: the parent's ``sys.argv``, for code that reads it."""
+    """Run the process until it ends.
+
+    Args:
+        argv: the parent's ``sys.argv``, for code that reads it.
+    """
     parent, channel, line = (int(argument) for argument in sys.argv[1:])
     sys.argv[:] = argv
     connection, lifeline = socket.socket(fileno=channel), socket.socket(fileno=line)
