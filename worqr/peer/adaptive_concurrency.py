@@ -54,7 +54,7 @@ class Sample:
     Attributes:
         cpu: cores that this process needed, with all its threads.
         lag: average delay of the loop in seconds.
-        peak: units, the most that were held at once.
+        peak: the largest number of units that were held at the same time.
         short: more units would have been used.
     """
 

@@ -83,7 +83,7 @@ class ConsumerStartup:
 
         async def enter(consumer: QueueConsumer) -> None:
             try:
-                with consumer.lifecycle.entering:  # cancelled when the peer leaves meanwhile
+                with consumer.lifecycle.entering:  # cancelled if the peer leaves
                     await self._enter_now(consumer)
             except Exception as error:
                 errors.append(error)

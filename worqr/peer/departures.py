@@ -118,7 +118,7 @@ class Departures:
             self._settles.drop(keys.name)
             await self._send_until_accepted(departure, partial(ops.unmap_work, self._keys, worker, keys.name))
         except ClaimLost:
-            pass  # the leader gives its claims back
+            pass  # the leader gives back its claims
         finally:
             self._end(departure)
 

@@ -70,7 +70,7 @@ class KnownQueues:
                 self._fresh[name] = self._fresh.pop(name)
         names = {**self._urgent, **dict.fromkeys(fresh), **dict.fromkeys(islice(self._unseen, UNSEEN_AT_ONCE))}
         left = QUIET_AT_ONCE
-        for again in (False, True):  # the rest of this turn, then the beginning of the next
+        for again in (False, True):  # the end of this rotation, then the beginning of the next
             if again:
                 self._rotation = iter(list(self.noted))
             for name in self._rotation:

@@ -96,7 +96,7 @@ class Peer:
             keep_failed: How many failed tasks of the queue the dead-letter queue keeps, at least 0. The oldest go first.
 
         Returns:
-            An async context manager, which gives the claims.
+            An async context manager that yields the claims.
 
         Raises:
             UsageError: On entry: an argument is invalid, the peer serves this queue already, or it has left.
@@ -163,5 +163,5 @@ def _why_not_ready(engine: Engine) -> str:
         return "not registered: joining again"
     if not engine.session.beat_is_fresh():
         return "the server has not acknowledged a beat lately"
-    deaf = [consumer.queue for consumer in engine.consumers.entered() if not consumer.admission.listening]
-    return f"not subscribed to queue {deaf[0]!r}" if deaf else ""
+    unsubscribed = [consumer.queue for consumer in engine.consumers.entered() if not consumer.admission.listening]
+    return f"not subscribed to queue {unsubscribed[0]!r}" if unsubscribed else ""

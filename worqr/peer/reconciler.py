@@ -4,7 +4,7 @@ A claim is *marked* when a caller cancelled its task. It is *gone* when the serv
 reassigned. In both cases the run is cancelled. The peer asks after a hint, at every subscription, and once a second while tasks
 run.
 
-A *stray* is a claim that the server lists although the peer has settled it. A server may lose its latest writes: in a failover to
+A *stray* is a claim that the server lists although the peer has settled it. A server may lose its latest writes, in a failover to
 a replica that had not received them, or by a crash before they were on disk. The leader does not recover a stray, because the
 worker is alive. So after each new connection the peer asks for all claims of every queue, and gives strays back. Their tasks run
 once more.

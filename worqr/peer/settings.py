@@ -42,7 +42,7 @@ class PeerSettings:
     process_memory: int | None = None
     state: object = None
     why_idle: str = ""
-    """Why this peer would serve nothing by itself; empty if it serves something."""
+    """Why this peer serves nothing unless the program calls `serve` or `work`; empty if it serves something."""
     middleware: tuple[Middleware, ...] = ()
     tracing: Tracing | None = None
     """Continues traces in worker processes. Its spans of runs are made by the first middleware."""

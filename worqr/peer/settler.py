@@ -88,7 +88,7 @@ class Settler:
     def finish(self, run: Run[HandlerConsumer], value: object) -> None:
         """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
 
-        A result that cannot be stored fails the task for good: another run would end in the same way.
+        A result that cannot be stored fails the task without a retry, because another run would end in the same way.
         """
         if run.keeps_result():
             try:

@@ -2,7 +2,8 @@
 
 A registry that failed over to a replica may have lost its last writes, for example a map_work. Then the leader would not recover
 the claims of this queue if the worker died. So after each new connection, map_work is sent once more for every queue that the
-worker serves, and for every queue where runs were left behind. It is repeated, with growing pauses, until the server accepts it.
+worker serves. Queues where runs were left behind are included. A refused map_work is repeated, with growing pauses, until the
+server accepts it.
 
 Invariant: no map_work is sent for a queue between its unmap_work and the reply to that (`Departures.is_open`). An earlier
 map_work reaches the same node first.

@@ -57,7 +57,7 @@ class AsyncioLoop:
     same in the other direction.
 
     Attributes:
-        pool: what limits how many handlers run at once, beside the concurrency of the peer; None: nothing does.
+        pool: limits the handlers that run at the same time, in addition to the concurrency of the peer; None: no limit.
     """
 
     owned_by_application: ClassVar[bool] = False

@@ -17,7 +17,7 @@ STALE_KEEPALIVES = 9
 tenth.
 """
 MAX_CHECK_GAP = 5.0
-"""Seconds without a check, because another peer led, after which an earlier check proves nothing any more."""
+"""Seconds without a check, because another peer led, after which earlier checks prove nothing."""
 STALE_AFTER = 5.0
 """Seconds for which a lease must not have changed before another peer takes it. It should have expired after 2 s."""
 STALE_BEATS = 4

@@ -169,9 +169,9 @@ class _QueueNameReader:
         return self._next is not None
 
     async def read(self, pages: int) -> None:
-        """Continue to read, up to `pages` pages.
+        """Read the next pages, at most `pages` of them.
 
-        The most recently noted names come first, so a read is complete when it reaches names from before the previous one began.
+        The most recently noted names come first. So a read is complete when it reaches names from before the previous read began.
         """
         for _ in range(pages):
             page = await self._link.call(ops.list_queues(self._keys, self._next), patience=LEASE)
