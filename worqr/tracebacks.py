@@ -73,9 +73,9 @@ def format_error(error: BaseException) -> str:
     """
     chained = error.__cause__ is not None or (error.__context__ is not None and not error.__suppress_context__)
     if chained or issubclass(type(error), BaseExceptionGroup) or error.__traceback__ is None:
-        whole = traceback.TracebackException.from_exception(error, limit=-FRAMES, compact=True)
-        _remove_our_frames(whole, set())
-        return "".join(whole.format())
+        formatted = traceback.TracebackException.from_exception(error, limit=-FRAMES, compact=True)
+        _remove_our_frames(formatted, set())
+        return "".join(formatted.format())
     codes: list[CodeType] = []
     path: list[tuple[int, int]] = []
     first = at = users_traceback(error)
@@ -83,12 +83,12 @@ def format_error(error: BaseException) -> str:
         codes.append(at.tb_frame.f_code)
         path.append((id(at.tb_frame.f_code), at.tb_lasti))
         at = at.tb_next
-    place = tuple(path[-FRAMES:])
-    known = _frames.get(place)
+    key = tuple(path[-FRAMES:])
+    known = _frames.get(key)
     if known is None:
         if len(_frames) >= MANY_PLACES:
             _frames.clear()
-        known = _frames[place] = "".join(traceback.format_tb(first, limit=-FRAMES)), codes[-FRAMES:]
+        known = _frames[key] = "".join(traceback.format_tb(first, limit=-FRAMES)), codes[-FRAMES:]
     return "".join((TRACEBACK, known[0], *traceback.format_exception_only(error)))
 
 

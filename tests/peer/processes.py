@@ -25,7 +25,7 @@ class Desk:
     """Stands where a peer's station would: notes what its runs say."""
 
     queue = "Q1"
-    mark = ""
+    id_suffix = ""
     state = None
 
     def __init__(self, policy: Policy) -> None:

@@ -16,7 +16,7 @@ from worqr.policy import Policy
 
 
 def new_run(entry: Any = b"task") -> Run[Any]:
-    host: Any = SimpleNamespace(queue="Q1", mark="", policy=Policy(), state=None, policy_with=lambda own: Policy())
+    host: Any = SimpleNamespace(queue="Q1", id_suffix="", policy=Policy(), state=None, policy_with=lambda own: Policy())
     return Run(host, None, 7, entry)
 
 

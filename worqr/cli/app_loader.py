@@ -108,14 +108,14 @@ def _no_module(name: str, missing: str) -> str:
         path = importlib.import_module(parent).__path__ if parent else [os.getcwd()]
     except AttributeError:
         return f"there is no module {name!r}: {parent} is a module, not a package"
-    there = [module.name for module in pkgutil.iter_modules(path)]
-    hint = _hint(last, there, f"{parent}." if parent else "")
+    siblings = [module.name for module in pkgutil.iter_modules(path)]
+    hint = _hint(last, siblings, f"{parent}." if parent else "")
     where = f"in the package {parent}" if parent else f"in {os.getcwd()}, nor among the installed packages"
     return f"there is no module {missing!r} {where}{hint}"
 
 
-def _hint(name: str, there: Iterable[str], before: str = "") -> str:
-    close = difflib.get_close_matches(name, list(there), 1)
+def _hint(name: str, known: Iterable[str], before: str = "") -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {before + close[0]!r}?" if close else ""
 
 
@@ -152,12 +152,12 @@ def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
         if not hasattr(value, name):
             hint = _hint(name, dir(value))
             meshes = _meshes(module)
-            there = f"; its meshes: {', '.join(meshes)}" if meshes and not hint else ""
-            raise CommandFailed(f"there is no {name!r} in {module.__name__} ({module.__file__}){hint}{there}")
+            choices = f"; its meshes: {', '.join(meshes)}" if meshes and not hint else ""
+            raise CommandFailed(f"there is no {name!r} in {module.__name__} ({module.__file__}){hint}{choices}")
         value = getattr(value, name)
     if _is_mesh(value):
         return value
     kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type(value).__qualname__}"
     meshes = _meshes(module)
-    there = f"; its meshes: {', '.join(meshes)}" if meshes else ""
-    raise CommandFailed(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{there}")
+    choices = f"; its meshes: {', '.join(meshes)}" if meshes else ""
+    raise CommandFailed(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{choices}")

@@ -125,8 +125,8 @@ class _Commands:
         return [info.name for info in await mesh.queues() if getattr(info, self._kind)]
 
     def _of(self, mesh: Mesh, queue: str) -> Aside:
-        there = queue_by_name(mesh, queue)
-        return there.failed if self._kind == "failed" else there.broken
+        found = queue_by_name(mesh, queue)
+        return found.failed if self._kind == "failed" else found.broken
 
     def _print(self, found: Sequence[Failed], *, named: bool, traceback: bool, json: bool) -> None:
         if json:
@@ -145,12 +145,12 @@ class _Commands:
         before = parse_time(choice.before, "--before", ago=True)
 
         async def command(mesh: Mesh) -> tuple[int, str]:
-            aside = self._of(mesh, queue)
+            dead_letters = self._of(mesh, queue)
             if ids:
-                count = await (aside.retry if verb == "retry" else aside.drop)(*ids)
+                count = await (dead_letters.retry if verb == "retry" else dead_letters.drop)(*ids)
             else:
-                every = aside.retry_all if verb == "retry" else aside.drop_all
-                count = await every(error=choice.error, before=before, limit=choice.limit)
+                act_on_all = dead_letters.retry_all if verb == "retry" else dead_letters.drop_all
+                count = await act_on_all(error=choice.error, before=before, limit=choice.limit)
             return count, "" if count else await unknown_queue_hint(mesh, queue)
 
         count, hint = run_connected(connect, command)

@@ -55,12 +55,12 @@ def enqueue(
     options: dict[str, Any] = {"front": front, "max_length": max_length}
 
     async def command(mesh: Mesh) -> None:
-        there = queue_by_name(mesh, queue)
+        target = queue_by_name(mesh, queue)
         if lines:
-            stored, refused = await _enqueue_lines(mesh, there, unique=unique, options=options)
+            stored, refused = await _enqueue_lines(mesh, target, unique=unique, options=options)
         else:
             tasks = [await _stdin()] if payloads == (STDIN,) else list(map(os.fsencode, payloads))
-            stored, refused = await there.enqueue(*tasks, unique=unique, **options), 0
+            stored, refused = await target.enqueue(*tasks, unique=unique, **options), 0
         if json:
             print_json({"queue": queue, "enqueued": stored, "refused": refused})
         else:
@@ -85,7 +85,7 @@ async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dic
     stored = refused = 0
     warned = False
     try:
-        async for tasks in _stdin_lines(whole=options["front"]):
+        async for tasks in _stdin_lines(all_at_once=options["front"]):
             if not unique:
                 stored += await queue.enqueue(*tasks, **options)
             for task in tasks if unique else ():
@@ -108,10 +108,10 @@ async def _stdin() -> bytes:
     return b"".join([chunk async for chunk in _stdin_chunks()])
 
 
-async def _stdin_lines(*, whole: bool) -> AsyncIterator[list[bytes]]:
-    """Yield the lines of each read, without their line ends; with `whole`, all lines at once."""
-    rest = await _stdin() if whole else b""
-    if not whole:
+async def _stdin_lines(*, all_at_once: bool) -> AsyncIterator[list[bytes]]:
+    """Yield the lines of each read, without their line ends; with `all_at_once`, all lines at once."""
+    rest = await _stdin() if all_at_once else b""
+    if not all_at_once:
         async for chunk in _stdin_chunks():
             *tasks, rest = (rest + chunk).split(b"\n")
             if tasks:

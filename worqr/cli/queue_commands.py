@@ -144,10 +144,10 @@ def delete(
     """
 
     async def command(mesh: Mesh) -> tuple[QueueInfo, str]:
-        there = queue_by_name(mesh, queue)
-        found = await there.info()
+        target = queue_by_name(mesh, queue)
+        found = await target.info()
         if yes:
-            await there.delete()
+            await target.delete()
         return found, "" if _tasks_of(found) else await unknown_queue_hint(mesh, queue)
 
     found, hint = run_connected(connect, command)

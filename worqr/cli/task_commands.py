@@ -191,10 +191,10 @@ def _json_fields(task: TaskInfo) -> dict[str, Any]:
 def _whole_characters(task: bytes) -> bytes:
     """Return the beginning of a payload, without an incomplete character at its end."""
     for cut in range(4):
-        some = task[: len(task) - cut]
+        shorter = task[: len(task) - cut]
         try:
-            some.decode()
+            shorter.decode()
         except UnicodeDecodeError:
             continue
-        return some
+        return shorter
     return task

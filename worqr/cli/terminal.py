@@ -237,11 +237,11 @@ def _row(parts: Sequence[_Part], widths: Sequence[int], n: int) -> list[Text]:
     lines: list[Text] = []
     for k in range(max(map(len, cells))):
         line = Text()
-        for part, broken, width in zip(parts, cells, widths, strict=True):
-            some = broken[k] if k < len(broken) else ""
-            fill = " " * (width - _width(some))
+        for part, cell_lines, width in zip(parts, cells, widths, strict=True):
+            cell_line = cell_lines[k] if k < len(cell_lines) else ""
+            fill = " " * (width - _width(cell_line))
             line.append(fill if part.right else "")
-            line.append(some, part.cells[n].style)
+            line.append(cell_line, part.cells[n].style)
             line.append(GAP if part.right else fill + GAP)
         line.rstrip()
         lines.append(line)
@@ -280,20 +280,20 @@ def _blocks(kept: Sequence[tuple[Column, Sequence[object]]], notes: Sequence[_Ce
             lines += [Text(GAP + each, note.style) for each in _wrap(note.text, width - len(GAP))]
         facts = {column.title: column.text(values[n]) for column, values in others if values[n] not in _EMPTY}
         styles = {column.title: column.colour(values[n]) for column, values in others}
-        wide = max((len(title) + len(GAP) for title in facts), default=0)
-        lines += _facts({GAP + title: text for title, text in facts.items()}, styles, wide, width)
+        title_width = max((len(title) + len(GAP) for title in facts), default=0)
+        lines += _facts({GAP + title: text for title, text in facts.items()}, styles, title_width, width)
     return lines
 
 
-def _facts(facts: Mapping[str, str], styles: Mapping[str, str], wide: int, width: int) -> list[Text]:
+def _facts(facts: Mapping[str, str], styles: Mapping[str, str], title_width: int, width: int) -> list[Text]:
     from rich.text import Text
 
     lines: list[Text] = []
     for name, value in facts.items():
-        room = max(1, width - wide - len(GAP))
-        for k, some in enumerate(_wrap(_printable(escape(value)), room)):
-            line = Text.assemble((f"{name if k == 0 else '':{wide}}{GAP}", "dim"))
-            lines.append(line.append(some, styles.get(name.strip(), "")))
+        room = max(1, width - title_width - len(GAP))
+        for k, part in enumerate(_wrap(_printable(escape(value)), room)):
+            line = Text.assemble((f"{name if k == 0 else '':{title_width}}{GAP}", "dim"))
+            lines.append(line.append(part, styles.get(name.strip(), "")))
     return lines
 
 
@@ -325,8 +325,8 @@ def _fold(text: str, width: int) -> list[str]:
     """Return `text` in lines of at most `width`, broken after a separator in the second half of the line, else anywhere."""
     lines, used = [""], 0
     for character in text:
-        wide = _width(character)
-        if used + wide > width and lines[-1]:
+        character_width = _width(character)
+        if used + character_width > width and lines[-1]:
             full = lines[-1]
             end = max(map(full.rfind, _SEPARATORS)) + 1
             kept = full[end:] if len(full) // 2 < end < len(full) else ""
@@ -334,7 +334,7 @@ def _fold(text: str, width: int) -> list[str]:
             lines.append(kept)
             used = _width(kept)
         lines[-1] += character
-        used += wide
+        used += character_width
     return lines
 
 

@@ -64,8 +64,8 @@ def usage_message(error: CycloptsError, commands: Iterable[str]) -> str:
         return unknown_command(unused[0], commands)
     command = " ".join(("worqr", *chain))
     if isinstance(error, UnusedCliTokensError) and unused:
-        there = [] if error.app is None else [name for name in error.app if not name.startswith("-")]
-        close = difflib.get_close_matches(unused[0], there, 1)
+        subcommands = [] if error.app is None else [name for name in error.app if not name.startswith("-")]
+        close = difflib.get_close_matches(unused[0], subcommands, 1)
         hint = f"did you mean `{command} {close[0]}`?" if close else f"`{command} --help` shows the usage"
         return f"unexpected argument {unused[0]!r}; {hint}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:

@@ -203,8 +203,9 @@ class ConnectionRegistry:
         """End the connections of asyncio loops that were closed inside their blocks, because the blocks did not end them."""
         for loop, connection in list(self._by_loop.items()):
             is_closed: Callable[[], bool] = getattr(loop, "is_closed", lambda: False)
-            ours = connection.pid == os.getpid()
-            if ours and is_closed() and self._by_loop.pop(loop, None) is not None:  # None: another thread has ended it
+            is_of_this_process = connection.pid == os.getpid()
+            # Another thread may have ended it meanwhile.
+            if is_of_this_process and is_closed() and self._by_loop.pop(loop, None) is not None:
                 _end(connection)
 
     @contextmanager

@@ -45,8 +45,8 @@ async def send_unique(client: Client, queue: QueueKeys, tasks: list[bytes], repl
     given = {name: value for name, value in options.items() if value is not None}
     jobs = [({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks]
     keys = await sharding.shard_of_id(queue, cast("str", jobs[0][0]["id"]))
-    there = [(await sharding.options_for(keys, options), task) for options, task in jobs]
-    call = ops.dispatch_jobs(keys, there, all_or_none=True, replicas=replicas)
+    with_limits = [(await sharding.options_for(keys, options), task) for options, task in jobs]
+    call = ops.dispatch_jobs(keys, with_limits, all_or_none=True, replicas=replicas)
     await send_dispatch(client, queue, call, keys)
     return len(jobs)
 

@@ -127,7 +127,7 @@ async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:
 def _unknown_worker_text(worker: str, known: list[str]) -> str:
     """Return the text of the error about an unknown `worker`, with a suggestion."""
     near = [each for each in known if each.startswith(worker)] or difflib.get_close_matches(worker, known, NEAREST, 0.3)
-    there = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"
+    hint = "`mesh.workers()` and `worqr workers` list those that are registered" if known else "none is registered"
     if near:
-        there = f"did you mean {' or '.join(map(repr, near[:NEAREST]))}?"
-    return f"there is no worker {worker!r}: it has left, or was evicted before; {there}"
+        hint = f"did you mean {' or '.join(map(repr, near[:NEAREST]))}?"
+    return f"there is no worker {worker!r}: it has left, or was evicted before; {hint}"

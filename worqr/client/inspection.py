@@ -47,9 +47,11 @@ async def list_jobs(
     for n in range(first, len(shards)):
         more, cursor = True, start if n == first else ""
         while more and len(found) < limit:
-            more, places = await _page(client, shards[n], state, limit - len(found), cursor)
-            found += [replace(info, cursor=f"{state} {n} {place}") for place, info in places if info is not None]
-            cursor = places[-1][0] if places else cursor
+            more, positions = await _page(client, shards[n], state, limit - len(found), cursor)
+            found += [
+                replace(info, cursor=f"{state} {n} {position}") for position, info in positions if info is not None
+            ]
+            cursor = positions[-1][0] if positions else cursor
     return found[:limit]
 
 

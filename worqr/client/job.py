@@ -210,15 +210,15 @@ class Job(Generic[R]):
             raise JobCancelled(f"{self!r} was cancelled" + (f": {reason}" if reason else ""), reason)
         raise NoResult(self._missing_reason(found.status))
 
-    def _missing_reason(self, word: str) -> str:
+    def _missing_reason(self, status: str) -> str:
         """Return the reason why there is no result, and the remedy if there is one."""
         job = f"job {self.id!r} of queue {self.queue!r}"
-        if word == "never":
+        if status == "never":
             return (
                 f"{job} keeps no result: neither its dispatch nor a worker of its queue has a result_ttl. Set result_ttl= on the "
                 "function, on the handler, or at the dispatch"
             )
-        if word == "replaced":
+        if status == "replaced":
             return f"{job} has a newer dispatch, and the result of this one was not kept or has expired"
         unknown = "the id is unknown, or " if self._number == 0 else ""
         return f"no result of {job} is stored: {unknown}it was not kept (no result_ttl) or has expired"

@@ -52,16 +52,16 @@ class Producer:
         stored = sending = 0
         late: NotReplicated | None = None
         try:
-            for some in self._batches(calls):
-                for call in some:
+            for batch in self._batches(calls):
+                for call in batch:
                     if call._options.keys() - RAW_OPTIONS:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 requests: list[tuple[str, Request[int]]] = []
-                for (name, _), of_queue in _grouped(some, lambda call: (call.queue, _max_length_of(call))):
+                for (name, _), of_queue in _grouped(batch, lambda call: (call.queue, _max_length_of(call))):
                     for chunk in in_chunks(of_queue, _size):
                         keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, name))
                         requests.append((keys.name, await self._enqueue_of(keys, chunk)))
-                sending = len(some)
+                sending = len(batch)
                 answers, late = await self._send(requests, late)
                 stored += sum(answers)
                 sending = 0
@@ -80,14 +80,14 @@ class Producer:
         sending = 0
         late: NotReplicated | None = None
         try:
-            for some in self._batches(calls):
+            for batch in self._batches(calls):
                 requests: list[tuple[str, Request[list[Dispatched]]]] = []
                 positions: list[tuple[int, QueueKeys]] = []
-                for keys, of_shard in await self._by_shard(some):
+                for keys, of_shard in await self._by_shard(batch):
                     for chunk in in_chunks(of_shard, lambda each: len(each[1].task)):
                         requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in chunk])))
                         positions += [(position, keys) for position, _ in chunk]
-                sending = len(some)
+                sending = len(batch)
                 answered, late = await self._send(requests, late)
                 prefix = self._client.settings.prefix
                 done = [each for answers in answered for each in answers]
@@ -100,7 +100,7 @@ class Producer:
                         call._results,
                         at=found[position][1],
                     )
-                    for position, call in enumerate(some)
+                    for position, call in enumerate(batch)
                 ]
                 sending = 0
         except Exception as error:
@@ -148,14 +148,14 @@ class Producer:
     def _batches(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._client.check_connected()
         waiting = iter(calls)
-        while some := list(islice(waiting, MAX_ITEMS)):
-            for call in some:
+        while batch := list(islice(waiting, MAX_ITEMS)):
+            for call in batch:
                 if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise _no_call(call)
                 if call._target is not None:
                     call._target.require_client()
                 check_task(call.task, self._client.settings.max_payload)
-            yield some
+            yield batch
 
     async def _send(
         self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None

@@ -198,8 +198,8 @@ class Queue(QueueOperations):
 
         With several shards, it is the next task of one of them.
         """
-        seen = await self._ask_all(lambda keys: ops.list_tasks(keys, 1, from_front=True))
-        return next((tasks[0] for _, tasks in seen if tasks), None)
+        replies = await self._ask_all(lambda keys: ops.list_tasks(keys, 1, from_front=True))
+        return next((tasks[0] for _, tasks in replies if tasks), None)
 
     async def tasks(self, limit: int = 100) -> list[bytes]:
         """Return the payloads of waiting tasks, newest first, but no more than about 8 MiB.
@@ -366,9 +366,9 @@ class Queue(QueueOperations):
             await self._forget_shards(shards)
 
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
-        every = [*shards, *(replace(keys, failures=True) for keys in shards)]
-        seen = merge_queue_info(self.name, await ask_each(self._client, every, ops.inspect))
-        if not (seen.workers or seen.running or seen.waiting or seen.scheduled or seen.failed or seen.broken):
+        keys_of_all = [*shards, *(replace(keys, failures=True) for keys in shards)]
+        info = merge_queue_info(self.name, await ask_each(self._client, keys_of_all, ops.inspect))
+        if not (info.workers or info.running or info.waiting or info.scheduled or info.failed or info.broken):
             await self._client.sharding.forget(self.name)
 
     async def _purge(self, keys: QueueKeys) -> None:

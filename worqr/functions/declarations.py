@@ -64,11 +64,11 @@ class Declarations:
         older = self.functions.get(name)
         if older is None or not _is_defined_anew(definition_of(older).fn, fn):
             return
-        at: Declarations | None = self
-        while at is not None:
-            held = next(each for each, function in at.functions.items() if function is older)
-            at._forget(held, older.name)
-            at = at._parent[0] if at._parent is not None else None
+        registry: Declarations | None = self
+        while registry is not None:
+            name_there = next(each for each, function in registry.functions.items() if function is older)
+            registry._forget(name_there, older.name)
+            registry = registry._parent[0] if registry._parent is not None else None
 
     def _forget(self, name: str, queue: str) -> None:
         """Remove a function, and the schedules of its queue."""
@@ -87,15 +87,15 @@ class Declarations:
             at._check_free(names)
 
     def _check_free(self, names: Collection[str]) -> None:
-        seen: set[str] = set()
+        checked: set[str] = set()
         for name in names:
             check_name(name, "function name")
-            if name in self._names or name in seen:
-                there = self._names.get(name, name)
+            if name in self._names or name in checked:
+                taken_by = self._names.get(name, name)
                 raise UsageError(
-                    f"there is a function {there!r} already that has the name {name!r}: give one of them name="
+                    f"there is a function {taken_by!r} already that has the name {name!r}: give one of them name="
                 )
-            seen.add(name)
+            checked.add(name)
 
     def _register(self, function: Function[..., Any]) -> None:
         """Add a function here, and to all registries that include this one."""
@@ -141,8 +141,8 @@ class Declarations:
         self._check_all_free([prefix + each for each in other._names])
         schedules = list(self._incoming_schedules(other, prefix))
         for definition in schedules:
-            for at, there in self._ancestors(definition):
-                at.check_schedule(there)
+            for registry, renamed in self._ancestors(definition):
+                registry.check_schedule(renamed)
         for definition in schedules:
             self.add_schedule(definition)
         other._parent = self, prefix
@@ -166,13 +166,13 @@ class Declarations:
         """Add a schedule here, and to all registries that include this one.
 
         Raises:
-            UsageError: The name is taken, here or there. Nothing is changed.
+            UsageError: The name is taken, here or in a registry that includes this one. Nothing is changed.
         """
         targets = list(self._ancestors(definition))
-        for at, there in targets:
-            at.check_schedule(there)
-        for at, there in targets:
-            at.schedules[there.name] = there
+        for registry, renamed in targets:
+            registry.check_schedule(renamed)
+        for registry, renamed in targets:
+            registry.schedules[renamed.name] = renamed
 
     def check_schedule(self, definition: Definition) -> None:
         """Raise UsageError if the name of a schedule is taken, or too long."""

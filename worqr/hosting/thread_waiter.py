@@ -27,10 +27,12 @@ async def wait_done(future: Future[Any]) -> None:
         await asyncio_event.wait()
 
 
-def _when_done(future: Future[Any], soon: Callable[[Callable[[], None]], object], tell: Callable[[], None]) -> None:
+def _when_done(
+    future: Future[Any], call_soon: Callable[[Callable[[], None]], object], callback: Callable[[], None]
+) -> None:
     def done(_: Future[Any]) -> None:
         with suppress(RuntimeError):  # trio.RunFinishedError, or asyncio's: the loop has ended, so no task waits
-            soon(tell)
+            call_soon(callback)
 
     future.add_done_callback(done)
 

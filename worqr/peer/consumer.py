@@ -141,7 +141,7 @@ class QueueConsumer:
         return self.keys.display_name
 
     @property
-    def mark(self) -> str:
+    def id_suffix(self) -> str:
         """The suffix of the ids that are generated there."""
         return self.keys.id_suffix
 

@@ -37,7 +37,7 @@ class RunHost(Protocol):
         ...
 
     @property
-    def mark(self) -> str:
+    def id_suffix(self) -> str:
         """The suffix of the ids that are generated there."""
         ...
 
@@ -184,7 +184,7 @@ class Run(Generic[Host]):
     @property
     def id(self) -> str:
         """The job's id. A plain task has none; this is the id that it would get."""
-        return f"@{self.fence}{self.host.mark}" if self.record is None else self.record[b"id"].decode()
+        return f"@{self.fence}{self.host.id_suffix}" if self.record is None else self.record[b"id"].decode()
 
     @property
     def queue(self) -> str:

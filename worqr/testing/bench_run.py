@@ -101,15 +101,15 @@ class BenchRun:
 
     async def _steps(self, *, scheduled: bool, enough: Callable[[], bool]) -> QueueStates:
         for _ in range(MOST_STEPS):
-            seen = await self._until_quiet()
+            states = await self._until_quiet()
             if enough():
-                return seen
-            if await self._schedules.fire_owed():
+                return states
+            if await self._schedules.fire_pending():
                 continue
-            times = [each.next_in_ms for name, each in seen.items() if self._is_served(name, each)]
+            times = [each.next_in_ms for name, each in states.items() if self._is_served(name, each)]
             later = [ms for ms in times if ms is not None]
             if not scheduled or not later:
-                return seen
+                return states
             await self._clock.move(min(later))
         raise UsageError(
             f"after {MOST_STEPS:,} due times something is still due: does a handler dispatch itself again? Use advance()"
@@ -117,18 +117,20 @@ class BenchRun:
 
     async def _until_quiet(self) -> QueueStates:
         """Wait until no task waits or runs in a queue that is served. Jobs that become due are enqueued."""
-        pause, said_at = POLL_FIRST, trio.current_time() + LOG_AFTER
+        pause, log_at = POLL_FIRST, trio.current_time() + LOG_AFTER
         while True:
-            seen = await inspect_queues(self._client)
-            promoted = await promote_due_jobs(self._client, seen)
-            busy = {name: each for name, each in seen.items() if self._is_busy(name, each)}
+            states = await inspect_queues(self._client)
+            promoted = await promote_due_jobs(self._client, states)
+            busy = {name: each for name, each in states.items() if self._is_busy(name, each)}
             if not busy and not promoted:
-                return seen
+                return states
             await self._serve(busy)
-            if trio.current_time() >= said_at:
-                said_at += LOG_AFTER
-                held = [f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()]
-                emit(logger, "bench", "still waiting for %(reason)s", reason=", ".join(held))
+            if trio.current_time() >= log_at:
+                log_at += LOG_AFTER
+                busy_texts = [
+                    f"{name!r}: {each.waiting} waiting, {each.running} running" for name, each in busy.items()
+                ]
+                emit(logger, "bench", "still waiting for %(reason)s", reason=", ".join(busy_texts))
             await trio.sleep(pause)
             pause = min(2 * pause, POLL_LATER)
 
@@ -164,16 +166,18 @@ async def inspect_queues(client: Client) -> QueueStates:
     """
     names = await queue_names(client.ask, RegistryKeys(client.settings.prefix))
     while True:
-        asked = names
-        seen = await client.link.call_all([ops.inspect(QueueKeys.of(client.settings.prefix, name)) for name in asked])
+        inspected = names
+        replies = await client.link.call_all(
+            [ops.inspect(QueueKeys.of(client.settings.prefix, name)) for name in inspected]
+        )
         names = await queue_names(client.ask, RegistryKeys(client.settings.prefix))
-        if set(names) <= set(asked):
-            return dict(zip(asked, seen, strict=True))
+        if set(names) <= set(inspected):
+            return dict(zip(inspected, replies, strict=True))
 
 
-async def promote_due_jobs(client: Client, seen: QueueStates) -> bool:
-    """Enqueue the jobs that `seen` shows as due. Return True if there were any."""
-    ready = [name for name, each in seen.items() if each.next_in_ms == 0]
+async def promote_due_jobs(client: Client, states: QueueStates) -> bool:
+    """Enqueue the jobs that `states` shows as due. Return True if there were any."""
+    ready = [name for name, each in states.items() if each.next_in_ms == 0]
     for name in ready:
         while (await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name))))[1] == 0:
             pass

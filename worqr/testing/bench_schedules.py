@@ -29,7 +29,7 @@ class BenchSchedules:
         self._declarations = declarations_of(mesh)
         self._keys = RegistryKeys(mesh.prefix)
         self._now = 0
-        self._owed: dict[str, list[int]] = {}
+        self._pending: dict[str, list[int]] = {}
 
     async def begin(self, now_ms: int) -> None:
         """Declare the schedules. Firings count from `now_ms` on."""
@@ -48,7 +48,7 @@ class BenchSchedules:
         fired: dict[str, int] = {}
         firings = [(at, name) for name, trigger in triggers.items() for at in _between(trigger, since, self._now)]
         for nominal, name in sorted(firings):
-            self._owed.setdefault(name, []).append(nominal)
+            self._pending.setdefault(name, []).append(nominal)
             if await self._fire(declared[name]):
                 fired[name] = nominal
         for name, nominal in fired.items():
@@ -63,18 +63,18 @@ class BenchSchedules:
         ):
             await self._client.ask(ops.declare_schedules(self._keys, page, replace=True))
 
-    async def fire_owed(self) -> bool:
+    async def fire_pending(self) -> bool:
         """Enqueue firings whose previous run has ended. Return True if any was enqueued."""
-        fired = [await self._fire(self._declarations.schedules[name]) for name in tuple(self._owed)]
+        fired = [await self._fire(self._declarations.schedules[name]) for name in tuple(self._pending)]
         return any(fired)
 
     async def _fire(self, definition: Definition) -> bool:
-        """Enqueue the owed firings of one schedule until one has to wait. Return True if any was enqueued."""
+        """Enqueue the pending firings of one schedule until one has to wait. Return True if any was enqueued."""
         keys = await self._client.sharding.shard_of_id(
             QueueKeys(self._client.settings.prefix, definition.queue), definition.job
         )
-        owed, fired = self._owed.pop(definition.name), False
-        for n, nominal in enumerate(owed):
+        pending, fired = self._pending.pop(definition.name), False
+        for n, nominal in enumerate(pending):
             call = ops.fire_schedule(
                 *(keys, definition.name, nominal),
                 judged_at=self._now,
@@ -82,11 +82,11 @@ class BenchSchedules:
                 overlap=definition.overlap,
                 task=definition.task,
             )
-            word = await self._client.link_to(keys.name).call(call)
-            if word == "busy":
-                self._owed[definition.name] = owed[n:][-MAX_PENDING:]
+            outcome = await self._client.link_to(keys.name).call(call)
+            if outcome == "busy":
+                self._pending[definition.name] = pending[n:][-MAX_PENDING:]
                 break
-            fired = fired or word == "ok"
+            fired = fired or outcome == "ok"
         return fired
 
 

@@ -110,8 +110,8 @@ async def keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[
     """Return the keys of a bench that match, and when they expire."""
     cursor, found = "0", dict[str, int]()
     while True:
-        cursor, some = await link.call(find_keys(keys, pattern, cursor))
-        found |= dict(some)
+        cursor, page = await link.call(find_keys(keys, pattern, cursor))
+        found |= dict(page)
         if cursor == "0":
             return list(found.items())
 

@@ -24,7 +24,7 @@ class _NoConsumer:
 
     def __init__(self, state: object) -> None:
         self.queue = "test"
-        self.mark = ""
+        self.id_suffix = ""
         self.policy = Policy()
         self.state = state
         self.reported: list[tuple[float | None, str]] = []

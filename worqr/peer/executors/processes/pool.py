@@ -267,7 +267,7 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
     record = run.record
     entry = run.task if record is None else [part for pair in record.items() for part in pair]
     left = None if run.deadline is None else run.deadline - monotonic()
-    return RunRequest(function, run.queue, run.host.mark, run.fence, entry, run.host.policy, left, carrier)
+    return RunRequest(function, run.queue, run.host.id_suffix, run.fence, entry, run.host.policy, left, carrier)
 
 
 def _on_report(run: Run[RunHost], what: Progressed | Extended) -> None:

@@ -36,13 +36,13 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """One run: the claim's entry from the start's reply, and the options of its handler. `mark`: the suffix of the ids that are
-    generated there. `left`: seconds to its deadline. `carrier`: the context of its trace.
+    """One run: the claim's entry from the start's reply, and the options of its handler. `id_suffix`: the suffix of the ids that
+    are generated there. `left`: seconds to its deadline. `carrier`: the context of its trace.
     """
 
     function: Name
     queue: str
-    mark: str
+    id_suffix: str
     fence: int
     entry: bytes | list[bytes]
     policy: Policy

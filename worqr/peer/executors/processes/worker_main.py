@@ -143,10 +143,10 @@ class ProcessHost:
     """The `RunHost` of this process."""
 
     def __init__(
-        self, queue: str, mark: str, policy: Policy, state: object, pipe: Pipe, progress: ChildProgress
+        self, queue: str, id_suffix: str, policy: Policy, state: object, pipe: Pipe, progress: ChildProgress
     ) -> None:
         self.queue = queue
-        self.mark = mark
+        self.id_suffix = id_suffix
         self.policy = policy
         self.state = state
         self._pipe = pipe
@@ -224,7 +224,7 @@ class RunLoop:
         return None
 
     def _run(self, request: RunRequest) -> Returned | Raised:
-        host = ProcessHost(request.queue, request.mark, request.policy, self._state, self._pipe, self._progress)
+        host = ProcessHost(request.queue, request.id_suffix, request.policy, self._state, self._pipe, self._progress)
         run = ProcessRun(host, None, request.fence, request.entry)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
