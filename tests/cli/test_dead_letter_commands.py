@@ -11,7 +11,7 @@ import trio
 
 import worqr
 from tests.cli.conftest import Answer, Command
-from tests.peer.tools import eventually
+from tests.peer.tools import eventually, serving
 
 Beside = Callable[..., Awaitable[Answer]]
 
@@ -160,3 +160,34 @@ async def test_without_a_queue_those_of_all_are_listed(beside: Beside, mesh: wor
     assert (await beside("failed", "--limit", "1")).lines[1:] == [newest]
     assert (await beside("failed", "--traceback")).lines[0].startswith("mails  value  ")
     assert (await beside("failed", "drop", "mails", "--all")).code == 0
+
+
+@pytest.mark.leaves("{films}:failed", "{films}:aside*")
+async def test_errors_are_counted(beside: Beside, mesh: worqr.Mesh) -> None:
+    once = worqr.RetryPolicy(max_failures=1)
+
+    async def raising(task: bytes) -> None:
+        raise {b"v": ValueError, b"t": TimeoutError}[task]
+
+    async with mesh.connect(), serving(mesh, "mails", raising, retry=once), serving(mesh, "films", raising, retry=once):
+        await mesh.queue("mails").enqueue(b"v", b"v", b"t")
+        await mesh.queue("films").enqueue(b"t")
+        for name, count in (("mails", 3), ("films", 1)):
+            await eventually(lambda name=name: failures(mesh, name), count)  # type: ignore[misc]
+        header, *rows = (await beside("failed", "errors")).lines
+        assert header.split() == ["count", "queue", "error"]
+        assert rows[0].split() == ["2", "mails", "ValueError"]
+        assert sorted(row.split() for row in rows[1:]) == [
+            ["1", "films", "TimeoutError"],
+            ["1", "mails", "TimeoutError"],
+        ]
+        assert (await beside("failed", "errors", "mails", "--json")).json == [
+            {"queue": "mails", "error": "ValueError", "count": 2},
+            {"queue": "mails", "error": "TimeoutError", "count": 1},
+        ]
+        assert await beside("broken", "errors") == Answer(0, "", "worqr: no undecodable tasks\n")
+        assert (await beside("failed", "errors", "mial")).err.startswith("worqr: no queue 'mial' is in use")
+
+
+async def failures(mesh: worqr.Mesh, name: str) -> int:
+    return (await mesh.queue(name).info()).failed

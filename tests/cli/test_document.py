@@ -47,13 +47,16 @@ def test_every_command_is_named() -> None:
 
 
 def test_the_fields_are_those_there_are() -> None:
-    named = {word: set(re.findall(r"`(\w+)`", row[1])) for row in rows(PAGE, "Output") for word in words(row[0])}
+    named = {word: set(re.findall(r"(?<!\[)`(\w+)`", row[1])) for row in rows(PAGE, "Output") for word in words(row[0])}
     assert named["queues"] == {field.name for field in fields(worqr.QueueInfo)} | {"unserved"}
     assert named["workers"] == {field.name for field in fields(worqr.WorkerInfo)}
     assert named["schedules"] == {field.name for field in fields(worqr.Schedule)}
     status = {field.name for field in fields(worqr.Status)}
-    assert named["status"] == status | {"queue", "id", "type"}
+    record = {field.name for field in fields(worqr.JobRecord)}
+    assert named["status"] == (status | record | {"type", "encoding"}) - {"status"}
     error = {field.name for field in fields(worqr.RemoteError)}
+    listed = {field.name for field in fields(worqr.TaskInfo)}
+    assert named["running"] == listed - status | {"queue", "encoding"}
     assert named["failed"] == {field.name for field in fields(worqr.Failed)} | error | {"encoding"}
 
 

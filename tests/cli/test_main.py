@@ -40,8 +40,8 @@ def test_it_says_its_version() -> None:
 def test_help_names_the_commands(arguments: tuple[str, ...]) -> None:
     answer = worqr(*arguments)
     assert answer.returncode == 0
-    named = set(re.findall(r"^  ([a-z]+): ", answer.stdout, re.MULTILINE))
-    assert named == {name for commands in GROUPS.values() for name in commands}
+    named = set(re.findall(r"^  ([a-z-]+): ", answer.stdout, re.MULTILINE))
+    assert named - {"--help", "--version"} == {name for commands in GROUPS.values() for name in commands}
     assert "--version" in answer.stdout
 
 

@@ -66,10 +66,10 @@ async def test_what_does_not_end_in_time_is_said(beside: Beside, mesh: worqr.Mes
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("words", [(), ("--all", "--id", "x"), ("--task", "a", "--id", "x")])
+@pytest.mark.parametrize("words", [(), ("--all", "--id", "x"), ("--task", "a", "--id", "x"), ("--claim", "7", "--all")])
 def test_a_cancel_says_what_it_means(command: Command, words: tuple[str, ...]) -> None:
     assert command("cancel", "mails", *words) == Answer(
-        2, "", "worqr: name what to cancel by exactly one of --id, --task and --all\n"
+        2, "", "worqr: name what to cancel by exactly one of --id, --task, --claim and --all\n"
     )
 
 

@@ -52,7 +52,7 @@ async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
         assert (first.code, first.out) == (0, said)
         assert "no worker serves queue 'report' now" in first.err
         again = await beside("schedules", "run", "daily")
-        why = "the previous run of schedule 'daily' has not ended; see `worqr status 'report' 'cron:daily'`"
+        why = "the previous run of schedule 'daily' has not ended; see `worqr status 'cron:daily' --queue 'report'`"
         assert again == Answer(1, "", f"worqr: {why}\n")
         await nursery.start(partial(peer.serve, "report", report))
         await until(lambda: runs == [None])

@@ -25,24 +25,36 @@ async def test_one_job_is_shown_while_it_waits_runs_and_after_its_end(beside: Be
     async with mesh.connect():
         q = mesh.queue("mails")
         job = await q.dispatch(b"a", id="mail-7", result_ttl=60)
-        async with serving(mesh, "mails", handler, retry=worqr.RetryPolicy(min_backoff=3600, max_backoff=3600)):
+        retry = worqr.RetryPolicy(min_backoff=3600, max_backoff=3600)
+        async with serving(mesh, "mails", handler, retry=retry) as peer:
             await eventually(lambda: state(job), "scheduled")
-            told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
+            told = facts(await beside("status", "mail-7", "--queue", "mails"))
             assert told["error"] == "ValueError: smtp: \\x1b[31mconnection refused"
             assert (told["state"], told["attempts"], told["failures"]) == ("scheduled", "1", "1")
-            assert "next" in told
-            (found,) = (await beside("status", "mails", "mail-7", "--json")).json
+            assert {"next", "dispatched", "task"} <= told.keys()
+            header, row = (await beside("status", "mail-7", "--queue", "mails")).lines[-2:]
+            assert header.split() == ["ended", "at", "took", "worker", "reason", "error"]
+            assert row.split()[4:] == [peer.id, "failed", *told["error"].split()]
+            (found,) = (await beside("status", "mail-7", "--queue", "mails", "--json")).json
             assert found["error"] == {"type": "ValueError", "message": "smtp: \x1b[31mconnection refused"}
             assert found["next_run"] == found["run_at"] is not None
+            assert (found["task"], found["encoding"], found["size"], found["options"]) == (
+                "a",
+                "utf-8",
+                1,
+                {"result_ttl": 60.0},
+            )
+            (tried,) = found["tries"]
+            assert (tried["worker"], tried["reason"], tried["error"]) == (peer.id, "failed", found["error"])
             await q.dispatch(b"a", id="mail-7", update=worqr.Update(data=False))
             await held.wait(1)
             await eventually(lambda: progress(job), 0.5)
-            told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
+            told = facts(await beside("status", "mail-7", "--queue", "mails"))
             assert (told["state"], told["attempts"], told["progress"]) == ("active", "2", "0.5")
             assert "worker" in told
             held.gate.set()
             await job.result(30)
-            told = dict(line.split(maxsplit=1) for line in (await beside("status", "mails", "mail-7")).lines)
+            told = facts(await beside("status", "mail-7", "--queue", "mails"))
             assert told == {
                 "state": "finished",
                 "attempts": "2",
@@ -50,6 +62,12 @@ async def test_one_job_is_shown_while_it_waits_runs_and_after_its_end(beside: Be
                 "progress": "0.5",
                 "message": "half of it",
             }
+
+
+def facts(answer: Answer) -> dict[str, str]:
+    """The names and values in front of the table of tries."""
+    lines = answer.lines
+    return dict(line.split(maxsplit=1) for line in lines[: lines.index("") if "" in lines else None])
 
 
 async def state(job: worqr.Job[bytes]) -> str:
@@ -63,10 +81,10 @@ async def progress(job: worqr.Job[bytes]) -> float | None:
 async def test_an_unknown_id_is_an_error_that_says_what_may_be_wrong(beside: Beside, mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         await mesh.queue("mails").enqueue(b"a")
-        answer = await beside("status", "mails", "mail-7")
+        answer = await beside("status", "mail-7", "--queue", "mails")
         assert (answer.code, answer.out) == (1, "")
         assert answer.err.startswith("worqr: no job 'mail-7' in queue 'mails': the id is unknown, or")
-        wrong = await beside("status", "mial", "mail-7", "--json")
+        wrong = await beside("status", "mail-7", "--queue", "mial", "--json")
         assert wrong.code == 1
         assert wrong.json[0]["state"] == "gone"
         assert wrong.err.endswith("no queue 'mial' is in use; did you mean 'mails'?\n")
@@ -84,8 +102,12 @@ async def test_what_runs_is_listed_with_its_ids(beside: Beside, mesh: worqr.Mesh
         await held.wait(2)
         for words in (("running",), ("running", "films")):
             header, *rows = (await beside(*words)).lines
-            assert header.split() == ["queue", "id", "worker", "since", "attempt", "progress", "message", "task"]
-            assert sorted(row.split()[:3] for row in rows) == [["films", "-", peer.id], ["films", "film-1", peer.id]]
+            assert header.split() == [
+                *("queue", "id", "claim", "worker", "since", "attempt", "progress", "message", "task")
+            ]
+            named = [row.split()[:4] for row in rows]
+            claims = [str(task.claim) for task in await q.running()]
+            assert named == [["films", "film-1", claims[0], peer.id], ["films", "-", claims[1], peer.id]]
         by_id = {each["id"]: each for each in (await beside("running", "--json")).json}
         assert (by_id["film-1"]["task"], by_id["film-1"]["worker"]) == ("film", peer.id)
         assert by_id[None]["task"] == "film \N{SNOWMAN}" * 12 + "film"  # 100 bytes, without the half of a letter
@@ -121,6 +143,6 @@ async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr
         await q.cancel_all()
 
 
-@pytest.mark.parametrize("words", [("status", "mails"), ("jobs",)])
+@pytest.mark.parametrize("words", [("status",), ("jobs",)])
 async def test_what_is_missing_is_wrong_use(beside: Beside, words: tuple[str, ...]) -> None:
     assert (await beside(*words)).code == 2

@@ -267,9 +267,9 @@ async def test_a_fleet_on_terminals_of_several_widths(
             assert "film-1" in running
             assert "mail-2" in "\n".join(await show(width, "failed"))
             await show(width, "jobs", "slow", "--state", "scheduled")
-            await show(width, "status", LONG, "film-1")
+            await show(width, "status", "film-1", "--queue", LONG)
         assert len(await show(260, "queues")) == 4
-        for words in (("workers",), ("running",), ("status", LONG, "film-1")):
+        for words in (("workers",), ("running",), ("status", "film-1", "--queue", LONG)):
             wide = "\n".join(await show(260, *words))
             assert short in wide
             assert peer.id not in wide

@@ -13,11 +13,10 @@ from worqr.cli.usage_messages import OTHER_NAMES, unknown_command
     ("name", "hint"),
     [
         ("quues", "did you mean `worqr queues`?"),
-        ("job", "did you mean `worqr status QUEUE ID` or `worqr jobs`?"),
-        ("info", "did you mean `worqr status QUEUE ID`?"),
+        ("job", "did you mean `worqr status ID` or `worqr jobs`?"),
         ("peek", "did you mean `worqr jobs QUEUE`?"),
         ("purge", "did you mean `worqr delete QUEUE --yes`?"),
-        ("result", "did you mean `worqr status QUEUE ID`?"),
+        ("result", "did you mean `worqr status ID`?"),
         ("worker", "did you mean `worqr run MODULE:MESH` or `worqr workers`?"),
         ("xyzzy", "`worqr --help` lists the commands"),
     ],

@@ -61,15 +61,17 @@ GROUPS: Final = {
         ),
         "running": (
             "worqr.cli.task_commands:running",
-            "List running tasks: their worker, start time, attempt and progress.\n\nAt most 1,000 per queue.",
+            "List running tasks, the longest-running first.\n\nAt most 1,000 per queue. The claim, which `worqr cancel --claim` "
+            "takes, is shown in pipes and with --json.",
         ),
         "jobs": (
             "worqr.cli.task_commands:jobs",
             "List the waiting, scheduled, blocked or running tasks of a queue.",
         ),
         "status": (
-            "worqr.cli.task_commands:status",
-            "Show one job: its state, attempts, last error and next run.\n\nExit code 1 if the mesh does not know the id.",
+            "worqr.cli.job_commands:status",
+            "Show one job: its state, its last tries with their errors, and its next run.\n\nExit code 1 if the mesh does not "
+            "know the id.",
         ),
         "health": (
             "worqr.cli.health:health",
@@ -95,6 +97,11 @@ GROUPS: Final = {
             "worqr.cli.queue_commands:cancel",
             "Cancel waiting and running tasks.\n\nWaiting tasks are removed. Running tasks are stopped on whichever worker "
             "they run. With --wait, exit code 1 if a run has not ended in time.",
+        ),
+        "run-now": (
+            "worqr.cli.job_commands:run_now",
+            "Make scheduled jobs due now, also those that wait for their next try.\n\nExit code 1 if one of them is not "
+            "scheduled.",
         ),
         "failed": (
             "worqr.cli.dead_letter_commands:failed",

@@ -69,6 +69,7 @@ COLUMNS: Final = (
     Column("task", style="dim", fit="cut", least=16, spare=True),
 )
 QUEUE: Final = Column("queue", fit="fold")
+ERRORS: Final = (number("count", always=True), QUEUE, Column("error", style="red", fit="fold"))
 
 
 class _Commands:
@@ -105,6 +106,34 @@ class _Commands:
         if found:
             self._print(found, named=queue is None, traceback=traceback, json=json)
         elif not json:
+            of = "" if queue is None else f" in queue {queue!r}"
+            print_error(hint or f"no {NAMES[self._kind]} tasks{of}")
+
+    def errors(
+        self,
+        queue: Annotated[str | None, Parameter(help="Only tasks of this queue. Default: all queues.")] = None,
+        /,
+        *,
+        json: Annotated[bool, flag("Print JSON Lines: one object per queue and type of error.")] = False,
+        connect: ConnectOptions = FROM_ENVIRONMENT,
+    ) -> None:
+        """Count tasks by the type of their error, the most frequent first."""
+
+        async def command(mesh: Mesh) -> tuple[list[tuple[str, str, int]], str]:
+            names = [queue] if queue else await self._queues(mesh)
+            found = [
+                (name, error, count) for name in names for error, count in (await self._of(mesh, name).errors()).items()
+            ]
+            found.sort(key=lambda each: -each[2])
+            return found, "" if found or queue is None else await unknown_queue_hint(mesh, queue)
+
+        found, hint = run_connected(connect, command)
+        if json:
+            for name, error, count in found:
+                print_json({"queue": name, "error": error, "count": count})
+        elif found:
+            show_table(ERRORS, [(count, name, error) for name, error, count in found])
+        else:
             of = "" if queue is None else f" in queue {queue!r}"
             print_error(hint or f"no {NAMES[self._kind]} tasks{of}")
 
@@ -198,6 +227,7 @@ def _app(kind: Kind, help: str) -> App:
     commands = _Commands(kind)
     app.default(commands.list)
     app.command(commands.list, name="list", help="List tasks, newest first. This is the default.")
+    app.command(commands.errors)
     app.command(commands.retry)
     app.command(commands.drop)
     return app

@@ -34,17 +34,23 @@ class Target:
     task: Annotated[
         tuple[str, ...], Parameter(show_default=False, help="Cancel every task with this payload. Repeatable.")
     ] = ()
+    claim: Annotated[
+        tuple[str, ...],
+        Parameter(show_default=False, help="Cancel this run, whose claim `worqr running --json` shows. Repeatable."),
+    ] = ()
     all: Annotated[bool, flag("Cancel every task and job of the queue.")] = False
 
     def check(self) -> None:
         """Raise InvalidArguments unless exactly one option is given."""
-        if (bool(self.id) + bool(self.task) + self.all) != 1:
-            raise InvalidArguments("name what to cancel by exactly one of --id, --task and --all")
+        if (bool(self.id) + bool(self.task) + bool(self.claim) + self.all) != 1:
+            raise InvalidArguments("name what to cancel by exactly one of --id, --task, --claim and --all")
 
     async def cancel(self, queue: Queue, reason: str, wait: float) -> CancelCount:
         """Cancel the target, and return the counts."""
         if self.all:
             return await queue.cancel_all(reason=reason, wait=wait)
+        if self.claim:
+            return await queue.cancel_claims(*self.claim, reason=reason, wait=wait)
         counts = [await queue.job(each).cancel(reason=reason, wait=wait) for each in self.id]
         counts += [await queue.cancel(os.fsencode(each), reason=reason, wait=wait) for each in self.task]
         return CancelCount(*map(sum, zip(*map(astuple, counts), strict=True)))

@@ -97,7 +97,7 @@ def run_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRO
         job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
         if job.outcome == "unchanged":
             raise CommandFailed(
-                f"the previous run of schedule {name!r} has not ended; see `worqr status {queue.name!r} {job.id!r}`"
+                f"the previous run of schedule {name!r} has not ended; see `worqr status {job.id!r} --queue {queue.name!r}`"
             )
         await warn_if_unserved(mesh, queue.name)
         return queue.name

@@ -1,28 +1,26 @@
-"""``worqr status``, ``worqr running`` and ``worqr jobs``: commands that show single tasks, not counts."""
+"""``worqr running`` and ``worqr jobs``: commands that list single tasks, not counts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
-from worqr.cli.errors import CommandFailed
 from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
 from worqr.cli.option_types import JsonLines, QueueName
 from worqr.cli.output import escape_bytes, format_time, payload_fields, print_error, print_json, shorten
-from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
+from worqr.cli.terminal import Column, show_table
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
     from worqr.records import RemoteError, Status, TaskInfo
 
 State = Literal["waiting", "scheduled", "blocked", "active"]
-
-STATE_STYLES: Final = {"failed": "bold red", "cancelled": "yellow", "active": "green", "finished": "green"}
 
 
 def _or_dash(text: str | None) -> str:
@@ -32,37 +30,10 @@ def _or_dash(text: str | None) -> str:
 TASK: Final = Column("task", style="dim", fit="cut", least=16, spare=True)
 
 
-def status(
-    queue: QueueName,
-    id: Annotated[str, Parameter(help="Id of the job.")],
-    /,
-    *,
-    json: JsonLines = False,
-    connect: ConnectOptions = FROM_ENVIRONMENT,
-) -> None:
-    """Show one job: its state, its attempts, its last error, and its next run.
-
-    Exit code 1 if the mesh does not know the id.
-    """
-
-    async def command(mesh: Mesh) -> tuple[Status, str]:
-        found = await queue_by_name(mesh, queue).job(id).status()
-        return found, await unknown_queue_hint(mesh, queue) if found.state == "gone" else ""
-
-    found, hint = run_connected(connect, command)
-    if json:
-        print_json({"queue": queue, "id": id, **_fields(found)})
-    elif found.state != "gone":
-        facts = {name: value for name, value in _facts(found).items() if value not in ("", "-")}
-        show_facts(facts, {"state": STATE_STYLES.get(found.state, ""), "error": "red"})
-    if found.state == "gone":
-        why = "the id is unknown, or its result was not stored or has expired"
-        raise CommandFailed(f"no job {id!r} in queue {queue!r}: {why}" + (f"; {hint}" if hint else ""))
-
-
 RUNNING: Final = (
     Column("queue", fit="fold", least=11),
     Column("id", plain=_or_dash, fit="fold", least=11),
+    Column("claim", plain=_or_dash, hidden=True),
     Column("worker", plain=_or_dash, shown=formatting.short_worker_id, fit="fold", least=13),
     Column("since", plain=format_time, shown=formatting.short_time),
     Column("attempt", "try", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),
@@ -76,6 +47,8 @@ RUNNING: Final = (
     Column("message", fit="cut", spare=True),
     TASK,
 )
+MOST: Final = 1_000
+"""Running tasks of one queue that are listed."""
 
 
 def running(
@@ -85,11 +58,15 @@ def running(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List running tasks: their worker, start time, attempt and progress. At most 1,000 per queue."""
+    """List running tasks, the longest-running first: their worker, start time, attempt and progress.
+
+    At most 1,000 per queue. The claim, which `worqr cancel --claim` takes, is shown in pipes and with --json.
+    """
 
     async def command(mesh: Mesh) -> tuple[list[tuple[str, TaskInfo]], str]:
         names = [queue] if queue else [info.name for info in await mesh.queues() if info.running]
-        found = [(name, task) for name in names for task in await queue_by_name(mesh, name).running()]
+        found = [(name, task) for name in names for task in await queue_by_name(mesh, name).running(MOST)]
+        found.sort(key=lambda each: each[1].since or datetime.max.replace(tzinfo=UTC))
         return found, "" if found or queue is None else await unknown_queue_hint(mesh, queue)
 
     found, hint = run_connected(connect, command)
@@ -145,50 +122,36 @@ def jobs(
 
 def _running_row(queue: str, task: TaskInfo) -> Sequence[object]:
     at = (task.worker, task.since, task.attempts, task.progress, shorten(task.message))
-    return (queue, task.id, *at, escape_bytes(task.task))
+    return (queue, task.id, task.claim, *at, escape_bytes(task.task))
 
 
 def _job_row(task: TaskInfo) -> Sequence[object]:
-    return (task.id, task.run_at, task.attempts, shorten(_error(task.error)), escape_bytes(task.task))
+    return (task.id, task.run_at, task.attempts, shorten(error_text(task.error)), escape_bytes(task.task))
 
 
-def _error(error: RemoteError | None) -> str:
+def error_text(error: RemoteError | None) -> str:
+    """Return an error as tables show it: its type and its message."""
     if error is None:
         return "-"
     return f"{error.type}: {error.message}" if error.message else error.type
 
 
-def _facts(found: Status) -> dict[str, str]:
-    progress, worker = (formatting.percent, formatting.short_worker_id) if is_terminal() else ("{:g}".format, str)
-    return {
-        "state": found.state,
-        "attempts": str(found.attempts),
-        "failures": str(found.failures),
-        "error": shorten(_error(found.error)),
-        "next run": format_time(found.next_run),
-        "run at": "-" if found.next_run else format_time(found.run_at),
-        "worker": worker(found.worker) if found.worker else "-",
-        "since": format_time(found.since),
-        "progress": "-" if found.progress is None else progress(found.progress),
-        "message": shorten(found.message),
-    }
-
-
-def _fields(found: Status) -> dict[str, Any]:
+def status_fields(found: Status) -> dict[str, Any]:
+    """Return a status for JSON."""
     fields = asdict(found)
     error = None if found.error is None else {"type": found.error.type, "message": found.error.message}
     return {**fields, "error": error}
 
 
 def _json_fields(task: TaskInfo) -> dict[str, Any]:
-    fields = _fields(task)
+    fields = status_fields(task)
     del fields["task"]
     if not task.cursor:
         del fields["cursor"]
-    return {"id": fields.pop("id"), **fields, **payload_fields(_whole_characters(task.task))}
+    return {"id": fields.pop("id"), **fields, **payload_fields(whole_characters(task.task))}
 
 
-def _whole_characters(task: bytes) -> bytes:
+def whole_characters(task: bytes) -> bytes:
     """Return the beginning of a payload, without an incomplete character at its end."""
     for cut in range(4):
         shorter = task[: len(task) - cut]

@@ -12,10 +12,10 @@ from typing import Final
 from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
 
 _MEANT: Final = {
-    "status QUEUE ID": "job info result results show get outcome",
+    "status ID": "job result results show get outcome",
     "jobs QUEUE": "tasks task peek waiting scheduled pending messages inspect",
     "queues": "list ls stats depth queue",
-    "queues --watch": "top watch monitor dashboard",
+    "queues --watch": "top watch monitor",
     "running": "ps active",
     "workers": "peers nodes fleet",
     "run MODULE:MESH": "worker work start serve consume consumer",
@@ -23,6 +23,7 @@ _MEANT: Final = {
     "schedules": "beat cron crons periodic timetable schedule",
     "schedules run NAME": "fire trigger",
     "enqueue QUEUE PAYLOAD": "send publish push add produce put",
+    "run-now QUEUE ID": "hasten promote now",
     "cancel QUEUE --id ID": "revoke abort stop terminate",
     "delete QUEUE --yes": "purge clear flush empty remove rm",
     "failed": "dead dlq dead-letter deadletter failures errors",
