@@ -21,7 +21,7 @@ from worqr.functions.schedule_registry import MAX_CATCH_UP, ScheduleOptions
 from worqr.handler_options import PATIENT, handling
 from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, encode_options
 from worqr.peer.options import CONCURRENCY, GRACE, THREADS
-from worqr.peer.scheduler import AUTO_MOST
+from worqr.peer.scheduler import AUTO_MAX
 from worqr.policy import Policy
 from worqr.shard_layout import MAX_SHARDS
 
@@ -110,7 +110,7 @@ def test_the_options_of_a_worker() -> None:
     assert set(WORKER) == set(worqr.JoinOptions.__annotations__)
     numbers = {"concurrency": CONCURRENCY, "threads": THREADS, "grace": GRACE}
     assert literals(WORKER) == {**numbers, "process_memory": None}
-    assert f"between 1 and {AUTO_MOST}" in WORKER["concurrency"]["meaning"]
+    assert f"between 1 and {AUTO_MAX}" in WORKER["concurrency"]["meaning"]
 
 
 def test_the_options_of_a_mesh() -> None:

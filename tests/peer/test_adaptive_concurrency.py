@@ -18,7 +18,7 @@ from worqr.hosting import peer_factory
 from worqr.peer import adaptive_concurrency, cpu
 from worqr.peer.adaptive_concurrency import LAG_HIGH, AdaptiveConcurrency, ConcurrencyController, Sample
 from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
-from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Scheduler, Share
+from worqr.peer.scheduler import AUTO_MAX, AUTO_START, Scheduler, Share
 
 pytestmark = pytest.mark.one_server
 
@@ -85,7 +85,7 @@ def settled(load: Load, *, start: int = AUTO_START, seconds: int = 120) -> list[
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
-@pytest.mark.parametrize("start", [1, AUTO_START, AUTO_MOST])
+@pytest.mark.parametrize("start", [1, AUTO_START, AUTO_MAX])
 @pytest.mark.parametrize("noise", [0, 0.05])
 def test_runs_that_use_a_core_each_come_to_the_number_of_cores(cores: int, start: int, noise: float) -> None:
     found = settled(Load(cores, cpu=1, noise=noise), start=start)
@@ -115,11 +115,11 @@ def test_runs_that_wait_climb_to_the_most(lasts: float) -> None:
     load = Load(2, cpu=0.0005, lasts=lasts)
     found = load.run(ConcurrencyController(2), 120)
     assert found[5] >= 300
-    assert found[10:] == [AUTO_MOST] * 110
+    assert found[10:] == [AUTO_MAX] * 110
 
 
 @pytest.mark.parametrize("best", [20, 150, 600])
-@pytest.mark.parametrize("start", [1, AUTO_START, AUTO_MOST])
+@pytest.mark.parametrize("start", [1, AUTO_START, AUTO_MAX])
 @pytest.mark.parametrize("noise", [0, 0.05])
 def test_what_does_both_settles_where_the_cores_are_well_used(best: int, start: int, noise: float) -> None:
     load = Load(4, cpu=4 / best, noise=noise)
@@ -146,7 +146,7 @@ def test_long_runs_are_not_taken_for_an_overload_that_goes_on() -> None:
 
 def test_it_finds_its_way_when_the_work_changes() -> None:
     pace = ConcurrencyController(2)
-    assert Load(2, cpu=0.001).run(pace, 30)[-1] == AUTO_MOST
+    assert Load(2, cpu=0.001).run(pace, 30)[-1] == AUTO_MAX
     assert max(Load(2, cpu=1).run(pace, 60)[-30:]) <= 3
     assert max(Load(2, cpu=0.001).run(pace, 15)) >= 500
 
@@ -169,9 +169,9 @@ def test_it_does_not_grow_while_what_there_is_is_not_used() -> None:
 
 
 def test_what_is_long_unused_fades_to_where_it_began() -> None:
-    pace = ConcurrencyController(2, AUTO_MOST)
+    pace = ConcurrencyController(2, AUTO_MAX)
     found = [pace.next_concurrency(IDLE) for _ in range(200)]
-    assert found[0] > 0.9 * AUTO_MOST
+    assert found[0] > 0.9 * AUTO_MAX
     assert sorted(found, reverse=True) == found
     assert found[-1] == AUTO_START
 
@@ -189,7 +189,7 @@ def test_it_does_not_shrink_again_before_the_first_time_has_taken_effect() -> No
 
 
 def test_it_shrinks_from_what_was_used() -> None:
-    pace = ConcurrencyController(2, AUTO_MOST)
+    pace = ConcurrencyController(2, AUTO_MAX)
     assert pace.next_concurrency(Sample(cpu=2, lag=0, peak=40, short=False)) == 30
 
 

@@ -224,7 +224,7 @@ async def test_a_function_that_is_declared_again_is_not_exchanged_and_that_is_lo
 async def test_what_cannot_be_served_is_logged_and_tried_again(
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_functions, "AGAIN", 0.05)
+    monkeypatch.setattr(late_functions, "RETRY_AFTER", 0.05)
     runs = Runs()
     async with mesh.join():
 
@@ -259,7 +259,7 @@ async def test_a_queue_that_is_served_by_hand_is_left_as_it_is(
 async def test_a_server_that_is_away_is_asked_again(
     proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_functions, "AGAIN", 0.05)
+    monkeypatch.setattr(late_functions, "RETRY_AFTER", 0.05)
     mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=2)
     async with mesh.join():
         held = proxy.hold(script("start_work").sha)

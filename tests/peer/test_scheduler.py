@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import worqr
 from worqr.peer.claim_request import ClaimRequest
-from worqr.peer.scheduler import AUTO_MOST, PATIENCE, Pool, Scheduler, Share
+from worqr.peer.scheduler import AUTO_MAX, PATIENCE, Pool, Scheduler, Share
 
 TRIP = 0.001
 """Seconds that an answer takes."""
@@ -405,8 +405,8 @@ def test_a_run_that_would_never_find_room_is_refused_with_both_numbers() -> None
 
 def test_auto_takes_what_fits_into_its_most_and_holds_the_largest() -> None:
     world = World("auto")
-    with pytest.raises(worqr.UsageError, match=f"size {AUTO_MOST + 1} .*'auto' is at most {AUTO_MOST} units"):
-        Made(world, size=AUTO_MOST + 1)
+    with pytest.raises(worqr.UsageError, match=f"size {AUTO_MAX + 1} .*'auto' is at most {AUTO_MAX} units"):
+        Made(world, size=AUTO_MAX + 1)
     large = Made(world, size=300)
     assert world.scheduler.concurrency == 300
     world.scheduler.resize(1)
@@ -443,7 +443,7 @@ def test_a_number_ends_auto_and_auto_goes_on_from_a_number() -> None:
     assert (capacity.concurrency, capacity.auto) == (70, True)
     capacity.set_concurrency(5000)
     capacity.set_concurrency("auto")
-    assert capacity.concurrency == AUTO_MOST
+    assert capacity.concurrency == AUTO_MAX
 
 
 def test_only_what_units_would_help_is_short_of_them() -> None:

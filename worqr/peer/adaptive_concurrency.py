@@ -27,7 +27,7 @@ from typing import Final
 import trio
 
 from worqr.peer.cpu import CpuMeter, usable_cores
-from worqr.peer.scheduler import AUTO_MOST, AUTO_START, Scheduler
+from worqr.peer.scheduler import AUTO_MAX, AUTO_START, Scheduler
 
 ADJUST_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05
@@ -97,7 +97,7 @@ class ConcurrencyController:
             self._step *= 2
         elif seen.peak < self.concurrency / 2:
             self._shrink(self.concurrency * UNUSED_FACTOR, AUTO_START)
-        self.concurrency = min(max(self.concurrency, least), AUTO_MOST)
+        self.concurrency = min(max(self.concurrency, least), AUTO_MAX)
         return self.concurrency
 
     def adopt(self, concurrency: int) -> None:

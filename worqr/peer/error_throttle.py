@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from worqr.log_events import emit_fields
 
-AGAIN_AFTER = 60.0
+REPEAT_AFTER = 60.0
 """Seconds between two log lines about the same subject with the same text."""
 MANY_SUBJECTS = 1000
 """Limit of subjects that are kept. If more queues fail at the same time, their errors are logged more often than once a
@@ -40,7 +40,7 @@ class ErrorThrottle:
         """
         whole, now = f"{event}: {text}" % fields, time.monotonic()
         last = self._logged.get(subject)
-        if last is not None and last.text == whole and now - last.at < AGAIN_AFTER:
+        if last is not None and last.text == whole and now - last.at < REPEAT_AFTER:
             last.repeated += 1
             return False
         repeated = last.repeated if last is not None and last.text == whole else 0

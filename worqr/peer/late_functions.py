@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 SETTLE: Final = 0.1
 """Seconds to wait after a declaration, because its failure handler and more functions are declared in that time."""
-AGAIN: Final = 3.0
+RETRY_AFTER: Final = 3.0
 """Seconds until the next try to serve a function."""
 
 
@@ -120,7 +120,7 @@ class _LateServer:
     async def serve_forever(self) -> None:
         """Serve new functions after each notification, until the peer leaves."""
         while not self._engine.leaving:
-            with trio.move_on_after(AGAIN if self._missing else inf):
+            with trio.move_on_after(RETRY_AFTER if self._missing else inf):
                 await self._declared.wait()
             self._declared = trio.Event()
             await trio.sleep(SETTLE)

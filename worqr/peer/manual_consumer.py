@@ -63,7 +63,7 @@ class ManualConsumer(QueueConsumer):
 
     def accept(self, runs: Sequence[Run[Any]]) -> None:
         claims = [Claim(run) for run in runs if isinstance(run, HeldRun)]
-        if self.lifecycle.is_leaving and not self.buffer.is_asked:
+        if self.lifecycle.is_leaving and not self.buffer.has_waiting_calls:
             self.give_back(claims)
         else:
             self.buffer.put(claims)
@@ -170,7 +170,7 @@ class ClaimBuffer:
     def __init__(self) -> None:
         self.consumers: list[ManualConsumer] = []
         self._ready: deque[Claim] = deque()
-        self._asked: dict[object, int] = {}
+        self._waiting_calls: dict[object, int] = {}
         self._arrived = trio.Event()
 
     def add(self, consumer: ManualConsumer) -> None:
@@ -191,14 +191,16 @@ class ClaimBuffer:
     def wanted(self) -> int:
         """The number of claims that calls of `take` wait for, beyond those that are ready and those that are requested."""
         asked = (
-            sum(self._asked.values()) - len(self._ready) - sum(consumer.request.reserved for consumer in self.consumers)
+            sum(self._waiting_calls.values())
+            - len(self._ready)
+            - sum(consumer.request.reserved for consumer in self.consumers)
         )
         return max(0, asked)
 
     @property
-    def is_asked(self) -> bool:
+    def has_waiting_calls(self) -> bool:
         """A call waits for claims."""
-        return bool(self._asked)
+        return bool(self._waiting_calls)
 
     def put(self, claims: Iterable[Claim]) -> None:
         """Add claims, and wake a call that waits."""
@@ -237,13 +239,13 @@ class ClaimBuffer:
             while not self._ready:
                 if self.is_leaving:
                     return []
-                self._asked[key] = n
+                self._waiting_calls[key] = n
                 self._arrived = trio.Event() if self._arrived.is_set() else self._arrived
                 self.consumers[0].scheduler.dispatch()
                 await self._arrived.wait()
             return [self._ready.popleft() for _ in range(min(n, len(self._ready)))]
         finally:
-            self._asked.pop(key, None)
+            self._waiting_calls.pop(key, None)
 
     async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
         """Finish claims of all shards together; return those that were lost, or raise the first error."""

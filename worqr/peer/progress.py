@@ -33,7 +33,7 @@ class ProgressReporter:
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
         self._unsent: dict[Run[QueueConsumer], None] = {}
-        self._news = RepeatedEvent()
+        self._reported = RepeatedEvent()
 
     def report(self, run: Run[QueueConsumer]) -> None:
         """Note that `run` has new progress. From any thread: adding to a dict is atomic.
@@ -44,31 +44,31 @@ class ProgressReporter:
         if run not in self._unsent:
             self._unsent[run] = None
             if threading.get_ident() == self._thread and trio.lowlevel.in_trio_task():
-                self._news.set()
+                self._reported.set()
             else:
                 with suppress(trio.RunFinishedError):
-                    self._token.run_sync_soon(self._news.set)
+                    self._token.run_sync_soon(self._reported.set)
 
     async def send_forever(self) -> None:
         """Send the reports, wait, and send those that arrived while it waited."""
         while True:
             if not self._unsent:
-                await self._news.wait()
+                await self._reported.wait()
             self.send_once()
             await trio.sleep(SEND_EVERY)
 
     def send_once(self) -> None:
         """Send the latest report of each run; reports of ended runs are dropped."""
-        words_of: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
+        reports: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
         for run in list(self._unsent):
             del self._unsent[run]
             if run.progress is not None and not run.settled and not run.registration.dead:
-                words_of.setdefault(run.host, []).append((run.fence, *run.progress))
-        for consumer, words in words_of.items():
+                reports.setdefault(run.host, []).append((run.fence, *run.progress))
+        for consumer, batch in reports.items():
             registration = consumer.registration
             if registration is not None and not registration.dead:
-                for start in range(0, len(words), MAX_ITEMS):
-                    call = ops.note_progress(consumer.keys, registration.worker, words[start : start + MAX_ITEMS])
+                for start in range(0, len(batch), MAX_ITEMS):
+                    call = ops.note_progress(consumer.keys, registration.worker, batch[start : start + MAX_ITEMS])
                     self._link.post(call, self._answered, owner=registration)
 
     @staticmethod

@@ -32,7 +32,7 @@ BRIEF: Final = 0.05
 PATIENCE: Final = 10
 """How often smaller runs may bypass a run that needs more units than are free."""
 AUTO_START: Final = 10
-AUTO_MOST: Final = 1000
+AUTO_MAX: Final = 1000
 """The first value of "auto", and its maximum."""
 
 
@@ -190,7 +190,7 @@ class Scheduler:
         if n == "auto":
             self.auto = True
             self._auto_chosen.set()
-            self.resize(min(self.concurrency, AUTO_MOST))
+            self.resize(min(self.concurrency, AUTO_MAX))
             return
         self.check_concurrency(n)
         self.auto = False
@@ -388,9 +388,9 @@ def _order_of(consumer: Contender) -> tuple[float, float]:
 
 def _check_fits(queue: str, size: int, concurrency: int | Literal["auto"]) -> None:
     if concurrency == "auto":
-        if size > AUTO_MOST:
+        if size > AUTO_MAX:
             raise UsageError(
-                f"queue {queue!r}: a run of size {size} would never find room: concurrency='auto' is at most {AUTO_MOST} units"
+                f"queue {queue!r}: a run of size {size} would never find room: concurrency='auto' is at most {AUTO_MAX} units"
             )
     elif size > concurrency:
         raise UsageError(

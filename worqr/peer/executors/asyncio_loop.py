@@ -41,7 +41,7 @@ LEAVE_SOON = 3.0
 """Seconds that a run waits for its peer to leave, after other code has cancelled its task. A program that ends cancels all
 tasks.
 """
-MOST_TASKS = 5
+MAX_TASKS_SHOWN = 5
 """Limit of tasks that do not end and are shown in the log."""
 
 
@@ -145,7 +145,7 @@ class AsyncioLoop:
         """Describe what delays the end of the loop: the code that it runs, or the code for which its tasks wait."""
         if asyncio.current_task(loop) is not None:
             return self.current_stack()
-        tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MOST_TASKS]
+        tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MAX_TASKS_SHOWN]
         return "\n".join(describe(awaited_frames(task.get_coro())) for task in tasks) or self.current_stack()
 
     def _wake_ended(self) -> None:

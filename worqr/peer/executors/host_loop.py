@@ -53,7 +53,7 @@ class _Gate(Pool):
 class HostLoop(AsyncioLoop):
     """The asyncio loop in which this object is made.
 
-    Set once, by `attach`: `_token`. Changed in the asyncio loop: `_asked_at`, to None. Changed in the Trio loop: the rest.
+    Set once, by `attach`: `_token`. Changed in the asyncio loop: `_probe_sent_at`, to None. Changed in the Trio loop: the rest.
     """
 
     owned_by_application: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class HostLoop(AsyncioLoop):
         self._thread = threading.current_thread()
         self._gate = _Gate(UNLIMITED)
         self.pool: Pool | None = self._gate
-        self._asked_at: float | None = None
+        self._probe_sent_at: float | None = None
         self._checked_at = time.monotonic()
         self._blocked_since: float | None = None
         self._reported = False
@@ -80,10 +80,10 @@ class HostLoop(AsyncioLoop):
     @property
     def lag(self) -> float:
         """Seconds for which the loop has had no turn. From any thread."""
-        asked_at = self._asked_at
-        if asked_at is None or threading.current_thread() is self._thread:
+        probe_sent_at = self._probe_sent_at
+        if probe_sent_at is None or threading.current_thread() is self._thread:
             return 0.0
-        return time.monotonic() - asked_at
+        return time.monotonic() - probe_sent_at
 
     # In the Trio loop
 
@@ -140,17 +140,17 @@ class HostLoop(AsyncioLoop):
         """Evaluate the last probe, and send the next one if the loop has replied to it."""
         now = time.monotonic()
         overslept, self._checked_at = now - self._checked_at - CHECK_EVERY, now
-        asked_at = self._asked_at
-        if asked_at is None:
+        probe_sent_at = self._probe_sent_at
+        if probe_sent_at is None:
             if self._blocked_since is not None:
                 self._report_running(now - self._blocked_since)
                 turns()
-            self._asked_at = now
+            self._probe_sent_at = now
             self.call_if_open(self._on_reply)
         elif overslept > BLOCKED_AFTER:
-            self._asked_at = asked_at + overslept  # this thread could not run, and perhaps the loop could not
-        elif now - asked_at > BLOCKED_AFTER:
-            self._report_blocked(now - asked_at, block_limit)
+            self._probe_sent_at = probe_sent_at + overslept  # this thread could not run, and perhaps the loop could not
+        elif now - probe_sent_at > BLOCKED_AFTER:
+            self._report_blocked(now - probe_sent_at, block_limit)
 
     def _report_blocked(self, seconds: float, limit: float) -> None:
         if self._blocked_since is None:
@@ -178,4 +178,4 @@ class HostLoop(AsyncioLoop):
     # In the asyncio loop
 
     def _on_reply(self) -> None:
-        self._asked_at = None
+        self._probe_sent_at = None

@@ -13,8 +13,8 @@ from typing import Any
 Frames = list[tuple[FrameType, int]]
 """Frames and their line numbers, the innermost last."""
 
-MOST_FRAMES = 40
-OURS = str(Path(__file__).parents[2])
+MAX_FRAMES = 40
+PACKAGE = str(Path(__file__).parents[2])
 
 
 def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
@@ -46,6 +46,6 @@ def awaited_frames(coroutine: Any) -> Frames:
 
 def describe(frames: Frames) -> str:
     """Format frames as in a traceback, without worqr's own, and at most the innermost 40."""
-    theirs = [place for place in frames if not place[0].f_code.co_filename.startswith(OURS)][-MOST_FRAMES:]
-    lines = traceback.StackSummary.extract(iter(theirs)).format()
+    shown = [place for place in frames if not place[0].f_code.co_filename.startswith(PACKAGE)][-MAX_FRAMES:]
+    lines = traceback.StackSummary.extract(iter(shown)).format()
     return "".join(lines).rstrip() if lines else "  (nothing is known of where it is)"

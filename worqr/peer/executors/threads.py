@@ -36,7 +36,7 @@ class Threads:
 
     def __init__(self, limit: int, around_thread: AroundThread | None = None) -> None:
         self.limiter: trio.CapacityLimiter = trio.CapacityLimiter(limit)
-        self.most: int = 2 * limit
+        self.max_threads: int = 2 * limit
         self._around_thread = around_thread
 
     def prepare(self, handler: Callable[[Any], object]) -> Handler:
@@ -133,7 +133,7 @@ class _ThreadRun(OffloadedRun):
 
     def allow_replacement(self) -> bool:
         limiter = self._threads.limiter
-        if not self._replaced and not self._ended and limiter.total_tokens < self._threads.most:
+        if not self._replaced and not self._ended and limiter.total_tokens < self._threads.max_threads:
             self._replaced = True
             limiter.total_tokens += 1
         return self._replaced

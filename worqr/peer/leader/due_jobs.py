@@ -31,7 +31,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 AT_MOST_EVERY = 0.005
 """Seconds between two promotions of one queue. Jobs that become due in that time are promoted together."""
-AGAIN = 1.0
+RETRY_AFTER = 1.0
 """Seconds after which a promotion that failed is tried again."""
 
 
@@ -103,11 +103,11 @@ class DueJobPromoter:
             )
         except Unavailable as error:
             emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
-            self.expect(queue, AGAIN)
+            self.expect(queue, RETRY_AFTER)
         except WorqrError as error:
             text = "queue %(queue)r: the server refuses to put scheduled jobs in line, trying again: %(error)s"
             self._throttle.error(queue, "promote_due", text, queue=queue, error=str(error))
-            self.expect(queue, AGAIN)
+            self.expect(queue, RETRY_AFTER)
         else:
             self._throttle.resolve(queue)
             if next_in_ms is not None:

@@ -33,11 +33,11 @@ from worqr.shard_layout import shard_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-TRY_AGAIN = 0.5
+RETRY_AFTER = 0.5
 """Seconds until the schedules are read again after the server did not respond."""
 RELOAD = 3.0
 """Seconds after which the leader reads a new schedule, at the latest."""
-GAP = 0.02
+READ_AT_MOST_EVERY = 0.02
 """Seconds between two reads, at least. Firings that become due in that time are read, fired and stored together."""
 POSTPONE_MS = 5_000
 """Milliseconds until a firing that failed is tried again. A new leader may succeed, and must find the firing while it is on
@@ -127,7 +127,7 @@ class ScheduleTicker:
             return await self.tick_once()
         except Unavailable as error:
             emit(logger, "tick_schedules", "the schedules are read late, trying again: %(error)s", error=str(error))
-            return trio.current_time() + TRY_AGAIN
+            return trio.current_time() + RETRY_AFTER
         except WorqrError as error:
             text = "the schedules cannot be read, trying again: %(error)s"
             self._throttle.error("", "tick_schedules", text, error=str(error))
@@ -153,7 +153,7 @@ class ScheduleTicker:
             self._term.drop_at = seen_at + DROP_EVERY
             await self._drop_undeclared(seen_at)
         wait = RELOAD if due.next is None else min(RELOAD, (due.next - due.now) / 1000)
-        return began + GAP if due.rows else max(began + GAP, seen_at + wait)
+        return began + READ_AT_MOST_EVERY if due.rows else max(began + READ_AT_MOST_EVERY, seen_at + wait)
 
     async def _read_due(self, now: float) -> DueSchedules:
         """Store what has not been stored yet. If that fails, it is judged again: the queues know their last firings."""

@@ -9,9 +9,9 @@ from typing import Final
 
 import trio
 
-KEPT: Final = 16 * 1024
+MAX_TAIL: Final = 16 * 1024
 """Bytes at the end of a run's output that are kept."""
-WAITING: Final = 1024 * 1024
+MAX_WAITING: Final = 1024 * 1024
 """Limit of bytes that wait for a slow reader of the peer's standard error. Further output is dropped."""
 CHUNK: Final = 64 * 1024
 STDERR: Final = 2
@@ -51,8 +51,8 @@ class StderrPump:
         except OSError:  # no output; or an error, which counts as none
             return False
         self._tail += data
-        del self._tail[:-KEPT]
-        if len(self._waiting) < WAITING:
+        del self._tail[:-MAX_TAIL]
+        if len(self._waiting) < MAX_WAITING:
             self._waiting += data
         return bool(data)
 

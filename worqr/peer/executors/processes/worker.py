@@ -262,28 +262,28 @@ def start_worker_process(setup: Setup, limiter: trio.CapacityLimiter, most: int)
         UsageError: the path of the Python program is unknown.
     """
     with ExitStack() as stack:
-        ours, theirs = socket.socketpair()
-        our_line, their_line = socket.socketpair()
-        for each in (ours, theirs, our_line, their_line):
+        parent_end, child_end = socket.socketpair()
+        parent_line, child_line = socket.socketpair()
+        for each in (parent_end, child_end, parent_line, child_line):
             stack.callback(each.close)
         reading, writing = os.pipe()
         stack.callback(os.close, writing)
         with ExitStack() as on_failure:
             on_failure.callback(os.close, reading)
             process = subprocess.Popen(
-                _command(theirs.fileno(), their_line.fileno()),
+                _command(child_end.fileno(), child_line.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=None if _is_open(1) else subprocess.DEVNULL,
                 stderr=writing,
-                pass_fds=(theirs.fileno(), their_line.fileno()),
+                pass_fds=(child_end.fileno(), child_line.fileno()),
                 start_new_session=True,
             )
             on_failure.pop_all()
         stack.pop_all()
-        theirs.close()
-        their_line.close()
+        child_end.close()
+        child_line.close()
         os.close(writing)
-    return WorkerProcess(process, Channel(ours, setup, most), our_line, StderrPump(reading, limiter))
+    return WorkerProcess(process, Channel(parent_end, setup, most), parent_line, StderrPump(reading, limiter))
 
 
 def _command(channel: int, lifeline: int) -> list[str]:
