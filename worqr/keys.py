@@ -59,7 +59,7 @@ class QueueKeys:
 
     @classmethod
     def of(cls, prefix: str, name: str) -> QueueKeys:
-        """The keys of the queue, or of the shard, that has this `name` in the registry."""
+        """Return the keys of the queue, or of the shard, that has this `name` in the registry."""
         inner, brace, kind = name[1:].rpartition("}")
         if name.startswith("{") and brace:
             failures = kind.endswith(_FAILURES)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.job import Job, Outcome, Results
-from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, reply_in, set_job
+from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrError, reply_in, set_job
 from worqr.keys import QueueKeys
 from worqr.ops import Dispatched
 from worqr.script_call import Call
@@ -27,6 +27,30 @@ async def send_enqueue(
         max_length = await sharding.max_length_per_shard(keys, max_length)
     call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
     return await client.link_to(keys.name).call(call)
+
+
+async def send_chunks(client: Client, queue: QueueKeys, chunks: list[list[bytes]], front: bool, replicas: int) -> int:
+    """Enqueue raw tasks in several requests, one after the other, and return their number.
+
+    With `front`, the last chunk is sent first, so that the tasks keep their order.
+
+    Raises:
+        NotReplicated: a request had too few replicas. It is raised after the last request, so that all tasks are stored.
+        WorqrError: a request failed. A note says how many tasks were stored before.
+    """
+    stored, late = 0, None
+    for chunk in reversed(chunks) if front else chunks:
+        try:
+            stored += await send_enqueue(client, queue, chunk, front, None, 0 if late else replicas)
+        except NotReplicated as error:
+            stored, late = stored + len(chunk), error
+        except WorqrError as error:
+            parts = f"the {'last' if front else 'first'} {stored:,} were stored before"
+            error.add_note(f"of {sum(map(len, chunks)):,} tasks in several requests {parts}")
+            raise
+    if late is not None:
+        raise late
+    return stored
 
 
 async def send_unique(client: Client, queue: QueueKeys, tasks: list[bytes], replicas: int, **options: Any) -> int:

@@ -112,7 +112,7 @@ async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInf
 
 
 async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """As `all_infos`, without the queues that the server refuses to read.
+    """Return the same as `all_infos`, without the queues that the server refuses to read.
 
     Raises:
         RefusedByServer: The server refuses all of them.

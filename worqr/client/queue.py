@@ -14,14 +14,14 @@ from typing import Literal, TypeVar, Unpack
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.dead_letters import Aside
-from worqr.client.dispatcher import send_dispatch, send_enqueue, send_unique
+from worqr.client.dispatcher import send_chunks, send_dispatch, send_enqueue, send_unique
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
 from worqr.client.queue_operations import QueueOperations
 from worqr.client.running import list_active, longest_running
 from worqr.client.stats import interleave, merge_queue_info
-from worqr.errors import NotReplicated, UsageError, WorqrError
+from worqr.errors import UsageError
 from worqr.ids import with_random_ids
 from worqr.job_options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.keys import QueueKeys
@@ -131,19 +131,7 @@ class Queue(QueueOperations):
             return await send_unique(self._client, self._keys, checked, wanted, front=front, max_length=max_length)
         if len(chunks) == 1:
             return await send_enqueue(self._client, self._keys, checked, front, max_length, wanted)
-        stored, late = 0, None
-        for chunk in reversed(chunks) if front else chunks:
-            try:
-                stored += await send_enqueue(self._client, self._keys, chunk, front, None, 0 if late else wanted)
-            except NotReplicated as error:  # raised after the last request, so that all tasks are stored
-                stored, late = stored + len(chunk), error
-            except WorqrError as error:
-                parts = f"the {'last' if front else 'first'} {stored:,} were stored before"
-                error.add_note(f"of {len(checked):,} tasks in several requests {parts}")
-                raise
-        if late is not None:
-            raise late
-        return stored
+        return await send_chunks(self._client, self._keys, chunks, front, wanted)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
         """Put a job into the queue: a task with an id and options of its own, which you can follow and cancel.

@@ -43,6 +43,6 @@ class NotedQueues:
         return True
 
     def forget(self, queue: str) -> None:
-        """The name could not be noted: the next use tries again."""
+        """Let the next use store the name again, because the server did not store it."""
         with self._lock:
             self.until.pop(queue, None)

@@ -100,7 +100,7 @@ def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
 
 
 def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
-    """A worker. `leader`: the worker id of the leader."""
+    """Return a worker. `leader`: the worker id of the leader."""
     facts, ttl_ms = row.facts, row.ttl_ms
     keepalive_ms = int(facts.get("keepalive_ms", "0"))
     age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")

@@ -127,13 +127,13 @@ class PeerThread:
             raise UsageError("a handler on the peer's own loop cannot stop the peer: it would wait for its own end")
 
     def raise_if_not_joined(self) -> None:
-        """After `joined`: raise the error that prevented it."""
+        """Raise the error that prevented the join, if there is one. Called after `joined`."""
         if self._peer is None:
             self.join()
             raise self._error or UsageError("the peer was stopped before it had joined")
 
     def raise_end_error(self) -> None:
-        """After `ended`: raise its error, once."""
+        """Raise the error that ended the peer, once. Called after `ended`."""
         error, self._error = self._error, None
         if error is not None and self._peer is not None:
             raise error

@@ -320,7 +320,7 @@ def _check_can_run_here() -> None:
 
 
 def _served(peers: PeerFactory[Any], peer: Peer) -> list[Function[..., Any]]:
-    """The functions that this peer serves."""
+    """Return the functions that this peer serves."""
     queues = {consumer.queue for consumer in engine_of(peer).consumers.entered()}
     return [function for name, function in sorted(peers.declarations.functions.items()) if name in queues]
 
@@ -346,7 +346,7 @@ def _banner(peers: PeerFactory[Any], peer: Peer, served: list[Function[..., Any]
 
 
 def _options(function: Function[..., Any], default: AsyncRunsIn) -> str:
-    """The options of a function that are not defaults, for people."""
+    """Return a text with the options of a function that are not defaults."""
     declared = definition_of(function)
     options = declared.options
     found = [

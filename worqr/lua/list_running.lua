@@ -11,8 +11,8 @@
 -- ARGV[5] most_workers whose claims are looked at in one call
 -- ARGV[6] budget claims to look at in one call; those of the first worker may be more
 -- RETURNS ok worker entry... | more worker entry... (call again after this worker); an entry is claim worker size timeout
---   cancelling glance: bytes of payload (false: not known), ms that the job brought as its own timeout (false: none), 1 if the
---   run is to be cancelled, and a glance as `summarize` returns it
+--   cancelling summary: bytes of payload (false: not known), ms that the job brought as its own timeout (false: none), 1 if the
+--   run is to be cancelled, and a summary as `summarize` returns it
 -- RESEND safe: it only reads
 local queue, workers, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])

@@ -39,7 +39,7 @@ def list_aside(
     error: str = "",
     bare: bool = False,
 ) -> Call[DeadLetterPage]:
-    """One page, newest first. With `bare`, only the claims."""
+    """Return one page of records, newest first; with `bare`, only their claims."""
 
     def read(reply: Reply) -> DeadLetterPage:
         records = [(int(entry[0]), _fields(entry[1]) if len(entry) > 1 else {}) for entry in reply[3:]]

@@ -188,7 +188,7 @@ def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
 
 
 def list_workers(keys: RegistryKeys, after: str = "") -> Call[WorkersPage]:
-    """One page of the workers, by id: those after `after`."""
+    """Return one page of the workers, by id: those after `after`."""
 
     def read(reply: Reply) -> WorkersPage:
         rows = [
