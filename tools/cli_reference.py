@@ -31,7 +31,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "worqr dispatch": ("worqr dispatch mails ada@example.org --id welcome-ada --delay 10m --if-exists skip",),
     "worqr call": ("worqr call shop.send_mail to=ada@example.org times:=3 --wait",),
-    "worqr queues": ("worqr queues", "worqr queues --watch", "worqr queues --json | jq 'select(.failed > 0)'"),
+    "worqr top": ("worqr top", "worqr top --view failed --read-only", "worqr top --view running --json"),
+    "worqr queues": ("worqr queues", "worqr queues --json | jq 'select(.failed > 0)'"),
     "worqr workers": ("worqr workers",),
     "worqr info": ("worqr info", "worqr info --json"),
     "worqr workers evict": ("worqr workers evict shop:51924699",),
@@ -83,6 +84,12 @@ EXITS: Final[dict[str, dict[int, str]]] = {
         0: "The worker is well.",
         1: "It is not, or does not reply. The reason is on the standard error.",
         2: "Invalid arguments.",
+    },
+    "worqr top": {
+        0: "You quit it, or the table was printed.",
+        1: "An error before the first table. The message is on the standard error.",
+        2: "Invalid arguments.",
+        143: "SIGTERM. After SIGHUP it is 129.",
     },
     "worqr demo": {
         0: "Every check of the summary passed.",

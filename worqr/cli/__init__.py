@@ -53,6 +53,10 @@ GROUPS: Final = {
         ),
     },
     "Inspect": {
+        "top": (
+            "worqr.cli.top.command:top",
+            "Watch a mesh: queues, running tasks, workers, failed tasks and schedules.",
+        ),
         "queues": ("worqr.cli.list_commands:queues", "List the queues that hold tasks or have workers."),
         "workers": ("worqr.cli.list_commands:workers", "List workers, or evict a worker that hangs or has vanished."),
         "info": (

@@ -15,7 +15,6 @@ from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.option_types import JsonLines, flag
 from worqr.cli.output import escape, format_time, print_error, print_json
 from worqr.cli.queue_table import QUEUES, is_unserved, queue_row
-from worqr.cli.queue_watcher import watch_queues
 from worqr.cli.terminal import Column, is_terminal, number, show_table
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ LATE_AFTER: Final = 3.0
 
 def queues(
     *,
-    watch: Annotated[bool, flag("Redraw the table every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, flag("Watch the queues, as `worqr top` does.")] = False,
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
@@ -38,7 +37,11 @@ def queues(
     if watch:
         if json:
             raise InvalidArguments("--watch draws a table: omit --json, or call `worqr queues --json` repeatedly")
-        watch_queues(connect)
+        if not is_terminal():
+            raise InvalidArguments("--watch needs a terminal; in a pipe, call `worqr queues --json` repeatedly")
+        from worqr.cli.top.command import top
+
+        top(connect=connect)
         return
 
     async def command(mesh: Mesh) -> list[QueueInfo]:

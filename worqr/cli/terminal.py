@@ -300,12 +300,16 @@ def _facts(facts: Mapping[str, str], styles: Mapping[str, str], title_width: int
 # Texts
 
 
-def cut(text: str, width: int) -> str:
-    """Return `text`, or its beginning and an ellipsis if it is wider than `width`."""
+def cut(text: str, width: int, *, anywhere: bool = False) -> str:
+    """Return `text`, or its beginning and an ellipsis if it is wider than `width`.
+
+    Args:
+        anywhere: cut at the width itself, and not at a separator before it.
+    """
     if _width(text) <= width:
         return text
     mark = "…" if (sys.stdout.encoding or "utf-8").lower().startswith("utf") else "..."
-    head = _fold(text, max(1, width - len(mark)))[0]
+    head = _fold(text, max(1, width - len(mark)), "" if anywhere else _SEPARATORS)[0]
     return (head + mark)[: max(1, width)]
 
 
@@ -321,14 +325,14 @@ def _wrap(text: str, width: int) -> list[str]:
     return lines
 
 
-def _fold(text: str, width: int) -> list[str]:
+def _fold(text: str, width: int, separators: str = _SEPARATORS) -> list[str]:
     """Return `text` in lines of at most `width`, broken after a separator in the second half of the line, else anywhere."""
     lines, used = [""], 0
     for character in text:
         character_width = _width(character)
         if used + character_width > width and lines[-1]:
             full = lines[-1]
-            end = max(map(full.rfind, _SEPARATORS)) + 1
+            end = max(map(full.rfind, separators), default=-1) + 1
             kept = full[end:] if len(full) // 2 < end < len(full) else ""
             lines[-1] = full[: len(full) - len(kept)]
             lines.append(kept)

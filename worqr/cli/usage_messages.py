@@ -15,7 +15,7 @@ _MEANT: Final = {
     "status ID": "job result results show get outcome",
     "jobs QUEUE": "tasks task peek waiting scheduled pending messages inspect",
     "queues": "list ls stats depth queue",
-    "queues --watch": "top watch monitor",
+    "top": "watch monitor",
     "running": "ps active",
     "workers": "peers nodes fleet",
     "run MODULE:MESH": "worker work start serve consume consumer",

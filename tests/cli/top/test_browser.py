@@ -1,0 +1,174 @@
+"""Keys and what they do to the state of the screen. No terminal, no server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from worqr.cli.top.actions import Act
+from worqr.cli.top.browser import QUIT, READ, Browser, Mode
+from worqr.cli.top.keyboard import split_keys
+from worqr.cli.top.views import Reading, View, _failed_row, _queue_row, _running_row
+from worqr.records import Failed, MeshInfo, QueueInfo, RemoteError, TaskInfo
+
+NOW = datetime(2026, 7, 1, tzinfo=UTC)
+
+
+def info(name: str, **values: Any) -> QueueInfo:
+    numbers = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    return QueueInfo(**{**numbers, "name": name, "paused": None, "oldest_job": None, "counts": {}, **values})
+
+
+def mesh_of(*infos: QueueInfo, at: datetime = NOW) -> MeshInfo:
+    return MeshInfo(at=at, source="direct", age=0.0, leader=None, queues=infos, queues_left_out=0, others=None, apps={})
+
+
+def queues(*infos: QueueInfo) -> Reading:
+    return Reading(mesh_of(*infos), [_queue_row(each) for each in infos])
+
+
+def names(browser: Browser) -> list[str]:
+    return [row.key for row in browser.picture().rows]
+
+
+def press(browser: Browser, *keys: str) -> Any:
+    return [browser.press(key) for key in keys][-1]
+
+
+@pytest.fixture
+def browser() -> Browser:
+    browser = Browser()
+    browser.show(queues(info("a", waiting=1), info("b", waiting=3, failed=2), info("c", waiting=2)))
+    return browser
+
+
+@pytest.mark.parametrize(
+    ("sent", "keys"),
+    [
+        ("q", ["q"]),
+        ("ab\r", ["a", "b", "enter"]),
+        ("\x1b[A\x1b[B", ["up", "down"]),
+        ("\x1bOA", ["up"]),
+        ("\x1b[5~\x1b[6~", ["page up", "page down"]),
+        ("\x1b[H\x1b[F", ["home", "end"]),
+        ("\x1b", ["escape"]),
+        ("\x7f", ["backspace"]),
+        ("é", ["é"]),
+        ("\x00\x02", []),
+        ("\x1b[24~", []),
+    ],
+)
+def test_a_terminal_sends_keys(sent: str, keys: list[str]) -> None:
+    assert split_keys(sent) == keys
+
+
+def test_the_selection_moves_and_stays_with_its_row(browser: Browser) -> None:
+    assert browser.picture().selected == 0
+    press(browser, "down", "down", "down")
+    assert browser.picture().selected == 2
+    press(browser, "up")
+    assert browser.picture().selected == 1
+    browser.show(queues(info("0"), info("a"), info("b")))
+    assert browser.picture().selected == 2, "row b has moved down"
+    browser.show(queues(info("x")))
+    assert browser.picture().selected == 0, "row b is gone"
+    press(browser, "end", "page down", "page up", "home", "k", "j")
+
+
+def test_keys_in_an_empty_table_do_nothing(browser: Browser) -> None:
+    browser.show(Reading(None, ()))
+    for key in ("up", "down", "page down", "home", "end", "enter", "escape", "p", "c", "r", "d"):
+        assert browser.press(key) is None
+    assert browser.picture().rows == []
+
+
+def test_a_filter_hides_rows_and_escape_shows_them(browser: Browser) -> None:
+    press(browser, "/", "B")
+    assert names(browser) == ["b"]
+    press(browser, "backspace", "c", "enter")
+    assert (names(browser), browser.mode) == (["c"], Mode.BROWSE)
+    press(browser, "escape")
+    assert names(browser) == ["a", "b", "c"]
+    press(browser, "/", "q")
+    assert browser.mode is Mode.FILTER, "q is a letter of the filter"
+    press(browser, "escape")
+    assert (browser.filter, browser.mode) == ("", Mode.BROWSE)
+
+
+def test_sorting_goes_through_the_columns_numbers_first_the_largest(browser: Browser) -> None:
+    press(browser, "s")
+    assert names(browser) == ["a", "b", "c"]
+    press(browser, "s")
+    assert names(browser) == ["b", "c", "a"]
+    browser.show(queues(info("a", oldest_job=3.0), info("b"), info("c", oldest_job=9.0)))
+    press(browser, *"sssssss")
+    assert names(browser) == ["c", "a", "b"], "a missing value comes last"
+
+
+def test_enter_opens_the_running_tasks_of_a_queue_and_escape_leaves_it(browser: Browser) -> None:
+    assert press(browser, "down", "enter") is READ
+    assert (browser.view, browser.queue) == (View.RUNNING, "b")
+    assert browser.picture().rows == [], "the rows of the other view are not shown under the new headings"
+    assert press(browser, "4") is READ
+    assert (browser.view, browser.queue) == (View.FAILED, "b")
+    assert press(browser, "escape") is READ
+    assert (browser.view, browser.queue) == (View.QUEUES, "")
+    assert press(browser, "escape") is None
+
+
+def test_help_closes_by_any_key_and_q_quits(browser: Browser) -> None:
+    assert press(browser, "?") is None
+    assert browser.mode is Mode.HELP
+    assert press(browser, "q") is None
+    assert browser.mode is Mode.BROWSE
+    assert press(browser, "q") is QUIT
+
+
+def test_an_act_is_asked_about_before_it_is_done(browser: Browser) -> None:
+    assert press(browser, "p") is None
+    assert browser.pending is not None
+    assert browser.pending.question == "pause queue a"
+    assert press(browser, "n") is None
+    assert browser.notice == "nothing was done"
+    act = press(browser, "p", "y")
+    assert isinstance(act, Act)
+    assert browser.mode is Mode.BROWSE
+
+
+def test_an_act_on_many_tasks_wants_the_name_to_be_typed(browser: Browser) -> None:
+    press(browser, "down", "d")
+    assert browser.pending is not None
+    assert browser.pending.question == "delete all 2 failed tasks of queue b"
+    assert press(browser, "y", "enter") is None
+    assert browser.notice == "nothing was done"
+    assert isinstance(press(browser, "d", "x", "backspace", "b", "enter"), Act)
+    assert press(browser, "r", "b", "escape") is None
+
+
+def test_what_cannot_be_done_is_said(browser: Browser) -> None:
+    press(browser, "c")
+    assert browser.notice == "there is nothing to cancel here"
+    press(browser, "d")
+    assert browser.notice == "there is nothing to drop here"
+    press(browser, "up")
+    assert browser.notice == ""
+
+
+def test_read_only_refuses_every_act() -> None:
+    browser = Browser(read_only=True)
+    browser.show(queues(info("a", failed=1)))
+    for key in "pcrd":
+        assert press(browser, key) is None
+        assert browser.notice == "nothing can be changed: worqr top runs with --read-only"
+        assert browser.mode is Mode.BROWSE
+
+
+def test_a_row_of_each_view_names_what_it_shows() -> None:
+    task = TaskInfo(state="active", id=None, task=b"\x1b[2Jraw", worker="w", since=NOW)
+    running = _running_row("Q1", task, NOW)
+    assert running.values[0] == "\\x1b[2Jraw"
+    error = RemoteError("smtplib.SMTPServerDisconnected", "gone", "")
+    record = Failed("j1", "Q1", b"x", "failed", error, 1, 0, 0, "w", NOW, {})
+    assert _failed_row(record, NOW).values == ("j1", 0.0, "Q1", "failed", "SMTPServerDisconnected: gone", "x")

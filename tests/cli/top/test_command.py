@@ -1,0 +1,280 @@
+"""``worqr top`` on a pseudo-terminal, whose screen is read as a person sees it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from fcntl import ioctl
+from typing import Any
+
+import pyte
+import pytest
+import trio
+
+import worqr
+from tests.cli.conftest import Command
+from tests.peer.tools import Held, eventually, serving
+from tests.support.children import ROOT
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
+
+FAILED = ("{mails}:failed", "{mails}:aside*")
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, width: int = 100, height: int = 24) -> None:
+        self.ours, self.its = pty.openpty()
+        self.screen = pyte.Screen(width, height)
+        self.stream = pyte.ByteStream(self.screen)
+        self.received = b""
+        self.resize(width, height)
+
+    def resize(self, width: int, height: int) -> None:
+        ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        self.screen.resize(height, width)
+
+    def type(self, keys: str) -> None:
+        os.write(self.ours, keys.encode())
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    async def wait(self, condition: str | Callable[[str], bool]) -> str:
+        """Read on until the screen contains the text, or meets the condition."""
+        met = (lambda text: condition in text) if isinstance(condition, str) else condition
+        with trio.move_on_after(PATIENCE):
+            while not met(self.text):
+                await trio.lowlevel.wait_readable(self.ours)
+                try:
+                    data = os.read(self.ours, 65536)
+                except OSError:
+                    break
+                self.received += data
+                self.stream.feed(data)
+        assert met(self.text), self.text
+        return self.text
+
+    async def read_rest(self) -> bytes:
+        """Read until the program has closed the terminal."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                await trio.lowlevel.wait_readable(self.ours)
+                try:
+                    data = os.read(self.ours, 65536)
+                except OSError:
+                    return self.received
+                if not data:
+                    return self.received
+                self.received += data
+
+
+@pytest.fixture
+def environment(server: Server, prefix: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    return {**kept, "WORQR_URL": server.url, "WORQR_PREFIX": prefix, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
+
+
+@asynccontextmanager
+async def top(environment: dict[str, str], *options: str, **size: int) -> AsyncIterator[tuple[Terminal, trio.Process]]:
+    """``worqr top`` on a terminal of its own, which it controls."""
+    terminal = Terminal(**size)
+    before = termios.tcgetattr(terminal.its)
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "worqr", "top", "--every", "0.2s", *options],
+        stdin=terminal.its,
+        stdout=terminal.its,
+        stderr=terminal.its,
+        cwd=ROOT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield terminal, process
+        assert termios.tcgetattr(terminal.its) == before, "the settings of the terminal are those from before"
+    finally:
+        process.kill()
+        await process.wait()
+        os.close(terminal.its)
+        os.close(terminal.ours)
+
+
+async def ended(terminal: Terminal, process: trio.Process) -> int:
+    """Wait for the end of the program, whose screen must have been taken away. Return its exit code."""
+    with trio.fail_after(PATIENCE):
+        code = await process.wait()
+    while data := _read_now(terminal.ours):
+        terminal.received += data
+    assert b"\x1b[?1049l" in terminal.received
+    assert b"Traceback" not in terminal.received
+    return code
+
+
+def _read_now(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""
+
+
+@pytest.mark.leaves(*FAILED)
+async def test_an_operator_looks_around_cancels_and_retries(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+    held = Held()
+
+    async def handler(task: bytes) -> None:
+        if task == b"bad":
+            raise worqr.Failure("no such user\x1b[2J")
+        worqr.current().progress(0.5, "page 5")
+        await held(task)
+
+    async with mesh.connect(), serving(mesh, "mails", handler):
+        queue = mesh.queue("mails")
+        await queue.dispatch(b"long", id="film-1")
+        await held.wait(1)
+        await queue.dispatch(b"bad", id="mail-2")
+        await eventually(lambda: _failed(queue), 1)
+        await mesh.queue("orphaned").enqueue(b"a")
+        async with top(environment) as (terminal, process):
+            await terminal.wait(lambda text: all(part in text for part in ("orphaned", "no worker")))
+            terminal.type("2")
+            await terminal.wait(lambda text: all(part in text for part in ("film-1", "page 5", "50%")))
+            terminal.type("c")
+            await terminal.wait("cancel job film-1? y: yes")
+            terminal.type("y")
+            await terminal.wait("its worker has acknowledged it after")
+            terminal.type("4")
+            await terminal.wait(lambda text: all(part in text for part in ("mail-2", "Failure: no such user\\x1b[2J")))
+            terminal.type("r")
+            await terminal.wait("retry mail-2 of queue mails?")
+            terminal.type("y")
+            await terminal.wait("Retried mail-2")
+            terminal.type("1")
+            await terminal.wait("orphaned")
+            terminal.type("\x1b[Bp")
+            await terminal.wait("pause queue orphaned?")
+            terminal.type("y")
+            await terminal.wait("paused: worqr top")
+            terminal.type("3")
+            await terminal.wait("last beat")
+            terminal.type("5")
+            await terminal.wait("no worker has declared a schedule")
+            terminal.type("?")
+            await terminal.wait("choose a table")
+            terminal.type("qq")
+            assert await ended(terminal, process) == 0
+        await mesh.queue("orphaned").resume()
+        await mesh.queue("orphaned").cancel_all()
+        await eventually(queue.running, [])
+
+
+async def _failed(queue: worqr.Queue) -> int:
+    return (await queue.info()).failed
+
+
+async def test_the_table_follows_the_mesh_and_the_size_of_the_terminal(
+    environment: dict[str, str], mesh: worqr.Mesh
+) -> None:
+    wide = 90 * "w"
+    async with mesh.connect(), top(environment) as (terminal, process):
+        await terminal.wait("no queue holds tasks")
+        await mesh.queue(wide).enqueue(b"a")
+        await terminal.wait("www…")
+        terminal.resize(160, 24)
+        await terminal.wait(wide)
+        process.send_signal(signal.SIGINT)
+        assert await ended(terminal, process) == 0
+        await mesh.queue(wide).cancel_all()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_it_and_restores_the_terminal(environment: dict[str, str], number: int) -> None:
+    async with top(environment) as (terminal, process):
+        await terminal.wait("no queue holds tasks")
+        process.send_signal(number)
+        assert await ended(terminal, process) == 128 + number
+
+
+async def test_ctrl_z_gives_the_terminal_back_until_it_continues(environment: dict[str, str]) -> None:
+    async with top(environment) as (terminal, process):
+        before = termios.tcgetattr(terminal.its)
+        await terminal.wait("no queue holds tasks")
+        unbuffered = termios.tcgetattr(terminal.its)
+        process.send_signal(signal.SIGTSTP)
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert termios.tcgetattr(terminal.its) != unbuffered
+        terminal.screen.reset()
+        process.send_signal(signal.SIGCONT)
+        await terminal.wait("no queue holds tasks")
+        assert termios.tcgetattr(terminal.its) == unbuffered != before
+        terminal.type("q")
+        assert await ended(terminal, process) == 0
+
+
+async def test_a_server_that_is_away_is_named_and_comes_back(own_server: Server, environment: dict[str, str]) -> None:
+    environment["WORQR_URL"] = own_server.url
+    async with top(environment) as (terminal, process):
+        await terminal.wait("no queue holds tasks")
+        await trio.to_thread.run_sync(own_server.kill)
+        await terminal.wait("the figures are of then")
+        await trio.to_thread.run_sync(own_server.start)
+        await terminal.wait("waiting 0")
+        terminal.type("q")
+        assert await ended(terminal, process) == 0
+
+
+async def test_read_only_changes_nothing(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("mails").enqueue(b"a")
+        async with top(environment, "--read-only") as (terminal, process):
+            await terminal.wait("mails")
+            terminal.type("p")
+            await terminal.wait("nothing can be changed")
+            terminal.type("q")
+            assert await ended(terminal, process) == 0
+        await mesh.queue("mails").cancel_all()
+
+
+def test_in_a_pipe_the_table_is_printed_once(cli: Command, mesh: worqr.Mesh) -> None:
+    trio.run(_enqueue, mesh)
+    table = cli("top")
+    assert table.code == 0
+    assert table.lines[0].split()[:2] == ["queue", "waiting"]
+    assert table.lines[1].split()[:2] == ["mails", "1"]
+    [line] = cli("top", "--json").json
+    assert (line["queue"], line["waiting"]) == ("mails", 1)
+    for view in ("running", "workers", "failed", "schedules"):
+        assert cli("top", "--view", view, "--json").lines == []
+    trio.run(_clear, mesh)
+
+
+async def _enqueue(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("mails").enqueue(b"a")
+
+
+async def _clear(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("mails").cancel_all()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--every", "0.1s"), "--every must be at least 0.2s"),
+        (("--every", "soon"), "--every"),
+        (("--view", "mails"), "--view"),
+    ],
+)
+def test_a_bad_option_is_refused(cli: Command, words: tuple[str, ...], why: str) -> None:
+    answer: Any = cli("top", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert why in answer.err

@@ -1,0 +1,1 @@
+"""``worqr top``: a mesh on a terminal, live. Tables of queues, running tasks, workers, failed tasks and schedules."""

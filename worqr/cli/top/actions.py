@@ -1,0 +1,121 @@
+"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+from worqr.cli.named_queue import queue_by_name
+from worqr.cli.top.views import Row, View
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+ACKNOWLEDGED_WITHIN: Final = 5.0
+"""Seconds for which a cancel waits for the acknowledgement of the worker."""
+REASON: Final = "worqr top"
+
+
+class ActKind(Enum):
+    """What may be done. The value is a verb for messages."""
+
+    PAUSE = "pause or resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One act on one row.
+
+    Attributes:
+        question: asked before the act.
+        run: carries the act out, and returns what it did.
+        name: must be typed before an act on many tasks; empty: `y` is enough.
+    """
+
+    question: str
+    run: Callable[[Mesh], Awaitable[str]]
+    name: str = ""
+
+
+def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
+    """Return what can be done to a row of this view."""
+    if view is View.QUEUES:
+        return _acts_on_queue(row)
+    if view is View.RUNNING and row.target.id is not None:
+        job = str(row.target.id)
+        return {ActKind.CANCEL: Act(f"cancel job {job}", partial(_cancel, queue=row.queue, id=job))}
+    if view is View.FAILED:
+        entry = str(row.target.id)
+        what = f"{entry} of queue {row.queue}"
+        return {
+            ActKind.RETRY: Act(f"retry {what}", partial(_retry, queue=row.queue, id=entry)),
+            ActKind.DROP: Act(f"delete {what}", partial(_drop, queue=row.queue, id=entry)),
+        }
+    if view is View.SCHEDULES:
+        paused, name = row.target.paused, row.target.name
+        question = f"{'resume' if paused else 'pause'} schedule {name}"
+        return {ActKind.PAUSE: Act(question, partial(_pause_schedule, name=name, paused=not paused))}
+    return {}
+
+
+def _acts_on_queue(row: Row) -> dict[ActKind, Act]:
+    paused = row.target.paused is not None
+    acts = {
+        ActKind.PAUSE: Act(
+            f"{'resume' if paused else 'pause'} queue {row.queue}", partial(_pause, queue=row.queue, paused=not paused)
+        )
+    }
+    if row.target.failed:
+        count = f"all {row.target.failed:,} failed tasks of queue {row.queue}"
+        acts[ActKind.RETRY] = Act(f"retry {count}", partial(_retry_all, queue=row.queue), row.queue)
+        acts[ActKind.DROP] = Act(f"delete {count}", partial(_drop_all, queue=row.queue), row.queue)
+    return acts
+
+
+async def _pause(mesh: Mesh, *, queue: str, paused: bool) -> str:
+    if paused:
+        await queue_by_name(mesh, queue).pause(REASON)
+    else:
+        await queue_by_name(mesh, queue).resume()
+    return f"{'Paused' if paused else 'Resumed'} queue {queue}"
+
+
+async def _pause_schedule(mesh: Mesh, *, name: str, paused: bool) -> str:
+    await mesh.pause_schedule(name, paused=paused)
+    return f"{'Paused' if paused else 'Resumed'} schedule {name}"
+
+
+async def _cancel(mesh: Mesh, *, queue: str, id: str) -> str:
+    began = perf_counter()
+    count = await queue_by_name(mesh, queue).job(id).cancel(reason=REASON, wait=ACKNOWLEDGED_WITHIN)
+    took = 1000 * (perf_counter() - began)
+    if count.acknowledged:
+        return f"Cancelled job {id}: its worker has acknowledged it after {took:.0f} ms"
+    if count.running:
+        return f"Job {id} is being cancelled, and still runs after {ACKNOWLEDGED_WITHIN:g} s"
+    return f"Cancelled job {id}, which had not started" if count.waiting else f"Job {id} had ended already"
+
+
+async def _retry(mesh: Mesh, *, queue: str, id: str) -> str:
+    count = await queue_by_name(mesh, queue).failed.retry(id)
+    return f"Retried {id}" if count else f"{id} is no longer in the dead-letter queue"
+
+
+async def _drop(mesh: Mesh, *, queue: str, id: str) -> str:
+    count = await queue_by_name(mesh, queue).failed.drop(id)
+    return f"Deleted {id}" if count else f"{id} is no longer in the dead-letter queue"
+
+
+async def _retry_all(mesh: Mesh, *, queue: str) -> str:
+    return f"Retried {await queue_by_name(mesh, queue).failed.retry_all():,} tasks of queue {queue}"
+
+
+async def _drop_all(mesh: Mesh, *, queue: str) -> str:
+    return f"Deleted {await queue_by_name(mesh, queue).failed.drop_all():,} tasks of queue {queue}"
