@@ -280,7 +280,7 @@ def test_unpack_is_bounded() -> None:
     assert found == {
         ("_claim", "claims, from, math.min(from + 999, #claims"),
         ("_producer", "kept[1]"),  # cmsgpack's
-        ("_job", "kept"),  # of eleven fields
+        ("_job", "kept"),  # of twelve fields
         ("_producer", "gone"),
         ("_value", "flat"),  # fields of a record, whose names are ours
         ("_result", "facts"),

@@ -120,7 +120,7 @@ class TaskInfo(Status):
     cancelling: bool = False
     """True if its run was cancelled and has not ended yet."""
     size: int | None = None
-    """The length of the payload in bytes, of a task that runs; None if it is not known."""
+    """The length of the whole payload in bytes; None if it is not known."""
     deadline: datetime | None = None
     """The time at which its run takes too long, if the job has a `timeout` of its own. The `timeout` of a handler is not known
     to the server.
@@ -179,7 +179,7 @@ class JobRecord:
     """The state, as ``job.status()`` returns it. If the id is unknown, ``status.state`` is ``gone``."""
     task: bytes
     """The first 4,096 bytes of the payload, or all of it with ``payload=True``. Empty without a record, and for a payload of more
-    than 8 MiB of which you did not ask for all.
+    than 1 MiB of which you did not ask for all.
     """
     size: int | None
     """The length of the whole payload in bytes; None without a record."""

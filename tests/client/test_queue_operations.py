@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 
 import worqr
+from tests.ops.driver import Desk
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.support.patience import PATIENCE
@@ -230,7 +232,9 @@ async def failed(q: worqr.Queue) -> int:
 # Running tasks
 
 
-async def test_the_longest_running_tasks_come_first_whoever_runs_them(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+async def test_the_longest_running_tasks_come_first_whoever_runs_them(
+    mesh: worqr.Mesh, other: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held, room=3), serving(other, "Q1", held, room=3):
         q = mesh.queue("Q1")
@@ -242,6 +246,9 @@ async def test_the_longest_running_tasks_come_first_whoever_runs_them(mesh: worq
         assert len({task.worker for task in running}) == 2
         assert [task.claim for task in running] == [str(context.fence) for context in held.contexts]
         assert [task.id for task in await q.running(2)] == ["job 0", "job 1"]
+        for limit in (1, 2, 4):
+            monkeypatch.setattr("worqr.client.running.RUNNING_AT_ONCE", limit)
+            assert await q.running() == running
         found: list[str | None] = []
         page = await q.jobs(state="active", limit=4)
         while page:
@@ -252,6 +259,29 @@ async def test_the_longest_running_tasks_come_first_whoever_runs_them(mesh: worq
             await q.jobs(state="active", after="active 0 x")
         held.gate.set()
         await eventually(q.running, [])
+
+
+@pytest.mark.leaves("*")
+async def test_of_hundreds_of_workers_too(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    workers = [f"W{n:03}" for n in range(450)]
+    desk.enter(*workers)
+    desk.put(*[b"%d" % n for n in range(900)])
+    Random(7).shuffle(workers)
+    for worker in workers * 2:
+        desk.take(worker, 1)
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        for limit in (1, 5, 300, 899, 1000):
+            running = await q.running(limit)
+            assert [task.task for task in running] == [b"%d" % n for n in range(min(limit, 900))]
+            assert [task.worker for task in running] == (workers * 2)[:limit]
+        found: list[bytes] = []
+        page = await q.jobs(state="active", limit=400)
+        while page:
+            found += [task.task for task in page]
+            page = await q.jobs(state="active", limit=400, after=page[-1].cursor)
+        assert found == [b"%d" % n for n in range(900)]
 
 
 async def test_a_run_that_is_to_be_cancelled_is_shown_so(mesh: worqr.Mesh) -> None:

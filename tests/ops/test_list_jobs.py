@@ -35,7 +35,7 @@ def names(desk: Desk, state: Unstarted) -> list[str | bytes]:
 
 
 def job(name: str, task: bytes = b"a", **known: Any) -> TaskSummary:
-    return TaskSummary(name, task, JobState(**known))
+    return TaskSummary(name, task, JobState(**known), len(task))
 
 
 def test_each_state_has_its_jobs_with_what_is_known_of_them(desk: Desk) -> None:
@@ -49,7 +49,7 @@ def test_each_state_has_its_jobs_with_what_is_known_of_them(desk: Desk) -> None:
     error = RemoteError(BOOM.type, BOOM.message, "")
     assert page(desk, "waiting") == (
         False,
-        [TaskSummary(None, b"plain", JobState("waiting")), job("waits", b"b", state="waiting", run_at_ms=PAST)],
+        [TaskSummary(None, b"plain", JobState("waiting"), 5), job("waits", b"b", state="waiting", run_at_ms=PAST)],
     )
     tried = {"run_at_ms": FUTURE + 1, "failures": 1, "attempts": 1, "error": error}
     assert page(desk, "due") == (
@@ -141,3 +141,15 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk, state: Unstarted, afte
     desk.client.delete(desk.q.counts)
     assert desk.send(ops.list_jobs(desk.q, state, after=after)) == [b"ok"]
     assert desk.state() == {}
+
+
+@pytest.mark.parametrize("limit", [1, 7, 64, 1000])
+def test_a_long_queue_is_listed_whole(desk: Desk, limit: int) -> None:
+    expected: list[str | bytes] = []
+    for n in range(200):
+        if n % 3:
+            desk.put(b"%d" % n)
+        else:
+            desk.dispatch(f"job {n}")
+        expected.append(b"%d" % n if n % 3 else f"job {n}")
+    assert [name for some in pages(desk, "waiting", limit) for name in some] == expected

@@ -13,13 +13,13 @@ from worqr.records import RemoteError
 
 def raw(worker: str, claim: int, task: bytes) -> RunningTask:
     """A claim on a plain task, of which nothing but its payload is known."""
-    return RunningTask(claim, worker, len(task), None, False, TaskSummary(None, task, JobState("active", attempts=1)))
+    return RunningTask(claim, worker, False, TaskSummary(None, task, JobState("active", attempts=1), len(task)))
 
 
 def of_job(worker: str, claim: int, id: str, task: bytes = b"a", **known: Any) -> RunningTask:
     """A claim on a job."""
     state = JobState("active", claim, worker, **{"attempts": 1, **known})
-    return RunningTask(claim, worker, len(task), None, False, TaskSummary(id, task, state))
+    return RunningTask(claim, worker, False, TaskSummary(id, task, state, len(task)))
 
 
 def running(desk: Desk, **options: Any) -> list[RunningTask]:
@@ -43,6 +43,8 @@ def test_the_longest_running_first_of_whichever_worker(desk: Desk) -> None:
         assert running(desk, after_claim=one) == [raw("A", two, b"d"), raw("B", three, b"e")]
         assert running(desk, after_claim=one, limit=1) == [raw("A", two, b"d")]
         assert running(desk, after_claim=three) == []
+        assert running(desk, before_claim=two) == [second, raw("A", one, b"c")]
+        assert running(desk, after_claim=again, before_claim=two) == [raw("A", one, b"c")]
 
 
 def test_pages_of_workers_each_with_its_longest_running(desk: Desk) -> None:
@@ -69,7 +71,7 @@ def test_no_more_than_a_thousand_claims_are_looked_at_but_those_of_the_first_wor
     desk.hold("D", b"d")
     page = desk.call(ops.list_running(desk.q, 2))
     assert (page.more, page.worker, len(page.tasks)) == (True, "A", 2)
-    page = desk.call(ops.list_running(desk.q, after_worker="A"))
+    page = desk.call(ops.list_running(desk.q, 1000, after_worker="A"))
     assert (page.more, page.worker, len(page.tasks)) == (True, "C", 1000)
     page = desk.call(ops.list_running(desk.q, after_worker="C"))
     assert (page.more, page.worker, [each.worker for each in page.tasks]) == (False, "D", ["D"])
@@ -107,7 +109,8 @@ def test_with_its_own_timeout_and_whether_it_is_cancelled(desk: Desk) -> None:
     first = desk.run("A", "x", fields={"timeout": "1500"})
     [second] = desk.hold("A", b"b")
     desk.call(ops.cancel_job(desk.q, "x", ""))
-    told = replace(of_job("A", first, "x", run_at_ms=PAST), timeout_ms=1500, cancelling=True)
+    told = of_job("A", first, "x", run_at_ms=PAST)
+    told = replace(told, cancelling=True, summary=replace(told.summary, timeout_ms=1500))
     assert running(desk) == [told, raw("A", second, b"b")]
     desk.call(ops.cancel_claims(desk.q, [second]))
     assert [each.cancelling for each in running(desk)] == [True, True]
@@ -118,7 +121,7 @@ def test_of_a_long_payload_the_beginning_and_its_size(desk: Desk, id: str | None
     payload = bytes(range(256)) * 100
     held = desk.run("A", id, payload) if id else desk.hold("A", payload)[0]
     [found] = running(desk)
-    assert (found.claim, found.summary.id, found.summary.task, found.size) == (held, id, payload[:100], 25_600)
+    assert (found.claim, found.summary.id, found.summary.task, found.summary.size) == (held, id, payload[:100], 25_600)
 
 
 def test_of_jobs_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None:
@@ -132,13 +135,13 @@ def test_of_jobs_no_more_payload_is_read_than_fits_a_request(desk: Desk) -> None
         ("1", b"1" * 100),
         ("2", b""),
     ]
-    assert {each.size for each in found} == {3_000_000}
+    assert {each.summary.size for each in found} == {3_000_000}
 
 
 def test_a_claim_whose_record_is_gone_or_foreign_is_shown_all_the_same(desk: Desk) -> None:
     held = desk.run("A", "x")
     desk.client.delete(desk.q.active("x"))
-    gone = RunningTask(held, "A", 0, None, False, TaskSummary("x", b"", JobState("active", attempts=1)))
+    gone = RunningTask(held, "A", False, TaskSummary("x", b"", JobState("active", attempts=1), 0))
     assert running(desk) == [gone]
     desk.client.set(desk.q.active("x"), "foreign")
-    assert running(desk) == [replace(gone, size=None)]
+    assert running(desk) == [replace(gone, summary=replace(gone.summary, size=None))]

@@ -59,3 +59,35 @@ def test_a_job_that_is_due_or_blocked_is_not_shown_and_one_with_two_places_once(
     desk.dispatch("y", b"y", run_at=FUTURE)
     for from_front in (False, True):
         assert desk.call(ops.list_tasks(desk.q, 9, from_front=from_front)) == (1, [b"x"])
+
+
+def test_long_lists_are_read_whole_from_both_ends(desk: Desk) -> None:
+    tasks = [b"%d" % n for n in range(333)]
+    desk.put(*tasks)
+    assert desk.call(ops.list_tasks(desk.q, 1000)) == (333, tasks[::-1])
+    assert desk.call(ops.list_tasks(desk.q, 1000, from_front=True)) == (333, tasks)
+    for limit in (1, 2, 3, 63, 64, 113, 332):
+        assert desk.call(ops.list_tasks(desk.q, limit)) == (333, tasks[::-1][:limit])
+        assert desk.call(ops.list_tasks(desk.q, limit, from_front=True)) == (333, tasks[:limit])
+
+
+def test_positions_are_read_together_and_few_of_them_if_they_are_large(desk: Desk) -> None:
+    desk.put(*[b"x"] * 1000)
+    assert reads(desk, 1000) == 25
+    desk.wipe()
+    desk.set_fence()
+    desk.put(*[b"x" * 1_000_000] * 9)
+    assert reads(desk, 9) == 4
+
+
+def reads(desk: Desk, limit: int) -> int:
+    """How often the server was asked for a part of the list."""
+    with desk.client.monitor() as monitor:
+        desk.call(ops.list_tasks(desk.q, limit))
+        desk.client.echo(desk.prefix)
+        found = 0
+        for line in monitor.listen():
+            if line["command"] == f"ECHO {desk.prefix}":
+                return found
+            found += line["command"].startswith(f"LRANGE {desk.q.base} ")
+    raise AssertionError("the monitor ended")

@@ -16,7 +16,7 @@ from worqr.client.inspection import ask_each, parse_cursor
 from worqr.client.stats import task_info_of
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, RunningTask
+from worqr.ops import RUNNING_AT_ONCE, RunningTask
 from worqr.records import TaskInfo
 from worqr.validation import from_ms
 
@@ -33,7 +33,7 @@ async def longest_running(
     """Return up to `limit` running tasks, the longest-running first, after a place in this order."""
     found: list[tuple[Place, TaskInfo]] = []
     while True:
-        most = min(limit - len(found), MAX_ITEMS)
+        most = min(limit - len(found), RUNNING_AT_ONCE)
         page = await _page(client, shards, most, after)
         found += page
         if len(page) < most or len(found) == limit:
@@ -60,14 +60,19 @@ async def _page(client: Client, shards: Sequence[QueueKeys], limit: int, after: 
         page = first[n]
         tasks = page.tasks
         while page.more:
-            page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker))
+            before = tasks[-1].claim if len(tasks) == limit else 0
+            page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker, before))
             tasks = sorted([*tasks, *page.tasks], key=lambda each: each.claim)[:limit]
         found += [((each.claim, n), running_task(keys, each)) for each in tasks]
     return sorted(found, key=lambda each: each[0])[:limit]
 
 
-def _ask(keys: QueueKeys, limit: int, after_claim: int, worker: str = "") -> ops.Call[ops.RunningPage]:
-    return ops.list_running(keys, limit, after_worker=worker, after_claim=max(0, after_claim))
+def _ask(
+    keys: QueueKeys, limit: int, after_claim: int, worker: str = "", before_claim: int = 0
+) -> ops.Call[ops.RunningPage]:
+    return ops.list_running(
+        keys, limit, after_worker=worker, after_claim=max(0, after_claim), before_claim=before_claim
+    )
 
 
 def running_task(keys: QueueKeys, seen: RunningTask) -> TaskInfo:
@@ -78,8 +83,7 @@ def running_task(keys: QueueKeys, seen: RunningTask) -> TaskInfo:
         since=from_ms(seen.claim / 1000),
         claim=claim_name(keys, seen.claim),
         cancelling=seen.cancelling,
-        size=seen.size,
-        deadline=deadline_of(seen.claim, seen.timeout_ms),
+        deadline=deadline_of(seen.claim, seen.summary.timeout_ms),
     )
 
 

@@ -88,7 +88,7 @@ def status_of(state: JobState) -> Status:
 
 def task_info_of(summary: TaskSummary) -> TaskInfo:
     """Return one task of a list."""
-    return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task)
+    return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task, size=summary.size)
 
 
 def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:

@@ -46,25 +46,25 @@ local function find_live_record(active, job, counts, number)
 end
 
 -- Returns the summary of the task `item` that is shown to people: its id (false for a raw task), the first 100 bytes of its
--- payload, and the fields of the job's record, whose `kind` is active or job. `room.left` is how many bytes of payload may
+-- payload, its size (false: not known), and the fields of the job's record, whose `kind` is active or job. `room.left` is how many bytes of payload may
 -- still be read. A hash field can only be read whole, and a longer payload is shown as empty. If another application
 -- replaced the record, only the id is shown.
 local function summarize(base, kind, item, room)
   local id = job_id(item)
   if not id then
-    return {false, string.sub(item, 1, 100)}
+    return {false, string.sub(item, 1, 100), #item}
   end
   local record, task = base .. ':' .. kind .. ':' .. id, ''
   local size = own(redis.pcall('HSTRLEN', record, 'task'))
   if not size then
-    return {id, '', false, false, false, false, false, false, false, false, false, false, false}
+    return {id, '', false, false, false, false, false, false, false, false, false, false, false, false, false}
   end
   if size <= room.left then
     task, room.left = redis.call('HGET', record, 'task') or '', room.left - size
   end
   local kept = redis.call('HMGET', record, 'state', 'claim', 'worker', 'run_at', 'progress', 'message', 'failures',
-    'stalls', 'timeouts', 'error_type', 'error_message')
-  return {id, string.sub(task, 1, 100), unpack(kept)}
+    'stalls', 'timeouts', 'error_type', 'error_message', 'timeout')
+  return {id, string.sub(task, 1, 100), size, unpack(kept)}
 end
 
 -- Notifies the callers that watch the job. The message is a hint: they read the state themselves.

@@ -8,15 +8,15 @@
 -- ARGV[2] max_bytes bytes of payload of jobs that are read
 -- ARGV[3] after_worker the last worker of the page before, empty for the first page
 -- ARGV[4] after_claim only claims after this one; 0: all
--- ARGV[5] most_workers whose claims are looked at in one call
--- ARGV[6] budget claims to look at in one call; those of the first worker may be more
--- RETURNS ok worker entry... | more worker entry... (call again after this worker); an entry is claim worker size timeout
---   cancelling summary: bytes of payload (false: not known), ms that the job brought as its own timeout (false: none), 1 if the
---   run is to be cancelled, and a summary as `summarize` returns it
+-- ARGV[5] before_claim only claims before this one; 0: all
+-- ARGV[6] most_workers whose claims are looked at in one call
+-- ARGV[7] budget claims to look at in one call; those of the first worker may be more
+-- RETURNS ok worker entry... | more worker entry... (call again after this worker); an entry is claim worker cancelling summary:
+--   cancelling is 1 if the run is to be cancelled, a summary is as `summarize` returns it
 -- RESEND safe: it only reads
 local queue, workers, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local most_workers, budget = tonumber(ARGV[5]), tonumber(ARGV[6])
+local before_claim, most_workers, budget = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local holders, found, looked, reply = redis.call('HKEYS', workers), {}, 0, {'ok', after_worker}
 table.sort(holders)
@@ -30,7 +30,7 @@ for _, worker in ipairs(holders) do
     end
     local oldest = claims > 0 and redis.call('SORT_RO', held, 'LIMIT', 0, after_claim > 0 and -1 or limit) or {}
     for _, claim in ipairs(oldest) do
-      if tonumber(claim) > after_claim then
+      if tonumber(claim) > after_claim and (before_claim == 0 or tonumber(claim) < before_claim) then
         found[#found + 1] = {claim, worker}
       end
     end
@@ -43,13 +43,7 @@ local any_cancelled, room = redis.call('SCARD', cancelling) > 0, {left = max_byt
 for i = 1, math.min(limit, #found) do
   local claim, worker = found[i][1], found[i][2]
   local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or ''
-  local id, size, timeout = job_id(item), #item, false
-  if id then
-    local active = queue .. ':active:' .. id
-    size = own(redis.pcall('HSTRLEN', active, 'task')) or false
-    timeout = size and redis.call('HGET', active, 'timeout')
-  end
   local is_cancelled = any_cancelled and redis.call('SISMEMBER', cancelling, claim) or 0
-  reply[#reply + 1] = {claim, worker, size, timeout, is_cancelled, summarize(queue, 'active', item, room)}
+  reply[#reply + 1] = {claim, worker, is_cancelled, summarize(queue, 'active', item, room)}
 end
 return reply

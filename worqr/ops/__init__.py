@@ -28,6 +28,7 @@ from worqr.ops.dead_letters import (
 )
 from worqr.ops.inspection import (
     HOLDERS_AT_ONCE,
+    RUNNING_AT_ONCE,
     Inspected,
     JobPage,
     RunningPage,
@@ -43,6 +44,7 @@ from worqr.ops.inspection import (
 from worqr.ops.job_record import (
     HEAD_BYTES,
     MANY_RECORDS,
+    READ_BYTES,
     Everything,
     Stored,
     StoredResult,
@@ -170,6 +172,8 @@ __all__ = [
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
     "QUEUES_EXPIRE_S",
+    "READ_BYTES",
+    "RUNNING_AT_ONCE",
     "SCAN_LIMIT",
     "SCHEDULES_AT_ONCE",
     "SCHEDULES_BYTES",

@@ -25,6 +25,8 @@ from worqr.script_call import Call
 Unstarted = Literal["waiting", "due", "blocked"]
 """The states of a job that does not run."""
 
+RUNNING_AT_ONCE: Final = 250
+"""Running tasks that one script summarizes, at most: each takes the server about 15 us."""
 HOLDERS_AT_ONCE: Final = 200
 """Workers whose claims one script looks at, at most."""
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
@@ -81,21 +83,24 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """A summary of one task for display. A raw task has no id and no record, only the beginning of its payload."""
+    """A summary of one task for display. A raw task has no id and no record, only the beginning of its payload.
+
+    `size`: bytes of the whole payload, if they are known. `timeout_ms`: the job's own timeout, if it has one.
+    """
 
     id: str | None
     task: bytes
     state: JobState
+    size: int | None = None
+    timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunningTask:
-    """One claim, as `list_running` returns it. `size`: bytes of payload; `timeout_ms`: the job's own, if it has one."""
+    """One claim, as `list_running` returns it. `cancelling`: its cancellation was requested."""
 
     claim: int
     worker: str
-    size: int | None
-    timeout_ms: int | None
     cancelling: bool
     summary: TaskSummary
 
@@ -109,11 +114,13 @@ class RunningPage:
     tasks: list[RunningTask]
 
 
-def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *record: bytes | None) -> TaskSummary:
+def _summary(
+    state_word: str, tries: int, id: bytes | None, task: bytes, size: int | None, *record: bytes | None
+) -> TaskSummary:
     """Decode one task. `tries`: its attempts beyond those that failed, stalled or timed out."""
     if id is None or not record:
-        return TaskSummary(None, task, JobState(state_word, attempts=tries))
-    _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message = record
+        return TaskSummary(None, task, JobState(state_word, attempts=tries), size)
+    _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message, timeout = record
     state = JobState(
         state=state_word,
         claim=int(claim) if claim else None,
@@ -125,24 +132,28 @@ def _summary(state_word: str, tries: int, id: bytes | None, task: bytes, *record
         attempts=tries + sum(int(count or 0) for count in (failures, stalls, timeouts)),
         error=error_of(error_type, error_message),
     )
-    return TaskSummary(text(id), task, state)
+    return TaskSummary(text(id), task, state, size, int(timeout) if timeout else None)
 
 
 def list_running(
-    keys: QueueKeys, limit: int = MAX_ITEMS, *, after_worker: str = "", after_claim: int = 0
+    keys: QueueKeys,
+    limit: int = RUNNING_AT_ONCE,
+    *,
+    after_worker: str = "",
+    after_claim: int = 0,
+    before_claim: int = 0,
 ) -> Call[RunningPage]:
-    """Return the longest-running tasks among those of some workers: `limit` tasks, after a claim and after a worker."""
+    """Return the longest-running tasks of some workers, those after `after_worker`. The claims limit which tasks count; 0: no
+    limit.
+    """
 
-    def task(
-        claim: bytes, worker: bytes, size: int | None, timeout: bytes | None, cancelling: int, fields: list[Any]
-    ) -> RunningTask:
-        timeout_ms = int(timeout) if timeout else None
-        return RunningTask(int(claim), text(worker), size, timeout_ms, bool(cancelling), _summary("active", 1, *fields))
+    def task(claim: bytes, worker: bytes, cancelling: int, fields: list[Any]) -> RunningTask:
+        return RunningTask(int(claim), text(worker), bool(cancelling), _summary("active", 1, *fields))
 
     def read(reply: Reply) -> RunningPage:
         return RunningPage(status_word(reply) == "more", text(reply[1]), [task(*entry) for entry in reply[2:]])
 
-    args = (limit, MAX_BYTES, after_worker, after_claim, HOLDERS_AT_ONCE, MAX_ITEMS)
+    args = (limit, MAX_BYTES, after_worker, after_claim, before_claim, HOLDERS_AT_ONCE, MAX_ITEMS)
     return new_call("list_running", keys.base, (keys.base, keys.workers, keys.cancelling), args, read)
 
 
