@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 LEAVE_PATIENCE = 2.0
 UNREACHABLE_PATIENCE = 0.1
-"""Seconds to deregister. The second value holds if the server has not confirmed that the queues were left."""
+"""Seconds to wait for a reply, and to deregister. The second value: to deregister if the server did not reply in that time."""
 UNWIND_WITHIN = 1.0
 """Seconds that cancelled handlers have to end together, so that their tasks go back in one request and in order."""
 DETACH_AFTER = 5.0
