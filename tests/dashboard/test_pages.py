@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,7 +16,7 @@ from worqr.dashboard import Viewer, operator, reader
 from worqr.dashboard.notices import notice
 from worqr.dashboard.routes import ROUTES
 from worqr.dashboard.state import MeshState, needs_of, rates_between
-from worqr.records import QueueInfo
+from worqr.records import AppInfo, MeshInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
 NASTY = (
@@ -73,11 +74,12 @@ async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
 
 async def test_pages_of_an_empty_mesh(site: Site) -> None:
     for path, route in ROUTES.items():
-        if route.method == "GET" and path not in {"/live", "/queue", "/job", "/worker"}:
+        if route.method == "GET" and path not in {"/live", "/queue", "/job", "/payload", "/worker"}:
             answer = await site.get(path)
             assert answer.status_code == 200, (path, answer.text)
     assert (await site.get("/queue", name="nothing")).status_code == 200
     assert (await site.get("/job", queue="nothing", id="1")).status_code == 404
+    assert (await site.get("/payload", queue="nothing", id="1")).status_code == 404
     assert (await site.get("/worker", id="nobody")).status_code == 404
     assert "worqr run package.module:mesh" in (await site.get("/")).text
 
@@ -356,17 +358,80 @@ def info(name: str, **numbers: int) -> QueueInfo:
     return QueueInfo(name=name, **{**zeros, **numbers}, paused=None, oldest_job=None, counts=counts)  # type: ignore[arg-type]
 
 
+def state(at: datetime, *queues: QueueInfo, leader: str | None = "w") -> MeshState:
+    apps = {"shop": AppInfo(workers=1, running=0, room=1)}
+    return MeshState(MeshInfo(at, "direct", 0, leader, queues, 0, None, apps))
+
+
 def test_rates_and_needs() -> None:
     now = datetime.now(UTC)
-    before = MeshState(now - timedelta(seconds=10), (info("a", finished=100, given_up=0), info("b", finished=5)), ())
-    after = MeshState(
-        now, (info("a", finished=150, given_up=50, workers=1), info("b", finished=4), info("c", waiting=1)), ()
-    )
+    before = state(now - timedelta(seconds=10), info("a", finished=100, given_up=0), info("b", finished=5))
+    after = state(now, info("a", finished=150, given_up=50, workers=1), info("b", finished=4), info("c", waiting=1))
     rates = rates_between(before, after)
     assert rates.keys() == {"a"}  # the totals of b were reset, and c is new
     assert (rates["a"].finished, rates["a"].failed) == (5, 5)
-    state = MeshState(now, after.queues, (), rates)
-    assert [(need.subject, need.text) for need in needs_of(state, [])] == [
+    assert [(need.subject, need.text) for need in needs_of(replace(after, rates=rates), [], [])] == [
         ("a", "50% of the tasks fail"),
         ("c", "1 task waits, and no worker serves the queue"),
     ]
+    assert "has no leader" in needs_of(state(now, leader=None), [], [])[0].text
+
+
+@LEFT
+async def test_everything_of_a_job_is_on_its_page(connected: worqr.Mesh, site: Site) -> None:
+    meta = {"tenant": "acme", "auth_token": "s3cr3t-meta"}
+    payload = b'{"order": 7, "card_number": "s3cr3t"}'
+    await connected.queue("orders").dispatch(payload, id="one", delay=3600, meta=meta, timeout=30)
+    page = (await site.get("/job", queue="orders", id="one")).text
+    assert [text for text in ("acme", "timeout", "&#34;order&#34;: 7", "Run now") if text not in page] == []
+    assert "s3cr3t" not in page
+    answer = await site.get("/payload", queue="orders", id="one")
+    assert (answer.content, answer.headers["content-type"]) == (payload, "application/octet-stream")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    site.viewer = operator("bob")
+    assert (await site.get("/payload", queue="orders", id="one")).status_code == 403
+    assert "/payload" not in (await site.get("/job", queue="orders", id="one")).text
+    answer = await site.post("/run-now", queue="orders", id="one", back="/job?queue=orders&id=one")
+    assert "1 task due now." in (await site.ask("GET", answer.headers["location"])).text
+    assert (await connected.queue("orders").job("one").status()).state == "waiting"
+
+
+@LEFT
+async def test_the_tries_and_the_record_of_a_failed_job(connected: worqr.Mesh, site: Site) -> None:
+    async def handler(task: bytes) -> None:
+        raise ValueError("no <b>luck</b>")
+
+    await connected.queue("orders").dispatch(
+        b"1", id="one", retry=worqr.RetryPolicy(max_failures=2, min_backoff=0, max_backoff=0)
+    )
+    async with connected.join() as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "orders", handler)
+        while not (await connected.queue("orders").info()).failed:
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    page = (await site.get("/job", queue="orders", id="one")).text
+    assert "ValueError" in page
+    assert "no &lt;b&gt;luck&lt;/b&gt;" in page
+    assert "Traceback" in page
+    counted = (await site.get("/queue", name="orders", tab="failed", count="errors")).text
+    assert '<ul class="errors">' in counted
+    answer = await site.post("/drop", queue="orders", id="one", back="/")
+    assert "done=drop%3A1%3A1" in answer.headers["location"]
+
+
+@LEFT
+async def test_a_plain_task_that_runs_is_cancelled_by_its_claim(connected: worqr.Mesh, site: Site) -> None:
+    async def handler(task: bytes) -> None:
+        await trio.sleep_forever()
+
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "slow", handler)
+        await connected.queue("slow").enqueue(b"plain <i>")
+        while not await connected.queue("slow").running():
+            await trio.sleep(0.01)
+        page = (await site.get("/queue", name="slow", tab="running")).text
+        claim = html.unescape(re.findall(r'name="claim" value="([^"]+)"', page)[0])
+        assert "plain &lt;i&gt;" in page
+        answer = await site.post("/cancel", queue="slow", claim=claim)
+        assert re.search(r"done=cancel%3A0%3A1%3A1%3A\d+$", answer.headers["location"])
+        nursery.cancel_scope.cancel()

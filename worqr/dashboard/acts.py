@@ -28,12 +28,18 @@ MOST: Final = 100
 
 
 def _ids(visit: Visit) -> list[str]:
-    ids = [value for name, value in visit.form if name == "id" and value]
+    ids = _values(visit, "id")
     if not ids:
         raise Refused(400, "No task was chosen. Tick the box of at least one, then try again.")
-    if len(ids) > MOST or max(map(len, ids)) > LONGEST_VALUE:
-        raise Refused(400, f"At most {MOST} tasks at a time. `worqr failed retry --all` takes any number.")
     return ids
+
+
+def _values(visit: Visit, name: str) -> list[str]:
+    """Return the values of a field that a form may have several times."""
+    found = [value for field, value in visit.form if field == name and value]
+    if len(found) > MOST or max(map(len, found), default=0) > LONGEST_VALUE:
+        raise Refused(400, f"At most {MOST} tasks at a time. `worqr failed retry --all` takes any number.")
+    return found
 
 
 async def _done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
@@ -52,14 +58,18 @@ def _reason(visit: Visit) -> str:
 
 async def cancel(visit: Visit) -> Response:
     """Cancel jobs, and wait until their runs have ended."""
-    queue, ids, reason = visit.queue(visit.text("queue")), _ids(visit), _reason(visit)
+    queue, reason, claims = visit.queue(visit.text("queue")), _reason(visit), _values(visit, "claim")
+    ids = [] if claims else _ids(visit)
 
     async def one(job: str) -> CancelCount:
         return await queue.job(job).cancel(reason=reason, wait=ACKNOWLEDGED_WITHIN)
 
+    async def plain() -> CancelCount:
+        return await queue.cancel_claims(*claims, reason=reason, wait=ACKNOWLEDGED_WITHIN)
+
     async def act() -> str:
         began = time.monotonic()
-        counts = await gathered([partial(one, job) for job in ids])
+        counts = await gathered([partial(one, job) for job in ids] + ([plain] if claims else []))
         ms = round((time.monotonic() - began) * 1000)
         sums = [sum(getattr(each, name) for each in counts) for name in ("waiting", "running", "acknowledged")]
         return ":".join(map(str, ("cancel", *sums, ms)))
@@ -78,6 +88,16 @@ async def retry(visit: Visit) -> Response:
 
     async def act() -> str:
         return f"retry:{await aside.retry(*ids)}:{len(ids)}"
+
+    return await _done(visit, act)
+
+
+async def run_now(visit: Visit) -> Response:
+    """Make scheduled jobs due now."""
+    queue, ids = visit.queue(visit.text("queue")), _ids(visit)
+
+    async def act() -> str:
+        return f"run:{await queue.run_now(*ids)}:{len(ids)}"
 
     return await _done(visit, act)
 

@@ -107,7 +107,7 @@ async def _mesh(visit: Visit) -> News:
         case "failed":
             return News(state_numbers(state, queues=reading.failing_queues(state)[: reading.QUEUES_OF_RUNNING]))
         case "workers":
-            return News(state_numbers(state, workers=reading.filtered_workers(visit, state)[part]))
+            return News(state_numbers(state, workers=(await reading.filtered_workers(visit))[part]))
         case _:
             return News(state_numbers(state, queues=state.busiest(2 * reading.SHORT_LIST)))
 
@@ -123,8 +123,8 @@ async def _queue(visit: Visit) -> News:
         info = await queue.info()
         texts = queue_numbers(info, full=True)
         if tab == "running":
-            tasks = [(name, task) for task in await queue.jobs(state="active", limit=50)]
-            return News(texts | running_numbers(tasks), [(task.id, task.since) for _, task in tasks])
+            tasks = [(name, task) for task in await queue.running(reading.PAGE)]
+            return News(texts | running_numbers(tasks), [task.claim for _, task in tasks])
         steps = {"waiting": ("enqueued", "claimed"), "failed": ("failed",), "broken": ("broken",)}.get(tab, ())
         return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
 
@@ -147,8 +147,9 @@ async def _running(visit: Visit) -> News:
     seen = tuple(visit.viewer.queues)
 
     async def read(_before: News | None) -> News:
-        tasks = (await reading.running_tasks(visit, state, worker))[:50]
-        return News(running_numbers(tasks), [(name, task.id, task.since) for name, task in tasks])
+        served = await reading.served_by(visit, worker)
+        tasks = (await reading.running_tasks(visit, state, served, worker))[: reading.PAGE]
+        return News(running_numbers(tasks), [(name, task.claim) for name, task in tasks])
 
     news = await visit.looks.get(("running", worker, seen), read, within=SLOW - 0.1, spare=True)
     return News({**news.texts, **state_numbers(state)}, news.rows)

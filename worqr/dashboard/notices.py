@@ -20,6 +20,8 @@ def notice(done: str) -> str:
             return _cancelled(waiting, running, acknowledged, ms)
         case "retry", [count, asked]:
             return _counted("put back into the queue", count, asked)
+        case "run", [count, asked]:
+            return _counted("due now", count, asked)
         case "drop", [count, asked]:
             return _counted("deleted", count, asked)
         case _:
@@ -49,5 +51,5 @@ def _cancelled(waiting: int, running: int, acknowledged: int, ms: int) -> str:
 
 def _counted(what: str, count: int, asked: int) -> str:
     if not count:
-        return f"Nothing was {what}: the records are not there any more, or a job with the same id waits."
+        return "Nothing was changed: the tasks are not in this list any more, or a job with the same id waits."
     return f"{count:,} of {plural(asked, 'task')} {what}." if count < asked else f"{plural(count, 'task')} {what}."

@@ -24,10 +24,10 @@ def state_numbers(
         texts[f"queue.{info.name}.rate"] = figures.rate(None if rates is None else rates.finished)
     for worker in workers:
         texts |= worker_numbers(worker)
-    for app in state.apps:
-        texts[f"app.{app.name}.workers"] = figures.count(app.workers)
-        texts[f"app.{app.name}.running"] = figures.count(app.running)
-        texts[f"app.{app.name}.room"] = figures.count(app.room)
+    for name, app in state.apps.items():
+        texts[f"app.{name}.workers"] = figures.count(app.workers)
+        texts[f"app.{name}.running"] = figures.count(app.running)
+        texts[f"app.{name}.room"] = figures.count(app.room)
     return texts
 
 
@@ -59,6 +59,7 @@ def worker_numbers(worker: WorkerInfo) -> dict[str, str]:
         f"{start}.running": figures.count(worker.running),
         f"{start}.room": figures.count(worker.room),
         f"{start}.beat": figures.duration(worker.beat_age),
+        f"{start}.lag": figures.duration(worker.lag),
     }
 
 
@@ -75,8 +76,8 @@ def running_numbers(tasks: Iterable[tuple[str, TaskInfo]]) -> dict[str, str]:
 
 
 def run_key(queue: str, task: TaskInfo) -> str:
-    """Return a key for a run: its queue, its worker and the time of its begin."""
-    return f"run.{queue}.{task.worker}.{task.id or ''}.{'' if task.since is None else task.since.timestamp()}"
+    """Return a key for a run."""
+    return f"run.{queue}.{task.claim}"
 
 
 def bar(progress: float | None) -> str:

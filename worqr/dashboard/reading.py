@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast
@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from worqr.cron import Schedule
 from worqr.dashboard.guard import Refused
+from worqr.dashboard.looks import FRESH
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
 from worqr.records import Failed, QueueInfo, Status, TaskInfo, WorkerInfo
@@ -22,10 +23,12 @@ SHORT_LIST: Final = 8
 PAGE: Final = 50
 RECORDS: Final = 25
 """Dead-letter records of a page: they come with their payloads."""
+MOST_RUNNING: Final = 1000
+"""Running tasks of a queue among which those of one worker are looked for."""
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
-SEARCHED: Final = 200
-"""Queues in which an id is looked for."""
+WORKERS_EVERY: Final = 15.0
+"""Seconds for which the overview uses the same list of workers."""
 TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
 SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
     "name": lambda info: info.name,
@@ -63,6 +66,15 @@ async def look(visit: Visit) -> MeshState:
     return state.for_viewer(visit.viewer)
 
 
+async def all_workers(visit: Visit, within: float = FRESH) -> list[WorkerInfo]:
+    """Return the workers, read within so many seconds."""
+
+    async def read(_before: list[WorkerInfo] | None) -> list[WorkerInfo]:
+        return await visit.mesh.workers()
+
+    return await visit.looks.get("workers", read, within=within)
+
+
 async def all_schedules(visit: Visit) -> list[Schedule]:
     """Return the schedules; none to a viewer who does not see all queues, because a schedule does not name its queue."""
     if not visit.viewer.sees_all:
@@ -77,11 +89,12 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
     state, schedules = await look(visit), await all_schedules(visit)
+    workers = await all_workers(visit, within=WORKERS_EVERY)
     return visit.page(
         "overview.html",
         live=visit.link("/live", view="overview"),
         state=state,
-        needs=needs_of(state, schedules),
+        needs=needs_of(state, workers, schedules),
         busiest=state.busiest(SHORT_LIST),
     )
 
@@ -114,10 +127,12 @@ def sorted_queues(visit: Visit, state: MeshState) -> list[QueueInfo]:
     return found
 
 
-def filtered_workers(visit: Visit, state: MeshState) -> list[WorkerInfo]:
+async def filtered_workers(visit: Visit) -> list[WorkerInfo]:
     """Return the workers that match the filter of the list."""
     app, worker = visit.text("app"), visit.text("id")
-    return [each for each in state.workers if (not app or each.app == app) and (not worker or each.id == worker)]
+    return [
+        each for each in await all_workers(visit) if (not app or each.app == app) and (not worker or each.id == worker)
+    ]
 
 
 def start_of_page(visit: Visit) -> int:
@@ -135,7 +150,12 @@ async def queue(visit: Visit) -> Response:
         error, before = visit.text("error").strip(), _time(visit.text("before"))
         aside = queue.failed if tab == "failed" else queue.broken
         records = await aside.list(RECORDS + 1, error=error or None, before=before)
-        context = {"records": records[:RECORDS], "more": len(records) > RECORDS, "error": error, "before": before}
+        errors = await aside.errors() if visit.text("count") == "errors" else None
+        more = len(records) > RECORDS
+        context = {"records": records[:RECORDS], "more": more, "error": error, "before": before, "errors": errors}
+    elif tab == "running":
+        tasks = await queue.running(PAGE + 1)
+        context = {"tasks": tasks[:PAGE], "more": False, "after": "", "left_out": info.running - PAGE}
     else:
         tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
         context = {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after")}
@@ -143,8 +163,8 @@ async def queue(visit: Visit) -> Response:
     return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, age=age_of(info), **context)
 
 
-def _state(tab: str) -> Literal["waiting", "scheduled", "blocked", "active"]:
-    return "active" if tab == "running" else cast('Literal["waiting", "scheduled", "blocked"]', tab)
+def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:
+    return cast('Literal["waiting", "scheduled", "blocked"]', tab)
 
 
 def _time(text: str) -> datetime | None:
@@ -158,48 +178,60 @@ def _time(text: str) -> datetime | None:
 
 
 async def job(visit: Visit) -> Response:
-    """One job: where it is, its tries, its last error."""
+    """One job: where it is, its tries, its payload."""
     queue = visit.queue(visit.text("queue"))
-    job = queue.job(visit.text("id"))
-    status = await job.status()
-    records = await queue.failed.list(1) if status.state == "failed" else []
-    record = next((each for each in records if each.id == job.id), None)
-    view = visit.link("/live", view="job", queue=job.queue, id=job.id)
-    return visit.page(
-        "job.html", 404 if status.state == "gone" else 200, live=view, job=job, status=status, record=record
-    )
+    record = await queue.read(visit.text("id"))
+    view = visit.link("/live", view="job", queue=record.queue, id=record.id)
+    unknown = record.status.state == "gone" and not record.dead_letters and not visit.text("done")
+    return visit.page("job.html", 404 if unknown else 200, live=view, record=record, status=record.status)
+
+
+async def payload(visit: Visit) -> Response:
+    """The whole payload of a job, as a download."""
+    queue = visit.queue(visit.text("queue"))
+    record = await queue.read(visit.text("id"), payload=True)
+    if record.size is None and not record.dead_letters:
+        raise Refused(404, "No payload of this job is stored.")
+    task = record.dead_letters[0].task if record.size is None else record.task
+    headers = {"content-disposition": "attachment; filename=payload.bin"}
+    return Response(task, media_type="application/octet-stream", headers=headers)
 
 
 async def running(visit: Visit) -> Response:
     """The running tasks of all queues, the longest first."""
-    state = await look(visit)
-    tasks = await running_tasks(visit, state, visit.text("worker"))
-    view = visit.link("/live", view="running", worker=visit.text("worker"))
+    state, worker = await look(visit), visit.text("worker")
+    tasks = await running_tasks(visit, state, await served_by(visit, worker), worker)
     busy = sum(1 for info in state.queues if info.running)
     return visit.page(
         "running.html",
-        live=view,
+        live=visit.link("/live", view="running", worker=worker),
         tasks=tasks[:PAGE],
         left_out=max(len(tasks) - PAGE, 0),
         queues_left_out=max(busy - QUEUES_OF_RUNNING, 0),
-        worker=visit.text("worker"),
+        worker=worker,
         total=sum(info.running for info in state.queues),
     )
 
 
-async def running_tasks(visit: Visit, state: MeshState, worker: str = "") -> list[tuple[str, TaskInfo]]:
-    """Return tasks that run, with their queues, the longest first."""
-    serves = {name for each in state.workers if each.id == worker for name in each.queues} if worker else None
-    busy = [
-        q.name
-        for q in sorted(state.queues, key=lambda q: -q.running)
-        if q.running and (serves is None or q.name in serves)
-    ]
+async def served_by(visit: Visit, worker: str) -> Collection[str] | None:
+    """Return the queues that a worker serves; None: all, because no worker is named."""
+    if not worker:
+        return None
+    return {name for each in await all_workers(visit) if each.id == worker for name in each.queues}
+
+
+async def running_tasks(
+    visit: Visit, state: MeshState, served: Collection[str] | None, worker: str = ""
+) -> list[tuple[str, TaskInfo]]:
+    """Return the tasks that run longest, with their queues; of one worker, if its id and the queues that it serves are given."""
+    busy = [each for each in state.queues if each.running and (served is None or each.name in served)]
+    names = [each.name for each in sorted(busy, key=lambda info: -info.running)]
 
     async def read(name: str) -> list[tuple[str, TaskInfo]]:
-        return [(name, task) for task in await visit.mesh.queue(name).running()]
+        limit = PAGE + 1 if served is None else MOST_RUNNING
+        return [(name, task) for task in await visit.mesh.queue(name).running(limit)]
 
-    lists = await gathered([partial(read, name) for name in busy[:QUEUES_OF_RUNNING]])
+    lists = await gathered([partial(read, name) for name in names[:QUEUES_OF_RUNNING]])
     found = [(name, task) for tasks in lists for name, task in tasks if not worker or task.worker == worker]
     return sorted(found, key=lambda pair: pair[1].since or datetime.max.replace(tzinfo=UTC))
 
@@ -228,10 +260,9 @@ def failing_queues(state: MeshState) -> list[QueueInfo]:
 
 async def workers(visit: Visit) -> Response:
     """The registered workers."""
-    state = await look(visit)
     start, app = start_of_page(visit), visit.text("app")
-    found = filtered_workers(visit, state)
-    versions = {each.version for each in state.workers}
+    found = await filtered_workers(visit)
+    versions = {each.version for each in await all_workers(visit)}
     return visit.page(
         "workers.html",
         live=visit.link("/live", view="workers", app=app, page=visit.text("page")),
@@ -240,22 +271,24 @@ async def workers(visit: Visit) -> Response:
         start=start,
         size=PAGE,
         app=app,
-        apps=state.apps,
         mixed=len(versions) > 1,
     )
 
 
 async def worker(visit: Visit) -> Response:
     """One worker, and what it runs."""
-    state, known_as = await look(visit), visit.text("id")
-    info = next((each for each in state.workers if each.id == known_as), None)
-    if info is None:
+    found = await filtered_workers(visit) if visit.text("id") else []
+    if not found:
         raise Refused(404, "There is no worker with this id: it has left, or its tasks were given back after it died.")
-    tasks = await running_tasks(visit, state, known_as)
-    served = sorted(name for name in info.queues if visit.viewer.sees(name))
-    view = visit.link("/live", view="workers", id=known_as)
+    info = found[0]
+    tasks = await running_tasks(visit, await look(visit), info.queues, info.id)
     return visit.page(
-        "worker.html", live=view, info=info, tasks=tasks[:PAGE], left_out=max(len(tasks) - PAGE, 0), served=served
+        "worker.html",
+        live=visit.link("/live", view="workers", id=info.id),
+        info=info,
+        tasks=tasks[:PAGE],
+        left_out=max(len(tasks) - PAGE, 0),
+        served=sorted(name for name in info.queues if visit.viewer.sees(name)),
     )
 
 
@@ -267,21 +300,13 @@ async def schedules(visit: Visit) -> Response:
 
 
 async def search(visit: Visit) -> Response:
-    """A job by its id, in all queues."""
+    """A job by its id, in all queues; and queues by a part of their name."""
     word = visit.text("q").strip()
-    found: list[tuple[str, Status]] = []
+    found: dict[str, Status] = {}
     names: list[str] = []
-    left_out = 0
     if word:
+        statuses = await visit.mesh.find(word)
+        found = {name: status for name, status in statuses.items() if visit.viewer.sees(name)}
         state = await look(visit)
-        matching = [info.name for info in state.queues if word.lower() in info.name.lower()]
-        names = [info.name for info in state.busiest(len(state.queues))]
-        left_out = max(len(names) - SEARCHED, 0)
-        statuses = await gathered([partial(_status, visit, name, word) for name in names[:SEARCHED]])
-        found = [(name, status) for name, status in zip(names, statuses, strict=False) if status.state != "gone"]
-        names = matching[:PAGE]
-    return visit.page("search.html", live="", word=word, found=found, names=names, left_out=left_out)
-
-
-async def _status(visit: Visit, queue: str, job: str) -> Status:
-    return await visit.mesh.queue(queue).job(job).status()
+        names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
+    return visit.page("search.html", live="", word=word, found=list(found.items()), names=names)

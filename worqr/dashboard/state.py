@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.dashboard import figures
-from worqr.records import QueueInfo, WorkerInfo
+from worqr.records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 TOO_OLD: Final = 60.0
 """Seconds that a task may wait before the overview mentions its queue."""
-LATE_BEAT: Final = 3.0
-"""Seconds without a heartbeat after which a worker is marked: the default of ``keepalive``."""
+LATE_LOOP: Final = 1.0
+"""Seconds by which the event loop of a worker may be late before the overview mentions it."""
 OVERDUE: Final = timedelta(seconds=60)
 RATED: Final = 120.0
 """Seconds between two looks, at most, from which rates are made."""
@@ -38,64 +38,49 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class MeshState:
-    """All queues and workers at one moment."""
+    """The whole mesh at one moment, as a viewer sees it."""
 
-    at: datetime
-    queues: tuple[QueueInfo, ...]
-    workers: tuple[WorkerInfo, ...]
+    info: MeshInfo
     rates: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
+
+    @property
+    def at(self) -> datetime:
+        """The time of the snapshot, by the server's clock."""
+        return self.info.at
+
+    @property
+    def queues(self) -> Sequence[QueueInfo]:
+        """The queues, the most active first."""
+        return self.info.queues
+
+    @property
+    def apps(self) -> Mapping[str, AppInfo]:
+        """The workers of each application."""
+        return self.info.apps
 
     def for_viewer(self, viewer: Viewer) -> MeshState:
         """Return the part that this viewer sees."""
         if viewer.sees_all:
             return self
-        queues = tuple(info for info in self.queues if viewer.sees(info.name))
-        return MeshState(
-            self.at,
-            queues,
-            self.workers,
-            {info.name: self.rates[info.name] for info in queues if info.name in self.rates},
-        )
+        queues = [info for info in self.queues if viewer.sees(info.name)]
+        rates = {info.name: self.rates[info.name] for info in queues if info.name in self.rates}
+        return MeshState(replace(self.info, queues=queues, queues_left_out=0, others=None), rates)
 
     @property
     def total(self) -> dict[str, float | None]:
         """The sums over all queues."""
         names = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
-        sums: dict[str, float | None] = {name: sum(getattr(info, name) for info in self.queues) for name in names}
-        ages = [age for info in self.queues if (age := age_of(info)) is not None]
-        sums["age"] = max(ages, default=None)
+        every = [*self.queues, *([self.info.others] if self.info.others else [])]
+        sums: dict[str, float | None] = {name: sum(getattr(info, name) for info in every) for name in names}
+        sums["age"] = max((age for info in self.queues if (age := age_of(info)) is not None), default=None)
         for name in ("finished", "failed"):
             sums[f"{name}_rate"] = sum(getattr(each, name) for each in self.rates.values()) if self.rates else None
-        sums["workers"] = len(self.workers)
+        sums["workers"] = sum(app.workers for app in self.apps.values())
         return sums
-
-    @property
-    def apps(self) -> list[App]:
-        """The workers, by application."""
-        found: dict[str, list[WorkerInfo]] = {}
-        for worker in self.workers:
-            found.setdefault(worker.app, []).append(worker)
-        return [
-            App(
-                name, len(each), sum(w.running for w in each), sum(w.room for w in each), len({w.version for w in each})
-            )
-            for name, each in sorted(found.items())
-        ]
 
     def busiest(self, most: int) -> list[QueueInfo]:
         """Return the queues with the most to do, first."""
         return sorted(self.queues, key=lambda q: (-(q.waiting + q.running), -(q.scheduled + q.failed), q.name))[:most]
-
-
-@dataclass(frozen=True, slots=True)
-class App:
-    """The workers of one application."""
-
-    name: str
-    workers: int
-    running: int
-    room: int
-    versions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +95,14 @@ class Need:
 
 
 async def read_state(mesh: Mesh[Any], before: MeshState | None) -> MeshState:
-    """Read queues and workers; make rates from what was read `before`."""
-    queues = tuple(await mesh.queues())
-    workers = tuple(await mesh.workers())
-    state = MeshState(datetime.now(UTC), queues, workers)
-    if before is None or not 0 < (state.at - before.at).total_seconds() <= RATED:
+    """Read the snapshot of the mesh; make rates from what was read `before`."""
+    state = MeshState(await mesh.info())
+    if before is None:
         return state
-    return MeshState(state.at, queues, workers, rates_between(before, state))
+    seconds = (state.at - before.at).total_seconds()
+    if seconds <= 0:  # the same snapshot once more
+        return replace(state, rates=before.rates)
+    return replace(state, rates=rates_between(before, state)) if seconds <= RATED else state
 
 
 def rates_between(before: MeshState, after: MeshState) -> dict[str, Rates]:
@@ -139,18 +125,24 @@ def age_of(info: QueueInfo) -> float | None:
     return info.oldest_job
 
 
-def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
+def needs_of(state: MeshState, workers: Iterable[WorkerInfo], schedules: Iterable[Schedule]) -> list[Need]:
     """Return what needs an operator, the worst first."""
     found: list[Need] = []
+    if state.info.leader is None and state.apps:
+        text = "has no leader: scheduled jobs do not start, and dead workers are not noticed"
+        found.append(Need("bad", "The mesh", text, ("/workers", {})))
     for info in state.queues:
         found += _needs_of_queue(info, state.rates.get(info.name))
-    for worker in state.workers:
-        if worker.beat_age > LATE_BEAT:
-            text = f"no heartbeat for {figures.duration(worker.beat_age)}"
+    for worker in workers:
+        if worker.state in ("missing", "dead"):
+            text = f"sends no heartbeat any more ({figures.duration(worker.beat_age)})"
             found.append(Need("bad", figures.worker(worker.id), text, ("/worker", {"id": worker.id})))
+        elif worker.lag is not None and worker.lag > LATE_LOOP:
+            text = f"has an event loop that is {figures.duration(worker.lag)} late"
+            found.append(Need("warn", figures.worker(worker.id), text, ("/worker", {"id": worker.id})))
     for schedule in schedules:
         if not schedule.paused and state.at - schedule.next_run > OVERDUE:
-            text = f"overdue for {figures.since(schedule.next_run, state.at)}"
+            text = f"is overdue for {figures.since(schedule.next_run, state.at)}"
             found.append(Need("bad", schedule.name, text, ("/schedules", {})))
     return sorted(found, key=lambda need: need.level != "bad")
 

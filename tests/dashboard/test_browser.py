@@ -1,0 +1,335 @@
+"""The dashboard in a real browser: Debian's Chromium, driven by Playwright, against a real server with real peers.
+
+One browser, one dashboard and one mesh serve all tests. Without Chromium the tests are skipped, unless ``WORQR_TEST_BROWSER=1``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+import worqr
+from tests.support.leaks import delete_all
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server, free_port
+from worqr.dashboard import Dashboard, admin
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium")
+PREFIX = "browser"
+WAIT = PATIENCE * 1000
+NASTY = '</script><script>document.title = "hacked"</script><img src=x onerror="document.title = 1">'
+
+pytestmark = [
+    pytest.mark.skipif(
+        CHROMIUM is None and not os.environ.get("WORQR_TEST_BROWSER"),
+        reason="Chromium is not installed, so the dashboard is not tried in it: try `apt-get install chromium`",
+    ),
+    pytest.mark.timeout(300),
+]
+
+
+@dataclass
+class Running:
+    """A dashboard and a peer, in a Trio loop in a thread."""
+
+    url: str
+    mesh: worqr.Mesh
+    portal: trio.lowlevel.TrioToken
+    stop: trio.Event
+    requests: list[str] = field(default_factory=list)
+
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run an async function in that loop."""
+        return trio.from_thread.run(call, *args, trio_token=self.portal)
+
+    def enqueue(self, queue: str, *payloads: bytes) -> None:
+        self.run(partial(self.mesh.queue(queue).enqueue, *payloads))
+
+    def dispatch(self, queue: str, payload: bytes, **options: Any) -> None:
+        self.run(partial(self.mesh.queue(queue).dispatch, payload, **options))
+
+
+async def until_cancelled(task: bytes) -> None:
+    worqr.current().progress(0.4, "page 4 of 10")
+    await trio.sleep_forever()
+
+
+async def fails(task: bytes) -> None:
+    raise worqr.Failure("the bank refused it: " + NASTY)
+
+
+async def run_site(server: Server, ready: Callable[[Running], None]) -> None:
+    mesh, port, stop = worqr.Mesh(server.url, prefix=PREFIX, app="shop"), free_port(), trio.Event()
+    site = Running(f"http://127.0.0.1:{port}", mesh, trio.lowlevel.current_trio_token(), stop)
+    dashboard = Dashboard(mesh, access=lambda scope: admin("ada"), hosts=("127.0.0.1",))
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            site.requests.append(scope["path"])
+        await dashboard(scope, receive, send)
+
+    config = Config()
+    config.bind, config.graceful_timeout, config.errorlog, config.accesslog = [f"127.0.0.1:{port}"], 1, None, None
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "slow", until_cancelled)
+        await nursery.start(peer.serve, "failing", fails)
+        await nursery.start(partial(serve, counted, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+        ready(site)
+        await stop.wait()
+        dashboard._looks.close()  # pyright: ignore[reportPrivateUsage]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(scope="module")
+def site(server_of_session: Server) -> Iterator[Running]:
+    import queue
+    import threading
+
+    with server_of_session.client() as client:
+        delete_all(client, PREFIX)
+    found: queue.SimpleQueue[Running] = queue.SimpleQueue()
+    thread = threading.Thread(target=trio.run, args=(run_site, server_of_session, found.put), name="site")
+    thread.start()
+    running = found.get(timeout=PATIENCE)
+    yield running
+    running.portal.run_sync_soon(running.stop.set)
+    thread.join(PATIENCE)
+    with server_of_session.client() as client:
+        delete_all(client, PREFIX)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Tab:
+    """A page of the browser. What the browser complains about is noted."""
+
+    page: Any
+    url: str
+    complaints: list[str]
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.url + path, wait_until="domcontentloaded")
+
+    def text_of(self, key: str) -> str:
+        return self.page.locator(f'[data-k="{key}"]').first.text_content()
+
+    def wait_for(self, expression: str) -> None:
+        """Wait until an expression is true. Playwright's own way evaluates a text in the page, which the policy forbids."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < deadline, expression
+            self.page.wait_for_timeout(30)
+
+
+@pytest.fixture
+def open_tab(site: Running, browser: Any) -> Iterator[Callable[..., Tab]]:
+    contexts: list[Any] = []
+    tabs: list[Tab] = []
+
+    def make(**options: Any) -> Tab:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(WAIT)
+        contexts.append(context)
+        page, complaints = context.new_page(), list[str]()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
+        tabs.append(Tab(page, site.url, complaints))
+        return tabs[-1]
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert [complaint for tab in tabs for complaint in tab.complaints] == []
+
+
+def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.open("/queue?name=counted")
+    tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    assert tab.text_of("queue.counted.waiting") == "0"
+    tab.page.evaluate("window.sameDocument = true")
+    site.enqueue("counted", b"1", b"2", b"3")
+    tab.wait_for("""document.querySelector('[data-k="queue.counted.waiting"]').textContent === '3'""")
+    tab.wait_for("!document.querySelector('#moved').hidden")  # the list itself stays still
+    assert tab.page.evaluate("window.sameDocument")
+    tab.page.locator("#moved a").click()
+    tab.wait_for("document.querySelectorAll('tbody tr').length === 3")
+
+
+def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.open("/queue?name=quiet")
+    tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    site.requests.clear()
+    before = tab.text_of("queue.quiet.waiting")
+    for n in range(3):
+        site.enqueue("quiet", b"1")
+        tab.wait_for(
+            f"""document.querySelector('[data-k="queue.quiet.waiting"]').textContent === '{int(before) + n + 1}'"""
+        )
+    assert set(site.requests) <= {"/live"}
+
+
+def test_a_hidden_tab_closes_its_stream(site: Running, open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.page.add_init_script("""
+        Object.defineProperty(document, 'hidden', {get: () => window.isHidden === true});
+        const Original = window.EventSource;
+        window.EventSource = class extends Original {
+            constructor(...args) { super(...args); window.streams = (window.streams || 0) + 1; }
+            close() { super.close(); window.streams -= 1; }
+        };
+    """)
+    tab.open("/")
+    tab.wait_for("window.streams === 1")
+    change = "window.isHidden = {}; document.dispatchEvent(new Event('visibilitychange')); window.streams"
+    assert tab.page.evaluate(change.format("true")) == 0
+    assert tab.page.evaluate(change.format("false")) == 1
+
+
+def test_a_job_is_cancelled_by_keyboard_and_the_notice_has_the_milliseconds(
+    site: Running, open_tab: Callable[..., Tab]
+) -> None:
+    site.dispatch("slow", b"1", id="by-keyboard")
+    tab = open_tab()
+    tab.open("/queue?name=slow&tab=running")
+    while not tab.page.locator("tbody tr").count():
+        tab.page.reload()
+    tab.page.get_by_role("link", name="by-keyboard").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/job?**")
+    tab.wait_for("document.querySelector('progress').value === 0.4")
+    tab.page.locator("summary", has_text="Cancel").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.type("typed reason")
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**done=cancel**")
+    assert re.search(r"1 run cancelled and ended after [\d,]+ ms\.", tab.page.locator(".notice").text_content())
+
+
+def test_the_first_tab_stop_skips_to_the_content(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.open("/queues")
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.textContent") == "Skip to content"
+    assert tab.page.evaluate("document.activeElement.getBoundingClientRect().top >= 0")
+    for _ in range(40):  # every stop is visible, and the focus does not get stuck
+        tab.page.keyboard.press("Tab")
+        shown = "getComputedStyle(document.activeElement).outlineStyle !== 'none' || document.activeElement === document.body"
+        assert tab.page.evaluate(shown)
+
+
+def test_failed_jobs_are_retried_without_javascript(site: Running, open_tab: Callable[..., Tab]) -> None:
+    for name in ("first", "second"):
+        site.dispatch("failing", b'{"token": "s3cr3t"}', id=name)
+    tab = open_tab(java_script_enabled=False)
+    tab.open("/queue?name=failing&tab=failed")
+    while tab.page.locator("tbody tr").count() < 2:
+        tab.page.reload()
+    assert "s3cr3t" not in tab.page.content()
+    assert tab.page.locator("input[data-all]").is_hidden()
+    tab.page.get_by_label("Choose first").check()
+    tab.page.get_by_role("button", name="Retry chosen").click()
+    assert tab.page.locator(".notice").text_content() == "1 task put back into the queue."
+    assert "As of" in tab.page.locator("#live").text_content()
+    tab.page.get_by_label("Choose second").check()
+    tab.page.get_by_role("button", name="Delete chosen").click()
+    assert tab.page.locator(".notice").text_content() == "1 task deleted."
+
+
+def test_payloads_and_names_are_no_markup(site: Running, open_tab: Callable[..., Tab]) -> None:
+    site.enqueue("nasty", NASTY.encode(), b'{"a": "' + NASTY.replace('"', "'").encode() + b'"}')
+    site.dispatch("nasty", b"1", id=NASTY)
+    site.dispatch("failing", b"1", id="nasty")
+    tab = open_tab()
+    tab.open("/queue?name=failing&tab=failed")
+    while not tab.page.locator("tbody tr").count():
+        tab.page.reload()
+    job = f"/job?queue=nasty&id={quote(NASTY)}"
+    for path in ("/queue?name=nasty", "/queue?name=failing&tab=failed", job, f"/search?q={quote(NASTY)}", "/failed"):
+        tab.open(path)
+        assert "hacked" not in tab.page.title() or "</script>" in tab.page.title()
+        assert tab.page.locator("main img, main script, main iframe").count() == 0
+
+
+def test_injected_scripts_and_styles_do_not_run(open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab()
+    tab.open("/")
+    tab.page.evaluate("""
+        document.body.insertAdjacentHTML('beforeend', '<img src="x" onerror="window.ran = 1"><p style="color: red" id="p">x</p>');
+        const script = document.createElement('script');
+        script.textContent = 'window.ran = 2';
+        document.body.append(script);
+    """)
+    tab.wait_for("document.querySelector('#p')")
+    assert tab.page.evaluate("[window.ran, getComputedStyle(document.querySelector('#p')).color]")[0] is None
+    assert len(tab.complaints) >= 2
+    tab.complaints.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_every_page_fits_and_can_be_read(scheme: str, width: int, site: Running, open_tab: Callable[..., Tab]) -> None:
+    long = "a-very-long-name-" * 10
+    site.dispatch(long, b"x" * 4000, id="b" * 200)
+    tab = open_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
+    paths = ["/", "/queues", "/running", "/failed", "/workers", "/schedules", "/search?q=x", "/nothing"]
+    paths += [f"/queue?name={long}", f"/job?queue={long}&id={'b' * 200}", "/queue?name=failing&tab=failed"]
+    for path in paths:
+        tab.open(path)
+        sizes = tab.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert sizes[0] <= sizes[1], (path, "the page scrolls sideways")
+        dark = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (dark == "rgb(20, 21, 23)") == (scheme == "dark"), path
+        assert tab.page.evaluate(CONTRAST) == [], path
+    tab.complaints[:] = [each for each in tab.complaints if "404" not in each]  # of /nothing
+
+
+CONTRAST = """
+(() => {
+  const numbers = (colour) => (colour.match(/[\\d.]+/g) || []).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = numbers(colour).slice(0, 3).map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = getComputedStyle(e).backgroundColor;
+      if (numbers(colour)[3] !== 0) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const bad = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.getClientRects().length || e.closest(".hidden, svg")) continue;
+    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) bad.push(`${e.tagName}.${e.className} ${e.textContent.trim().slice(0, 30)}`);
+  }
+  return bad;
+})()
+"""
+"""The elements whose text has a contrast of less than 4.5 to its background."""
