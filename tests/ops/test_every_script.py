@@ -30,7 +30,11 @@ def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
     """Keys that the script may touch: those it is given or may know the name of, and those of workers whose stem it has."""
     keys = desk.q if call.base == desk.q.base else desk.g
     names = [name for name, what in vars(type(keys)).items() if isinstance(what, property)]
-    found = {getattr(keys, name) for name in names if name not in {"name", "shown", "mark"} and "channel" not in name}
+    found = {
+        getattr(keys, name)
+        for name in names
+        if name not in {"name", "display_name", "id_suffix"} and "channel" not in name
+    }
     if isinstance(keys, QueueKeys):
         makers = [
             make for make in (keys.claims, keys.policy, keys.leaving) if desk.short(make("")) in call.script.source
