@@ -24,8 +24,8 @@ try:
     from opentelemetry import trace
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError as error:
-    raise ImportError("worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'") from error
+except ImportError:
+    raise ImportError("worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'") from None
 
 _SYSTEM: Final = {"messaging.system": "worqr"}
 _PROPAGATOR: Final = TraceContextTextMapPropagator()

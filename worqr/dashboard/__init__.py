@@ -8,9 +8,9 @@ try:
     import anyio as _anyio
     import jinja2 as _jinja2
     import starlette as _starlette
-except ModuleNotFoundError as error:
+except ModuleNotFoundError as _missing:
     raise ModuleNotFoundError(
-        f"the dashboard needs {error.name}: run `pip install 'worqr[dashboard]'`", name=error.name
+        f"the dashboard needs {_missing.name}: run `pip install 'worqr[dashboard]'`", name=_missing.name
     ) from None
 
 from worqr.dashboard.access import Viewer, admin, operator, reader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -64,7 +64,7 @@ def _seconds(title: str, **options: Any) -> Column:
     return Column(title, plain=formatting.exact_seconds, shown=formatting.short_duration, right=True, **options)
 
 
-COLUMNS: Final = {
+COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
     View.QUEUES: (
         Column("queue", fit="cut"),
         number("waiting"),
