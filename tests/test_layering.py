@@ -52,6 +52,7 @@ LAYERS = (
     ("client",),
     ("functions",),
     ("peer",),
+    ("metrics",),
     ("probes",),
     ("hosting",),
     ("mesh",),

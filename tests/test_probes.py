@@ -30,6 +30,9 @@ class Patient:
     def health(self) -> worqr.Health:
         return self.now
 
+    def _readings(self) -> None:
+        """It has not joined."""
+
 
 def statuses(address: str) -> dict[str, int]:
     return {path: get(address, path).status for path in ("/live", "/ready", "/startup")}
@@ -86,7 +89,7 @@ def test_json_has_the_whole_health() -> None:
 
 def test_other_paths_name_those_that_exist() -> None:
     with probes.serve(Patient(WELL), "127.0.0.1:0") as address:
-        assert get(address, "/")[:2] == (404, "there are /live, /ready, /startup\n")
+        assert get(address, "/")[:2] == (404, "there are /live, /ready, /startup, /metrics\n")
 
 
 def test_an_address_that_is_none() -> None:

@@ -40,6 +40,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "worqr status": ("worqr status welcome-ada", "worqr status welcome-ada --queue mails --json"),
     "worqr run-now": ("worqr run-now mails welcome-ada",),
+    "worqr metrics": ("worqr metrics", "worqr metrics --bind 9464 --max-queues 50"),
     "worqr health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),
     "worqr schedules": ("worqr schedules",),
     "worqr schedules run": ("worqr schedules run shop.nightly_report",),
@@ -79,6 +80,11 @@ EXITS: Final[dict[str, dict[int, str]]] = {
         1: "An error, a third signal, or a handler that did not end in time.",
         2: "Invalid arguments.",
         130: "Ctrl-C before the worker has started.",
+    },
+    "worqr metrics": {
+        0: "SIGTERM or Ctrl-C.",
+        1: "An error: the address is in use, the server refuses, or the extra is missing.",
+        2: "Invalid arguments.",
     },
     "worqr health": {
         0: "The worker is well.",

@@ -43,6 +43,10 @@ class _HasEngine(Protocol[T_co]):
     def _engine(self) -> T_co: ...
 
 
+class _HasReadings(Protocol[T_co]):
+    def _readings(self) -> T_co: ...
+
+
 def client_of(mesh: _HasClient[T_co]) -> T_co:
     """Return the client of a mesh, which sends its requests."""
     return mesh._client
@@ -71,3 +75,8 @@ def definition_of(function: _HasDefinition[T_co]) -> T_co:
 def engine_of(peer: _HasEngine[T_co]) -> T_co:
     """Return the engine that runs a peer."""
     return peer._engine
+
+
+def readings_of(peer: _HasReadings[T_co]) -> T_co:
+    """Return the state of a peer as numbers; None before it has joined."""
+    return peer._readings()

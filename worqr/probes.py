@@ -15,11 +15,13 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
+from worqr.peer.readings import PeerReadings
 from worqr.records import Health
 
 __all__ = ["HasHealth", "serve"]
 
 PATHS: Final = ("/live", "/ready", "/startup")
+METRICS: Final = "/metrics"
 
 
 class HasHealth(Protocol):
@@ -29,6 +31,8 @@ class HasHealth(Protocol):
         """Return its health, from any thread."""
         ...
 
+    def _readings(self) -> PeerReadings | None: ...
+
 
 @contextmanager
 def serve(peer: HasHealth, address: str | int) -> Generator[str]:
@@ -36,6 +40,7 @@ def serve(peer: HasHealth, address: str | int) -> Generator[str]:
 
     ``/live`` returns 200 unless ``peer.health().alive`` is false, ``/ready`` returns 200 if it is ready, and ``/startup`` returns
     200 once it has been ready. Otherwise they return 503 with the reason. Clients that accept JSON get all of `Health`.
+    ``/metrics`` returns the metrics of the peer, with ``pip install 'worqr[metrics]'``.
 
     Args:
         peer: The peer, or the object that ``mesh.join_in_thread()`` returns.
@@ -72,11 +77,13 @@ class Probes:
 
     def respond(self, request: HttpRequest) -> HttpReply:
         """Return the reply to a request."""
+        if request.path == METRICS:
+            return self._metrics(request)
         checks: dict[str, Callable[[Health], str]] = {"/live": why_not_alive, "/ready": _why_not_ready}
         checks["/startup"] = self._why_not_started
         check = checks.get(request.path)
         if check is None:
-            return HttpReply.of(HTTPStatus.NOT_FOUND, f"there are {', '.join(PATHS)}")
+            return HttpReply.of(HTTPStatus.NOT_FOUND, f"there are {', '.join((*PATHS, METRICS))}")
         health = self.observe()
         why = check(health)
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
@@ -84,6 +91,15 @@ class Probes:
             body = json.dumps({"ok": not why, "reason": why, **asdict(health)}) + "\n"
             return HttpReply(status, body.encode(), "application/json")
         return HttpReply.of(status, why or "ok")
+
+    def _metrics(self, request: HttpRequest) -> HttpReply:
+        try:
+            from worqr.metrics.families import exposition
+            from worqr.metrics.peer import peer_collector
+        except ImportError as error:
+            return HttpReply.of(HTTPStatus.NOT_IMPLEMENTED, str(error))
+        body, content_type = exposition(peer_collector(self._source), request.accept)
+        return HttpReply(HTTPStatus.OK, body, content_type)
 
     def _why_not_started(self, health: Health) -> str:
         return "" if self._started else health.why or "starting"

@@ -77,6 +77,11 @@ GROUPS: Final = {
             "Show one job: its state, its last tries with their errors, and its next run.\n\nExit code 1 if the mesh does not "
             "know the id.",
         ),
+        "metrics": (
+            "worqr.cli.metrics:metrics",
+            "Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C.\n\nEach scrape looks at the server once. "
+            "While the server is away, worqr_up is 0.",
+        ),
         "health": (
             "worqr.cli.health:health",
             "Ask a worker that runs with --probe for its health.\n\nExit code 1 if it is not well. The application is not "

@@ -21,9 +21,11 @@ from typing import Any, Final
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.inside import readings_of
 from worqr.log_events import emit
 from worqr.peer.interpreter_exit import call_at_exit
 from worqr.peer.peer import Peer
+from worqr.peer.readings import PeerReadings
 from worqr.records import Health
 
 logger: logging.Logger = logging.getLogger("worqr.thread_life")  # a documented name
@@ -145,6 +147,10 @@ class PeerThread:
         if self._peer is None:
             return Health(alive=True, ready=False, why="joining the mesh", running=0, room=0, loop_lag=0.0)
         return self._peer.health()
+
+    def readings(self) -> PeerReadings | None:
+        """The state of the peer as numbers; None: it has not joined, or has ended."""
+        return None if self._peer is None or self.ended.done() else readings_of(self._peer)
 
     # In the thread
 

@@ -14,8 +14,10 @@ from typing import Final
 
 from worqr.hosting.systemd import READY, STOPPING, SystemdNotifier
 from worqr.http_server import BindAddress, HttpServer
+from worqr.inside import readings_of
 from worqr.log_events import emit
 from worqr.peer.peer import Peer
+from worqr.peer.readings import PeerReadings
 from worqr.probes import Probes
 from worqr.records import Health
 
@@ -74,6 +76,9 @@ class Supervision:
         if not self._stopping:
             self._stopping = True
             self._systemd.tell(STOPPING)
+
+    def _readings(self) -> PeerReadings | None:
+        return None if self._peer is None else readings_of(self._peer)
 
     def health(self) -> Health:
         """Return the health of the service, from any thread."""

@@ -29,6 +29,7 @@ from worqr.hosting.peer_factory import PeerFactory
 from worqr.hosting.peer_thread import EXIT_PATIENCE, PeerThread, Phase, no_health, stop_at_exit
 from worqr.hosting.thread_waiter import leave_and_wait, wait_joined
 from worqr.peer.options import GRACE
+from worqr.peer.readings import PeerReadings
 from worqr.records import Health
 from worqr.validation import Seconds, seconds
 
@@ -126,6 +127,9 @@ class ThreadPeer(AbstractContextManager["ThreadPeer"], AbstractAsyncContextManag
         """
         thread = self._thread
         return no_health(self._why_no_thread) if thread is None else thread.health()
+
+    def _readings(self) -> PeerReadings | None:
+        return None if self._thread is None else self._thread.readings()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -3,6 +3,7 @@
 The rest of worqr uses `Link`. The modules behind it:
 
 * `settings`, `tls`, `server_info`, `server_errors`: parse the address, check certificate files and the server, classify errors;
+* `server_stats`: the memory and the clients of the server, for metrics;
 * `reasons`, `strangers`, `credentials`: explain failed connections, detect other programs at the port, supply passwords;
 * `connection`: opens and checks one connection with blocking calls; `transport`: drives the same connection without blocking;
 * `request`, `request_queue`, `replication`, `session`, `wire_form`: requests, their states and their replies; no I/O;
@@ -23,7 +24,9 @@ from worqr.link.driver import Driver, Signal, Waiter
 from worqr.link.heartbeat import Heartbeat, answer_timeout
 from worqr.link.link import Link
 from worqr.link.loops import driver_here, loop_here, loop_name_here
+from worqr.link.node_client import LinkCondition
 from worqr.link.request import Request, WorkerHandle
+from worqr.link.server_stats import ServerStats
 from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
 from worqr.link.subscription import Subscription
 from worqr.link.subscriptions import Subscriptions
@@ -42,8 +45,10 @@ __all__ = [
     "GivenCredentials",
     "Heartbeat",
     "Link",
+    "LinkCondition",
     "LinkSettings",
     "Request",
+    "ServerStats",
     "Signal",
     "Subscription",
     "Subscriptions",

@@ -24,7 +24,7 @@ from functools import partial
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.link.driver import Driver, Waiter
 from worqr.link.log_thread import LogThread
-from worqr.link.node_client import ConnectionHistory, NodeClient
+from worqr.link.node_client import ConnectionHistory, LinkCondition, NodeClient
 from worqr.link.ready_waiters import ReadyWaiters, settle_soon
 from worqr.link.reasons import is_unknown_host
 from worqr.link.rebalancer import Rebalancer
@@ -119,6 +119,15 @@ class ClusterRouter:
         home = None if owner is None else self._clients.get(owner)
         count = self._past_connections + sum(client.history.count for client in list(self._clients.values()))
         return ConnectionHistory(count=count) if home is None else replace(home.history, count=count)
+
+    @property
+    def condition(self) -> LinkCondition:
+        """The state of the connections to all nodes; up: the registry's node is. From any thread."""
+        owner = self.topology.owner(self.home)
+        home = None if owner is None else self._clients.get(owner)
+        each = [client.condition for client in self._clients.copy().values()]
+        up = home is not None and home.condition.up
+        return LinkCondition(up, sum(one.reconnects for one in each), sum(one.unanswered for one in each))
 
     def start(self) -> None:
         self.ended = None

@@ -150,6 +150,11 @@ class Heartbeat(Generic[R]):
         return self._schedule.count
 
     @property
+    def blocks(self) -> int:
+        """How often the loop was found blocked for over a second."""
+        return self._loop.blocks
+
+    @property
     def stopped(self) -> bool:
         return self._thread.ended.is_set()
 

@@ -32,9 +32,10 @@ from worqr.link.driver import Driver, Waiter, copy_of
 from worqr.link.endpoints import EndpointResolver, resolver_for
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread
-from worqr.link.node_client import NodeClient
+from worqr.link.node_client import LinkCondition, NodeClient
 from worqr.link.request import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
+from worqr.link.server_stats import ServerStats, read_server_stats
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import ShardEndpoint
@@ -108,6 +109,19 @@ class Link:
     def connections(self) -> int:
         """The number of data connections so far."""
         return self._client.history.count
+
+    @property
+    def condition(self) -> LinkCondition:
+        """The state of its data connections; from any thread."""
+        return self._client.condition
+
+    def server_stats(self, timeout: float) -> ServerStats:
+        """Ask the server for its memory and clients, by a connection of its own; blocks, so call it in a thread.
+
+        Raises:
+            RefusedByServer, WrongVersion, Unavailable: as `wait_ready`.
+        """
+        return read_server_stats(self.settings, self._resolver, timeout)
 
     @property
     def run_id(self) -> str:

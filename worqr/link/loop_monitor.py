@@ -51,6 +51,7 @@ class LoopMonitor:
 
     def __init__(self, driver: Driver, describe: Callable[[], str], block_limit: float) -> None:
         self.state: LoopState = LoopState.TURNING
+        self.blocks: int = 0
         self._driver = driver
         self._describe = describe
         self._block_limit = block_limit
@@ -75,6 +76,7 @@ class LoopMonitor:
                 self._blocked_since = self._asked_at
             if waited > _TURNING and self.state is LoopState.TURNING:
                 self.state = LoopState.BLOCKED
+                self.blocks += 1
                 self._line(
                     "loop.blocked",
                     "the event loop has not turned for %(duration).1f s; it is busy with %(where)s; let blocking code run in a "

@@ -60,6 +60,21 @@ class ConnectionHistory:
     evicts: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class LinkCondition:
+    """The state of the connections of a link, for metrics.
+
+    Attributes:
+        up: it is connected, and the server works.
+        reconnects: how often a connection that was lost was made anew.
+        unanswered: requests without a reply.
+    """
+
+    up: bool
+    reconnects: int
+    unanswered: int
+
+
 class NodeClient:
     """The requests of one server. All methods belong to the driver's loop.
 
@@ -109,6 +124,13 @@ class NodeClient:
         self._alarm = Alarm(driver, self._look)
         self._rebalancer = None if rebalancer is None else rebalancer(self.pipeline, self._ready, self._end)
         self._judged_not = False  # the last look came late, and judged nothing
+
+    @property
+    def condition(self) -> LinkCondition:
+        """Its state; from any thread."""
+        requests = self.pipeline.requests
+        up = self.pipeline.connection is not None and self.outage.since is None
+        return LinkCondition(up, max(0, self.history.count - 1), len(requests.pending) + len(requests.in_flight))
 
     def start(self) -> None:
         """Begin to connect."""

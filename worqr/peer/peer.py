@@ -13,6 +13,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.handler_options import HandlerOptions, handling
+from worqr.peer.readings import PeerReadings, readings_of
 from worqr.policy import RetryPolicy
 from worqr.records import Health
 from worqr.validation import KEEP_FAILED, Seconds
@@ -130,6 +131,9 @@ class Peer:
             room=max(0, engine.scheduler.room),
             loop_lag=lag,
         )
+
+    def _readings(self) -> PeerReadings:
+        return readings_of(self._engine, self.health())
 
     async def drain(self, grace: Seconds | None = None) -> None:
         """Take no more tasks, wait for those that run, and leave all queues.

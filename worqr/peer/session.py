@@ -48,6 +48,18 @@ class SessionSettings:
         return 0 if self.keepalive is None else round(self.keepalive * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class HeartbeatCounts:
+    """How many heartbeats failed, and how often the loop was found blocked for over a second."""
+
+    failed: int = 0
+    blocks: int = 0
+
+    def plus(self, failed: int, blocks: int) -> HeartbeatCounts:
+        """Return the sums."""
+        return HeartbeatCounts(self.failed + failed, self.blocks + blocks)
+
+
 class BeatReport(NamedTuple):
     """What a heartbeat reports to the server: units, claims, and whether the peer requests the lease of the leader."""
 
@@ -82,12 +94,21 @@ class Session:
 
     def __init__(self, link: Link, keys: RegistryKeys, settings: SessionSettings, callbacks: SessionCallbacks) -> None:
         self.registration: Registration | None = None
+        self.registrations: int = 0
+        self._earlier = HeartbeatCounts()
         self._link = link
         self._keys = keys
         self._settings = settings
         self._callbacks = callbacks
         self._deferred: list[Callable[[], None]] = []
         self._changed = RepeatedEvent()
+
+    @property
+    def heartbeat_counts(self) -> HeartbeatCounts:
+        """What went wrong with the heartbeats of all registrations so far; from any thread."""
+        registration = self.registration
+        heartbeat = None if registration is None else registration.heartbeat
+        return self._earlier if heartbeat is None else self._earlier.plus(heartbeat.errors, heartbeat.blocks)
 
     # Registering
 
@@ -110,7 +131,9 @@ class Session:
             registration.abandon()
             raise
         registration.begin(sent)
+        self._earlier = self.heartbeat_counts
         self.registration = registration
+        self.registrations += 1
         self._changed.set()
         emit(logger, "start_worker", "worker %(worker)s has joined the mesh", worker=registration.worker)
         return registration

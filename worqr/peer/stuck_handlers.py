@@ -45,6 +45,11 @@ class StuckHandlerMonitor:
         self._reported: set[Run[QueueConsumer]] = set()
         self._overdue: set[Run[QueueConsumer]] = set()
 
+    @property
+    def stuck(self) -> int:
+        """How many runs are stuck; from any thread."""
+        return len(self._reported)
+
     async def watch_forever(self) -> None:
         """Check the cancelled runs periodically."""
         while True:

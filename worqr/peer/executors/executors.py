@@ -40,6 +40,11 @@ class Executors:
         self._pool: ProcessPool | None = None
         self._nursery: trio.Nursery | None = None
 
+    @property
+    def children(self) -> int:
+        """How many worker processes there are; from any thread."""
+        return 0 if self._pool is None else len(self._pool.pids)
+
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the places outside the loop until cancelled. Then end them, in bounded time."""
         try:

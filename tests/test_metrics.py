@@ -1,0 +1,269 @@
+"""The metrics of a peer: each is there, says what is so, and costs the application nothing that it did not ask for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+import worqr
+from tests.peer.tools import Held, until
+from tests.support.children import ROOT
+from tests.support.http import get
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
+from tests.test_probes import Patient
+from worqr import probes
+from worqr.cron import Schedule
+from worqr.hosting.peer_thread import no_health
+from worqr.link import ServerStats
+from worqr.metrics import peer_collector
+from worqr.metrics.catalogue import FLEET, PEER
+from worqr.metrics.families import exposition
+from worqr.metrics.fleet import EVENTS, OTHER, FleetMetrics, FleetSnapshot
+from worqr.validation import from_ms
+
+
+def values(text: str) -> dict[str, float]:
+    """``name{label="value"}`` -> value, of a scrape."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+# Of a peer
+
+
+async def test_a_peer_has_every_metric(server: Server, prefix: str) -> None:
+    mesh, held = worqr.Mesh(server.url, prefix=prefix), Held()
+    registry = CollectorRegistry()
+    async with mesh.join(concurrency=7) as peer, trio.open_nursery() as nursery:
+        registry.register(peer_collector(peer))
+        await nursery.start(partial(peer.serve, "Q1", held))
+        await mesh.queue("Q1").enqueue(b"x")
+        await held.wait(1)
+        with probes.serve(peer, "127.0.0.1:0") as address:
+            reply = await trio.to_thread.run_sync(get, address, "/metrics")
+        assert reply.status == 200
+        assert reply.type.startswith("text/plain; version=")
+        found = values(reply.text)
+        assert found.keys() == PEER.keys()
+        expected = {
+            "alive": 1,
+            "ready": 1,
+            "running": 1,
+            "room": 6,
+            "concurrency": 7,
+            "stuck": 0,
+            "link_up": 1,
+            "children": 0,
+        }
+        assert {name: found[f"worqr_peer_{name}"] for name in expected} == expected
+        counters = {name for name, metric in PEER.items() if metric.kind == "counter"}
+        assert {name: found[name] for name in counters} == {
+            **dict.fromkeys(counters, 0),
+            "worqr_peer_registrations_total": 1,
+        }
+        assert 0 <= found["worqr_peer_beat_age_seconds"] < PATIENCE
+        assert registry.get_sample_value("worqr_peer_running") == 1
+        held.gate.set()
+        nursery.cancel_scope.cancel()
+
+
+def test_a_scrape_may_ask_for_openmetrics(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    mesh.task(name="f")(lambda: None)
+    with mesh.join_in_thread() as peer, probes.serve(peer, "127.0.0.1:0") as address:
+        reply = get(address, "/metrics", accept="application/openmetrics-text; version=1.0.0")
+        assert reply.type.startswith("application/openmetrics-text")
+        assert {family.name for family in openmetrics(reply.text)} == {name.removesuffix("_total") for name in PEER}
+
+
+def test_a_peer_that_has_not_joined_has_what_is_known() -> None:
+    peer = Patient(no_health("not started"))
+    with probes.serve(peer, "127.0.0.1:0") as address:
+        found = values(get(address, "/metrics").text)
+    assert found == {f"worqr_peer_{name}": 0 for name in ("alive", "ready", "running", "room", "loop_lag_seconds")}
+
+
+@pytest.mark.one_server
+async def test_what_goes_wrong_is_counted(own_server: Server, prefix: str) -> None:
+    """The server is killed, the loop is blocked, and the worker is declared dead."""
+    mesh = worqr.Mesh(own_server.url, prefix=prefix, keepalive=1800)
+    registry = CollectorRegistry()
+
+    def count(name: str) -> float:
+        return registry.get_sample_value(f"worqr_peer_{name}") or 0
+
+    async with mesh.join() as peer:
+        registry.register(peer_collector(peer))
+        own_server.kill()
+        await until(lambda: not count("link_up") and count("beats_failed_total") > 0)
+        failed = count("beats_failed_total")
+        own_server.start()
+        await until(lambda: count("link_up") == 1 and count("reconnects_total") == 1)
+        await until(lambda: count("beat_age_seconds") < 1)
+        blocked = threading.Event()
+        with probes.serve(peer, "127.0.0.1:0") as address:
+
+            def watch() -> None:
+                while not values(get(address, "/metrics").text)["worqr_peer_loop_blocked_total"]:
+                    pass
+                blocked.set()
+
+            thread = threading.Thread(target=watch)
+            thread.start()
+            assert blocked.wait(PATIENCE)  # the loop is blocked until it is counted
+            thread.join()
+        await until(lambda: count("loop_lag_seconds") < 1)
+        await mesh.evict(peer.id)
+        await until(lambda: count("registrations_total") == 2)
+        assert count("beats_failed_total") >= failed, "those of the first registration still count"
+        assert count("loop_blocked_total") >= 1
+
+
+# The extra
+
+
+def test_without_the_extra_the_reply_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from worqr import probes; from tests.support.http import get; from tests.test_probes import Patient\n"
+        "from worqr.hosting.peer_thread import no_health\n"
+        "with probes.serve(Patient(no_health('not started')), '127.0.0.1:0') as address:\n"
+        "    print(*get(address, '/metrics')[:2], get(address, '/ready').status)\n"
+        "from worqr.cli import main; print(main(['metrics']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    sentence = "worqr.metrics needs the Prometheus client: pip install 'worqr[metrics]'"
+    assert done.stdout == f"501 {sentence}\n 503\n1\n"
+    assert f"worqr: {sentence}\n" in done.stderr
+
+
+def test_nothing_is_imported_that_was_not_asked_for() -> None:
+    code = (
+        "import sys, worqr, worqr.probes, worqr.cli.run; worqr.Mesh, worqr.Peer\n"
+        "print([name for name in sys.modules if 'prometheus' in name or name.startswith('worqr.metrics')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_global_registry_is_left_alone() -> None:
+    code = (
+        "import prometheus_client, worqr.metrics.fleet\n"
+        "print('worqr' in prometheus_client.generate_latest().decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# Of a mesh
+
+
+def queue(name: str, waiting: int = 0, **counts: int) -> worqr.QueueInfo:
+    return worqr.QueueInfo(name, waiting, 2, 3, 4, 5, 6, None, 7.5, 1, counts)
+
+
+def worker(app: str, *, leads: bool = False, dead: bool = False) -> worqr.WorkerInfo:
+    state = "dead" if dead else "ready"
+    return worqr.WorkerInfo("id", "host", 1, app, "0.1", frozenset(), 3, 97, 0.1, state=state, leads=leads)  # type: ignore[arg-type]
+
+
+def scraped(
+    fleet: FleetMetrics, *queues: worqr.QueueInfo, workers: tuple[worqr.WorkerInfo, ...] = ()
+) -> dict[str, float]:
+    schedules = [
+        Schedule("s", from_ms(5000), from_ms(2000), paused=True),
+        Schedule("t", from_ms(5000), None, paused=False),
+    ]
+    stats = ServerStats(1, 2, keeps_everything=True, clients=3)
+    snapshot = FleetSnapshot(queues, workers, schedules, stats)
+    text, _ = exposition(fleet.collector(snapshot), "")
+    return values(text.decode())
+
+
+def test_a_mesh_has_every_metric() -> None:
+    workers = (worker("a", leads=True), worker("a"), worker("b"), worker("b", dead=True))
+    found = scraped(FleetMetrics(300), queue("q", 1, finished=10, timed_out=1), workers=workers)
+    assert {name.partition("{")[0] for name in found} == FLEET.keys()
+    for name, value in {
+        "worqr_up": 1,
+        "worqr_has_leader": 1,
+        "worqr_queues_not_shown": 0,
+        'worqr_workers{app="a"}': 2,
+        'worqr_workers{app="b"}': 1,
+        'worqr_worker_running{app="a"}': 6,
+        'worqr_worker_room{app="a"}': 194,
+        "worqr_workers_dying": 1,
+        'worqr_queue_waiting{queue="q"}': 1,
+        'worqr_queue_scheduled{queue="q"}': 2,
+        'worqr_queue_blocked{queue="q"}': 3,
+        'worqr_queue_running{queue="q"}': 4,
+        'worqr_queue_dead_letters{list="failed",queue="q"}': 5,
+        'worqr_queue_dead_letters{list="broken",queue="q"}': 6,
+        'worqr_queue_workers{queue="q"}': 1,
+        'worqr_queue_paused{queue="q"}': 0,
+        'worqr_queue_age_seconds{queue="q"}': 7.5,
+        'worqr_tasks_total{event="finished",queue="q"}': 10,
+        'worqr_tasks_total{event="timed_out",queue="q"}': 1,
+        'worqr_tasks_total{event="stalled",queue="q"}': 0,
+        'worqr_schedule_next_timestamp_seconds{schedule="s"}': 5,
+        'worqr_schedule_last_timestamp_seconds{schedule="s"}': 2,
+        'worqr_schedule_paused{schedule="s"}': 1,
+        'worqr_schedule_paused{schedule="t"}': 0,
+        "worqr_server_memory_bytes": 1,
+        "worqr_server_max_bytes": 2,
+        "worqr_server_keeps_everything": 1,
+        "worqr_server_clients": 3,
+    }.items():
+        assert found[name] == value, name
+    assert 'worqr_schedule_last_timestamp_seconds{schedule="t"}' not in found
+
+
+def test_too_many_queues_are_summed_up_and_those_that_were_shown_stay() -> None:
+    fleet = FleetMetrics(2)
+    found = scraped(
+        fleet, queue("a", 1), queue("b", 20, finished=1), queue("c", 30, finished=5), queue("d", 2, finished=7)
+    )
+    assert found["worqr_queues_not_shown"] == 2
+    assert {name for name in found if name.startswith("worqr_queue_waiting")} == {
+        f'worqr_queue_waiting{{queue="{name}"}}' for name in ("b", "c", OTHER)
+    }
+    assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 3
+    assert found[f'worqr_tasks_total{{event="finished",queue="{OTHER}"}}'] == 7
+    assert f'worqr_queue_paused{{queue="{OTHER}"}}' not in found
+    found = scraped(fleet, queue("a", 99), queue("c"), queue("d", 100))  # b has gone, c is idle
+    assert 'worqr_queue_waiting{queue="c"}' in found
+    assert 'worqr_queue_waiting{queue="d"}' in found
+    assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 99
+
+
+def test_the_number_of_lines_is_bounded() -> None:
+    queues = [queue(f"q{n}", n, **dict.fromkeys(EVENTS, n)) for n in range(1000)]
+    found = scraped(FleetMetrics(300), *queues)
+    assert len([name for name in found if "queue=" in name]) <= 301 * 20
+    assert found["worqr_queues_not_shown"] == 700
+
+
+def test_names_of_any_kind_are_labels() -> None:
+    name = 'a "b"\\c\u202e{d}'
+    found = scraped(FleetMetrics(300), queue(name))
+    assert found[f'worqr_queue_waiting{{queue="{name}"}}'] == 0
+
+
+def test_a_server_that_is_away_leaves_one_metric() -> None:
+    text, _ = exposition(FleetMetrics(300).collector(None), "")
+    assert values(text.decode()) == {"worqr_up": 0}

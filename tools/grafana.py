@@ -1,0 +1,169 @@
+"""Writes the dashboard for Grafana, deploy/grafana/worqr.json: ``python -m tools.grafana``.
+
+Each panel is a line of `ROWS`: its title, the unit of its values, and its queries with their legends.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+PATH: Final = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "worqr.json"
+SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
+Q: Final = 'queue=~"$queue"'
+WIDTH, HEIGHT = 8, 7
+"""The size of a panel; a row of Grafana has 24 columns."""
+
+Panel = tuple[str, str, dict[str, str]]
+ROWS: Final[dict[str, tuple[Panel, ...]]] = {
+    "Mesh": (
+        ("Server and leader", "short", {"worqr_up": "server", "worqr_has_leader": "leader"}),
+        ("Workers", "short", {"worqr_workers": "{{app}}", "worqr_workers_dying": "dying"}),
+        ("Load", "short", {"worqr_worker_running": "running {{app}}", "worqr_worker_room": "free {{app}}"}),
+    ),
+    "Queues": (
+        (
+            "Tasks in and out",
+            "ops",
+            {
+                f'sum(rate(worqr_tasks_total{{{Q},event="enqueued"}}[$__rate_interval]))': "enqueued",
+                f'sum(rate(worqr_tasks_total{{{Q},event="finished"}}[$__rate_interval]))': "finished",
+            },
+        ),
+        ("Waiting", "short", {f"worqr_queue_waiting{{{Q}}}": "{{queue}}"}),
+        ("Running", "short", {f"worqr_queue_running{{{Q}}}": "{{queue}}"}),
+        ("Age of the job in front", "s", {f"worqr_queue_age_seconds{{{Q}}}": "{{queue}}"}),
+        (
+            "Scheduled and blocked",
+            "short",
+            {
+                f"worqr_queue_scheduled{{{Q}}}": "{{queue}} scheduled",
+                f"worqr_queue_blocked{{{Q}}}": "{{queue}} blocked",
+            },
+        ),
+        (
+            "Workers of queues, and pauses",
+            "short",
+            {f"worqr_queue_workers{{{Q}}}": "{{queue}}", f"worqr_queue_paused{{{Q}}} > 0": "{{queue}} is paused"},
+        ),
+        ("Queues that are summed up", "short", {"worqr_queues_not_shown": "queues"}),
+    ),
+    "Failures": (
+        (
+            "Failures, retries and crashes",
+            "ops",
+            {
+                f'sum by (event) (rate(worqr_tasks_total{{{Q},event=~"failed|retried|stalled|broken"}}'
+                "[$__rate_interval]))": "{{event}}"
+            },
+        ),
+        ("Dead letters", "short", {f"worqr_queue_dead_letters{{{Q}}}": "{{queue}} {{list}}"}),
+    ),
+    "Worker processes": (
+        ("Alive and ready", "short", {"sum(worqr_peer_alive)": "alive", "sum(worqr_peer_ready)": "ready"}),
+        ("Lag of the event loop", "s", {"worqr_peer_loop_lag_seconds": "{{instance}}"}),
+        ("Age of the heartbeat", "s", {"worqr_peer_beat_age_seconds": "{{instance}}"}),
+        (
+            "Tasks",
+            "short",
+            {
+                "sum(worqr_peer_running)": "running",
+                "sum(worqr_peer_room)": "free",
+                "sum(worqr_peer_concurrency)": "concurrency",
+                "sum(worqr_peer_stuck)": "stuck",
+                "sum(worqr_peer_children)": "processes",
+            },
+        ),
+        (
+            "Connections",
+            "short",
+            {
+                "sum(worqr_peer_link_up)": "connected",
+                "sum(worqr_peer_requests_in_flight)": "requests without a reply",
+                "sum(worqr_peer_leads)": "leaders",
+            },
+        ),
+        (
+            "Trouble",
+            "short",
+            {
+                "sum(increase(worqr_peer_beats_failed_total[$__rate_interval]))": "failed heartbeats",
+                "sum(increase(worqr_peer_reconnects_total[$__rate_interval]))": "lost connections",
+                "sum(increase(worqr_peer_registrations_total[$__rate_interval]))": "joined",
+                "sum(increase(worqr_peer_loop_blocked_total[$__rate_interval]))": "blocked loops",
+            },
+        ),
+    ),
+    "Schedules": (
+        ("Time to the next firing", "s", {"worqr_schedule_next_timestamp_seconds - time()": "{{schedule}}"}),
+        ("Time since the last firing", "s", {"time() - worqr_schedule_last_timestamp_seconds": "{{schedule}}"}),
+        ("Paused", "short", {"worqr_schedule_paused > 0": "{{schedule}}"}),
+    ),
+    "Server": (
+        ("Memory", "bytes", {"worqr_server_memory_bytes": "used", "worqr_server_max_bytes > 0": "limit"}),
+        ("Connections of the server", "short", {"worqr_server_clients": "connections"}),
+        ("Keeps everything", "short", {"worqr_server_keeps_everything": "noeviction"}),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """Return the dashboard."""
+    panels: list[dict[str, Any]] = []
+    y = 0
+    for title, row in ROWS.items():
+        place = {"x": 0, "y": y, "w": 24, "h": 1}
+        panels.append({"type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []})
+        for n, panel in enumerate(row):
+            panels.append(_panel(panel, x=n % 3 * WIDTH, y=y + 1 + n // 3 * HEIGHT))
+        y += 1 + (len(row) + 2) // 3 * HEIGHT
+    for n, each in enumerate(panels):
+        each["id"] = n + 1
+    queues = _variable(
+        "queue", "Queue", "query", {"query": "label_values(worqr_queue_waiting, queue)", "refId": "queues"}
+    )
+    queues |= {"datasource": SOURCE, "includeAll": True, "multi": True, "allValue": ".*", "refresh": 2, "sort": 1}
+    queues["current"] = {"text": "All", "value": "$__all"}
+    return {
+        "uid": "worqr",
+        "title": "worqr",
+        "tags": ["worqr"],
+        "schemaVersion": 39,
+        "editable": True,
+        "time": {"from": "now-6h", "to": "now"},
+        "refresh": "30s",
+        "timezone": "browser",
+        "templating": {"list": [_variable("source", "Data source", "datasource", "prometheus"), queues]},
+        "panels": panels,
+    }
+
+
+def _variable(name: str, label: str, kind: str, query: object) -> dict[str, Any]:
+    return {"name": name, "label": label, "type": kind, "query": query}
+
+
+def _panel(panel: Panel, *, x: int, y: int) -> dict[str, Any]:
+    title, unit, queries = panel
+    return {
+        "type": "timeseries",
+        "title": title,
+        "datasource": SOURCE,
+        "gridPos": {"x": x, "y": y, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + n), "datasource": SOURCE, "expr": query, "legendFormat": legend}
+            for n, (query, legend) in enumerate(queries.items())
+        ],
+    }
+
+
+def text() -> str:
+    """Return the file."""
+    return json.dumps(dashboard(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.parent.mkdir(parents=True, exist_ok=True)
+    PATH.write_text(text(), "utf-8")

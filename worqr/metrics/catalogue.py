@@ -1,0 +1,80 @@
+"""Every metric that worqr exposes: its name, its kind, its labels, and its meaning. Pure.
+
+The tables of docs/reference/metrics.md are made from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. The names of counters end in ``_total``."""
+
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+def _gauge(meaning: str, *labels: str) -> Metric:
+    return Metric("gauge", meaning, labels)
+
+
+def _counter(meaning: str, *labels: str) -> Metric:
+    return Metric("counter", meaning, labels)
+
+
+PEER: Final[dict[str, Metric]] = {
+    "worqr_peer_alive": _gauge("1 if the event loop turns"),
+    "worqr_peer_ready": _gauge("1 if the worker takes tasks"),
+    "worqr_peer_leads": _gauge("1 if the worker is the leader of the mesh"),
+    "worqr_peer_running": _gauge("tasks that it runs"),
+    "worqr_peer_room": _gauge("the free part of its concurrency, in units"),
+    "worqr_peer_concurrency": _gauge("units of work that it may run at once"),
+    "worqr_peer_stuck": _gauge("runs that were cancelled and do not end"),
+    "worqr_peer_loop_lag_seconds": _gauge("by how much the event loop is late"),
+    "worqr_peer_beat_age_seconds": _gauge(
+        "the time since the newest heartbeat that the server acknowledged; absent while it is not registered"
+    ),
+    "worqr_peer_link_up": _gauge("1 if the worker is connected and the server works"),
+    "worqr_peer_requests_in_flight": _gauge("requests to the server without a reply"),
+    "worqr_peer_children": _gauge('processes for `runs_in="process"`'),
+    "worqr_peer_beats_failed_total": _counter("heartbeats that failed"),
+    "worqr_peer_reconnects_total": _counter("connections that were lost and made anew"),
+    "worqr_peer_registrations_total": _counter("how often it has joined; more than once: it was declared dead"),
+    "worqr_peer_loop_blocked_total": _counter("how often the event loop was blocked for over a second"),
+}
+"""The metrics of one worker: ``/metrics`` of its probes."""
+
+FLEET: Final[dict[str, Metric]] = {
+    "worqr_up": _gauge("1 if the server replies; without it, no other metric is there"),
+    "worqr_has_leader": _gauge("1 if a worker is the leader of the mesh"),
+    "worqr_queues_not_shown": _gauge('queues that are summed up as `queue="(other)"`'),
+    "worqr_workers": _gauge("workers", "app"),
+    "worqr_worker_running": _gauge("tasks that the workers run", "app"),
+    "worqr_worker_room": _gauge("the free part of the workers' concurrency, in units", "app"),
+    "worqr_workers_dying": _gauge("workers that were declared dead, and whose tasks are being given back"),
+    "worqr_queue_waiting": _gauge("tasks that are ready to run", "queue"),
+    "worqr_queue_scheduled": _gauge("jobs that wait for their time", "queue"),
+    "worqr_queue_blocked": _gauge("jobs that wait until another run of their id has ended", "queue"),
+    "worqr_queue_running": _gauge("tasks that run now", "queue"),
+    "worqr_queue_dead_letters": _gauge("records in the dead-letter queue; list: `failed` or `broken`", "queue", "list"),
+    "worqr_queue_workers": _gauge("workers that serve the queue", "queue"),
+    "worqr_queue_paused": _gauge("1 if the queue is paused", "queue"),
+    "worqr_queue_age_seconds": _gauge(
+        "the age of the job at the front of the queue; absent if none waits, or a plain task is there", "queue"
+    ),
+    "worqr_tasks_total": _counter("tasks by event: `enqueued`, `finished`, `failed`, ...", "queue", "event"),
+    "worqr_schedule_next_timestamp_seconds": _gauge("the Unix time of the next firing", "schedule"),
+    "worqr_schedule_last_timestamp_seconds": _gauge("the Unix time of the last firing; absent before it", "schedule"),
+    "worqr_schedule_paused": _gauge("1 if the schedule is paused", "schedule"),
+    "worqr_server_memory_bytes": _gauge("the memory that the data of the server take"),
+    "worqr_server_max_bytes": _gauge("its limit, `maxmemory`; 0: none"),
+    "worqr_server_keeps_everything": _gauge("1 if the server never evicts keys (`noeviction`)"),
+    "worqr_server_clients": _gauge("open connections of the server"),
+}
+"""The metrics of the whole mesh: ``worqr metrics``."""

@@ -1,0 +1,129 @@
+"""The metrics of a whole mesh, from one look at the server. Nothing is counted here: the server has all totals.
+
+A mesh may have more queues than Prometheus should have series. `FleetMetrics` shows the most active ones by their names, and the
+others as one. A queue that was shown stays, so that its counters do not jump.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from worqr.cron import Schedule
+from worqr.link import ServerStats
+from worqr.metrics.catalogue import FLEET
+from worqr.metrics.families import Families
+from worqr.records import QueueInfo, WorkerInfo
+
+OTHER: Final = "(other)"
+"""The label of the queues that are not shown by their names. No queue can have this name and be served by a function."""
+EVENTS: Final = ("enqueued", "claimed", "finished", "retried", "failed", "broken", "stalled", "cancelled")
+"""Events that each queue has, also if they never happened: Prometheus cannot see the first increase of a counter otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """What one look at the server has found."""
+
+    queues: Sequence[QueueInfo]
+    workers: Sequence[WorkerInfo]
+    schedules: Sequence[Schedule]
+    server: ServerStats
+
+
+class FleetMetrics:
+    """The metrics of one mesh, from scrape to scrape.
+
+    Args:
+        max_queues: how many queues have series of their own.
+    """
+
+    def __init__(self, max_queues: int) -> None:
+        self._max_queues = max_queues
+        self._shown: set[str] = set()
+
+    def collector(self, snapshot: FleetSnapshot | None) -> Collector:
+        """Return a collector of this snapshot; None: the server does not reply."""
+        found = Families(FLEET)
+        found.add("worqr_up", snapshot is not None)
+        if snapshot is not None:
+            _add_workers(found, snapshot.workers)
+            self._add_queues(found, snapshot.queues)
+            for schedule in snapshot.schedules:
+                _add_schedule(found, schedule)
+            _add_server(found, snapshot.server)
+        return _Collected(found.all())
+
+    def _add_queues(self, found: Families, queues: Sequence[QueueInfo]) -> None:
+        self._shown &= {info.name for info in queues}
+        for info in sorted(queues, key=_activity, reverse=True):
+            if len(self._shown) < self._max_queues:
+                self._shown.add(info.name)
+        others = [info for info in queues if info.name not in self._shown]
+        found.add("worqr_queues_not_shown", len(others))
+        for info in queues:
+            if info.name in self._shown:
+                _add_queue(found, info.name, [info])
+                found.add("worqr_queue_workers", info.workers, info.name)
+                found.add("worqr_queue_paused", info.paused is not None, info.name)
+                found.add("worqr_queue_age_seconds", info.oldest_job, info.name)
+        if others:
+            _add_queue(found, OTHER, others)
+
+
+class _Collected(Collector):
+    """Metrics that were collected before."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
+
+
+def _activity(info: QueueInfo) -> tuple[int, int]:
+    return info.running + info.waiting + info.scheduled + info.blocked, sum(info.counts.values())
+
+
+def _add_queue(found: Families, name: str, infos: Sequence[QueueInfo]) -> None:
+    """Add the sums of these queues."""
+    found.add("worqr_queue_waiting", sum(info.waiting for info in infos), name)
+    found.add("worqr_queue_scheduled", sum(info.scheduled for info in infos), name)
+    found.add("worqr_queue_blocked", sum(info.blocked for info in infos), name)
+    found.add("worqr_queue_running", sum(info.running for info in infos), name)
+    found.add("worqr_queue_dead_letters", sum(info.failed for info in infos), name, "failed")
+    found.add("worqr_queue_dead_letters", sum(info.broken for info in infos), name, "broken")
+    counts = Counter[str](dict.fromkeys(EVENTS, 0))
+    for info in infos:
+        counts.update(info.counts)
+    for event, count in counts.items():
+        found.add("worqr_tasks_total", count, name, event)
+
+
+def _add_workers(found: Families, workers: Sequence[WorkerInfo]) -> None:
+    found.add("worqr_has_leader", any(info.leads for info in workers))
+    found.add("worqr_workers_dying", sum(info.state == "dead" for info in workers))
+    for app in sorted({info.app for info in workers}):
+        those = [info for info in workers if info.app == app and info.state != "dead"]
+        found.add("worqr_workers", len(those), app)
+        found.add("worqr_worker_running", sum(info.running for info in those), app)
+        found.add("worqr_worker_room", sum(info.room for info in those), app)
+
+
+def _add_schedule(found: Families, schedule: Schedule) -> None:
+    last = None if schedule.last_run is None else schedule.last_run.timestamp()
+    found.add("worqr_schedule_next_timestamp_seconds", schedule.next_run.timestamp(), schedule.name)
+    found.add("worqr_schedule_last_timestamp_seconds", last, schedule.name)
+    found.add("worqr_schedule_paused", schedule.paused, schedule.name)
+
+
+def _add_server(found: Families, server: ServerStats) -> None:
+    found.add("worqr_server_memory_bytes", server.memory)
+    found.add("worqr_server_max_bytes", server.max_memory)
+    found.add("worqr_server_keeps_everything", server.keeps_everything)
+    found.add("worqr_server_clients", server.clients)

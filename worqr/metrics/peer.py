@@ -1,0 +1,71 @@
+"""The metrics of one peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from worqr.inside import readings_of
+from worqr.metrics.catalogue import PEER
+from worqr.metrics.families import Families
+from worqr.peer.readings import PeerReadings
+from worqr.records import Health
+
+
+class HasReadings(Protocol):
+    """A `Peer` or a `ThreadPeer`."""
+
+    def health(self) -> Health:
+        """Return its health, from any thread."""
+        ...
+
+    def _readings(self) -> PeerReadings | None: ...
+
+
+def peer_collector(peer: HasReadings) -> Collector:
+    """Return a collector of the metrics of a peer, for a registry of the Prometheus client.
+
+    Collecting does no I/O, and does not wait for the event loop.
+
+    Args:
+        peer: The peer, or the object that ``mesh.join_in_thread()`` returns.
+    """
+    return _PeerCollector(peer)
+
+
+class _PeerCollector(Collector):
+    def __init__(self, peer: HasReadings) -> None:
+        self._peer = peer
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: registering it must not collect."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        readings = readings_of(self._peer)
+        health = self._peer.health() if readings is None else readings.health
+        found = Families(PEER)
+        for name, value in (("alive", health.alive), ("ready", health.ready), ("running", health.running)):
+            found.add(f"worqr_peer_{name}", value)
+        found.add("worqr_peer_room", health.room)
+        found.add("worqr_peer_loop_lag_seconds", health.loop_lag)
+        if readings is not None:
+            _add(found, readings)
+        return found.all()
+
+
+def _add(found: Families, readings: PeerReadings) -> None:
+    found.add("worqr_peer_leads", readings.leads)
+    found.add("worqr_peer_concurrency", readings.concurrency)
+    found.add("worqr_peer_stuck", readings.stuck)
+    found.add("worqr_peer_beat_age_seconds", readings.beat_age)
+    found.add("worqr_peer_link_up", readings.link.up)
+    found.add("worqr_peer_requests_in_flight", readings.link.unanswered)
+    found.add("worqr_peer_children", readings.children)
+    found.add("worqr_peer_beats_failed_total", readings.beats_failed)
+    found.add("worqr_peer_reconnects_total", readings.link.reconnects)
+    found.add("worqr_peer_registrations_total", readings.registrations)
+    found.add("worqr_peer_loop_blocked_total", readings.loop_blocks)
