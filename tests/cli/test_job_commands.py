@@ -62,6 +62,15 @@ async def test_a_job_that_failed_is_shown_with_all_that_is_stored(beside: Beside
         assert tried["error"]["message"] == "no such address"
 
 
+async def test_of_a_long_payload_the_beginning_is_shown_without_half_a_letter(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        await queue.dispatch(b"a" + "é".encode() * 3000, id="x")
+        (found,) = (await beside("status", "x", "--json")).json
+        assert (found["task"], found["encoding"], found["size"]) == ("a" + "é" * 2047, "utf-8", 6001)
+        await queue.delete()
+
+
 async def failed(queue: worqr.Queue) -> int:
     return (await queue.info()).failed
 

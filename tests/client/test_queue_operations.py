@@ -18,6 +18,8 @@ from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client import job_finder
+from worqr.keys import QueueKeys
+from worqr.shard_layout import shards_of
 
 LATER = 3600
 ONCE = worqr.RetryPolicy(max_failures=1)
@@ -282,6 +284,27 @@ async def test_of_hundreds_of_workers_too(mesh: worqr.Mesh, server: Server, pref
             found += [task.task for task in page]
             page = await q.jobs(state="active", limit=400, after=page[-1].cursor)
         assert found == [b"%d" % n for n in range(900)]
+
+
+@pytest.mark.leaves("*")
+async def test_shards_may_have_runs_with_the_same_claim(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    q = mesh.queue("hot", shards=2)
+    for shard, keys in enumerate(shards_of(QueueKeys(prefix, "hot"), 2)):
+        desk = Desk(server.client(), prefix)
+        desk.q = keys
+        desk.set_fence()
+        desk.hold("A", *[b"%d.%d" % (n, shard) for n in range(3)])
+    async with mesh.connect():
+        for limit in (1, 2, 4, 6):
+            found: list[bytes] = []
+            page = await q.jobs(state="active", limit=limit)
+            while page:
+                found += [task.task for task in page]
+                page = await q.jobs(state="active", limit=limit, after=page[-1].cursor)
+            assert found == [b"0.0", b"0.1", b"1.0", b"1.1", b"2.0", b"2.1"]
+        running = await q.running()
+        assert await q.cancel_claims(str(running[3].claim)) == worqr.CancelCount(0, 1, 0)
+        assert [task.task for task in await q.running() if task.cancelling] == [b"1.1"]
 
 
 async def test_a_run_that_is_to_be_cancelled_is_shown_so(mesh: worqr.Mesh) -> None:

@@ -11,7 +11,7 @@
 -- ARGV[5] before_claim only claims before this one; 0: all
 -- ARGV[6] most_workers whose claims are looked at in one call
 -- ARGV[7] budget claims to look at in one call; those of the first worker may be more
--- RETURNS ok worker entry... | more worker entry... (call again after this worker); an entry is claim worker cancelling summary:
+-- RETURNS ok worker entry... | more worker entry... (call again after this worker); each is claim worker cancelling summary:
 --   cancelling is 1 if the run is to be cancelled, a summary is as `summarize` returns it
 -- RESEND safe: it only reads
 local queue, workers, cancelling = KEYS[1], KEYS[2], KEYS[3]
