@@ -58,7 +58,7 @@ async def _page(client: Client, shards: Sequence[QueueKeys], limit: int, after: 
     found: list[tuple[Place, TaskInfo]] = []
     for n, keys in enumerate(shards):
         page = first[n]
-        tasks = page.tasks
+        tasks: list[RunningTask] = page.tasks
         while page.more:
             before = tasks[-1].claim if len(tasks) == limit else 0
             page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker, before))
