@@ -100,6 +100,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "due_channel": "{worqr}:due",
         "snapshot": "{worqr}:snapshot",
         "watched": "{worqr}:watched",
+        "log": "{worqr}:log",
         "snapshots_channel": "{worqr}:snapshots",
         "leader": "{worqr}:leader",
         "version": "{worqr}:version",

@@ -25,18 +25,19 @@ STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
 SCRIPTS = [stem for stem in STEMS if not stem.startswith("_")]
 MODULES = [stem for stem in STEMS if stem.startswith("_")]
 
-TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING"}
-FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
+TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING", "STREAM"}
+FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues"}
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {
     "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSTRLEN", "INFO", "LINDEX", "LLEN",
     "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER", "SORT_RO", "SRANDMEMBER",
-    "SSCAN", "TIME", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
+    "SSCAN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }
 WRITES = {
     "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "HSETNX", "LPOP", "LPUSH", "LREM", "LSET", "PEXPIRE", "PUBLISH",
-    "RENAME", "RPOP", "RPOPLPUSH", "RPUSH", "SADD", "SET", "SMOVE", "SORT", "SPOP", "SREM", "ZADD", "ZPOPMIN", "ZREM",
+    "RENAME", "RPOP", "RPOPLPUSH", "RPUSH", "SADD", "SET", "SMOVE", "SORT", "SPOP", "SREM", "XADD", "XDEL",
+    "ZADD", "ZPOPMIN", "ZREM",
 }
 # fmt: on
 SLOTS = re.compile(r"\b(?:KEYS|ARGV)\b")

@@ -71,6 +71,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.records import Failed as Failed
     from worqr.records import Health as Health
     from worqr.records import JobRecord as JobRecord
+    from worqr.records import LogEntry as LogEntry
     from worqr.records import MeshInfo as MeshInfo
     from worqr.records import QueueInfo as QueueInfo
     from worqr.records import RemoteError as RemoteError
@@ -109,7 +110,8 @@ _HOMES = {
     "worqr.peer.manual_consumer": "Claims",
     "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
     "worqr.records": (
-        "AppInfo CancelCount Ended Failed Health JobRecord MeshInfo QueueInfo RemoteError Status TaskInfo Try WorkerInfo"
+        "AppInfo CancelCount Ended Failed Health JobRecord LogEntry MeshInfo QueueInfo RemoteError Status TaskInfo "
+        "Try WorkerInfo"
     ),
     "worqr.validation": "Seconds",
 }

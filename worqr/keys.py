@@ -295,6 +295,11 @@ class RegistryKeys:
         return f"{self.base}:watched"
 
     @property
+    def log(self) -> str:
+        """STREAM: what has happened in the mesh, at most about 2,000 entries; expires 30 days after the last one."""
+        return f"{self.base}:log"
+
+    @property
     def snapshots_channel(self) -> str:
         """Channel: a new snapshot was stored."""
         return f"{self.base}:snapshots"

@@ -354,3 +354,4 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generi
             known = [row.name for row in (await all_schedules(ask, registry))[0]]
             hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
             raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
+        await self._client.note("schedule_paused" if paused else "schedule_resumed", text=name)

@@ -328,6 +328,30 @@ class MeshInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One entry in the log of the mesh. See ``mesh.log()``."""
+
+    id: str
+    """The id of the entry. Pass it as ``after`` to read the entries after it."""
+    at: datetime
+    """The time at which it was written, by the server's clock."""
+    kind: str
+    """What happened: ``joined``, ``left``, ``dead``, ``paused`` and others."""
+    who: str
+    """The program or person that did it: the `app` of the mesh, or the user of the command line. Empty if unknown."""
+    queue: str
+    """The queue that it was about; empty if there is none."""
+    worker: str
+    """The worker that it was about; empty if there is none."""
+    job: str
+    """The job that it was about; empty if there is none."""
+    count: int | None
+    """How many tasks or workers it was about; None if it is no matter of numbers."""
+    text: str
+    """Details for people, at most 300 characters."""
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """The health of a peer, for the probes of an orchestrator."""
 

@@ -126,6 +126,33 @@ def test_the_mesh_as_a_whole(cli: Command, server: Server, prefix: str) -> None:
     desk.wipe()
 
 
+def test_the_log_of_the_mesh(cli: Command, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk(server.client(), prefix)
+    assert cli("log").err == "worqr: the log of the mesh has no such entry\n"
+    assert cli("log", "--json").out == ""
+    desk.register("shop:1")
+    assert cli("pause", "Q1", "why", "--as", "Ada").code == 0
+    monkeypatch.setenv("LOGNAME", "grace")
+    assert cli("resume", "Q1").code == 0
+    found = cli("log", "--json").json
+    assert [(entry["kind"], entry["who"], entry["queue"]) for entry in found] == [
+        *(("joined", "", ""), ("paused", "Ada", "Q1"), ("resumed", "grace", "Q1"))
+    ]
+    assert set(found[0]) == {"id", "at", "kind", "who", "queue", "worker", "job", "count", "text"}
+    assert [entry["kind"] for entry in cli("log", "--limit", "1", "--json").json] == ["resumed"]
+    assert [entry["kind"] for entry in cli("log", "--kind", "joined", "--kind", "paused", "--json").json] == [
+        "joined",
+        "paused",
+    ]
+    assert [entry["kind"] for entry in cli("log", "--queue", "Q1", "--limit", "1", "--json").json] == ["resumed"]
+    head, *rows = cli("log").lines
+    assert head.split() == ["time", "kind", "who", "queue", "worker", "n", "details"]
+    assert rows[1].split()[2:] == ["paused", "Ada", "Q1", "-", "why"] or rows[1].endswith("why")
+    for wrong in ("0", "1001"):
+        assert cli("log", "--limit", wrong).err == f"worqr: --limit must be 1 to 1,000, not {wrong}\n"
+    desk.wipe()
+
+
 async def test_workers_are_evicted_by_the_beginning_of_their_ids(beside: Beside, mesh: worqr.Mesh) -> None:
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(partial(peer.serve, "mails", _nothing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -326,6 +327,26 @@ def test_a_terminal_tells_what_is_unusual_about_workers(on_screen: OnTerminal, s
 
 async def failed(queue: worqr.Queue) -> int:
     return (await queue.info()).failed
+
+
+def test_new_entries_of_the_log_are_followed_until_ctrl_c(
+    environment: dict[str, str], server: Server, prefix: str
+) -> None:
+    desk = Desk(server.client(), prefix)
+    for n in range(3):
+        desk.call(ops.note_event(desk.g, f"k{n}"))
+    words = ("log", "--follow", "--json", "--limit", "1")
+    with subprocess.Popen(
+        [sys.executable, "-m", "worqr", *words], cwd=ROOT, stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert '"kind":"k2"' in process.stdout.readline()
+        desk.call(ops.note_event(desk.g, "later"))
+        assert '"kind":"later"' in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+        assert process.stdout.read() == ""
+    desk.wipe()
 
 
 WIDE = 100 * "w"

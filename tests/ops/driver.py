@@ -297,7 +297,7 @@ class Desk:
         found: dict[str, Any] = {}
         for key, entry in dump(self.client, self.prefix).items():
             name = self.short(key.decode())
-            if ":producer:" not in name and not name.startswith(ignored):
+            if ":producer:" not in name and name != ":log" and not name.startswith(ignored):
                 value = _told(name, entry)
                 found[name] = Expires(value) if entry.expires else value
         return found
@@ -312,6 +312,12 @@ class Desk:
         """The stored replies, as they are."""
         return {key: entry for key, entry in dump(self.client, self.prefix).items() if b":producer:" in key}
 
+    def log(self) -> list[dict[str, str]]:
+        """The entries of the log of the mesh, without their empty fields."""
+        entries: Any = self.client.xrange(self.g.log)
+        told = [{_text(name): _text(value) for name, value in fields.items()} for _, fields in entries]
+        return [{name: value for name, value in entry.items() if value} for entry in told]
+
     def short(self, key: str) -> str:
         """The key without its base; the list of the queue is called waiting."""
         for base in (self.q.base, self.g.base):
@@ -324,16 +330,16 @@ class Desk:
     @contextmanager
     def nothing_changes(self) -> Iterator[None]:
         """No key is written, made or lost in the block."""
-        before = self.state(), self.replies()
+        before = self.state(), self.replies(), self.log()
         yield
-        assert (self.state(), self.replies()) == before
+        assert (self.state(), self.replies(), self.log()) == before
 
     @contextmanager
     def nothing_happens(self) -> Iterator[None]:
         """As `nothing_changes`, but replies may be stored in the block."""
-        before = self.state()
+        before = self.state(), self.log()
         yield
-        assert self.state() == before
+        assert (self.state(), self.log()) == before
 
     @contextmanager
     def listening(self, *channels: str) -> Iterator[list[tuple[str, bytes]]]:

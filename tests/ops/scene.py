@@ -72,6 +72,8 @@ def set_scene(desk: Desk) -> Scene:
     desk.client.zadd(desk.q.due, {"soon": PAST})
     desk.enter("A", on_failure=True, result_ttl_ms=60_000)
     desk.client.sadd(desk.q.hungry, "B")
+    for n in range(22):  # in a second that is still to come, so that other workers that join are added up
+        desk.client.xadd(desk.g.log, {"kind": "joined" if n else "more", "n": 1}, id=f"{FUTURE}-{n}")
     claims = raw, job, twin, marked, failed, broken
     return Scene(*claims, _everything(desk), dict(desk.numbers), dict(desk.starts))
 
@@ -147,11 +149,13 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_running": lambda q, g, scene: ops.list_running(q),
     "list_schedules": lambda q, g, scene: ops.list_schedules(g),
     "list_shards": lambda q, g, scene: ops.list_shards(g),
+    "list_events": lambda q, g, scene: ops.list_events(g, 9),
     "list_jobs": lambda q, g, scene: ops.list_jobs(q, "waiting"),
     "list_tasks": lambda q, g, scene: ops.list_tasks(q, 9),
     "list_workers": lambda q, g, scene: ops.list_workers(g),
     "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),
     "map_work": lambda q, g, scene: ops.map_work(g, "A", "Q2"),
+    "note_event": lambda q, g, scene: ops.note_event(g, "paused", who="Ada", queue="Q1", text="why"),
     "note_progress": lambda q, g, scene: ops.note_progress(
         q, "A", [(scene.raw, 0.5, "half"), (scene.twin, None, "some"), (1, 1.0, "gone")]
     ),

@@ -18,7 +18,7 @@ from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 
-FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_progress", "note_queues"}
+FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues"}
 STRINGS = {":paused", ":leader", ":version", ":snapshot", ":watched", ":worker:A", ":worker:B", ":worker:C"}
 
 
@@ -75,7 +75,10 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
         if not accepted(desk, call):
             assert fingerprint(desk) == before, key
             refused += 1
-    assert refused or name == "post_scan"  # which replaces whatever is there
+    assert refused or name in {
+        "post_scan",
+        "note_event",
+    }  # which replaces whatever is there, and writes only into a log
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:
@@ -228,7 +231,18 @@ def test_the_scene_has_something_of_everything(desk: Desk) -> None:
         *("waiting", ":suspects", ":hungry", ":cancelling", ":workers", ":policy", ":claims", ":claim"),
         *(":job", ":active", ":twins", ":failed", ":broken", ":aside", ":counts"),
         *(":due", ":blocked", ":result", ":older_result", ":taken"),
-        *(":Workers", ":Dying", ":WorkMap", ":worker", ":info", ":leader", ":queues", ":version"),
+        *(
+            ":Workers",
+            ":Dying",
+            ":WorkMap",
+            ":worker",
+            ":info",
+            ":leader",
+            ":queues",
+            ":version",
+            ":snapshot",
+            ":watched",
+        ),
     }
     counts = desk.state()[":counts"].value
     assert counts["stale"] == "1"

@@ -41,6 +41,8 @@ def _value(client: redis.Redis, key: bytes, kind: str) -> Any:
             return client.smembers(key)
         case "zset":
             return dict(client.zrange(key, 0, -1, withscores=True))
+        case "stream":
+            return client.xrange(key)
         case "hash":
             return client.hgetall(key)
         case _:

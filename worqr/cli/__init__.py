@@ -63,6 +63,10 @@ GROUPS: Final = {
             "worqr.cli.mesh_commands:info",
             "Show the mesh as a whole: its leader, the sums of all queues, and the workers of each application.",
         ),
+        "log": (
+            "worqr.cli.mesh_commands:log",
+            "Show what has happened in the mesh: workers that joined, left or died, and what operators did.",
+        ),
         "running": (
             "worqr.cli.task_commands:running",
             "List running tasks, the longest-running first.\n\nAt most 1,000 per queue. The claim, which `worqr cancel --claim` "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -35,6 +36,14 @@ class ConnectOptions:
         Parameter(metavar="NAME", env_var="WORQR_PREFIX", help="Prefix of the mesh's keys, as in Mesh(prefix=...)."),
     ] = "worqr"
     patience: Annotated[str, duration_option("Give up if the server does not respond for this long.")] = "5s"
+    who: Annotated[
+        str | None,
+        Parameter(
+            name="--as",
+            metavar="NAME",
+            help="Your name for `worqr log`, which shows who paused, cancelled or deleted. Default: the user of this process.",
+        ),
+    ] = None
 
 
 FROM_ENVIRONMENT: Final = ConnectOptions()
@@ -45,6 +54,7 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
     """Connect, run `command` with the mesh, and return its result. Raise the errors of ``Mesh.connect`` and of `command`."""
     import trio
 
+    from worqr.inside import client_of
     from worqr.mesh import Mesh
 
     if not (log := logging.getLogger("worqr")).handlers:
@@ -53,8 +63,17 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
         connect.url, prefix=connect.prefix, app="cli", patience=parse_duration(connect.patience, "--patience") or 0
     )
 
+    client_of(mesh).act_as(_user() if connect.who is None else connect.who)
+
     async def connected() -> T:
         async with mesh.connect():
             return await command(mesh)
 
     return trio.run(connected)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run a process as a user without a name
+        return ""

@@ -1,19 +1,25 @@
-"""``worqr info``: the mesh as a whole."""
+"""``worqr info`` and ``worqr log``: the mesh as a whole, and what has happened in it."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final
 
+import trio
+from cyclopts import Parameter
+
 from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
-from worqr.cli.option_types import flag
-from worqr.cli.output import print_json
+from worqr.cli.errors import InvalidArguments
+from worqr.cli.option_types import JsonLines, flag
+from worqr.cli.output import format_time, print_error, print_json
 from worqr.cli.terminal import Column, number, show_facts, show_table
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.records import MeshInfo
+    from worqr.records import LogEntry, MeshInfo
 
 APPS: Final = (
     Column("app", plain=lambda app: app or "-", fit="fold"),
@@ -40,6 +46,78 @@ def info(
     if found.apps:
         print()
         show_table(APPS, [(name, app.workers, app.running, app.room) for name, app in found.apps.items()])
+
+
+LOG: Final = (
+    Column("time", plain=format_time, shown=formatting.short_time),
+    Column("kind", style=lambda kind: "bold red" if kind == "dead" else ""),
+    Column("who"),
+    Column("queue", fit="fold"),
+    Column("worker", shown=formatting.short_worker_id, fit="fold"),
+    Column("n", plain=lambda count: "-" if count is None else str(count), right=True),
+    Column("details", fit="cut", least=16, words=True, spare=True),
+)
+MOST: Final = 1000
+"""Entries that one request reads."""
+FOLLOW_EVERY: Final = 1.0
+"""Seconds between two requests of ``--follow``."""
+
+
+def log(
+    *,
+    kind: Annotated[tuple[str, ...], Parameter(show_default=False, help="Only entries of this kind. Repeatable.")] = (),
+    queue: Annotated[str, Parameter(show_default=False, help="Only entries about this queue.")] = "",
+    limit: Annotated[int, Parameter(metavar="N", help="At most this many entries, the newest.")] = 100,
+    follow: Annotated[bool, flag("Print new entries as they are written, until Ctrl-C.")] = False,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Show what has happened in the mesh: workers that joined, left or died, and what operators did.
+
+    The oldest entry is the first. The server keeps about the last 2,000 entries.
+    """
+    if not 1 <= limit <= MOST:
+        raise InvalidArguments(f"--limit must be 1 to {MOST:,}, not {limit}")
+
+    def wanted(entry: LogEntry) -> bool:
+        return (not kind or entry.kind in kind) and (not queue or entry.queue == queue)
+
+    async def command(mesh: Mesh) -> None:
+        found = await mesh.log(MOST if kind or queue or follow else limit)
+        last = found[-1].id if found else "0"
+        _print_log([entry for entry in found if wanted(entry)][-limit:], json=json, header=True)
+        while follow:
+            sys.stdout.flush()
+            await trio.sleep(FOLLOW_EVERY)
+            if new := await mesh.log(MOST, after=last):
+                last = new[-1].id
+                _print_log(list(filter(wanted, new)), json=json, header=False)
+
+    try:
+        run_connected(connect, command)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _print_log(entries: Sequence[LogEntry], *, json: bool, header: bool) -> None:
+    if json:
+        for entry in entries:
+            print_json(asdict(entry))
+    elif header:
+        if entries:
+            show_table(LOG, map(_row, entries))
+        else:
+            print_error("the log of the mesh has no such entry")
+    else:
+        for entry in entries:
+            cells = [column.text(value) for column, value in zip(LOG, _row(entry), strict=True)]
+            print("  ".join(cell for cell in cells if cell not in ("", "-")))
+
+
+def _row(entry: LogEntry) -> Sequence[object]:
+    details = f"{entry.text} (job {entry.job})" if entry.job else entry.text
+    return (entry.at, entry.kind, entry.who, entry.queue, entry.worker, entry.count, details)
 
 
 def _facts(found: MeshInfo) -> dict[str, str]:

@@ -17,7 +17,7 @@ from worqr.client.job import Job
 from worqr.client.queue import Queue
 from worqr.job_options import JobOptions
 from worqr.ops import MAX_ITEMS
-from worqr.records import CancelCount, JobRecord, MeshInfo, QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.records import CancelCount, JobRecord, LogEntry, MeshInfo, QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.validation import Seconds
 
 R = TypeVar("R")
@@ -34,6 +34,7 @@ class AsyncMesh(Protocol):
     async def queues(self) -> list[QueueInfo]: ...
     async def workers(self) -> list[WorkerInfo]: ...
     async def info(self) -> MeshInfo: ...
+    async def log(self, limit: int = 100, after: str = "") -> list[LogEntry]: ...
     async def evict(self, worker_id: str) -> None: ...
     async def find(self, id: str) -> dict[str, Status]: ...
 
@@ -112,6 +113,18 @@ class BlockingMesh:
     def info(self) -> MeshInfo:
         """Return the whole mesh at one moment. See ``mesh.info``."""
         return run_coroutine(self._client, self._mesh.info())
+
+    def log(self, limit: int = 100, after: str = "") -> list[LogEntry]:
+        """Return what has happened in the mesh, the oldest first. See ``mesh.log``.
+
+        Args:
+            limit: At most this many entries, 1 to 1,000.
+            after: The id of an entry: return the entries after it. Empty: return the newest entries.
+
+        Raises:
+            UsageError: An argument is not valid.
+        """
+        return run_coroutine(self._client, self._mesh.log(limit, after))
 
     def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to their queues now. See ``mesh.evict``.

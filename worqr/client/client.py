@@ -7,16 +7,22 @@ program declared. `worqr.client.mesh_client` adds the producer of function calls
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from contextlib import suppress
+from typing import Final, Protocol, TypeVar
 
+from worqr import ops
 from worqr.client.connections import ConnectionRegistry
 from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
-from worqr.errors import UsageError
+from worqr.errors import UsageError, WorqrError
+from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.script_call import Call
 
 T = TypeVar("T")
+
+NOTE_PATIENCE: Final = 2.0
+"""Seconds that an action waits at most until its entry in the log is written."""
 
 
 class SlotWatch(Protocol):
@@ -38,6 +44,7 @@ class Client:
         settings: the settings of the mesh.
         declared_shards: the number of shards that this program declared for a queue, by the queue's name.
         connections: the connection of each running loop, and that of plain threads.
+        who: the program or person that acts, for the log of the mesh.
         slot_watch: makes the `SlotWatch` of a call that waits for a job of this queue.
     """
 
@@ -46,6 +53,19 @@ class Client:
         self.declared_shards: dict[str, int] = {}
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch
+        self.who: str = settings.app
+
+    def act_as(self, who: str) -> None:
+        """Name the person or program that acts, for the log of the mesh."""
+        self.who = who
+
+    async def note(self, kind: str, *, queue: str = "", count: int | None = None, text: str = "") -> None:
+        """Append an entry to the log of the mesh. The action itself is done: an error here is no error of it."""
+        keys = RegistryKeys(self.settings.prefix)
+        with suppress(WorqrError):
+            await self.link.call(
+                ops.note_event(keys, kind, who=self.who, queue=queue, count=count, text=text), patience=NOTE_PATIENCE
+            )
 
     def use_connections(self, connections: ConnectionRegistry) -> None:
         """Send requests over other connections from now on."""

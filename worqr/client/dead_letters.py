@@ -192,7 +192,9 @@ class Aside:
     async def _each(self, found: ClaimsByShard, change: Change, progress: Progress | None = None) -> int:
         pieces = [(keys, claims[n : n + PIECE]) for keys, claims in found for n in range(0, len(claims), PIECE)]
         total = sum(len(some) for _, some in pieces)
-        count, tried, pause = 0, 0, 0.0
+        count, tried, pause, kind = 0, 0, 0.0, "retried" if change is ops.retry_aside else "dropped"
+        if len(pieces) > 1:
+            await self._note("bulk_begun", total, f"{self._which} tasks to be {kind}")
         for keys, some in pieces:
             if pause:
                 await sleep(self._client.link, pause)
@@ -201,7 +203,12 @@ class Aside:
             pause, tried = time.monotonic() - began, tried + len(some)
             if progress is not None:
                 progress(tried, total)
+        if count:
+            await self._note(kind, count, self._which)
         return count
+
+    async def _note(self, kind: str, count: int, text: str) -> None:
+        await self._client.note(kind, queue=self._keys.display_name, count=count, text=text)
 
     async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> ClaimsByShard:
         if limit is not None:

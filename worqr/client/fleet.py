@@ -14,11 +14,12 @@ from worqr import ops
 from worqr.client.events import ConnectionEvent, connection_events_of
 from worqr.client.inspection import all_workers
 from worqr.client.mesh_client import MeshClient
+from worqr.client.mesh_log import read_log
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.records import MeshInfo, WorkerInfo
+from worqr.records import LogEntry, MeshInfo, WorkerInfo
 from worqr.validation import check_text
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
@@ -59,6 +60,22 @@ class Fleet:
         """
         return await self._client.mesh_info.read()
 
+    async def log(self, limit: int = 100, after: str = "") -> list[LogEntry]:
+        """Return what has happened in the mesh, the oldest first: workers that joined, left or died, and what operators did.
+
+        The server keeps about the last 2,000 entries. An entry about an action is written right after it, and may be missing if
+        the connection is lost in between. So the log helps people to understand; it proves nothing.
+
+        Args:
+            limit: At most this many entries, 1 to 1,000.
+            after: The id of an entry: return the entries after it. Empty: return the newest entries.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await read_log(self._client, limit, after)
+
     async def evict(self, worker_id: str) -> None:
         """Declare a worker dead, and return its tasks to the front of their queues now, without waiting for its keepalive.
 
@@ -78,7 +95,10 @@ class Fleet:
         """
         link, registry = self._client.link, RegistryKeys(self._client.settings.prefix)
         worker = check_text(worker_id, "worker_id")
-        if await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT)) == "gone":
+        if (
+            await link.call(ops.condemn_worker(registry, worker, ops.ANY_BEAT, who=self._client.who, text="evicted"))
+            == "gone"
+        ):
             heartbeats = await link.call(ops.look_at_workers(registry))
             raise UsageError(_unknown_worker_text(worker, [*heartbeats.beats, *heartbeats.dying]))
         text = "worker %(worker)s was declared dead: %(reason)s"

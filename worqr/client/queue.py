@@ -317,6 +317,7 @@ class Queue(QueueOperations):
         count = await cancel_and_wait(self._client.link, shards, step, patience)
         for keys in shards:
             await self._purge(keys)
+        await self._client.note("cancelled_all", queue=self.name, count=count.waiting + count.running, text=reason)
         return count
 
     # Operations
@@ -333,10 +334,12 @@ class Queue(QueueOperations):
         for keys in await self._client.sharding.shards(self._keys):
             self._client.link_to(keys.name)  # `link_to` stores the name, so that operators find and resume the queue
         await self._ask_all(lambda keys: ops.pause(keys, reason))
+        await self._client.note("paused", queue=self.name, text=reason)
 
     async def resume(self) -> None:
         """Let workers take tasks of this queue again."""
         await self._ask_all(ops.resume)
+        await self._client.note("resumed", queue=self.name)
 
     async def delete(self) -> None:
         """Delete all tasks and jobs that wait, are scheduled or are blocked.
@@ -352,6 +355,7 @@ class Queue(QueueOperations):
             await self._purge(keys)
         if len(shards) > 1 and not self._keys.failures:
             await self._forget_shards(shards)
+        await self._client.note("deleted", queue=self.name)
 
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         keys_of_all = [*shards, *(replace(keys, failures=True) for keys in shards)]

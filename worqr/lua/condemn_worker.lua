@@ -5,12 +5,15 @@
 -- KEYS[1] registered SET
 -- KEYS[2] dying SET
 -- KEYS[3] worker_key STRING
+-- KEYS[4] log STREAM
 -- ARGV[1] worker id
 -- ARGV[2] seen heartbeat that stopped, '' if the key is missing, '*' to condemn it with any heartbeat
+-- ARGV[3] who text, the person or program that evicts it, for the log of the mesh
+-- ARGV[4] text why, for the log of the mesh
 -- RETURNS ok | alive | gone (it left, or was recovered before)
 -- RESEND safe: worker ids are never used again
-local registered, dying, worker_key = KEYS[1], KEYS[2], KEYS[3]
-local worker, seen = ARGV[1], ARGV[2]
+local registered, dying, worker_key, log = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local worker, seen, who, text = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {redis.call('SISMEMBER', dying, worker) == 1 and 'ok' or 'gone'}
@@ -21,4 +24,5 @@ if seen ~= '*' and beat and (beat ~= seen or beat == 'STAY') then
 end
 redis.call('SMOVE', registered, dying, worker)
 redis.call('DEL', worker_key)
+add_to_log(log, 'dead', who, '', worker, '', '', text)
 return {'ok'}

@@ -5,10 +5,11 @@
 -- KEYS[3] work_map SET
 -- KEYS[4] info HASH
 -- KEYS[5] leader STRING
+-- KEYS[6] log STREAM
 -- ARGV[1] worker id
 -- RETURNS ok | busy queue... (its work map is not empty: stop_work and unmap_work first) | gone (it was declared dead)
 -- RESEND safe: worker ids are never used again
-local registered, worker_key, work_map, info, leader = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local registered, worker_key, work_map, info, leader, log = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local worker = ARGV[1]
 
 if redis.call('SISMEMBER', registered, worker) == 0 then
@@ -27,4 +28,5 @@ redis.call('DEL', worker_key, info)
 if lease and string.match(lease, '^(.*) %d+$') == worker then
   redis.call('DEL', leader)
 end
+log_member(log, 'left', worker, '')
 return {'ok'}

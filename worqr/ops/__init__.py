@@ -5,7 +5,7 @@ side only. A reply is a list whose first item is a status word. A refusal raises
 
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `job_record` (all that is stored about a job),
 `dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its
-snapshot), `operators` (cancel, delete, pause), `inspection` (read a queue), `replies` (shared helpers).
+snapshot), `mesh_log` (its log), `operators` (cancel, delete, pause), `inspection` (read a queue), `replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
@@ -63,6 +63,7 @@ from worqr.ops.jobs import (
     promote_jobs,
     read_result,
 )
+from worqr.ops.mesh_log import MAX_LOG_TEXT, list_events, note_event
 from worqr.ops.operators import (
     CANCEL_PAGE,
     SCAN_LIMIT,
@@ -168,6 +169,7 @@ __all__ = [
     "MANY_RECORDS",
     "MAX_BYTES",
     "MAX_ITEMS",
+    "MAX_LOG_TEXT",
     "MAX_SKIPPED",
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
@@ -242,6 +244,7 @@ __all__ = [
     "job_status",
     "keep_worker_alive",
     "list_aside",
+    "list_events",
     "list_jobs",
     "list_marks",
     "list_own_claims",
@@ -253,6 +256,7 @@ __all__ = [
     "list_workers",
     "look_at_workers",
     "map_work",
+    "note_event",
     "note_progress",
     "note_queues",
     "pause",

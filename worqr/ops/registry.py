@@ -8,6 +8,7 @@ from typing import Final
 
 from worqr.errors import WrongVersion
 from worqr.keys import RegistryKeys
+from worqr.ops.mesh_log import MAX_LOG_TEXT
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
 from worqr.script_call import Call
 
@@ -101,7 +102,7 @@ def _check_version(keys: RegistryKeys, reply: Reply) -> None:
 
 
 def start_worker(
-    keys: RegistryKeys, worker: str, *, keepalive_ms: int, facts: Sequence[tuple[str, str | int]]
+    keys: RegistryKeys, worker: str, *, keepalive_ms: int, facts: Sequence[tuple[str, str | int]], text: str = ""
 ) -> Call[str]:
     """Register a worker. With keepalive_ms 0, it never counts as dead."""
 
@@ -109,9 +110,9 @@ def start_worker(
         _check_version(keys, reply)
         return expect_ok(reply)
 
-    names = (keys.registered, keys.worker(worker), keys.version, keys.info(worker))
+    names = (keys.registered, keys.worker(worker), keys.version, keys.info(worker), keys.log)
     flat = [part for fact in facts for part in fact]
-    args = (worker, keepalive_ms, WIRE_VERSION, INFO_EXPIRE_S, *flat)
+    args = (worker, keepalive_ms, WIRE_VERSION, INFO_EXPIRE_S, text[:MAX_LOG_TEXT], *flat)
     return new_call("start_worker", keys.base, names, args, read, numbered=True)
 
 
@@ -149,7 +150,7 @@ def _still_mapped(reply: Reply) -> list[str]:
 
 def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
     """Leave the registry; return the queues that are still mapped. If there are any, stop them first: nothing was done."""
-    names = (keys.registered, keys.worker(worker), keys.work_map(worker), keys.info(worker), keys.leader)
+    names = (keys.registered, keys.worker(worker), keys.work_map(worker), keys.info(worker), keys.leader, keys.log)
     return new_call("stop_worker", keys.base, names, (worker,), _still_mapped)
 
 
@@ -175,10 +176,13 @@ def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
     return new_call("look_at_workers", keys.base, (keys.registered, keys.dying), (keys.worker(""),), read)
 
 
-def condemn_worker(keys: RegistryKeys, worker: str, heartbeat: bytes | None) -> Call[str]:
+def condemn_worker(
+    keys: RegistryKeys, worker: str, heartbeat: bytes | None, *, who: str = "", text: str = ""
+) -> Call[str]:
     """Declare the worker dead if `heartbeat` is still its own (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
-    names = (keys.registered, keys.dying, keys.worker(worker))
-    return new_call("condemn_worker", keys.base, names, (worker, heartbeat or b""), expect("ok", "alive", "gone"))
+    names = (keys.registered, keys.dying, keys.worker(worker), keys.log)
+    args = (worker, heartbeat or b"", who, text[:MAX_LOG_TEXT])
+    return new_call("condemn_worker", keys.base, names, args, expect("ok", "alive", "gone"))
 
 
 def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:

@@ -140,7 +140,7 @@ class Engine:
 
     def _on_beat(self, beat: Beat, leads_until: float | None) -> None:
         if leads_until is not None:
-            self.leader.on_lease_granted(until=leads_until)
+            self.leader.on_lease_granted(until=leads_until, worker=self.id)
         self.leader.on_lease_seen(beat.lease)
         self.queues.waiting.on_waiting(beat.waiting)
 

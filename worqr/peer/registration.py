@@ -75,3 +75,7 @@ class Registration(WorkerHandle):
         """Return the number of its next start request. All queues share the counter, because the numbers only have to grow."""
         self.number += 1
         return self.number
+
+
+def ignore_outcome(_value: object, _error: Exception | None) -> None:
+    """Take the outcome of a request that may fail: an entry in the log of the mesh."""

@@ -120,7 +120,10 @@ class Session:
         try:
             await self._link.call(
                 ops.start_worker(
-                    *(self._keys, registration.worker), keepalive_ms=self._settings.keepalive_ms, facts=self._facts()
+                    *(self._keys, registration.worker),
+                    keepalive_ms=self._settings.keepalive_ms,
+                    facts=self._facts(),
+                    text=f"{socket.gethostname()}, pid {os.getpid()}, worqr {__version__}",
                 )
             )
         except trio.Cancelled:

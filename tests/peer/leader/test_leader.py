@@ -35,6 +35,9 @@ class HalfACluster:
         self.left = {worker: ["Q0", "Q1"] for worker in WORKERS}
         self.error = error
 
+    def post(self, *_args: object, **_more: object) -> None:
+        """An entry in the log of the mesh goes nowhere."""
+
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         name = call.script.name
         self.asked[name, call.base] += 1
@@ -96,6 +99,9 @@ class Broken:
     @property
     def connected_at(self) -> float:
         return time.monotonic() if self.breaks else 0.0
+
+    def post(self, *_args: object, **_more: object) -> None:
+        """An entry in the log of the mesh goes nowhere."""
 
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
@@ -163,6 +169,9 @@ class Missing:
     connected_at = 0.0
     settings = SimpleNamespace(clustered=False)
     subscriptions = SimpleNamespace(open=lambda *_: SimpleNamespace(close=lambda: None))
+
+    def post(self, *_args: object, **_more: object) -> None:
+        """An entry in the log of the mesh goes nowhere."""
 
     async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()

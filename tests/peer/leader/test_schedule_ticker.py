@@ -249,7 +249,13 @@ async def test_what_was_missed_while_nobody_lived(
         await eventually(_of(lambda: registry.row().pending), ())
         assert registry.row().fired == (newest if caught_up else None)
         assert registry.row().next == newest + 3_600_000
+        await eventually(lambda: missed(mesh), [caught_up])
     assert nominals(runs) == [newest - n * 3_600_000 for n in reversed(range(caught_up))]
+
+
+async def missed(mesh: worqr.Mesh) -> list[int | None]:
+    """How many firings the entries in the log of the mesh make up for."""
+    return [entry.count for entry in await mesh.log() if entry.kind == "schedule_missed"]
 
 
 async def test_a_new_or_changed_schedule_has_missed_nothing(

@@ -30,7 +30,7 @@ from worqr.peer.leader.failure_detector import CHECK_EVERY, MISSING_FOR, Failure
 from worqr.peer.leader.lease import Lease
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
 from worqr.peer.leader.sweeper import Sweeper
-from worqr.peer.registration import LEASE
+from worqr.peer.registration import LEASE, ignore_outcome
 
 __all__ = ["CHECK_EVERY", "MISSING_FOR", "SCAN_EVERY", "Leader"]
 
@@ -73,7 +73,7 @@ class Leader:
 
     # The lease
 
-    def on_lease_granted(self, *, until: float) -> None:
+    def on_lease_granted(self, *, until: float, worker: str = "") -> None:
         """Hold the lease until `until`, by CLOCK_BOOTTIME."""
         if not self._lease.may_request:
             return  # the heartbeat was sent before this peer gave up the lease
@@ -83,6 +83,7 @@ class Leader:
             self._unable_since = None
             self.due_jobs.begin()
             self.scanner.begin()
+            self._link.post(ops.note_event(self._keys, "leader", worker=worker), ignore_outcome, patience=LEASE)
 
     def on_lease_seen(self, lease: str) -> None:
         """Store the lease that the reply to a heartbeat named. It may belong to any peer."""

@@ -27,7 +27,7 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import DueSchedules, ScheduleRow, Tick
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.leader.sweeper import NODE_PATIENCE
-from worqr.peer.registration import LEASE
+from worqr.peer.registration import LEASE, ignore_outcome
 from worqr.peer.schedule_declarer import REDECLARE
 from worqr.shard_layout import shard_of
 
@@ -236,6 +236,10 @@ class ScheduleTicker:
                 *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": decision.caught_up}),
                 level=logging.WARNING,
             )
+            note = ops.note_event(
+                self._keys, "schedule_missed", count=decision.caught_up, text=f"{row.name}, since {since}"
+            )
+            self._link.post(note, ignore_outcome, patience=LEASE)
         pending: Sequence[int] = [*row.pending, *decision.fire]
         fired, check_at = None, decision.next
         if pending:

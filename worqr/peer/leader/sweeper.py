@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
 
@@ -19,7 +20,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle
-from worqr.peer.registration import LEASE
+from worqr.peer.registration import LEASE, ignore_outcome
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -117,9 +118,9 @@ class Sweeper:
             self._throttle.error("registry", "forget_worker", text, error=str(error))
 
     async def _condemn(self, worker: str, seen: bytes | None) -> bool:
-        if await self._link.call(ops.condemn_worker(self._keys, worker, seen), patience=LEASE) != "ok":
-            return False
         reason = "its heartbeat key has expired" if seen is None else "its heartbeat does not change any more"
+        if await self._link.call(ops.condemn_worker(self._keys, worker, seen, text=reason), patience=LEASE) != "ok":
+            return False
         text = "worker %(worker)s is dead, because %(reason)s; its tasks are given back"
         emit(logger, "condemn_worker", text, worker=worker, reason=reason)
         return True
@@ -128,6 +129,7 @@ class Sweeper:
         """Give back all claims of a dead worker, then remove it. Steps that fail are tried again later."""
         seen: set[str] = set()
         refused: list[str] = []
+        returned = Counter[str]()
         while mapped := await self._link.call(ops.forget_worker(self._keys, worker), patience=LEASE):
             todo = [queue for queue in mapped if queue not in seen]
             if not todo:
@@ -138,15 +140,18 @@ class Sweeper:
             for start in range(0, len(todo), QUEUES_AT_ONCE):
                 async with trio.open_nursery() as nursery:
                     for queue in todo[start : start + QUEUES_AT_ONCE]:
-                        nursery.start_soon(self._sweep_queue, worker, queue, refused)
+                        nursery.start_soon(self._sweep_queue, worker, queue, refused, returned)
         self._later.pop(worker, None)
         emit(logger, "forget_worker", "worker %(worker)s was removed; all that it held was given back", worker=worker)
+        text = f"{returned['given']} tasks given back, {returned['aside']} moved to a dead-letter queue"
+        note = ops.note_event(self._keys, "recovered", worker=worker, count=returned.total(), text=text)
+        self._link.post(note, ignore_outcome, patience=LEASE)
 
     def _postpone(self, worker: str) -> None:
         _, pause = self._later.get(worker, (0.0, 0.5))
         self._later[worker] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE))
 
-    async def _sweep_queue(self, worker: str, queue: str, refused: list[str]) -> None:
+    async def _sweep_queue(self, worker: str, queue: str, refused: list[str], returned: Counter[str]) -> None:
         """Recover one queue of a dead worker. A queue whose node is unavailable delays no other queue."""
         if self._unreachable_until.get(queue, 0.0) > time.monotonic():
             return
@@ -158,6 +163,7 @@ class Sweeper:
                 if not step.more:
                     break
             _log_given_back(worker, queue, given, aside)
+            returned.update(given=given, aside=aside)
             await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
         except Unavailable as error:
             self._unreachable_until[queue] = time.monotonic() + UNREACHABLE_FOR
