@@ -45,8 +45,8 @@ class MeshClient(Client):
         relocation: Relocation | None = None,
     ) -> Generator[None]:
         """Use another producer and other connections in the block. For tests, while the mesh is not connected."""
-        own = self.producer, self.connections, self.observer, self.relocation
-        self._use(producer, connections, observer, relocation)
+        own = self.producer, self.connections, self.observer, self.relocation, self.mesh_info
+        self._use(producer, connections, observer, relocation, MeshInfoReader(self))
         try:
             yield
         finally:
@@ -58,9 +58,10 @@ class MeshClient(Client):
         connections: ConnectionRegistry,
         observer: Callable[[Any, BaseException], None] | None,
         relocation: Relocation | None,
+        mesh_info: MeshInfoReader,
     ) -> None:
         self.use_connections(connections)
         self.producer = producer
         self.observer = observer
         self.relocation = relocation
-        self.mesh_info = MeshInfoReader(self)
+        self.mesh_info = mesh_info

@@ -58,11 +58,11 @@ async def _page(client: Client, shards: Sequence[QueueKeys], limit: int, after: 
     found: list[tuple[Place, TaskInfo]] = []
     for n, keys in enumerate(shards):
         page = first[n]
-        tasks: list[RunningTask] = page.tasks
+        tasks = page.tasks
         while page.more:
             before = tasks[-1].claim if len(tasks) == limit else 0
             page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker, before))
-            tasks = sorted([*tasks, *page.tasks], key=lambda each: each.claim)[:limit]
+            tasks = sorted([*tasks, *page.tasks], key=_claim_of)[:limit]
         found += [((each.claim, n), running_task(keys, each)) for each in tasks]
     return sorted(found, key=lambda each: each[0])[:limit]
 
@@ -73,6 +73,10 @@ def _ask(
     return ops.list_running(
         keys, limit, after_worker=worker, after_claim=max(0, after_claim), before_claim=before_claim
     )
+
+
+def _claim_of(task: RunningTask) -> int:
+    return task.claim
 
 
 def running_task(keys: QueueKeys, seen: RunningTask) -> TaskInfo:
