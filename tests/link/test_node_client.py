@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.link.scripts import script
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
-from worqr.link import LinkSettings, Request, alarm, connector, live_connection, node_client, outage, pipeline
+from worqr.link import LinkSettings, Request, connector, live_connection, node_client, outage, pipeline, timers
 from worqr.link.connector import State
 from worqr.link.endpoints import resolver_for
 from worqr.link.log_thread import LogThread
@@ -209,7 +209,7 @@ class Chaos(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in (alarm, connector, node_client, pipeline, live_connection, outage):
+        for module in (timers, connector, node_client, pipeline, live_connection, outage):
             self.patch.setattr(module, "time", self.clock)
         self.driver, self.server = FakeDriver(self.clock), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)

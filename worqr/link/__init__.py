@@ -8,11 +8,11 @@ The rest of worqr uses `Link`. The modules behind it:
 * `connection`: opens and checks one connection with blocking calls; `transport`: drives the same connection without blocking;
 * `request`, `request_queue`, `replication`, `session`, `wire_form`: requests, their states and their replies; no I/O;
 * `pipeline`, `live_connection`: batches on one connection, and their failures;
-* `connector`, `outage`, `alarm`: attempts to connect, the pauses between them, and their log lines;
+* `connector`, `outage`: attempts to connect, the pauses between them, and their log lines;
 * `node_client`: the requests of one server over all of its connections; `rebalancer`: the same for a node of a cluster;
 * `cluster_router`, `topology`, `slot_order`, `sentinel`, `endpoint_watcher`, `endpoints`: find the server for a request;
 * `driver`, `trio_driver`, `asyncio_driver`, `thread_driver`: wait for sockets and times in the caller's loop or threads;
-* `loops`: detects the running event loop and chooses the driver;
+* `loops`: detects the running event loop and chooses the driver; `timers`: callbacks at a certain time;
 * `subscriptions`, `pubsub_state`: messages, on a second connection that the same driver drives;
 * `heartbeat`, `beat_connection`, `loop_monitor`: the keepalive with its own thread and connection; detects a blocked event loop;
 * `log_thread`: writes log lines in a thread that exists only while there are lines; `watchers`: listeners for lost connections.

@@ -27,11 +27,11 @@ from collections.abc import Callable
 from functools import partial
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.alarm import Alarm
 from worqr.link.connection import Wire
 from worqr.link.driver import Driver
 from worqr.link.endpoints import EndpointResolver
 from worqr.link.server_errors import ConnectionLost
+from worqr.link.timers import Alarm
 from worqr.link.transport import Transport
 
 _FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
-from worqr.link.alarm import LATE, Alarm
 from worqr.link.connection import MOVED, Wire, open_connection
 from worqr.link.connector import Connector, State
 from worqr.link.driver import Driver, Waiter
@@ -30,6 +29,7 @@ from worqr.link.request import Posted, Request, SequenceNumbers
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_info import ServerInfo
 from worqr.link.settings import LinkSettings
+from worqr.link.timers import LATE, Alarm
 from worqr.lua import all_scripts
 
 logger: logging.Logger = logging.getLogger(__name__)

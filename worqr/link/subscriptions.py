@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.alarm import LATE, Alarm
 from worqr.link.connection import MOVED, Wire, open_connection, pack
 from worqr.link.connector import Connector, State
 from worqr.link.driver import Driver, copy_of
@@ -31,6 +30,7 @@ from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import LinkSettings
 from worqr.link.subscription import Subscription, SubscriptionListener, receive_all
+from worqr.link.timers import LATE, Alarm
 from worqr.link.transport import Transport
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from worqr.errors import Unavailable, UsageError
-from worqr.link.driver import SocketWatch, TimeLimit, Waiter, run_callback, wake_all
+from worqr.link.driver import SocketWatch, TimeLimit, Timer, Waiter, run_callback, wake_all
 from worqr.link.thread_limits import Limit, check_limits, next_limit, until
-from worqr.link.timers import Timer, Timers
+from worqr.link.timers import Timers
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import trio
 
-from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Waiter, guarded
-from worqr.link.timers import Timer, Timers
+from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Timer, Waiter, guarded
+from worqr.link.timers import Timers
 
 T = TypeVar("T")
 
