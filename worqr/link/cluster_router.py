@@ -22,10 +22,10 @@ from dataclasses import replace
 from functools import partial
 
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.link.driver import Driver, Waiter
+from worqr.link.connector import ReadyWaiters
+from worqr.link.driver import Driver, Waiter, settle_soon
 from worqr.link.log_thread import LogThread
 from worqr.link.node_client import ConnectionHistory, LinkCondition, NodeClient
-from worqr.link.ready_waiters import ReadyWaiters, settle_soon
 from worqr.link.reasons import is_unknown_host
 from worqr.link.rebalancer import Rebalancer
 from worqr.link.request import Posted, Request, give_up

@@ -1,4 +1,5 @@
-"""`Connector`: keeps one connection to a server open: attempts, the pauses between them, and the end.
+"""`Connector`: keeps one connection to a server open: attempts, the pauses between them, and the end. `ReadyWaiters`: the
+callers that wait until a connection is open.
 
 Each attempt has a thread, because name resolution and a handshake can block for long. Not here: the open connection
 (`live_connection`, `subscriptions`), log lines (`outage`).
@@ -28,7 +29,7 @@ from functools import partial
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
 from worqr.link.connection import Wire
-from worqr.link.driver import Driver
+from worqr.link.driver import Driver, Waiter, settle_soon
 from worqr.link.endpoints import EndpointResolver
 from worqr.link.server_errors import ConnectionLost
 from worqr.link.timers import Alarm
@@ -205,3 +206,36 @@ class Connector:
         self._count(refused=not isinstance(error, Unavailable))
         self._failed(error)
         self.retry()
+
+
+class ReadyWaiters:
+    """Callers of ``wait_ready``, each with its deadline."""
+
+    __slots__ = ("_driver", "_waiters")
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._waiters: list[tuple[Waiter, float]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiters)
+
+    def add(self, waiter: Waiter, deadline: float) -> None:
+        """Add a caller that waits until the deadline (monotonic)."""
+        self._waiters.append((waiter, deadline))
+
+    def take(self) -> list[tuple[Waiter, float]]:
+        """Remove and return all callers."""
+        waiters, self._waiters = self._waiters, []
+        return waiters
+
+    def take_late(self, now: float) -> list[Waiter]:
+        """Remove and return the callers whose deadline has passed."""
+        late = [waiter for waiter, deadline in self._waiters if deadline <= now]
+        if late:
+            self._waiters = [each for each in self._waiters if each[1] > now]
+        return late
+
+    def tell(self, error: WorqrError | None) -> None:
+        """Settle all callers; without an error, a connection is open."""
+        settle_soon(self._driver, [waiter for waiter, _ in self.take()], error)

@@ -20,6 +20,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from worqr.errors import WorqrError
@@ -304,3 +305,11 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
                 wake()
             except Exception as error:
                 emit(logger, "link.deliver", BUG, exc_info=error)
+
+
+def settle_soon(driver: Driver, waiters: Iterable[Waiter], error: WorqrError | None = None) -> None:
+    """Settle waiters, and wake them in a later turn of the loop."""
+    settled = list(waiters)
+    settle_all(settled, error)
+    if settled:
+        driver.post(partial(wake_all, settled))

@@ -17,13 +17,12 @@ from typing import Final
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.link.connection import MOVED, Wire, open_connection
-from worqr.link.connector import Connector, State
-from worqr.link.driver import Driver, Waiter
+from worqr.link.connector import Connector, ReadyWaiters, State
+from worqr.link.driver import Driver, Waiter, settle_soon
 from worqr.link.endpoints import EndpointResolver, OnSilence
 from worqr.link.log_thread import LogThread
 from worqr.link.outage import Outage
 from worqr.link.pipeline import Pipeline, survives
-from worqr.link.ready_waiters import ReadyWaiters, settle_soon
 from worqr.link.rebalancer import SILENT, Rebalancer
 from worqr.link.request import Posted, Request, SequenceNumbers
 from worqr.link.request_queue import RequestQueue

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, Protocol
 
 from worqr.errors import Unavailable, WorqrError
+from worqr.link.connector import ReadyWaiters
 from worqr.link.driver import Waiter
 from worqr.link.pipeline import Pipeline
-from worqr.link.ready_waiters import ReadyWaiters
 from worqr.link.request import Request
 from worqr.link.settings import Endpoint
 from worqr.link.topology import Topology
