@@ -9,8 +9,8 @@ The rest of worqr uses `Link`. The modules behind it:
 * `request`, `request_queue`, `replication`, `session`, `wire_form`: requests, their states and their replies; no I/O;
 * `pipeline`, `live_connection`: batches on one connection, and their failures;
 * `connector`, `outage`: attempts to connect, the pauses between them, and their log lines;
-* `node_client`: the requests of one server over all of its connections; `rebalancer`: the same for a node of a cluster;
-* `cluster_router`, `topology`, `slot_order`, `sentinel`, `endpoint_watcher`, `endpoints`: find the server for a request;
+* `node_client`: the requests of one server over all of its connections; `rebalancer`: requests of slots that have moved;
+* `cluster_router`, `topology`, `sentinel`, `endpoint_watcher`, `endpoints`: find the server for a request;
 * `driver`, `trio_driver`, `asyncio_driver`, `thread_driver`: wait for sockets and times in the caller's loop or threads;
 * `loops`: detects the running event loop and chooses the driver; `timers`: callbacks at a certain time;
 * `subscriptions`, `pubsub_state`: messages, on a second connection that the same driver drives;

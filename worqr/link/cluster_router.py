@@ -27,11 +27,10 @@ from worqr.link.driver import Driver, Waiter, settle_soon
 from worqr.link.log_thread import LogThread
 from worqr.link.node_client import ConnectionHistory, LinkCondition, NodeClient
 from worqr.link.reasons import is_unknown_host
-from worqr.link.rebalancer import Rebalancer
+from worqr.link.rebalancer import Rebalancer, SlotOrder
 from worqr.link.request import Posted, Request, give_up
 from worqr.link.request_queue import RequestQueue
 from worqr.link.settings import Endpoint, LinkSettings
-from worqr.link.slot_order import SlotOrder
 from worqr.link.topology import NodeEndpoint, Topology, TopologyView
 from worqr.link.wire_form import slot_of
 

@@ -1,14 +1,14 @@
-"""`Rebalancer`: the part of one node's client that belongs to the cluster. Used in the driver's loop.
+"""The requests of slots that have moved to another node of a cluster. Used in the driver's loop.
 
-Here: which requests belong to the node, and the hand-over of the others. Not here: the choice of the client for new requests
-(`cluster_router`, of which the protocol `Cluster` is a part).
+`Rebalancer` hands over the requests in one node's client that belong to other nodes. `SlotOrder` chooses the client for the new
+requests of such a slot. Not here: the clients of all nodes (`cluster_router`; the protocol `Cluster` is a part of it).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from worqr.errors import Unavailable, WorqrError
 from worqr.link.connector import ReadyWaiters
@@ -18,6 +18,8 @@ from worqr.link.request import Request
 from worqr.link.settings import Endpoint
 from worqr.link.topology import Topology
 from worqr.link.wire_form import slot_of
+
+P = TypeVar("P")
 
 SILENT: Final = 0.25
 """Seconds without input, after which a node may have lost its slots."""
@@ -114,3 +116,48 @@ class Rebalancer:
                 self._end(Unavailable("the node is no primary any more"))
         elif connection is not None and time.monotonic() - connection.heard_at >= SILENT:
             self._pipeline.give_up("it is no primary any more", innocent=True)
+
+
+class SlotOrder(Generic[P]):
+    """Chooses the client for the new requests of a slot that has moved to another node. `ClusterRouter` uses it in the loop.
+
+    It remembers the client that got the newest request of each slot: at most 16384 entries.
+
+    The old node's client may still have requests of the slot: waiting, held back, or in flight. If the new node's client got
+    a new request at once, it would overtake them. So the old client gets it, too, and hands over all requests in order. When
+    the old client reports that it has none of the slot's requests left, the new client gets the new ones.
+    """
+
+    __slots__ = ("_last", "_passing")
+
+    def __init__(self) -> None:
+        self._last: dict[int, P] = {}
+        self._passing: dict[P, set[int]] = {}  # slots of other nodes, of which this client may have requests left
+
+    def choose(self, slot: int, owner: P) -> tuple[P, bool]:
+        """Return the client for a new request of `slot`, whose node is `owner`. True: ask this client to hand over its
+        requests.
+        """
+        last = self._last.setdefault(slot, owner)
+        if last == owner:
+            return owner, False
+        is_new = last not in self._passing
+        self._passing.setdefault(last, set()).add(slot)
+        return last, is_new
+
+    def is_passing(self, client: P) -> bool:
+        """Return True if `client` must report the slots of its remaining requests."""
+        return client in self._passing
+
+    def passed(self, client: P, left: Collection[int]) -> None:
+        """`client` has requests of no other slots than `left`, neither waiting nor on their way."""
+        slots = self._passing.pop(client, set[int]())
+        for slot in slots.difference(left):
+            del self._last[slot]
+        if remaining := slots.intersection(left):
+            self._passing[client] = remaining
+
+    def forget(self, client: P) -> None:
+        """`client` has ended, and has nothing left."""
+        self._passing.pop(client, None)
+        self._last = {slot: last for slot, last in self._last.items() if last != client}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worqr.link.slot_order import SlotOrder
+from worqr.link.rebalancer import SlotOrder
 
 A, B = "pipe of A", "pipe of B"
 
