@@ -4,7 +4,7 @@ The rest of worqr uses `Link`. The modules behind it:
 
 * `settings`, `tls`, `server_info`, `server_errors`: parse the address, check certificate files and the server, classify errors;
 * `server_stats`: the memory and the clients of the server, for metrics;
-* `reasons`, `strangers`, `credentials`: explain failed connections, detect other programs at the port, supply passwords;
+* `reasons`, `credentials`: explain failed connections, detect other programs at the port, supply passwords;
 * `connection`: opens and checks one connection with blocking calls; `transport`: drives the same connection without blocking;
 * `request`, `request_queue`, `replication`, `session`, `wire_form`: requests, their states and their replies; no I/O;
 * `pipeline`, `live_connection`: batches on one connection, and their failures;

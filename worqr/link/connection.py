@@ -27,12 +27,11 @@ import hiredis
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
 from worqr.link.endpoints import EndpointResolver, StaticEndpoint
-from worqr.link.reasons import cause_of
+from worqr.link.reasons import cause_of, no_server, plain_reply, speaks_tls
 from worqr.link.redis_py import redis_py
 from worqr.link.server_errors import ConnectionLost, ErrorReply, as_connect_error, as_connection_lost, as_error_reply
 from worqr.link.server_info import INFO_SECTIONS, ServerInfo, read_server_info
 from worqr.link.settings import Address, Endpoint, LinkSettings
-from worqr.link.strangers import no_server, plain_reply, speaks_tls
 from worqr.link.tls import check_tls_files, is_silent_handshake
 from worqr.lua import Script
 
