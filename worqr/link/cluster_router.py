@@ -4,7 +4,7 @@ Here: the choice of the client for each request. Not here: the owners of slots (
 which works for a node as for a standalone server.
 
 All keys of a call share the slot of its base, so a call goes to one node. One client sends the requests of a base in their
-order, also while a slot moves to another node (`slot_order`). Two requests can change places only if a slot moves twice
+order, also while a slot moves to another node (`rebalancer.SlotOrder`). Two requests can change places only if a slot moves twice
 within the few milliseconds of such a hand-over.
 
 All clients number their requests together, under one producer. The server's stored replies move with the keys. So the new

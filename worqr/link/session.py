@@ -29,11 +29,10 @@ from typing import Any, Final, cast
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError
 from worqr.link.clocks import boottime
 from worqr.link.connection import loading, pack
-from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
 from worqr.link.request import Request, SequenceNumbers, mark_written
 from worqr.link.request_queue import RequestQueue
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply, is_no_longer_primary
-from worqr.link.wire_form import as_sent
+from worqr.link.wire_form import NOT_YET, NotRedis, ReplyReader, as_sent, new_reader
 from worqr.lua import Script
 from worqr.script_call import Call
 

@@ -26,12 +26,12 @@ from worqr.link.driver import Driver, copy_of
 from worqr.link.endpoints import EndpointResolver
 from worqr.link.log_thread import LogThread
 from worqr.link.pubsub_state import Channels, Command
-from worqr.link.replies import NOT_YET, NotRedis, ReplyReader, new_reader
 from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.settings import LinkSettings
 from worqr.link.subscription import Subscription, SubscriptionListener, receive_all
 from worqr.link.timers import LATE, Alarm
 from worqr.link.transport import Transport
+from worqr.link.wire_form import NOT_YET, NotRedis, ReplyReader, new_reader
 
 logger: logging.Logger = logging.getLogger(__name__)
 

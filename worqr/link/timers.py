@@ -47,7 +47,7 @@ class Timers:
         return timer
 
     def next(self) -> float:
-        """When the next callback is due; infinity if there is none. Callbacks that were cancelled do not count."""
+        """Return when the next callback is due; infinity if there is none. Callbacks that were cancelled do not count."""
         times = self._times
         while times and times[0][2].callback is None:
             heapq.heappop(times)

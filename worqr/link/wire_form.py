@@ -1,4 +1,7 @@
-"""The wire form of a call: for one server, and for a node of a cluster. No I/O; uses redis-py's hash.
+"""The wire form of calls and replies. No I/O.
+
+Here: the script and keys of a call, for one server and for a node of a cluster, and the parser of replies, whose bytes may arrive
+split anywhere. hiredis parses; an error reply is returned.
 
 On a cluster the channels of a queue are sharded, so the scripts that publish there have a variant (`Script.sharded`).
 
@@ -9,15 +12,22 @@ TRYAGAIN or ASK instead, and the call waits until the slot has moved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, Protocol, cast
+
+import hiredis
 
 from worqr.keys import NONEXISTENT
 from worqr.link.redis_py import redis_py
+from worqr.link.server_errors import error_reply
 from worqr.lua import Script
 from worqr.script_call import Call
 
 SLOTS = 16384
+
+NOT_YET: Final = object()
+"""The result of `ReplyReader.gets` when no whole reply has arrived."""
 
 
 def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...]]:
@@ -31,3 +41,25 @@ def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...
 def slot_of(name: str) -> int:
     """Return the hash slot of a key, a channel, or a base: 0 to 16383."""
     return redis_py().key_slot(name.encode())
+
+
+class NotRedis(Exception):
+    """Bytes that are no reply of a Redis server."""
+
+
+class ReplyReader(Protocol):
+    """The parser of one connection."""
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes from the server."""
+        ...
+
+    def gets(self) -> object:
+        """Return the next reply, or `NOT_YET`. An error reply is an `ErrorReply`. Raises `NotRedis`."""
+        ...
+
+
+def new_reader() -> ReplyReader:
+    """Return a parser for a connection that has just been made."""
+    make = cast("Callable[..., Any]", hiredis.Reader)
+    return cast("ReplyReader", make(replyError=error_reply, protocolError=NotRedis, notEnoughData=NOT_YET))
