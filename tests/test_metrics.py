@@ -177,31 +177,30 @@ def queue(name: str, waiting: int = 0, **counts: int) -> worqr.QueueInfo:
     return worqr.QueueInfo(name, waiting, 2, 3, 4, 5, 6, None, 7.5, 1, counts)
 
 
-def worker(app: str, *, leads: bool = False, dead: bool = False) -> worqr.WorkerInfo:
-    state = "dead" if dead else "ready"
-    return worqr.WorkerInfo("id", "host", 1, app, "0.1", frozenset(), 3, 97, 0.1, state=state, leads=leads)  # type: ignore[arg-type]
+def mesh_info(
+    *queues: worqr.QueueInfo, leader: str | None = "w", left_out: int = 0, others: worqr.QueueInfo | None = None
+) -> worqr.MeshInfo:
+    apps = {"a": worqr.AppInfo(2, 6, 194), "b": worqr.AppInfo(1, 3, 97)}
+    return worqr.MeshInfo(from_ms(0), "leader", 1.5, leader, queues, left_out, others, apps)
 
 
-def scraped(
-    fleet: FleetMetrics, *queues: worqr.QueueInfo, workers: tuple[worqr.WorkerInfo, ...] = ()
-) -> dict[str, float]:
+def scraped(fleet: FleetMetrics, mesh: worqr.MeshInfo) -> dict[str, float]:
     schedules = [
         Schedule("s", from_ms(5000), from_ms(2000), paused=True),
         Schedule("t", from_ms(5000), None, paused=False),
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
-    snapshot = FleetSnapshot(queues, workers, schedules, stats)
-    text, _ = exposition(fleet.collector(snapshot), "")
+    text, _ = exposition(fleet.collector(FleetSnapshot(mesh, 1, schedules, stats)), "")
     return values(text.decode())
 
 
 def test_a_mesh_has_every_metric() -> None:
-    workers = (worker("a", leads=True), worker("a"), worker("b"), worker("b", dead=True))
-    found = scraped(FleetMetrics(300), queue("q", 1, finished=10, timed_out=1), workers=workers)
+    found = scraped(FleetMetrics(300), mesh_info(queue("q", 1, finished=10, timed_out=1)))
     assert {name.partition("{")[0] for name in found} == FLEET.keys()
     for name, value in {
         "worqr_up": 1,
         "worqr_has_leader": 1,
+        "worqr_snapshot_age_seconds": 1.5,
         "worqr_queues_not_shown": 0,
         'worqr_workers{app="a"}': 2,
         'worqr_workers{app="b"}': 1,
@@ -236,7 +235,8 @@ def test_a_mesh_has_every_metric() -> None:
 def test_too_many_queues_are_summed_up_and_those_that_were_shown_stay() -> None:
     fleet = FleetMetrics(2)
     found = scraped(
-        fleet, queue("a", 1), queue("b", 20, finished=1), queue("c", 30, finished=5), queue("d", 2, finished=7)
+        fleet,
+        mesh_info(queue("a", 1), queue("b", 20, finished=1), queue("c", 30, finished=5), queue("d", 2, finished=7)),
     )
     assert found["worqr_queues_not_shown"] == 2
     assert {name for name in found if name.startswith("worqr_queue_waiting")} == {
@@ -245,22 +245,30 @@ def test_too_many_queues_are_summed_up_and_those_that_were_shown_stay() -> None:
     assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 3
     assert found[f'worqr_tasks_total{{event="finished",queue="{OTHER}"}}'] == 7
     assert f'worqr_queue_paused{{queue="{OTHER}"}}' not in found
-    found = scraped(fleet, queue("a", 99), queue("c"), queue("d", 100))  # b has gone, c is idle
+    found = scraped(fleet, mesh_info(queue("a", 99), queue("c"), queue("d", 100)))  # b has gone, c is idle
     assert 'worqr_queue_waiting{queue="c"}' in found
     assert 'worqr_queue_waiting{queue="d"}' in found
     assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 99
 
 
+def test_queues_that_the_snapshot_leaves_out_count_among_the_others() -> None:
+    mesh = mesh_info(queue("a", 5), queue("b", 1), leader=None, left_out=7, others=queue("", 10, finished=2))
+    found = scraped(FleetMetrics(1), mesh)
+    assert (found["worqr_queues_not_shown"], found["worqr_has_leader"]) == (8, 0)
+    assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 11
+    assert found[f'worqr_tasks_total{{event="finished",queue="{OTHER}"}}'] == 2
+
+
 def test_the_number_of_lines_is_bounded() -> None:
     queues = [queue(f"q{n}", n, **dict.fromkeys(EVENTS, n)) for n in range(1000)]
-    found = scraped(FleetMetrics(300), *queues)
+    found = scraped(FleetMetrics(300), mesh_info(*queues))
     assert len([name for name in found if "queue=" in name]) <= 301 * 20
     assert found["worqr_queues_not_shown"] == 700
 
 
 def test_names_of_any_kind_are_labels() -> None:
     name = 'a "b"\\c\u202e{d}'
-    found = scraped(FleetMetrics(300), queue(name))
+    found = scraped(FleetMetrics(300), mesh_info(queue(name)))
     assert found[f'worqr_queue_waiting{{queue="{name}"}}'] == 0
 
 

@@ -20,6 +20,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Mesh": (
         ("Server and leader", "short", {"worqr_up": "server", "worqr_has_leader": "leader"}),
         ("Workers", "short", {"worqr_workers": "{{app}}", "worqr_workers_dying": "dying"}),
+        ("Age of the numbers", "s", {"worqr_snapshot_age_seconds": "age"}),
         ("Load", "short", {"worqr_worker_running": "running {{app}}", "worqr_worker_room": "free {{app}}"}),
     ),
     "Queues": (

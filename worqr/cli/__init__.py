@@ -83,7 +83,7 @@ GROUPS: Final = {
         ),
         "metrics": (
             "worqr.cli.metrics:metrics",
-            "Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C.\n\nEach scrape looks at the server once. "
+            "Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C.\n\nEach scrape reads one snapshot. "
             "While the server is away, worqr_up is 0.",
         ),
         "health": (

@@ -1,4 +1,4 @@
-"""``worqr metrics``: the metrics of a whole mesh, for Prometheus. Each scrape looks at the server once."""
+"""``worqr metrics``: the metrics of a whole mesh, for Prometheus. Each scrape reads one snapshot of the mesh."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from worqr.cli.parsing import parse_duration
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.inside import client_of
+from worqr.keys import RegistryKeys
+from worqr.ops import look_at_workers
 
 if TYPE_CHECKING:
-    from worqr.link import ServerStats
     from worqr.mesh import Mesh
     from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
 
@@ -129,10 +130,8 @@ async def read_fleet(mesh: Mesh) -> FleetSnapshot:
     """
     from worqr.metrics.fleet import FleetSnapshot
 
-    queues, workers, schedules = await mesh.queues(), await mesh.workers(), await mesh.schedules()
-    return FleetSnapshot(queues, workers, schedules, await _server_stats(mesh))
-
-
-async def _server_stats(mesh: Mesh) -> ServerStats:
     link = client_of(mesh).link
-    return await trio.to_thread.run_sync(link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True)
+    info, schedules = await mesh.info(), await mesh.schedules()
+    workers = await link.call(look_at_workers(RegistryKeys(mesh.prefix)))
+    stats = await trio.to_thread.run_sync(link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True)
+    return FleetSnapshot(info, len(workers.dying), schedules, stats)

@@ -53,6 +53,7 @@ PEER: Final[dict[str, Metric]] = {
 FLEET: Final[dict[str, Metric]] = {
     "worqr_up": _gauge("1 if the server replies; without it, no other metric is there"),
     "worqr_has_leader": _gauge("1 if a worker is the leader of the mesh"),
+    "worqr_snapshot_age_seconds": _gauge("how old the numbers of queues and workers are"),
     "worqr_queues_not_shown": _gauge('queues that are summed up as `queue="(other)"`'),
     "worqr_workers": _gauge("workers", "app"),
     "worqr_worker_running": _gauge("tasks that the workers run", "app"),

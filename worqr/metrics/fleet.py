@@ -18,7 +18,7 @@ from worqr.cron import Schedule
 from worqr.link import ServerStats
 from worqr.metrics.catalogue import FLEET
 from worqr.metrics.families import Families
-from worqr.records import QueueInfo, WorkerInfo
+from worqr.records import MeshInfo, QueueInfo
 
 OTHER: Final = "(other)"
 """The label of the queues that are not shown by their names. No queue can have this name and be served by a function."""
@@ -28,10 +28,10 @@ EVENTS: Final = ("enqueued", "claimed", "finished", "retried", "failed", "broken
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """What one look at the server has found."""
+    """What one look at the server has found. `dying`: workers that were declared dead, and whose tasks are being given back."""
 
-    queues: Sequence[QueueInfo]
-    workers: Sequence[WorkerInfo]
+    mesh: MeshInfo
+    dying: int
     schedules: Sequence[Schedule]
     server: ServerStats
 
@@ -52,20 +52,25 @@ class FleetMetrics:
         found = Families(FLEET)
         found.add("worqr_up", snapshot is not None)
         if snapshot is not None:
-            _add_workers(found, snapshot.workers)
-            self._add_queues(found, snapshot.queues)
+            found.add("worqr_snapshot_age_seconds", snapshot.mesh.age)
+            found.add("worqr_workers_dying", snapshot.dying)
+            _add_workers(found, snapshot.mesh)
+            self._add_queues(found, snapshot.mesh)
             for schedule in snapshot.schedules:
                 _add_schedule(found, schedule)
             _add_server(found, snapshot.server)
         return _Collected(found.all())
 
-    def _add_queues(self, found: Families, queues: Sequence[QueueInfo]) -> None:
+    def _add_queues(self, found: Families, mesh: MeshInfo) -> None:
+        queues = mesh.queues
         self._shown &= {info.name for info in queues}
         for info in sorted(queues, key=_activity, reverse=True):
             if len(self._shown) < self._max_queues:
                 self._shown.add(info.name)
         others = [info for info in queues if info.name not in self._shown]
-        found.add("worqr_queues_not_shown", len(others))
+        found.add("worqr_queues_not_shown", len(others) + mesh.queues_left_out)
+        if mesh.others is not None:
+            others.append(mesh.others)
         for info in queues:
             if info.name in self._shown:
                 _add_queue(found, info.name, [info])
@@ -105,14 +110,12 @@ def _add_queue(found: Families, name: str, infos: Sequence[QueueInfo]) -> None:
         found.add("worqr_tasks_total", count, name, event)
 
 
-def _add_workers(found: Families, workers: Sequence[WorkerInfo]) -> None:
-    found.add("worqr_has_leader", any(info.leads for info in workers))
-    found.add("worqr_workers_dying", sum(info.state == "dead" for info in workers))
-    for app in sorted({info.app for info in workers}):
-        those = [info for info in workers if info.app == app and info.state != "dead"]
-        found.add("worqr_workers", len(those), app)
-        found.add("worqr_worker_running", sum(info.running for info in those), app)
-        found.add("worqr_worker_room", sum(info.room for info in those), app)
+def _add_workers(found: Families, mesh: MeshInfo) -> None:
+    found.add("worqr_has_leader", mesh.leader is not None)
+    for name, app in sorted(mesh.apps.items()):
+        found.add("worqr_workers", app.workers, name)
+        found.add("worqr_worker_running", app.running, name)
+        found.add("worqr_worker_room", app.room, name)
 
 
 def _add_schedule(found: Families, schedule: Schedule) -> None:
