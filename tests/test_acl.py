@@ -7,9 +7,10 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import trio
 import worqr
 from tests.ops.driver import FUTURE, PAST, Desk
 from tests.ops.scene import CALLS, Scene, next_call, reset_scene, set_scene
+from tests.ops.schedules import declared
 from tests.peer.tools import QUICK, eventually, serving, until
 from tests.support.clusters import cluster_of
 from tests.support.leaks import Entry, dump
@@ -55,6 +57,20 @@ SCRIPTS = {
         *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues", "note_event"),
         *("list_tasks", "list_queues", "inspect", "list_schedules", "purge_queue", "list_shards", "declare_shards"),
     },
+    "viewer": {
+        *(
+            "list_queues",
+            "inspect",
+            "list_tasks",
+            "list_jobs",
+            "list_running",
+            "read_job",
+            "read_payload",
+            "job_status",
+        ),
+        *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
+        *("read_snapshot", "list_events"),
+    },
 }
 """What the programs of each role send."""
 
@@ -80,7 +96,7 @@ def lines() -> dict[str, list[str]]:
     return {user: rules for user, rules in all_lines().items() if user != EVERYTHING}
 
 
-ROLES = ("producer", "peer", "operator")
+ROLES = ("producer", "peer", "operator", "viewer")
 
 
 def commands_in(rules: list[str]) -> set[str]:
@@ -303,7 +319,8 @@ def test_no_right_of_a_role_is_idle(users: Users, role: str) -> None:
             idle.append(item)
         users.client.execute_command("ACL", "LOG", "RESET")
         client.close()
-    assert set(idle) == IDLE.keys() - ({"+info"} if role == "peer" else set())  # which the leader's look asks for, too
+    also = {"&worqr:{*"} if role == "viewer" else set[str]()  # for events and results, which it hears and never sends
+    assert set(idle) == IDLE.keys() - ({"+info"} if role == "peer" else also) | also  # the leader's look asks for +info
 
 
 # Stories: programs as applications write them, each with the rights of its role alone
@@ -499,6 +516,99 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     assert await broad.count() == 0
 
 
+READS: dict[type, dict[str, Callable[[Any], Any]]] = {
+    worqr.Mesh: {
+        "find": lambda mesh: mesh.find("waits"),
+        "info": lambda mesh: mesh.info(),
+        "log": lambda mesh: mesh.log(),
+        "queues": lambda mesh: mesh.queues(),
+        "schedules": lambda mesh: mesh.schedules(),
+        "workers": lambda mesh: mesh.workers(),
+    },
+    worqr.Queue: {
+        "count": lambda queue: queue.count(),
+        "info": lambda queue: queue.info(),
+        "jobs": lambda queue: queue.jobs(state="scheduled"),
+        "payload": lambda queue: queue.payload("waits"),
+        "peek": lambda queue: queue.peek(),
+        "read": lambda queue: queue.read("runs", payload=True),
+        "running": lambda queue: queue.running(),
+        "tasks": lambda queue: queue.tasks(),
+    },
+    worqr.Aside: {"errors": lambda aside: aside.errors(), "list": lambda aside: aside.list()},
+    worqr.Job: {"result": lambda job: job.result(), "status": lambda job: job.status()},
+}
+"""The calls that only read, all of them: see `ACTS`."""
+ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
+    worqr.Mesh: {
+        "dispatch_many": lambda mesh: mesh.dispatch_many([mesh.call("Q1", b"x")]),
+        "enqueue_many": lambda mesh: mesh.enqueue_many([mesh.call("Q1", b"x")]),
+        "evict": lambda mesh: mesh.evict("A"),
+        "pause_schedule": lambda mesh: mesh.pause_schedule("s"),
+    },
+    worqr.Queue: {
+        "cancel": lambda queue: queue.cancel(b"x"),
+        "cancel_all": lambda queue: queue.cancel_all(),
+        "cancel_claims": lambda queue: queue.cancel_claims("1"),
+        "delete": lambda queue: queue.delete(),
+        "dispatch": lambda queue: queue.dispatch(b"x"),
+        "enqueue": lambda queue: queue.enqueue(b"x"),
+        "pause": lambda queue: queue.pause(),
+        "resume": lambda queue: queue.resume(),
+        "run_now": lambda queue: queue.run_now("due"),
+    },
+    worqr.Aside: {
+        "drop": lambda aside: aside.drop("lost"),
+        "drop_all": lambda aside: aside.drop_all(),
+        "retry": lambda aside: aside.retry("lost"),
+        "retry_all": lambda aside: aside.retry_all(),
+    },
+    worqr.Job: {"cancel": lambda job: job.cancel()},
+}
+"""The calls that change something."""
+
+
+@pytest.mark.parametrize("of", READS, ids=lambda of: of.__name__)
+def test_each_call_is_one_that_reads_or_one_that_acts(of: type) -> None:
+    calls = {name for name in dir(of) if not name.startswith("_") and iscoroutinefunction(getattr(of, name))}
+    assert calls - READS[of].keys() - ACTS[of].keys() - {"history"} == set()
+    assert READS[of].keys() | ACTS[of].keys() <= calls
+
+
+@pytest.mark.leaves("*")
+async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> None:
+    desk = seated(users)
+    set_scene(desk)
+    declared(desk)
+    desk.client.delete(desk.g.watched)
+    mesh = users.mesh("viewer")
+    queue = mesh.queue("Q1")
+    handles: dict[type, Any] = {
+        worqr.Mesh: mesh,
+        worqr.Queue: queue,
+        worqr.Aside: queue.failed,
+        worqr.Job: queue.job("done"),
+    }
+    before = dump(desk.client, desk.prefix)
+
+    def changed() -> set[str]:
+        """Keys that are new or have another value. Some expire meanwhile."""
+        now = dump(desk.client, desk.prefix).items()
+        return {desk.short(key.decode()) for key, entry in now if before.get(key) != entry}
+
+    async with mesh.connect(), queue.events(), mesh.connection_events():
+        for of, calls in READS.items():
+            for read in calls.values():
+                await read(handles[of])
+        assert users.denied() == []
+        assert changed() == {":watched"}
+        for of, calls in ACTS.items():
+            for name, act in calls.items():
+                with pytest.raises(worqr.RefusedByServer):
+                    await act(handles[of])
+                assert changed() == {":watched"}, name
+
+
 async def states_of(queue: worqr.Queue) -> list[str]:
     return [status.state for status in await queue.running()]
 
@@ -521,6 +631,7 @@ MAY = {
     "producer": set[str](),
     "peer": {TASKS, LISTS, CLAIMS, REGISTRY, PAUSE},
     "operator": {TASKS, LISTS, PAUSE},
+    "viewer": {TASKS, LISTS},
     "shop": set[str](),
 }
 TRIES: list[tuple[str, tuple[str | int, ...]]] = [
