@@ -12,7 +12,8 @@
 -- RETURNS waiting fields | due fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
 --   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
 -- RESEND safe: it only reads
-local job, active, result, older_result, counts, dead_letter_index = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local job, active, result, older_result = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local counts, dead_letter_index = KEYS[5], KEYS[6]
 local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- The fields of the record `key`. `tries`: attempts that the three counters do not count.

@@ -8,12 +8,13 @@
 local log = KEYS[1]
 local limit, after = ARGV[1], ARGV[2]
 
-local reply, found = {'ok'}, nil
+local found
 if after == '' then
   found = redis.call('XREVRANGE', log, '+', '-', 'COUNT', limit)
 else
   found = redis.call('XRANGE', log, '(' .. after, '+', 'COUNT', limit)
 end
+local reply = {'ok'}
 for _, entry in ipairs(found) do
   reply[#reply + 1] = entry
 end

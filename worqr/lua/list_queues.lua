@@ -19,4 +19,5 @@ if after_noted ~= '' then
     from = redis.call('ZCOUNT', queues, '(' .. after_noted, '+inf')
   end
 end
-return {'ok', now_ms(), redis.call('ZREVRANGE', queues, from, from + limit - 1, 'WITHSCORES'), redis.call('EXISTS', watched)}
+local names = redis.call('ZREVRANGE', queues, from, from + limit - 1, 'WITHSCORES')
+return {'ok', now_ms(), names, redis.call('EXISTS', watched)}
