@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -238,3 +239,36 @@ async def test_slow_looks_are_rare(autojump_clock: trio.abc.Clock, monkeypatch: 
         await looks.get("key", read, spare=True)
         await trio.sleep(1)
     assert reads <= 3
+
+
+@LEFT
+async def test_pages_and_streams_under_asyncio(connected: worqr.Mesh, site: Site, server: Server) -> None:
+    """FastAPI and Starlette applications on uvicorn run the dashboard on an asyncio loop."""
+    await connected.queue("mails").enqueue(b"1")
+
+    async def main() -> tuple[int, str]:
+        page = await site.get("/queue", name="mails")
+        gone, body = asyncio.Event(), bytearray()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            body.extend(message.get("body", b""))
+            if b"event: set" in body:
+                gone.set()
+
+        scope = {
+            "type": "http", "method": "GET", "path": "/live", "query_string": b"view=queue&name=mails",
+            "headers": [(b"host", b"127.0.0.1")], "scheme": "http", "root_path": "",
+        }  # fmt: skip
+        await asyncio.wait_for(site.app(scope, receive, send), PATIENCE)
+        return page.status_code, body.decode()
+
+    status, body = await trio.to_thread.run_sync(lambda: asyncio.run(main()))
+    assert status == 200
+    assert '"queue.mails.waiting":"1"' in body
+    with server.client() as client, trio.fail_after(PATIENCE):
+        while connections(client):
+            await trio.sleep(0.02)

@@ -12,6 +12,7 @@ import trio
 
 import worqr
 from tests.dashboard.conftest import Site
+from tests.support.servers import Server
 from worqr.dashboard import Viewer, operator, reader
 from worqr.dashboard.notices import notice
 from worqr.dashboard.routes import ROUTES
@@ -435,3 +436,27 @@ async def test_a_plain_task_that_runs_is_cancelled_by_its_claim(connected: worqr
         answer = await site.post("/cancel", queue="slow", claim=claim)
         assert re.search(r"done=cancel%3A0%3A1%3A1%3A\d+$", answer.headers["location"])
         nursery.cancel_scope.cancel()
+
+
+@LEFT
+async def test_a_right_that_the_server_refuses_is_a_page(
+    connected: worqr.Mesh, server: Server, prefix: str, site: Site
+) -> None:
+    await connected.queue("mails").enqueue(b"1")
+    with server.client() as client:
+        rights = (f"%R~{prefix}:*", f"~{{{prefix}}}:*", "&*", "+@all", "-@dangerous", "+info")
+        client.acl_setuser("viewer", enabled=True, reset=True, passwords=["+s3cr3t"])
+        client.execute_command("ACL", "SETUSER", "viewer", *rights)
+        try:
+            url = server.tcp_url.replace("redis://", "redis://viewer:s3cr3t@")
+            limited = Site(worqr.Mesh("redis://127.0.0.1:1/0", prefix=prefix, patience=10), options={"url": url})
+            answer = await limited.get("/queue", name="mails")
+            assert answer.status_code == 502
+            assert "The server rejected the request" in answer.text
+            answer = await limited.post("/pause", queue="mails")
+            assert answer.status_code == 502
+            assert "s3cr3t" not in answer.text
+            assert "Traceback" not in answer.text
+        finally:
+            client.acl_deluser("viewer")
+    assert (await connected.queue("mails").info()).paused is None

@@ -37,7 +37,9 @@ def _ids(visit: Visit) -> list[str]:
 def _values(visit: Visit, name: str) -> list[str]:
     """Return the values of a field that a form may have several times."""
     found = [value for field, value in visit.form if field == name and value]
-    if len(found) > MOST or max(map(len, found), default=0) > LONGEST_VALUE:
+    if max(map(len, found), default=0) > LONGEST_VALUE:
+        raise Refused(400, f"{name!r} is longer than {LONGEST_VALUE} characters.")
+    if len(found) > MOST:
         raise Refused(400, f"At most {MOST} tasks at a time. `worqr failed retry --all` takes any number.")
     return found
 
