@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -49,7 +49,6 @@ class Running:
     mesh: worqr.Mesh
     portal: trio.lowlevel.TrioToken
     stop: trio.Event
-    requests: list[str] = field(default_factory=list)
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run an async function in that loop."""
@@ -76,17 +75,12 @@ async def run_site(server: Server, ready: Callable[[Running], None]) -> None:
     site = Running(f"http://127.0.0.1:{port}", mesh, trio.lowlevel.current_trio_token(), stop)
     dashboard = Dashboard(mesh, access=lambda scope: admin("ada"), hosts=("127.0.0.1",))
 
-    async def counted(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            site.requests.append(scope["path"])
-        await dashboard(scope, receive, send)
-
     config = Config()
     config.bind, config.graceful_timeout, config.errorlog, config.accesslog = [f"127.0.0.1:{port}"], 1, None, None
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(peer.serve, "slow", until_cancelled)
         await nursery.start(peer.serve, "failing", fails)
-        await nursery.start(partial(serve, counted, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
+        await nursery.start(partial(serve, dashboard, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
         ready(site)
         await stop.wait()
         dashboard._looks.close()  # pyright: ignore[reportPrivateUsage]
@@ -126,6 +120,8 @@ class Tab:
     page: Any
     url: str
     complaints: list[str]
+    expected: str = "nothing"
+    """A regular expression of complaints that the test provokes. They may come late, so they are not waited for."""
 
     def open(self, path: str) -> None:
         self.page.goto(self.url + path, wait_until="domcontentloaded")
@@ -160,7 +156,8 @@ def open_tab(site: Running, browser: Any) -> Iterator[Callable[..., Tab]]:
     yield make
     for context in contexts:
         context.close()
-    assert [complaint for tab in tabs for complaint in tab.complaints] == []
+    found = [text for tab in tabs for text in tab.complaints if not re.search(tab.expected, text)]
+    assert found == []
 
 
 def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Tab]) -> None:
@@ -181,14 +178,15 @@ def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_
     tab = open_tab()
     tab.open("/queue?name=quiet")
     tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
-    site.requests.clear()
+    requests: list[str] = []
+    tab.page.on("request", lambda request: requests.append(request.url.removeprefix(site.url)))
     before = tab.text_of("queue.quiet.waiting")
     for n in range(3):
         site.enqueue("quiet", b"1")
         tab.wait_for(
             f"""document.querySelector('[data-k="queue.quiet.waiting"]').textContent === '{int(before) + n + 1}'"""
         )
-    assert set(site.requests) <= {"/live"}
+    assert [path for path in requests if not path.startswith("/live?")] == []
 
 
 def test_a_hidden_tab_closes_its_stream(site: Running, open_tab: Callable[..., Tab]) -> None:
@@ -277,6 +275,7 @@ def test_payloads_and_names_are_no_markup(site: Running, open_tab: Callable[...,
 
 def test_injected_scripts_and_styles_do_not_run(open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
+    tab.expected = "Content Security Policy|404"
     tab.open("/")
     tab.page.evaluate("""
         document.body.insertAdjacentHTML('beforeend', '<img src="x" onerror="window.ran = 1"><p style="color: red" id="p">x</p>');
@@ -284,10 +283,10 @@ def test_injected_scripts_and_styles_do_not_run(open_tab: Callable[..., Tab]) ->
         script.textContent = 'window.ran = 2';
         document.body.append(script);
     """)
-    tab.wait_for("document.querySelector('#p')")
-    assert tab.page.evaluate("[window.ran, getComputedStyle(document.querySelector('#p')).color]")[0] is None
-    assert len(tab.complaints) >= 2
-    tab.complaints.clear()
+    tab.wait_for("document.querySelector('img').complete")
+    ran, colour = tab.page.evaluate("[window.ran, getComputedStyle(document.querySelector('#p')).color]")
+    assert ran is None
+    assert colour != "rgb(255, 0, 0)"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -296,6 +295,7 @@ def test_every_page_fits_and_can_be_read(scheme: str, width: int, site: Running,
     long = "a-very-long-name-" * 10
     site.dispatch(long, b"x" * 4000, id="b" * 200)
     tab = open_tab(color_scheme=scheme, viewport={"width": width, "height": 900})
+    tab.expected = "404"  # of /nothing
     paths = ["/", "/queues", "/running", "/failed", "/workers", "/schedules", "/search?q=x", "/nothing"]
     paths += [f"/queue?name={long}", f"/job?queue={long}&id={'b' * 200}", "/queue?name=failing&tab=failed"]
     for path in paths:
@@ -305,7 +305,6 @@ def test_every_page_fits_and_can_be_read(scheme: str, width: int, site: Running,
         dark = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (dark == "rgb(20, 21, 23)") == (scheme == "dark"), path
         assert tab.page.evaluate(CONTRAST) == [], path
-    tab.complaints[:] = [each for each in tab.complaints if "404" not in each]  # of /nothing
 
 
 CONTRAST = """

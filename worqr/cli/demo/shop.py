@@ -45,7 +45,7 @@ def make_mesh(url: str, name: str) -> worqr.Mesh:
     @mesh.task(name="payments.charge", retry=soon)
     async def charge(order: int, amount: float, card_number: str) -> None:
         await trio.sleep(random.uniform(0.2, 1.2))
-        if random.random() < 0.2:
+        if random.random() < 0.4:
             raise PaymentRefused(f"order {order}: the bank refused {amount:.2f} EUR")
 
     @mesh.task(name="images.resize", concurrency=3)
