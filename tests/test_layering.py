@@ -24,6 +24,7 @@ LAYERS = (
         "validation",
         "records",
         "snapshots",
+        "queue_age",
         "remote_error",
         "keys",
         "ids",

@@ -247,6 +247,13 @@ class QueueInfo:
     """The number of workers that serve the queue."""
     counts: Mapping[str, int]
     """Totals by event (``enqueued``, ``finished``, ``failed``, ...), since the counters were last unused for 30 days."""
+    age: float | None = None
+    """For how many seconds the oldest task has waited. None if no task waits.
+
+    For plain tasks, only ``mesh.info()`` returns it, as the leader's estimate; elsewhere it is None.
+    """
+    age_estimated: bool = False
+    """The leader estimated ``age`` from the totals of the queue. Tasks that waited when it began to lead count from that time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ MAX_REASON: Final = 300
 OTHERS: Final = "(others)"
 
 
-class _Queue(msgspec.Struct, omit_defaults=True):
+class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     """The fields of `QueueInfo`: those that are zero are not stored."""
 
     name: str
@@ -36,6 +36,8 @@ class _Queue(msgspec.Struct, omit_defaults=True):
     oldest_job: float | None = None
     workers: int = 0
     counts: dict[str, int] = {}
+    age: float | None = None
+    age_estimated: bool = False
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -92,6 +94,7 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
     counts: Counter[str] = Counter()
     for queue in queues:
         counts.update(queue.counts)
+    oldest = max(queues, key=lambda queue: -1.0 if queue.age is None else queue.age)
     return QueueInfo(
         name=OTHERS,
         waiting=sum(queue.waiting for queue in queues),
@@ -104,6 +107,8 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         oldest_job=max((queue.oldest_job for queue in queues if queue.oldest_job is not None), default=None),
         workers=sum(queue.workers for queue in queues),
         counts=dict(counts),
+        age=oldest.age,
+        age_estimated=oldest.age_estimated,
     )
 
 

@@ -56,6 +56,8 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
             "scheduled": 1,
             "paused": "\x1b[31mwhy [bold]",
             "oldest_job": None,
+            "age": None,
+            "age_estimated": False,
             "unserved": False,
         }
         assert (other["name"], other["unserved"]) == (long, True)

@@ -21,6 +21,7 @@ from worqr import ops
 from worqr.client import mesh_info
 from worqr.keys import QueueKeys
 from worqr.link.live_connection import LiveConnection
+from worqr.peer.leader import scanner
 from worqr.snapshots import MAX_REASON, decode_snapshot, encode_snapshot, most_active
 
 
@@ -176,6 +177,54 @@ async def test_a_leader_writes_snapshots_while_they_are_read(mesh: worqr.Mesh, o
         held.gate.set()
 
 
+async def test_the_leader_estimates_how_long_plain_tasks_have_waited(
+    mesh: worqr.Mesh, other: worqr.Mesh, desk: Desk
+) -> None:
+    held = Held()
+    async with other.connect(), serving(mesh, "Q1", held, concurrency=1):
+        await eventually(lambda: leaders(other), 1)
+        await eventually(lambda: source(other), "leader")
+        assert await age(other) == (None, False)
+        desk.client.lpush(desk.q.base, b"a")
+        desk.client.publish(desk.q.base, b"")
+        await held.wait(1)
+        before = desk.now()
+        desk.client.lpush(desk.q.base, b"b")  # by a program without worqr
+        after = desk.now()
+        found = await other.info()
+        while not found.queues[0].age_estimated:
+            await trio.sleep(0.05)
+            found = await other.info()
+        [queue] = found.queues
+        assert queue.age is not None
+        at = found.at.timestamp() * 1000
+        assert (at - after) / 1000 - SLACK <= queue.age <= (at - before) / 1000 + SLACK
+        assert (await other.queue("Q1").info()).age is None
+        held.gate.set()
+        await held.wait(2)
+        await eventually(lambda: age(other), (None, False))
+
+
+SLACK = 2 * scanner.SCAN_EVERY
+"""Seconds by which an estimate is off at most. In the worst case it is one interval of scans; a slow machine scans less often."""
+
+
+async def age(mesh: worqr.Mesh) -> tuple[float | None, bool]:
+    [queue] = (await mesh.info()).queues
+    return queue.age, queue.age_estimated
+
+
+async def test_a_job_at_the_front_has_its_exact_age(mesh: worqr.Mesh, desk: Desk) -> None:
+    async with mesh.connect():
+        await mesh.queue("Q1").dispatch(b"a", id="x")
+        desk.client.hset(desk.q.job("x"), "run_at", desk.now() - 60_000)
+        info = await mesh.queue("Q1").info()
+        assert (info.age, info.age_estimated) == (info.oldest_job, False)
+        assert info.age is not None
+        assert info.age >= 60
+        await mesh.queue("Q1").cancel_all()
+
+
 async def source(mesh: worqr.Mesh) -> str:
     return (await mesh.info()).source
 
@@ -230,13 +279,19 @@ def test_a_snapshot_names_the_most_active_queues_and_adds_up_the_rest() -> None:
     named, left_out, others = most_active(queues)
     assert [queue.name for queue in named] == [f"q{n:04}" for n in range(1002, 2, -1)]
     assert left_out == 3
+    aged = [replace(queue, age=1.5 if n == 1 else None, age_estimated=n == 1) for n, queue in enumerate(queues)]
+    _, _, rest = most_active(aged)
+    assert rest is not None
+    assert (rest.age, rest.age_estimated) == (1.5, True)
     assert others == queue_info("(others)", waiting=3, failed=3, counts={"enqueued": 3})
     assert most_active(queues[:2]) == (queues[1::-1], 0, None)
 
 
 def test_a_snapshot_is_read_as_it_was_written() -> None:
     every = {field.name: n for n, field in enumerate(fields(worqr.QueueInfo)) if field.name != "name"}
-    full = queue_info("full", **{**every, "paused": "", "oldest_job": 1.5, "counts": {"enqueued": 7}})
+    full = queue_info(
+        "full", **{**every, "paused": "", "oldest_job": 1.5, "counts": {"enqueued": 7}, "age_estimated": True}
+    )
     info = worqr.MeshInfo(
         at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         source="leader",

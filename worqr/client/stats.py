@@ -40,8 +40,14 @@ async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], 
         since = float(began)
 
 
-def merge_queue_info(name: str, shards: Sequence[Inspected]) -> QueueInfo:
-    """Return the sum of the shards. It is paused if a shard is, and a worker that serves several shards counts once."""
+def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence[float | None] = ()) -> QueueInfo:
+    """Return the sum of the shards. It is paused if a shard is, and a worker that serves several shards counts once.
+
+    Args:
+        name: the queue's name.
+        shards: what the server returned of each shard.
+        estimates: the ages of the oldest tasks, for shards with a plain task at the front.
+    """
     counts: Counter[str] = Counter()
     for each in shards:
         counts.update(each.counts)
@@ -49,6 +55,8 @@ def merge_queue_info(name: str, shards: Sequence[Inspected]) -> QueueInfo:
         for kind in COUNTED_ONCE & counts.keys():
             counts[kind] = max(each.counts.get(kind, 0) for each in shards)
     oldest = max((each.oldest_ms for each in shards if each.oldest_ms is not None), default=None)
+    estimated = max((age for age in estimates if age is not None), default=None)
+    age_estimated = estimated is not None and (oldest is None or estimated > oldest / 1000)
     return QueueInfo(
         name=name,
         waiting=sum(each.waiting for each in shards),
@@ -61,6 +69,8 @@ def merge_queue_info(name: str, shards: Sequence[Inspected]) -> QueueInfo:
         oldest_job=None if oldest is None else oldest / 1000,
         workers=len({worker for each in shards for worker in each.workers}),
         counts=dict(counts),
+        age=estimated if age_estimated else None if oldest is None else oldest / 1000,
+        age_estimated=age_estimated,
     )
 
 

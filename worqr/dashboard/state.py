@@ -122,7 +122,7 @@ def rates_between(before: MeshState, after: MeshState) -> dict[str, Rates]:
 
 def age_of(info: QueueInfo) -> float | None:
     """Return the seconds for which the oldest task of a queue has waited; None if it is not known."""
-    return info.oldest_job
+    return info.oldest_job if info.age is None else info.age
 
 
 def needs_of(state: MeshState, workers: Iterable[WorkerInfo], schedules: Iterable[Schedule]) -> list[Need]:

@@ -20,6 +20,7 @@ from worqr.link import Link
 from worqr.ops import Inspected
 from worqr.peer.known_queues import is_empty
 from worqr.peer.registration import LEASE
+from worqr.queue_age import QueuePlaces
 from worqr.records import MeshInfo, QueueInfo, WorkerInfo
 from worqr.snapshots import apps_of, encode_snapshot, is_in_use, most_active
 from worqr.validation import from_ms
@@ -43,6 +44,7 @@ class ScanPoster:
         self._keys = keys
         self._posted = False
         self._queues: dict[str, Inspected] = {}
+        self._places: dict[str, QueuePlaces] = {}
         self._workers: list[WorkerInfo] = []
         self._leader = ""
         self._read_workers_at = 0.0
@@ -50,6 +52,7 @@ class ScanPoster:
     def begin(self) -> None:
         """This peer leads now: forget what it found when it led before."""
         self.watch(False)
+        self._places.clear()
 
     def watch(self, watched: bool) -> bool:
         """Store whether a program reads snapshots. Return True if that is new: then all queues have to be read."""
@@ -61,7 +64,15 @@ class ScanPoster:
         return begins
 
     def record(self, found: Mapping[str, Inspected]) -> None:
-        """Keep what a scan has found, for snapshots."""
+        """Keep what a scan has found, for snapshots. The samples for ages are kept always."""
+        now = time.monotonic()
+        for name, queue in found.items():
+            if queue.waiting or queue.workers:
+                if (places := self._places.get(name)) is None:
+                    places = self._places[name] = QueuePlaces()
+                places.record(now, queue.waiting, queue.running, queue.counts)
+            else:
+                self._places.pop(name, None)
         if self.watched:
             self._queues.update(found)
             for name in [name for name, queue in found.items() if is_empty(queue)]:
@@ -71,6 +82,7 @@ class ScanPoster:
         """Forget queues of which the mesh has forgotten the names."""
         for name in names:
             self._queues.pop(name, None)
+            self._places.pop(name, None)
 
     async def post(self, waiting: Sequence[str], *, complete: bool, server_ms: int) -> None:
         """Announce the queues that wait, and store a snapshot if programs read them and all queues were read."""
@@ -96,17 +108,24 @@ class ScanPoster:
 
     async def _infos(self) -> list[QueueInfo]:
         """The queues, all shards of each as one."""
-        shards: dict[str, list[Inspected]] = {}
+        shards: dict[str, list[tuple[Inspected, float | None]]] = {}
+        now = time.monotonic()
         for name, queue in self._queues.items():
-            shards.setdefault(QueueKeys.of("", name).display_name, []).append(queue)
+            estimate = self._estimate(name, queue, now)
+            shards.setdefault(QueueKeys.of("", name).display_name, []).append((queue, estimate))
         found: list[QueueInfo] = []
-        for n, (name, queues) in enumerate(shards.items(), 1):
-            info = merge_queue_info(name, queues)
+        for n, (name, parts) in enumerate(shards.items(), 1):
+            info = merge_queue_info(name, [queue for queue, _ in parts], [estimate for _, estimate in parts])
             if is_in_use(info):  # a queue may hold deleted tasks only
                 found.append(info)
             if n % AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         return found
+
+    def _estimate(self, name: str, queue: Inspected, now: float) -> float | None:
+        """Estimate the age of the oldest task, unless the server knows it."""
+        places = self._places.get(name)
+        return None if places is None or queue.oldest_ms is not None else places.age(now)
 
     async def _read_workers(self) -> None:
         """Read the workers: all that one request returns each time, and larger numbers at intervals."""
