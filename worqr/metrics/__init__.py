@@ -7,8 +7,8 @@ is never used.
 
 try:
     import prometheus_client as prometheus_client
-except ImportError as error:
-    raise ImportError("worqr.metrics needs the Prometheus client: pip install 'worqr[metrics]'") from error
+except ImportError as _missing:
+    raise ImportError("worqr.metrics needs the Prometheus client: pip install 'worqr[metrics]'") from _missing
 
 from worqr.metrics.peer import peer_collector
 
