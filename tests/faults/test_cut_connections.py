@@ -76,8 +76,11 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await hand.delete()
             assert await hand.count() == 0
             await hand.running()
+            assert (await q.cancel_claims("1")).running == 0
             await mesh.queues()
             await mesh.workers()
+            await mesh.info()
+            assert "paused" in {entry.kind for entry in await mesh.log()}
             await nursery.start(partial(peer.serve, "Q3", _jobs, result_ttl=60))
             await _life_of_jobs(mesh.queue("Q3"))
             await _life_of_shards(mesh.queue("Q5", shards=2))
@@ -108,10 +111,14 @@ async def _life_of_jobs(q: worqr.Queue) -> None:
     job = await q.dispatch(b"later", id="x", delay=0.1)
     assert (job.outcome, await job.result(PATIENCE), (await job.status()).state) == ("created", b"1", "finished")
     assert await (await q.dispatch(b"tells")).result(PATIENCE) == b"1"
+    job = await q.dispatch(b"soon", id="y", delay=3600)
+    assert (await q.run_now("y"), await job.result(PATIENCE)) == (1, b"1")
+    assert (await q.read("y")).id == "y"
     assert await (await q.dispatch(b"never", delay=60)).cancel() == worqr.CancelCount(1, 0, 0)
     for n in range(3):
         with pytest.raises(worqr.JobFailed):
             await (await q.dispatch(b"fails", id=f"{n}")).result(PATIENCE)
+    assert (sum((await q.failed.errors()).values()), await q.payload("0")) == (3, b"fails")
     assert await q.failed.retry("0") == 1
     with trio.fail_after(PATIENCE):
         while [record.id for record in await q.failed.list()] != ["0", "2", "1"]:
@@ -119,7 +126,7 @@ async def _life_of_jobs(q: worqr.Queue) -> None:
     assert (await q.failed.drop("1"), await q.failed.drop_all()) == (1, 2)
     assert await q.jobs(state="waiting") == []
     counts = (await q.info()).counts
-    assert (counts["enqueued"], counts["finished"], counts["failed"], counts["cancelled"]) == (7, 2, 4, 1)
+    assert (counts["enqueued"], counts["finished"], counts["failed"], counts["cancelled"]) == (8, 3, 4, 1)
 
 
 async def _life_of_shards(q: worqr.Queue) -> None:

@@ -70,21 +70,23 @@ TABLE: dict[str, tuple[str, ...]] = {
     "no terminal, | head": ("cli/test_main.py::test_a_reader_who_has_seen_enough_is_no_traceback",),
     # No worker for it
     "a function name that is misspelt at the producer": (
-        "peer/test_unserved.py::test_a_queue_is_named_with_what_waits_what_was_meant_and_the_remedy",
-        "peer/test_unserved.py::test_the_leader_says_so",
+        "peer/test_unserved_queue_reporter.py::test_a_queue_is_named_with_what_waits_what_was_meant_and_the_remedy",
+        "peer/test_unserved_queue_reporter.py::test_the_leader_says_so",
         "cli/test_named_queue.py::test_a_queue_that_no_worker_serves_is_named_on_the_standard_error",
     ),
     "a function that is declared after the join": (
         "peer/test_late_functions.py::test_a_function_is_served_whether_it_was_declared_before_or_after_the_join",
     ),
-    "a function that was renamed while tasks waited": ("peer/test_unserved.py::test_the_leader_says_so",),
+    "a function that was renamed while tasks waited": (
+        "peer/test_unserved_queue_reporter.py::test_the_leader_says_so",
+    ),
     "join_in_thread() that nobody started": (
         "hosting/test_thread_peer.py::test_one_that_is_dropped_without_a_start_is_warned_of_where_it_was_made",
         "hosting/test_thread_peer.py::test_one_that_is_left_at_the_exit",
     ),
     "a parent that waits for its child with a concurrency of 1": (
-        "peer/test_parents.py::test_a_parent_whose_worker_has_no_slot_for_its_child_is_logged_once_with_the_remedy",
-        "peer/test_parents.py::test_a_function_that_waits_for_itself_needs_a_higher_concurrency",
+        "peer/test_starvation_detector.py::test_a_parent_whose_worker_has_no_slot_for_its_child_is_logged_once_with_the_remedy",
+        "peer/test_starvation_detector.py::test_a_function_that_waits_for_itself_needs_a_higher_concurrency",
     ),
     # Loops and threads
     "a plain function with a timeout that sleeps": (
