@@ -53,6 +53,11 @@ def duration(seconds: float | None) -> str:
     return " ".join(parts)
 
 
+def brief(seconds: float | None) -> str:
+    """Return a duration in its largest unit, for a narrow column: ``340 ms``, ``12 s``, ``3 min``, ``2 d``."""
+    return " ".join(duration(seconds).split(" ")[:2])
+
+
 def clock(when: datetime | None) -> str:
     """Return a time in UTC, to the second."""
     return NONE if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"

@@ -34,7 +34,7 @@ def state_numbers(
 def total_numbers(state: MeshState) -> dict[str, str]:
     """Return the totals of the overview."""
     texts = {f"total.{name}": figures.count(number) for name, number in state.total.items()}
-    texts["total.age"] = figures.duration(state.total["age"])
+    texts["total.age"] = figures.brief(state.total["age"])
     for name in ("finished_rate", "failed_rate"):
         texts[f"total.{name}"] = figures.rate(state.total[name])
     return texts
@@ -46,7 +46,7 @@ def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     names = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers")
     texts = {f"{start}.{name}": figures.count(getattr(info, name)) for name in names}
     texts[f"{start}.dead"] = figures.count(info.failed + info.broken)
-    texts[f"{start}.age"] = figures.duration(age_of(info))
+    texts[f"{start}.age"] = figures.brief(age_of(info))
     if full:
         texts |= {f"{start}.count.{name}": figures.count(number) for name, number in info.counts.items()}
     return texts
@@ -58,8 +58,8 @@ def worker_numbers(worker: WorkerInfo) -> dict[str, str]:
     return {
         f"{start}.running": figures.count(worker.running),
         f"{start}.room": figures.count(worker.room),
-        f"{start}.beat": figures.duration(worker.beat_age),
-        f"{start}.lag": figures.duration(worker.lag),
+        f"{start}.beat": figures.brief(worker.beat_age),
+        f"{start}.lag": figures.brief(worker.lag),
     }
 
 

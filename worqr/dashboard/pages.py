@@ -31,7 +31,21 @@ NAVIGATION: Final = (
 )
 """The pages that the navigation names."""
 FIGURES: Final = (
-    *("count", "rate", "duration", "clock", "iso", "since", "until", "size", "percent", "worker", "plural", "line"),
+    *(
+        "count",
+        "rate",
+        "duration",
+        "brief",
+        "clock",
+        "iso",
+        "since",
+        "until",
+        "size",
+        "percent",
+        "worker",
+        "plural",
+        "line",
+    ),
 )
 """The functions of `worqr.dashboard.figures` that templates use as filters."""
 
