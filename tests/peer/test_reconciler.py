@@ -6,10 +6,12 @@ import logging
 
 import pytest
 import redis
+import trio
 
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, serving, until
+from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
@@ -86,3 +88,31 @@ async def test_a_look_that_is_cut_off_is_made_again(
         await reconnect(client, mesh)
         await cut.wait_fired()
         assert await runs.wait(2) == [b"a", b"a"]
+
+
+async def test_a_check_that_follows_the_request_to_leave_does_not_end_the_registration(
+    new_mesh: NewMesh, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaving = proxy.hold_reply(script("stop_work").sha, on="data")
+    mesh = new_mesh(url=proxy.url)
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(b"a")
+        async with mesh.join() as peer, trio.open_nursery() as nursery:
+            first, taken = peer.id, trio.Event()
+
+            async def work() -> None:
+                async with peer.work("Q1") as claims:
+                    await claims.take(1)
+                    taken.set()
+
+            nursery.start_soon(work)
+            await taken.wait()
+            await leaving.wait_executed()
+            [consumer] = peer._engine.consumers
+            peer._engine.queues.reconciler.check(consumer, named=True)
+            leaving.release()
+            nursery.cancel_scope.deadline = trio.current_time() + PATIENCE
+        assert peer.id == first
+        assert [record.getMessage() for record in caplog.records if "worker.lost" in record.getMessage()] == []
+        assert await mesh.queue("Q1").tasks() == [b"a"]
+        await mesh.queue("Q1").cancel_all()

@@ -20,6 +20,7 @@ class Admission:
         registration: the registration under which the queue was entered, or is being entered.
         admitted: the queue lists the worker, so the consumer may request tasks.
         was_admitted: the queue has listed the worker once, under this registration or under an earlier one.
+        leaving: the queue is being left, so it may list the worker no longer.
         subscription: the subscription of the consumer's channels.
         listening: the server has confirmed the subscription.
         mapped_on: the number of the connection on which the registry recorded that this worker serves the queue.
@@ -30,6 +31,7 @@ class Admission:
         self.registration: Registration | None = None
         self.admitted: bool = False
         self.was_admitted: bool = False
+        self.leaving: bool = False
         self.subscription: Subscription | None = None
         self.listening: bool = False
         self.mapped_on: int = 0
@@ -57,6 +59,11 @@ class Admission:
     def confirm(self) -> None:
         """Store that the server has confirmed the subscription, for the first time or on a new connection."""
         self.listening = True
+
+    def leave(self) -> None:
+        """Store that the queue is being left, and close the subscription."""
+        self.leaving = True
+        self.unsubscribe()
 
     def unsubscribe(self) -> None:
         """Close the subscription."""

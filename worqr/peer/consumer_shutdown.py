@@ -118,9 +118,10 @@ class ConsumerShutdown:
             The departure, which continues without the caller; None if there is nothing to leave.
         """
         registration = consumer.registration
-        consumer.admission.unsubscribe()
         if registration is None or registration.dead or stay:
+            consumer.admission.unsubscribe()
             return None
+        consumer.admission.leave()
         return self._departures.begin(consumer.keys, registration)
 
     async def _wait_left(self, departure: Departure) -> None:

@@ -77,6 +77,8 @@ class Reconciler:
         self.compare(consumer)
 
     def _removed(self, consumer: QueueConsumer, registration: Registration) -> None:
+        if consumer.admission.leaving:
+            return  # the worker removed itself, and this request overtook or followed that one
         self._lost(registration, f"it was removed from the workers of queue {consumer.queue!r}")
 
     async def reconcile_forever(self) -> None:
