@@ -23,7 +23,7 @@ _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
 def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | None = None) -> JobRecord:
-    """Return what is known of the job. `payload`: the whole payload, if it was read."""
+    """Return the stored state of the job for people. `payload`: the whole payload, if it was read."""
     live = found.run or found.job
     latest = live or next(iter(found.records), None)
     fields = latest.fields if latest else _NOTHING

@@ -65,7 +65,7 @@ class Dashboard:
         url: Connect to this URL instead of the mesh's, for example as a user who may only read.
         hosts: The host names in requests that are accepted. None: all, because your application or your proxy checks them.
         origins: The public origins of the dashboard, such as ``"https://ops.example.org"``, if a proxy changes the host name.
-        read_only: Let viewers look only, whatever `access` returns.
+        read_only: Refuse every change, even if `access` permits it.
         login_url: Redirect unknown visitors there. None: a page with status 401.
         payloads: ``"redacted"``: show the beginning of payloads, with secrets hidden. ``"never"``: show none. ``"full"``: hide
             nothing.
