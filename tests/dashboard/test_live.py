@@ -241,6 +241,27 @@ async def test_slow_looks_are_rare(autojump_clock: trio.abc.Clock, monkeypatch: 
     assert reads <= 3
 
 
+async def test_a_look_that_failed_is_repeated_soon(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from worqr.dashboard import looks as module
+
+    monkeypatch.setattr(module.time, "monotonic", trio.current_time)
+    looks, is_away = Looks(), True
+
+    async def read(before: int | None) -> int:
+        if is_away:
+            await trio.sleep(5)
+            raise Unavailable("away")
+        return 1
+
+    with pytest.raises(Unavailable):
+        await looks.get("key", read, spare=True)
+    is_away = False
+    await trio.sleep(live.AWAY)
+    assert await looks.get("key", read, spare=True) == 1
+
+
 @LEFT
 async def test_pages_and_streams_under_asyncio(connected: worqr.Mesh, site: Site, server: Server) -> None:
     """FastAPI and Starlette applications on uvicorn run the dashboard on an asyncio loop."""

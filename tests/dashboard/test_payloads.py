@@ -114,6 +114,14 @@ def test_secrets_in_texts_are_hidden(text: str) -> None:
     assert REDACTOR.text("order 17: refused") == "order 17: refused"
 
 
+@pytest.mark.parametrize("part", ["y", "token", "token ", 'token="a', "://a:", "secret_", "\n ", "password:", "a://b@"])
+def test_a_text_takes_time_in_proportion_to_its_length(part: str) -> None:
+    text = part * (400_000 // len(part))
+    began = time.process_time()
+    REDACTOR.text(text)
+    assert time.process_time() - began < 20  # a quadratic pattern would take hours
+
+
 def test_modes() -> None:
     payload = b'{"token": "s3cr3t"}'
     assert SECRET in Redactor(mode="full").payload(payload).text

@@ -75,7 +75,8 @@ class Looks:
         self._drop_old()
         look = self._looks.setdefault(key, _Look())
         async with look.lock:
-            limit = max(within, look.took * SHARE) if spare else within
+            # A look that failed took as long as the caller's patience, which says nothing of the server's load.
+            limit = max(within, look.took * SHARE) if spare and look.failure is None else within
             if not look.is_newer_than(limit):
                 await look.renew(read)
             if look.failure is not None:

@@ -60,8 +60,10 @@ class Redactor:
     def __init__(self, names: str = SECRET_NAMES, mode: Mode = "redacted") -> None:
         self.mode: Mode = mode
         self._names = re.compile(names, re.IGNORECASE)
+        # What may repeat is bounded: a text of 10,000 letters would take seconds otherwise.
         self._pairs = re.compile(
-            rf"(?i)([\w.-]*(?:{names})[\w.-]*[\"']?\s*[=:]\s*)((?:bearer|basic) \S+|\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
+            rf"(?i)((?:{names})[\w.-]{{0,64}}[\"']?\s{{0,8}}[=:]\s{{0,8}})"
+            rf"((?:bearer|basic) \S+|\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
         )
 
     def payload(self, data: bytes, size: int | None = None, *, cut: bool = False) -> Shown:
@@ -94,7 +96,7 @@ class Redactor:
         if self.mode == "full":
             return text
         hidden = self._pairs.sub(rf"\g<1>{HIDDEN}", text)
-        return re.sub(r"(\w+://)[^\s/@]+@", rf"\g<1>{HIDDEN}@", hidden)
+        return re.sub(r"(://)[^\s/@]+@", rf"\g<1>{HIDDEN}@", hidden)
 
     def meta(self, name: str, value: str) -> str:
         """Return one value of a job's `meta`."""
