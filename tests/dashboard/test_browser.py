@@ -189,6 +189,46 @@ def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_
     assert [path for path in requests if not path.startswith("/live?")] == []
 
 
+SHIFTS = """
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) {
+    window.shifts = [...(window.shifts || []), ...entry.sources.map((source) => source.node?.outerHTML?.slice(0, 80) || "text")];
+  }
+}).observe({type: "layout-shift", buffered: false});
+"""
+"""Notes what the browser moves."""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_moves_when_numbers_do(width: int, site: Running, open_tab: Callable[..., Tab]) -> None:
+    tab, name = open_tab(viewport={"width": width, "height": 900}), f"growing-{width}"
+    site.enqueue(name, b"1")
+    waiting = f"""document.querySelector('[data-k="queue.{name}.waiting"]')?.textContent"""
+    for path, before, thousands, after in (
+        (f"/queue?name={name}", "1", 2, "2,001"),
+        (f"/queues?q={name}", "2,001", 10, "12,001"),
+    ):
+        tab.open(path)
+        while not tab.page.evaluate(f"{waiting} === '{before}'"):  # the state of the mesh may be from before
+            tab.page.wait_for_timeout(100)
+            tab.page.reload()
+        tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+        tab.page.evaluate(SHIFTS)
+        for _ in range(thousands):
+            site.enqueue(name, *[b"1"] * 1000)
+        tab.wait_for(f"{waiting} === '{after}'")
+        assert tab.page.evaluate("window.shifts || []") == [], path
+
+
+def test_the_id_of_a_job_is_copied(site: Running, open_tab: Callable[..., Tab]) -> None:
+    site.dispatch("copied", b"1", id="job <1>", delay=3600)
+    tab = open_tab(permissions=["clipboard-read", "clipboard-write"])
+    tab.open("/job?queue=copied&id=job%20%3C1%3E")
+    tab.page.get_by_role("button", name="Copy id").click()
+    tab.wait_for("document.querySelector('.copy').textContent === 'Copied'")
+    assert tab.page.evaluate("navigator.clipboard.readText()") == "job <1>"
+
+
 def test_a_hidden_tab_closes_its_stream(site: Running, open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
     tab.page.add_init_script("""

@@ -13,10 +13,11 @@ import trio
 import worqr
 from tests.dashboard.conftest import Site
 from tests.support.servers import Server
-from worqr.dashboard import Viewer, operator, reader
+from worqr.dashboard import Viewer, figures, operator, reader
 from worqr.dashboard.notices import notice
+from worqr.dashboard.numbers import state_numbers
 from worqr.dashboard.routes import ROUTES
-from worqr.dashboard.state import MeshState, needs_of, rates_between
+from worqr.dashboard.state import MeshState, age_text, needs_of, rates_between
 from worqr.records import AppInfo, MeshInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
@@ -460,3 +461,51 @@ async def test_a_right_that_the_server_refuses_is_a_page(
         finally:
             client.acl_deluser("viewer")
     assert (await connected.queue("mails").info()).paused is None
+
+
+@LEFT
+async def test_the_header_names_the_leader_and_who_read_the_figures(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("mails").enqueue(b"1")
+    assert re.search(r"Leader\s+none\s+Figures\s+read directly", text_of((await site.get("/")).text))
+    async with connected.join() as peer:
+        while (await connected.info()).leader is None:
+            await trio.sleep(0.01)
+        paths = (
+            "/queues",
+            "/queue?name=mails",
+            "/job?queue=mails&id=x",
+            "/workers",
+            f"/worker?id={peer.id}",
+            "/schedules",
+        )
+        for path in (*paths, "/search?q=mails", "/running", "/failed"):
+            site.app._looks.forget()  # pyright: ignore[reportPrivateUsage]
+            page = text_of((await site.ask("GET", path)).text)
+            assert re.search(
+                rf"Leader\s+{re.escape(figures.worker(peer.id))}\s+Figures\s+(read directly|by the leader)", page
+            ), path
+
+
+async def test_estimated_ages_are_marked() -> None:
+    def info(name: str, age: float | None, estimated: bool = False, job: float | None = None) -> QueueInfo:
+        return QueueInfo(name, 1, 0, 0, 0, 0, 0, None, job, 1, {}, age, estimated)
+
+    exact, estimated = info("a", 65.0), info("b", 190.0, True)
+    assert [age_text(each) for each in (exact, estimated, info("c", None), info("d", None, True, 3.0), None)] == [
+        "1 min",
+        "~3 min",
+        "–",
+        "3 s",
+        "–",
+    ]
+    state = MeshState(MeshInfo(datetime.now(UTC), "leader", 4.0, None, [exact, estimated], 0, None, {}))
+    texts = state_numbers(state, [exact, estimated])
+    assert (texts["queue.a.age"], texts["queue.b.age"], texts["total.age"]) == ("1 min", "~3 min", "~3 min")
+    assert (texts["mesh.leader"], texts["mesh.source"]) == ("none", "by the leader, 4 s ago")
+    assert [need.text for need in needs_of(state, [], [])][-2:] == [
+        "the oldest task has waited for 1 min 5 s",
+        "the oldest task has waited for about 3 min 10 s",
+    ]
+    assert state.age_in(info("b", None)).age == 190.0  # the page of the queue reads no estimate by itself
+    assert state.age_in(replace(info("b", None), waiting=0)).age is None
+    assert state.age_in(info("new", None)).age is None

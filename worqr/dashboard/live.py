@@ -18,7 +18,7 @@ import anyio
 
 from worqr.dashboard import reading
 from worqr.dashboard.guard import Message, Receive, Refused
-from worqr.dashboard.numbers import job_numbers, queue_numbers, running_numbers, state_numbers
+from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import WorqrError
@@ -117,11 +117,11 @@ async def _queue(visit: Visit) -> News:
         visit.text("name"),
         visit.choice("tab", ("waiting", "scheduled", "blocked", "running", "failed", "broken")),
     )
-    queue = visit.queue(name)
+    queue, state = visit.queue(name), await _state(visit)
 
     async def read(_before: News | None) -> News:
-        info = await queue.info()
-        texts = queue_numbers(info, full=True)
+        info = state.age_in(await queue.info())
+        texts = queue_numbers(info, full=True) | header_numbers(state)
         if tab == "running":
             tasks = [(name, task) for task in await queue.running(reading.PAGE)]
             return News(texts | running_numbers(tasks), [task.claim for _, task in tasks])

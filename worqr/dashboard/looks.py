@@ -83,6 +83,11 @@ class Looks:
                 raise look.failure.with_traceback(None)
             return cast("T", look.value)
 
+    def last(self, key: object) -> Any:
+        """Return what was read last, without reading; None if nothing was read lately, or if that failed."""
+        look = self._looks.get(key)
+        return look.value if look is not None and look.is_newer_than(KEPT) else None
+
     def forget(self) -> None:
         """Drop all values: something was changed."""
         self._looks.clear()

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from worqr.dashboard import figures
-from worqr.dashboard.state import MeshState, age_of
+from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 
 
@@ -34,10 +34,15 @@ def state_numbers(
 def total_numbers(state: MeshState) -> dict[str, str]:
     """Return the totals of the overview."""
     texts = {f"total.{name}": figures.count(number) for name, number in state.total.items()}
-    texts["total.age"] = figures.brief(state.total["age"])
+    texts |= header_numbers(state) | {"total.age": age_text(state.oldest)}
     for name in ("finished_rate", "failed_rate"):
         texts[f"total.{name}"] = figures.rate(state.total[name])
     return texts
+
+
+def header_numbers(state: MeshState) -> dict[str, str]:
+    """Return what the header of each page says of the mesh."""
+    return {"mesh.leader": leader_text(state.info), "mesh.source": source_text(state.info)}
 
 
 def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
@@ -46,7 +51,7 @@ def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     names = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers")
     texts = {f"{start}.{name}": figures.count(getattr(info, name)) for name in names}
     texts[f"{start}.dead"] = figures.count(info.failed + info.broken)
-    texts[f"{start}.age"] = figures.brief(age_of(info))
+    texts[f"{start}.age"] = age_text(info)
     if full:
         texts |= {f"{start}.count.{name}": figures.count(number) for name, number in info.counts.items()}
     return texts

@@ -14,7 +14,7 @@ from worqr.dashboard import figures
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import run_key
 from worqr.dashboard.payloads import Redactor
-from worqr.dashboard.state import age_of
+from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.dashboard.visit import Visit
 from worqr.escaping import escape
 from worqr.records import TaskInfo
@@ -62,13 +62,19 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     filters: dict[str, Callable[..., Any]] = {name: getattr(figures, name) for name in FIGURES}
-    filters |= {"plain": escape, "age": age_of, "of_queue": _of_queue}
+    filters |= {"plain": escape, "age": age_text, "leader": leader_text, "source": source_text, "of_queue": _of_queue}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return made
 
 
 def _of_queue(tasks: list[TaskInfo], queue: str) -> list[tuple[str, TaskInfo]]:
     return [(queue, task) for task in tasks]
+
+
+def _header(visit: Visit) -> MeshState | None:
+    """Return what is known of the mesh. Handlers read it in one batch with the figures of their page."""
+    state: MeshState | None = visit.looks.last("state")
+    return state
 
 
 class Pages:
@@ -92,6 +98,7 @@ class Pages:
             viewer=visit.viewer,
             root=visit.root,
             path=visit.path,
+            header=_header(visit),
             **context,
         )
 
@@ -103,6 +110,7 @@ class Pages:
             viewer=None if visit is None else visit.viewer,
             root=root,
             path="",
+            header=None if visit is None else _header(visit),
             status=status,
             title=title,
             why=why,

@@ -66,6 +66,13 @@ async def look(visit: Visit) -> MeshState:
     return state.for_viewer(visit.viewer)
 
 
+async def with_state(visit: Visit, read: Callable[[], Awaitable[T]]) -> tuple[T, MeshState]:
+    """Read something together with the state of the mesh, of which each page has a part in its header: one batch of requests."""
+    calls: list[Callable[[], Awaitable[object]]] = [read, partial(look, visit)]
+    found, state = await gathered(calls)
+    return cast("T", found), cast("MeshState", state)
+
+
 async def all_workers(visit: Visit, within: float = FRESH) -> list[WorkerInfo]:
     """Return the workers, read within so many seconds."""
 
@@ -144,7 +151,8 @@ async def queue(visit: Visit) -> Response:
     """One queue, and one page of its tasks."""
     queue = visit.queue(visit.text("name"))
     tab = visit.choice("tab", TABS)
-    info = await queue.info()
+    info, state = await with_state(visit, queue.info)
+    info = state.age_in(info)
     context: dict[str, Any] = {}
     if tab in ("failed", "broken"):
         error, before = visit.text("error").strip(), _time(visit.text("before"))
@@ -160,7 +168,7 @@ async def queue(visit: Visit) -> Response:
         tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
         context = {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after")}
     view = visit.link("/live", view="queue", name=info.name, tab=tab)
-    return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, age=age_of(info), **context)
+    return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, **context)
 
 
 def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:
@@ -180,7 +188,7 @@ def _time(text: str) -> datetime | None:
 async def job(visit: Visit) -> Response:
     """One job: where it is, its tries, its payload."""
     queue = visit.queue(visit.text("queue"))
-    record = await queue.read(visit.text("id"))
+    record, _ = await with_state(visit, partial(queue.read, visit.text("id")))
     view = visit.link("/live", view="job", queue=record.queue, id=record.id)
     unknown = record.status.state == "gone" and not record.dead_letters and not visit.text("done")
     return visit.page("job.html", 404 if unknown else 200, live=view, record=record, status=record.status)
@@ -261,7 +269,7 @@ def failing_queues(state: MeshState) -> list[QueueInfo]:
 async def workers(visit: Visit) -> Response:
     """The registered workers."""
     start, app = start_of_page(visit), visit.text("app")
-    found = await filtered_workers(visit)
+    found, _ = await with_state(visit, partial(filtered_workers, visit))
     versions = {each.version for each in await all_workers(visit)}
     return visit.page(
         "workers.html",
@@ -277,11 +285,11 @@ async def workers(visit: Visit) -> Response:
 
 async def worker(visit: Visit) -> Response:
     """One worker, and what it runs."""
-    found = await filtered_workers(visit) if visit.text("id") else []
-    if not found:
+    found, state = await with_state(visit, partial(filtered_workers, visit))
+    if not found or not visit.text("id"):
         raise Refused(404, "There is no worker with this id: it has left, or its tasks were given back after it died.")
     info = found[0]
-    tasks = await running_tasks(visit, await look(visit), info.queues, info.id)
+    tasks = await running_tasks(visit, state, info.queues, info.id)
     return visit.page(
         "worker.html",
         live=visit.link("/live", view="workers", id=info.id),
@@ -296,7 +304,8 @@ async def schedules(visit: Visit) -> Response:
     """The schedules."""
     if not visit.viewer.sees_all:
         raise Refused(403, "Schedules are shown to viewers who see all queues only.")
-    return visit.page("schedules.html", live="", found=await all_schedules(visit))
+    found, _ = await with_state(visit, partial(all_schedules, visit))
+    return visit.page("schedules.html", live="", found=found)
 
 
 async def search(visit: Visit) -> Response:
@@ -305,8 +314,7 @@ async def search(visit: Visit) -> Response:
     found: dict[str, Status] = {}
     names: list[str] = []
     if word:
-        statuses = await visit.mesh.find(word)
+        statuses, state = await with_state(visit, partial(visit.mesh.find, word))
         found = {name: status for name, status in statuses.items() if visit.viewer.sees(name)}
-        state = await look(visit)
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
     return visit.page("search.html", live="", word=word, found=list(found.items()), names=names)

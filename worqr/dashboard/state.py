@@ -72,11 +72,23 @@ class MeshState:
         names = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
         every = [*self.queues, *([self.info.others] if self.info.others else [])]
         sums: dict[str, float | None] = {name: sum(getattr(info, name) for info in every) for name in names}
-        sums["age"] = max((age for info in self.queues if (age := age_of(info)) is not None), default=None)
         for name in ("finished", "failed"):
             sums[f"{name}_rate"] = sum(getattr(each, name) for each in self.rates.values()) if self.rates else None
         sums["workers"] = sum(app.workers for app in self.apps.values())
         return sums
+
+    @property
+    def oldest(self) -> QueueInfo | None:
+        """The queue whose oldest task has waited longest; None if no task waits."""
+        aged = [info for info in self.queues if age_of(info) is not None]
+        return max(aged, key=lambda info: age_of(info) or 0.0, default=None)
+
+    def age_in(self, info: QueueInfo) -> QueueInfo:
+        """Return the counters of a queue with the estimated age of its oldest task, which only the mesh has."""
+        known = next((each for each in self.queues if each.name == info.name), None)
+        if info.age is not None or known is None or not info.waiting:
+            return info
+        return replace(info, age=known.age, age_estimated=known.age_estimated)
 
     def busiest(self, most: int) -> list[QueueInfo]:
         """Return the queues with the most to do, first."""
@@ -125,6 +137,24 @@ def age_of(info: QueueInfo) -> float | None:
     return info.oldest_job if info.age is None else info.age
 
 
+def age_text(info: QueueInfo | None) -> str:
+    """Return for how long the oldest task of a queue has waited: ``3 min``, or ``~3 min`` if that is an estimate."""
+    age = None if info is None else age_of(info)
+    about = "~" if info is not None and info.age is not None and info.age_estimated else ""
+    return f"{about}{figures.brief(age)}" if age is not None else figures.NONE
+
+
+def source_text(info: MeshInfo) -> str:
+    """Return who read the figures, and how old they are."""
+    who = "by the leader" if info.source == "leader" else "read directly"
+    return f"{who}, {figures.brief(info.age)} ago" if info.age >= 2 else who
+
+
+def leader_text(info: MeshInfo) -> str:
+    """Return the short form of the leader's id."""
+    return "none" if info.leader is None else figures.worker(info.leader)
+
+
 def needs_of(state: MeshState, workers: Iterable[WorkerInfo], schedules: Iterable[Schedule]) -> list[Need]:
     """Return what needs an operator, the worst first."""
     found: list[Need] = []
@@ -161,5 +191,6 @@ def _needs_of_queue(info: QueueInfo, rates: Rates | None) -> list[Need]:
     if info.paused is not None:
         found.append(Need("warn", info.name, "is paused", link, info.paused))
     if (age := age_of(info)) is not None and age > TOO_OLD and info.workers and info.paused is None:
-        found.append(Need("warn", info.name, f"the oldest task has waited for {figures.duration(age)}", link))
+        about = "about " if info.age is not None and info.age_estimated else ""
+        found.append(Need("warn", info.name, f"the oldest task has waited for {about}{figures.duration(age)}", link))
     return found

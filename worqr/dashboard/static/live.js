@@ -12,6 +12,13 @@
   }
   for (const name of document.querySelectorAll(".zone")) name.remove();
 
+  for (const button of navigator.clipboard ? document.querySelectorAll("button.copy") : []) {
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      navigator.clipboard.writeText(button.previousElementSibling.value).then(() => { button.textContent = "Copied"; });
+    });
+  }
+
   const all = document.querySelector("input[data-all]");
   if (all) {
     all.hidden = false;
