@@ -56,6 +56,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "suspects": "worqr:{Q1}:suspects",
         "cancelling": "worqr:{Q1}:cancelling",
         "counts": "worqr:{Q1}:counts",
+        "runs": "worqr:{Q1}:runs",
         "paused": "worqr:{Q1}:paused",
         "failed": "worqr:{Q1}:failed",
         "broken": "worqr:{Q1}:broken",

@@ -25,6 +25,7 @@ LAYERS = (
         "records",
         "snapshots",
         "queue_age",
+        "run_counts",
         "remote_error",
         "keys",
         "ids",

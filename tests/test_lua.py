@@ -26,7 +26,7 @@ SCRIPTS = [stem for stem in STEMS if not stem.startswith("_")]
 MODULES = [stem for stem in STEMS if stem.startswith("_")]
 
 TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING", "STREAM"}
-FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues"}
+FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues", "note_runs"}
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {

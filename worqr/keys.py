@@ -125,6 +125,11 @@ class QueueKeys:
         return f"{self.base}:counts"
 
     @property
+    def runs(self) -> str:
+        """HASH of counters of runs (`worqr.run_counts`), expires 15 to 30 days after the last run."""
+        return f"{self.base}:runs"
+
+    @property
     def paused(self) -> str:
         """STRING: why the queue is paused."""
         return f"{self.base}:paused"

@@ -94,6 +94,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         ERROR, "the server does not say which tasks are cancelled; the worker tries again", "queue error"
     ),
     "list_own_claims": _event(DEBUG, "the server does not say which tasks this worker holds", "queue error"),
+    "note_runs": _event(DEBUG, "the counts of runs were not stored, and are sent again", "queue error"),
     "note_progress": _event(INFO, "the progress that a handler reported was not stored", "error"),
     # This worker
     "start_worker": _event(

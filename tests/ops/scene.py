@@ -160,6 +160,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, "A", [(scene.raw, 0.5, "half"), (scene.twin, None, "some"), (1, 1.0, "gone")]
     ),
     "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
+    "note_runs": lambda q, g, scene: ops.note_runs(q, "A", 100, {"ok": 2, "r3": 2, "rs": 9}),
     "pause": lambda q, g, scene: ops.pause(q, "why"),
     "pause_schedule": lambda q, g, scene: ops.pause_schedule(g, "s", paused=True),
     "post_scan": lambda q, g, scene: ops.post_scan(g, ["Q3"], b"\x81\xa2at\x02"),

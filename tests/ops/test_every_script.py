@@ -18,7 +18,7 @@ from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 
-FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues"}
+FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues", "note_runs"}
 STRINGS = {":paused", ":leader", ":version", ":snapshot", ":watched", ":worker:A", ":worker:B", ":worker:C"}
 
 

@@ -37,9 +37,8 @@ class Desk:
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
 
-    def report_progress(self, run: Run[Any]) -> None:
-        assert run.progress is not None
-        self.said.append(run.progress)
+    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+        self.said.append((done, message))
         self._tell()
 
     def extend(self, run: Run[Any], seconds: float) -> None:

@@ -20,6 +20,7 @@ from worqr.keys import QueueKeys
 from worqr.ops import StartReply
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.registration import Registration
+from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import PATIENCE, Pool, Scheduler, Share
 from worqr.peer.settles import Settles
 from worqr.policy import Policy
@@ -408,7 +409,7 @@ def services_of(scheduler: Scheduler, link: Any) -> ConsumerServices:
     """What a consumer is given, with a session whose last heartbeat was just now."""
     nothing: Any = lambda *_: None  # noqa: E731
     session: Any = SimpleNamespace(beat_is_fresh=lambda: True)
-    return ConsumerServices(link, session, Settles(link), scheduler, nothing, nothing, nothing)
+    return ConsumerServices(link, session, Settles(link), scheduler, RunCounter(link), nothing, nothing, nothing)
 
 
 class Books:

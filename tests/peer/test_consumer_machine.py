@@ -28,6 +28,7 @@ from worqr.ops import StartReply
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
+from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Pool, Scheduler, Share
 from worqr.policy import Policy
 
@@ -124,7 +125,9 @@ class Machine(RuleBasedStateMachine):
         session: Any = SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost)
         nothing: Any = None
         link: Any = self
-        services = ConsumerServices(link, session, settles, self.scheduler, self._recheck, nothing, nothing)
+        services = ConsumerServices(
+            link, session, settles, self.scheduler, RunCounter(link), self._recheck, nothing, nothing
+        )
         self.consumer = HandlerConsumer(
             QueueKeys("t", "Q1"), services, Policy(), self.share, nothing, lambda run: self.accepted.append(run.fence)
         )

@@ -149,6 +149,12 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
     return new_call("note_progress", keys.base, (keys.base, keys.claims(worker)), tuple(args), read)
 
 
+def note_runs(keys: QueueKeys, worker: str, number: int, counts: Mapping[str, int]) -> Call[str]:
+    """Add counts of runs (`worqr.run_counts`) to the totals of the queue: ok, or gone. `number` grows with each request."""
+    args = (number, *(part for each in counts.items() for part in each))
+    return new_call("note_runs", keys.base, (keys.policy(worker), keys.runs), args, expect("ok", "gone"))
+
+
 def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:
     """Return the (marked, gone) claims of the worker; None if it does not serve the queue."""
 

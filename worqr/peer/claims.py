@@ -48,6 +48,10 @@ class ClaimOwner(Protocol):
         """Note that the claim is being settled. Raise ClaimSettled or ClaimLost if it may not be."""
         ...
 
+    def count(self, outcome: str) -> None:
+        """Count a claim that ended otherwise than finished."""
+        ...
+
     def give_back(self, claims: Iterable[Claim]) -> None:
         """Stop claims without waiting for the reply."""
         ...
@@ -70,8 +74,8 @@ class HeldRun(Run["QueueConsumer"]):
 
     __slots__ = ("cancelled",)
 
-    def __init__(self, host: QueueConsumer, registration: Registration, fence: int, entry: Any) -> None:
-        super().__init__(host, registration, fence, entry)
+    def __init__(self, host: QueueConsumer, registration: Registration, fence: int, entry: Any, began: float) -> None:
+        super().__init__(host, registration, fence, entry, began)
         self.cancelled: trio.Event = trio.Event()
 
     @property
@@ -154,7 +158,7 @@ class Claim(Context):
         decision = decide_retry(
             Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._held.policy, self.failures
         )
-        self._check(await self._settle(settle_call(self._held, decision)), "retried")
+        self._check(await self._settle(settle_call(self._held, decision), "raised"), "retried")
         log_failure(self._held, decision)
 
     async def fail(self, why: str) -> None:
@@ -173,7 +177,7 @@ class Claim(Context):
             raise UsageError(f"why must be a str, not {type(why).__name__}")
         error = error_from_text("Failure", why)
         call = ops.fail_task(self._held.host.keys, self._held.registration.worker, self.fence, error)
-        self._check(await self._settle(call), "failed")
+        self._check(await self._settle(call, "raised"), "failed")
         log_failure(self._held, RetryDecision("fail", Failure(why)))
 
     async def wait_cancelled(self) -> None:
@@ -211,18 +215,24 @@ class Claim(Context):
         """Settle as the run of a handler would be settled."""
         if self.cancel_reason == "lost":
             self._owner.release(self)
+            self._owner.count("lost")
         elif error is not None and self.cancel_reason is None:
             decision = decide_retry(error, self._held.policy, self.failures)
             log_failure(self._held, decision)
-            self._check(await self._settle(settle_call(self._held, decision)), "retried")
+            self._check(await self._settle(settle_call(self._held, decision), "raised"), "retried")
         elif self.cancel_reason == "leaving":
             self._owner.give_back([self])
         else:
             await self.finish()
 
-    async def _settle(self, call: Call[Any]) -> Any:
-        """Send the request that settles this claim. The claim counts as settled from now on, whatever the outcome."""
+    async def _settle(self, call: Call[Any], outcome: str = "") -> Any:
+        """Send the request that settles this claim. The claim counts as settled from now on, whatever the reply.
+
+        `outcome`: how the run is counted; empty: not at all.
+        """
         self._owner.release(self)
+        if outcome:
+            self._owner.count("lost" if self._held.registration.dead else outcome)
         if self._held.registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
         return await self._owner.send([self.fence], lambda _: call, self._held.registration)

@@ -23,6 +23,7 @@ from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 from typing import Any, Protocol
 
 from worqr import ops
@@ -37,6 +38,7 @@ from worqr.peer.handlers import Handler
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
 from worqr.peer.run import PolicyFields, Run
+from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Scheduler, Share
 from worqr.peer.settles import Settles
 from worqr.peer.task_log import Began, note_started
@@ -90,6 +92,7 @@ class ConsumerServices:
 
     Attributes:
         recheck: asks the server which claims of a consumer are cancelled, and which are strays.
+        counter: counts the runs.
         report_progress: sends the progress of a run; called from any thread.
         extend_deadline: moves the deadline of a run; called from any thread.
     """
@@ -98,8 +101,9 @@ class ConsumerServices:
     session: WorkerSession
     settles: Settles
     scheduler: Scheduler
+    counter: RunCounter
     recheck: Callable[[QueueConsumer], None]
-    report_progress: Callable[[Run[Any]], None]
+    report_progress: Callable[[Run[Any], float | None, str], None]
     extend_deadline: Callable[[Run[Any], float], None]
 
 
@@ -260,7 +264,7 @@ class QueueConsumer:
         """Hold the claims of a reply, and run them."""
         word = started.status
         self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.waiting_workers)
-        runs = self.new_claims(registration, started)
+        runs = self.new_claims(registration, started, monotonic()) if started.entries else ()
         if runs:
             self._scheduler.take(self.share, len(runs), first=not self.running)
             for run in runs:
@@ -269,18 +273,20 @@ class QueueConsumer:
         if self.request.take_recheck():
             self._services.recheck(self)
 
-    def new_claims(self, registration: Registration, started: StartReply) -> Sequence[Run[Any]]:
-        """Return the claims of a reply, in the form in which `accept` takes them."""
+    def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
+        """Return the claims of a reply that arrived at `now`, in the form in which `accept` takes them."""
         first = started.first
         return [
-            Run(self, registration, first + i, entry) for i, entry in enumerate(started.entries) if entry is not None
+            Run(self, registration, first + i, entry, now)
+            for i, entry in enumerate(started.entries)
+            if entry is not None
         ]
 
     # Running tasks
 
-    def report_progress(self, run: Run[Any]) -> None:
+    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
         """Send the progress that a run reported. From any thread."""
-        self._services.report_progress(run)
+        self._services.report_progress(run, done, message)
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Move the deadline of a run to `seconds` from now. From any thread."""

@@ -27,6 +27,7 @@ from worqr.peer.departures import Departure, Departures
 from worqr.peer.manual_consumer import ManualConsumer
 from worqr.peer.registration import Registration
 from worqr.peer.run import Run
+from worqr.peer.run_counter import RunCounter
 from worqr.peer.settler import Settler
 from worqr.peer.settles import Settles
 from worqr.peer.task_log import RUN
@@ -53,6 +54,7 @@ class ConsumerShutdown:
         consumers: all consumers of the peer.
         settler: ends claims.
         settles: the settles that the server has not accepted yet.
+        counter: counts the runs.
         departures: leave the queues on the server.
         describe: returns the fields for a log line about a run, with the stack of its handler.
         spawn: runs a task behind the shield of the engine; returns False if the engine does not run.
@@ -66,6 +68,7 @@ class ConsumerShutdown:
         consumers: ActiveConsumers,
         settler: Settler,
         settles: Settles,
+        counter: RunCounter,
         departures: Departures,
         describe: Callable[[Run[QueueConsumer]], dict[str, object]],
         spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
@@ -74,6 +77,7 @@ class ConsumerShutdown:
         self._consumers = consumers
         self._settler = settler
         self._settles = settles
+        self._counter = counter
         self._departures = departures
         self._describe = describe
         self._spawn = spawn
@@ -98,6 +102,7 @@ class ConsumerShutdown:
             if stay := self._consumers.is_shared(consumer):
                 self._give_back(consumer, consumer.running)
             self._settler.flush()
+            self._counter.leaves(consumer)
             if departure := self._depart(consumer, stay=stay):
                 await self._wait_left(departure)
         finally:
@@ -106,6 +111,7 @@ class ConsumerShutdown:
                 run.cancel("lost")
                 run.settle()
                 consumer.ended(run)
+            self._counter.left(consumer)
             lifecycle.leave()
 
     def _depart(self, consumer: QueueConsumer, *, stay: bool) -> Departure | None:

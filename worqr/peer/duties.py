@@ -28,6 +28,7 @@ from worqr.peer.progress import ProgressReporter
 from worqr.peer.queue_registrar import register_queues_forever
 from worqr.peer.reconciler import Reconciler
 from worqr.peer.registration import Registration
+from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.session import Session
 from worqr.peer.settings import PeerSettings
@@ -48,6 +49,7 @@ class RunDuties:
     deadlines: Deadlines
     slots: Slots
     settles: Settles
+    counter: RunCounter
     settler: Settler
     progress: ProgressReporter
     concurrency: AdaptiveConcurrency
@@ -58,6 +60,7 @@ class RunDuties:
         await nursery.start(self.executors.run_forever)
         nursery.start_soon(self.settler.flush_forever)
         nursery.start_soon(self.settles.retry_forever)
+        nursery.start_soon(self.counter.send_forever)
         nursery.start_soon(self.deadlines.watch_forever)
         nursery.start_soon(self.progress.send_forever)
         nursery.start_soon(self.concurrency.adjust_forever)
@@ -66,7 +69,10 @@ class RunDuties:
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
     """Make the duties about runs. `interrupted` is called when Ctrl-C arrives in a handler."""
     scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
-    settler = Settler(*(link, settles, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer)
+    counter = RunCounter(link)
+    settler = Settler(
+        *(link, settles, counter, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer
+    )
     scheduler.dispatch_with(settler.request_flush)
 
     return RunDuties(
@@ -75,6 +81,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
         deadlines=deadlines,
         slots=Slots(settler.ended, interrupted, deadlines),
         settles=settles,
+        counter=counter,
         settler=settler,
         progress=ProgressReporter(link),
         concurrency=AdaptiveConcurrency(scheduler),
@@ -136,13 +143,14 @@ def queue_duties(
     )
     channel = ControlChannel(link, reconciler, leads, consumers.is_replaced)
     stuck = StuckHandlerMonitor(consumers, runs.slots.frames_of, after=settings.stuck_after)
-    shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, departures, stuck.fields, spawn)
+    shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, runs.counter, departures, stuck.fields, spawn)
     startup = ConsumerStartup(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
     services = ConsumerServices(
         link=link,
         session=session,
         settles=runs.settles,
         scheduler=runs.scheduler,
+        counter=runs.counter,
         recheck=reconciler.recheck,
         report_progress=runs.progress.report,
         extend_deadline=runs.deadlines.request_extension,

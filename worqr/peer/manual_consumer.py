@@ -53,10 +53,10 @@ class ManualConsumer(QueueConsumer):
     def capacity_wanted(self) -> int:
         return self.buffer.wanted + self.request.reserved
 
-    def new_claims(self, registration: Registration, started: StartReply) -> Sequence[Run[Any]]:
+    def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
         first = started.first
         return [
-            HeldRun(self, registration, first + i, entry)
+            HeldRun(self, registration, first + i, entry, now)
             for i, entry in enumerate(started.entries)
             if entry is not None
         ]
@@ -98,6 +98,10 @@ class ManualConsumer(QueueConsumer):
         claim._settle_now()
         self.ended(claim._held)
         self._scheduler.dispatch_soon()
+
+    def count(self, outcome: str) -> None:
+        """Count a claim that ended otherwise than finished."""
+        self._services.counter.ended(self, outcome)
 
     def give_back(self, claims: Iterable[Claim]) -> None:
         """Stop claims of one registration without waiting for the reply.
@@ -142,9 +146,11 @@ class ManualConsumer(QueueConsumer):
             self.release(claim)
             if claim._held.registration.dead:
                 lost.append(claim)
+                self.count("lost")
             else:
                 alive.setdefault(claim._held.registration, []).append(claim)
         for registration, held in alive.items():
+            self._services.counter.returned(self, [claim._held for claim in held])
             for start in range(0, len(held), MAX_ITEMS):
                 lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
         return lost

@@ -32,15 +32,17 @@ class ProgressReporter:
         self._link = link
         self._token = trio.lowlevel.current_trio_token()
         self._thread = threading.get_ident()
+        self._latest: dict[Run[QueueConsumer], tuple[float | None, str]] = {}
         self._unsent: dict[Run[QueueConsumer], None] = {}
         self._reported = RepeatedEvent()
 
-    def report(self, run: Run[QueueConsumer]) -> None:
-        """Note that `run` has new progress. From any thread: adding to a dict is atomic.
+    def report(self, run: Run[QueueConsumer], done: float | None, message: str) -> None:
+        """Keep the progress of `run`, to be sent. From any thread: adding to a dict is atomic.
 
         The thread may run another loop, in which the event of the peer's loop must not be set. The thread may also outlive the
-        peer's loop.
+        peer's loop. The report is kept first: `send_once` reads it after it has taken the run off the list.
         """
+        self._latest[run] = (done, message)
         if run not in self._unsent:
             self._unsent[run] = None
             if threading.get_ident() == self._thread and trio.lowlevel.in_trio_task():
@@ -62,8 +64,9 @@ class ProgressReporter:
         reports: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
         for run in list(self._unsent):
             del self._unsent[run]
-            if run.progress is not None and not run.settled and not run.registration.dead:
-                reports.setdefault(run.host, []).append((run.fence, *run.progress))
+            report = self._latest.pop(run, None)
+            if report is not None and not run.settled and not run.registration.dead:
+                reports.setdefault(run.host, []).append((run.fence, *report))
         for consumer, batch in reports.items():
             registration = consumer.registration
             if registration is not None and not registration.dead:

@@ -55,8 +55,8 @@ class RunHost(Protocol):
         """Return the policy of a job with these fields."""
         ...
 
-    def report_progress(self, run: Run[Any], /) -> None:
-        """Send the new progress of a run. From any thread."""
+    def report_progress(self, run: Run[Any], done: float | None, message: str, /) -> None:
+        """Send the progress of a run. From any thread."""
         ...
 
     def extend(self, run: Run[Any], seconds: float, /) -> None:
@@ -137,7 +137,8 @@ class Run(Generic[Host]):
 
     Attributes:
         task, fence: as in `Context`.
-        record: the fields of a job; None for a plain task.
+        began: when its claim arrived, by ``time.monotonic()``; 0 outside a peer.
+        record: the fields of a job; None for a plain task. A plain task that reports progress becomes a job.
         policy: of this job, or of its queue.
         host: the consumer that claimed it.
         registration: the worker id that holds the claim.
@@ -145,29 +146,30 @@ class Run(Generic[Host]):
         cancel_reason: why it was cancelled first, or ``lost``; None: it was not.
         scope: what `cancel` cancels; None: no handler has begun.
         timer: its deadline; None: it has none.
-        progress: the latest report: a number and a message.
         offloaded: where its handler runs, if that is not the Trio loop.
     """
 
     __slots__ = (
-        *("task", "fence", "record", "policy", "host", "registration"),
-        *("state", "cancel_reason", "scope", "timer", "progress", "offloaded"),
+        *("task", "fence", "began", "record", "policy", "host", "registration"),
+        *("state", "cancel_reason", "scope", "timer", "offloaded"),
     )
 
     task: bytes
     record: dict[bytes, bytes] | None
     policy: Policy
 
-    def __init__(self, host: Host, registration: Registration | None, fence: int, entry: Any) -> None:
+    def __init__(
+        self, host: Host, registration: Registration | None, fence: int, entry: Any, began: float = 0.0
+    ) -> None:
         """`entry`: the payload of a plain task, or the fields of a job. `registration`: None outside a peer."""
         self.host: Host = host
         self.registration: Registration = registration  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
         self.fence: int = fence
+        self.began: float = began
         self.state: RunState = CLAIMED
         self.cancel_reason: CancelReason | None = None
         self.scope: trio.CancelScope | None = None
         self.timer: Timer | None = None
-        self.progress: tuple[float | None, str] | None = None
         self.offloaded: Offloaded | None = None
         if isinstance(entry, bytes):
             self.task = entry
@@ -226,8 +228,7 @@ class Run(Generic[Host]):
 
     def keeps_result(self) -> bool:
         """Return True if the handler's return value is to be stored."""
-        is_job = self.record is not None or self.progress is not None  # reporting progress makes it a job
-        return is_job and self.policy.result_ttl > 0
+        return self.record is not None and self.policy.result_ttl > 0
 
     # Its transitions
 
@@ -269,9 +270,10 @@ class Run(Generic[Host]):
     # Called by its handler
 
     def report_progress(self, done: float | None, message: str) -> None:
-        """Store a progress report, for the host to send; from any thread."""
-        self.progress = (done, message)
-        self.host.report_progress(self)
+        """Pass a progress report to the host; from any thread."""
+        if self.record is None:
+            self.record = {b"id": self.id.encode(), b"task": self.task}
+        self.host.report_progress(self, done, message)
 
     def offload(self, offloaded: Offloaded) -> None:
         """Note that the handler runs in a thread, on an asyncio loop or in a process."""

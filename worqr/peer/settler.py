@@ -23,6 +23,7 @@ from worqr.ops.replies import in_chunks
 from worqr.peer.context import Context
 from worqr.peer.results import encode_result
 from worqr.peer.run import SETTLED, Run
+from worqr.peer.run_counter import RunCounter
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.peer.wrong_loop import with_wrong_loop_remedy
@@ -48,6 +49,7 @@ class Settler:
         self,
         link: Link,
         settles: Settles,
+        counter: RunCounter,
         flushed: Callable[[], None],
         *,
         max_result: int,
@@ -55,11 +57,12 @@ class Settler:
     ) -> None:
         self._link = link
         self._settles = settles
+        self._counter = counter
         self._flushed = flushed
         self._max_result = max_result
         self._observer = observer
         self._flusher: trio.lowlevel.Task | None = None
-        self._dirty: dict[HandlerConsumer, list[int]] = {}
+        self._dirty: dict[HandlerConsumer, list[Run[HandlerConsumer]]] = {}
         self._results: dict[QueueConsumer, dict[int, Result]] = {}
         self._stopped: dict[QueueConsumer, list[int]] = {}
         self._flush_requested = False
@@ -71,6 +74,7 @@ class Settler:
             pass  # its queue was left, and the claim went back
         elif reason == "lost" or run.registration.dead:
             run.settle()
+            self._counter.ended(run.host, "lost")
         elif returned:
             if reason == "timeout":
                 log_late(run)
@@ -98,7 +102,7 @@ class Settler:
                 return
             self._results.setdefault(run.host, {})[run.fence] = result
         run.settle()
-        self._dirty.setdefault(run.host, []).append(run.fence)
+        self._dirty.setdefault(run.host, []).append(run)
 
     def request_flush(self) -> None:
         """Flush after all tasks that can run in this turn of the loop have run."""
@@ -127,7 +131,9 @@ class Settler:
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
             results, self._results = self._results, {}
-            for consumer, claims in dirty.items():
+            for consumer, runs in dirty.items():
+                claims = [run.fence for run in runs]
+                self._counter.returned(consumer, runs)
                 if consumer.begun:
                     log_finished(consumer, claims)
                 self._send_finishes(consumer, claims, results.get(consumer))
@@ -167,6 +173,8 @@ class Settler:
     def stop(self, run: Run[QueueConsumer]) -> None:
         """Give a claim back to the front, uncounted, with the next flush."""
         run.settle()
+        if run.cancel_reason == "cancel":
+            self._counter.ended(run.host, "cancelled")
         self._stopped.setdefault(run.host, []).append(run.fence)
 
     def give_back(self, consumer: QueueConsumer, claims: Iterable[int]) -> None:
@@ -178,6 +186,7 @@ class Settler:
         """End a claim whose run raised: retry the task, or move it to the dead-letter queue, as the policy decides."""
         decision = decide_retry(error, run.policy, run.failures, run.stalls)
         run.settle()
+        self._counter.ended(run.host, "raised")
         self._send_one(run, settle_call(run, decision))
         log_failure(run, decision)
         if self._observer is not None:
@@ -186,6 +195,7 @@ class Settler:
     def time_out(self, run: Run[QueueConsumer]) -> None:
         """End a claim whose run took too long: retry the task, up to the limit of timeouts."""
         run.settle()
+        self._counter.ended(run.host, "timeout")
         error, delay = f"it ran longer than {run.policy.timeout:g} s", run.policy.delay(run.timeouts)
         self._send_one(run, timeout_call(run, error, delay))
         log_timeout(run, delay, error)

@@ -33,9 +33,8 @@ class _NoConsumer:
     def policy_with(self, own: PolicyFields) -> Policy:
         return self.policy
 
-    def report_progress(self, run: Run[Any]) -> None:
-        assert run.progress is not None
-        self.reported.append(run.progress)
+    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+        self.reported.append((done, message))
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)

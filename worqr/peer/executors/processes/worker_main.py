@@ -93,7 +93,7 @@ class ChildProgress:
         self._pipe = pipe
         self._changed = threading.Condition()
         self._running: Run[ProcessHost] | None = None
-        self._pending = False
+        self._unsent: Progressed | None = None
         self._sent = 0.0
         self._thread: threading.Thread | None = None
 
@@ -102,12 +102,12 @@ class ChildProgress:
         with self._changed:
             self._running = run
 
-    def report(self, run: Run[Any]) -> None:
+    def report(self, run: Run[Any], done: float | None, message: str) -> None:
         """Send the progress of a run, now or later. From any thread."""
         with self._changed:
             if run is not self._running:
                 return
-            self._pending = True
+            self._unsent = Progressed(done, message)
             if time.monotonic() - self._sent >= REPORT_EVERY:
                 self._send()
                 return
@@ -123,14 +123,14 @@ class ChildProgress:
             self._running = None
 
     def _send(self) -> None:
-        if self._pending and self._running is not None and self._running.progress is not None:
-            self._pending, self._sent = False, time.monotonic()
-            self._pipe.send(Progressed(*self._running.progress))
+        if self._unsent is not None:
+            unsent, self._unsent, self._sent = self._unsent, None, time.monotonic()
+            self._pipe.send(unsent)
 
     def _send_forever(self) -> None:
         while True:
             with self._changed:
-                while not self._pending:
+                while self._unsent is None:
                     self._changed.wait()
                 wait = self._sent + REPORT_EVERY - time.monotonic()
                 if wait <= 0:
@@ -150,7 +150,7 @@ class ProcessHost:
         self.policy = policy
         self.state = state
         self._pipe = pipe
-        self.report_progress: Callable[[Run[Any]], None] = progress.report
+        self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """Return the policy of a job with policy fields of its own."""
