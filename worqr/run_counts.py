@@ -7,7 +7,7 @@ are counted in buckets. So quantiles of a whole mesh can be computed from the su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 OUTCOMES: Final = ("ok", "raised", "timeout", "cancelled", "lost")
@@ -39,7 +39,11 @@ def wait_bucket(ms: int) -> int:
     """Return the bucket of a waiting time. Bucket i has the times under 4^i ms that no lower bucket has; the last one has the
     rest.
     """
-    return min((ms.bit_length() + 1) // 2, _LAST_WAIT) if ms > 0 else 0
+    return _wait_bucket_of(ms.bit_length()) if ms > 0 else 0
+
+
+def _wait_bucket_of(bits: int) -> int:
+    return min((bits + 1) // 2, _LAST_WAIT)
 
 
 def waited_ms(record: Mapping[bytes, bytes], fence: int) -> int | None:
@@ -52,13 +56,16 @@ def waited_ms(record: Mapping[bytes, bytes], fence: int) -> int | None:
         record: the fields of the job, as the worker received them.
         fence: the fencing token of the claim.
     """
-    claimed, queued = fence // 1000, int(record.get(b"queued", 0)) // 1000
-    ready = int(record.get(b"run_at", 0))
+    get = record.get
+    ready, queued = int(get(b"run_at", 0)), int(get(b"queued", 0)) // 1000
     if ready < queued:
-        if b"started" in record:
+        if get(b"started") is not None:
             return None
         ready = queued
-    return max(0, claimed - ready) if ready else None
+    if not ready:
+        return None
+    ms = fence // 1000 - ready
+    return ms if ms > 0 else 0
 
 
 class RunCounts:
@@ -91,12 +98,13 @@ class RunCounts:
             counts[RUN_FIELDS[run_bucket(took)]] += n
             self._run_seconds += took * n
 
-    def add_waits(self, waits: Iterable[int]) -> None:
+    def add_waits(self, waits: Sequence[int]) -> None:
         """Count the waiting times of jobs, in milliseconds."""
         counts = self._counts
-        for ms in waits:
-            counts[WAIT_FIELDS[wait_bucket(ms)]] += 1
-            counts[WAIT_SUM] += ms
+        counts[WAIT_SUM] += sum(waits)
+        sizes = list(map(int.bit_length, waits))
+        for size in set(sizes):
+            counts[WAIT_FIELDS[_wait_bucket_of(size)]] += sizes.count(size)
 
     def take(self) -> dict[str, int]:
         """Return the counts by field, and begin anew. A fraction of a millisecond stays for the next time."""
