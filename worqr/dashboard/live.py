@@ -17,6 +17,7 @@ from typing import Any, Final
 import anyio
 
 from worqr.dashboard import reading
+from worqr.dashboard.failures import MOST_QUEUES, failing_queues
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
 from worqr.dashboard.state import MeshState, read_state
@@ -105,7 +106,7 @@ async def _mesh(visit: Visit) -> News:
         case "queues":
             return News(state_numbers(state, queues=reading.sorted_queues(visit, state)[part]))
         case "failed":
-            return News(state_numbers(state, queues=reading.failing_queues(state)[: reading.QUEUES_OF_RUNNING]))
+            return News(state_numbers(state, queues=failing_queues(state)[:MOST_QUEUES]))
         case "workers":
             return News(state_numbers(state, workers=(await reading.filtered_workers(visit))[part]))
         case _:

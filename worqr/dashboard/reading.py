@@ -15,7 +15,7 @@ from worqr.dashboard.guard import Refused
 from worqr.dashboard.looks import FRESH
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
-from worqr.records import Failed, QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 
 T = TypeVar("T")
 
@@ -242,28 +242,6 @@ async def running_tasks(
     lists = await gathered([partial(read, name) for name in names[:QUEUES_OF_RUNNING]])
     found = [(name, task) for tasks in lists for name, task in tasks if not worker or task.worker == worker]
     return sorted(found, key=lambda pair: pair[1].since or datetime.max.replace(tzinfo=UTC))
-
-
-async def failed(visit: Visit) -> Response:
-    """The queues with dead-letter records, and the newest records of each."""
-    state = await look(visit)
-    found = failing_queues(state)
-
-    async def newest(name: str) -> list[Failed]:
-        return await visit.mesh.queue(name).failed.list(1)
-
-    shown = found[:QUEUES_OF_RUNNING]
-    newests = await gathered([partial(newest, info.name) for info in shown])
-    view = visit.link("/live", view="failed")
-    return visit.page(
-        "failed.html", live=view, found=list(zip(shown, newests, strict=True)), left_out=len(found) - len(shown)
-    )
-
-
-def failing_queues(state: MeshState) -> list[QueueInfo]:
-    """Return the queues with dead-letter records, those with the most first."""
-    found = [info for info in state.queues if info.failed or info.broken]
-    return sorted(found, key=lambda info: (-(info.failed + info.broken), info.name))
 
 
 async def workers(visit: Visit) -> Response:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from worqr.dashboard import acts, live, reading
+from worqr.dashboard import acts, failures, live, reading
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -27,7 +27,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/queue": Route(reading.queue),
     "/job": Route(reading.job),
     "/running": Route(reading.running),
-    "/failed": Route(reading.failed),
+    "/failed": Route(failures.failed),
     "/workers": Route(reading.workers),
     "/worker": Route(reading.worker),
     "/schedules": Route(reading.schedules),

@@ -26,9 +26,13 @@ UNSERVED = "legacy.export"
 class PaymentRefused(Exception):
     """The bank has refused a payment. The demo raises it at random."""
 
+    __module__ = "shop"  # a worker runs this file as `__main__`
+
 
 class AddressUnknown(Exception):
     """A mail has no valid address. The demo raises it at random."""
+
+    __module__ = "shop"
 
 
 def make_mesh(url: str, name: str) -> worqr.Mesh:
