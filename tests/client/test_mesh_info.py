@@ -91,20 +91,20 @@ async def states(mesh: worqr.Mesh) -> list[str]:
 
 
 async def test_workers_are_read_page_by_page(mesh: worqr.Mesh, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"w{n:03}" for n in range(250)]
+    names = [f"w{n:04}" for n in range(5 * ops.WORKERS_AT_ONCE // 2)]
     desk.register(*names)
-    desk.call(ops.keep_worker_alive(desk.g, "w001", 1, keepalive_ms=KEEPALIVE, lease_ms=KEEPALIVE, running=0, room=1))
-    desk.client.delete(desk.g.worker("w002"))
-    desk.call(ops.condemn_worker(desk.g, "w003", ops.ANY_BEAT))
+    desk.call(ops.keep_worker_alive(desk.g, "w0001", 1, keepalive_ms=KEEPALIVE, lease_ms=KEEPALIVE, running=0, room=1))
+    desk.client.delete(desk.g.worker("w0002"))
+    desk.call(ops.condemn_worker(desk.g, "w0003", ops.ANY_BEAT))
     async with mesh.connect():
         with batches(monkeypatch) as sent:
             found = await mesh.workers()
     assert sent == 3 * [["list_workers"]]
     assert [worker.id for worker in found] == names
-    assert [worker.id for worker in found if worker.leads] == ["w001"]
+    assert [worker.id for worker in found if worker.leads] == ["w0001"]
     assert {worker.id: worker.state for worker in found if worker.state != "ready"} == {
-        "w002": "missing",
-        "w003": "dead",
+        "w0002": "missing",
+        "w0003": "dead",
     }
 
 

@@ -47,12 +47,14 @@ def listed(desk: Desk) -> list[list[str]]:
 
 
 def test_the_pages_have_each_worker_once(desk: Desk) -> None:
-    names = [f"w{n:03}" for n in range(250)]
+    size = ops.WORKERS_AT_ONCE
+    names = [f"w{n:04}" for n in range(5 * size // 2)]
     desk.register(*names)
-    desk.call(ops.condemn_worker(desk.g, "w150", ops.ANY_BEAT))
-    assert listed(desk) == [names[:100], names[100:200], names[200:]]
-    desk.call(ops.stop_worker(desk.g, "w099"))  # the last of a page may be gone when the next one is read
-    assert [row.worker for row in desk.call(ops.list_workers(desk.g, "w099")).rows] == names[100:200]
+    desk.call(ops.condemn_worker(desk.g, names[size + 50], ops.ANY_BEAT))
+    assert listed(desk) == [names[:size], names[size : 2 * size], names[2 * size :]]
+    last = names[size - 1]
+    desk.call(ops.stop_worker(desk.g, last))  # the last of a page may be gone when the next one is read
+    assert [row.worker for row in desk.call(ops.list_workers(desk.g, last)).rows] == names[size : 2 * size]
 
 
 def test_a_page_ends_early_where_workers_serve_many_queues(desk: Desk) -> None:

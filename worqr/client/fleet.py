@@ -36,7 +36,7 @@ class Fleet:
     async def workers(self) -> list[WorkerInfo]:
         """Return all workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
 
-        A page of 100 workers is one request.
+        A page of 500 workers is one request.
 
         Raises:
             UsageError: Outside `connect` and `join`.

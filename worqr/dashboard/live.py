@@ -125,7 +125,7 @@ async def _queue(visit: Visit) -> News:
         texts = queue_numbers(info, full=True) | header_numbers(state)
         if tab == "running":
             tasks = [(name, task) for task in await queue.running(reading.PAGE)]
-            return News(texts | running_numbers(tasks), [task.claim for _, task in tasks])
+            return News(texts | running_numbers(tasks, visit.redactor), [task.claim for _, task in tasks])
         steps = {"waiting": ("enqueued", "claimed"), "failed": ("failed",), "broken": ("broken",)}.get(tab, ())
         return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
 
@@ -138,7 +138,7 @@ async def _job(visit: Visit) -> News:
 
     async def read(_before: News | None) -> News:
         status = await job.status()
-        return News(job_numbers(status), (status.state, status.attempts))
+        return News(job_numbers(status, visit.redactor), (status.state, status.attempts))
 
     return await visit.looks.get(("job", name, job.id), read, within=QUICK - 0.1, spare=True)
 
@@ -150,7 +150,7 @@ async def _running(visit: Visit) -> News:
     async def read(_before: News | None) -> News:
         served = await reading.served_by(visit, worker)
         tasks = (await reading.running_tasks(visit, state, served, worker))[: reading.PAGE]
-        return News(running_numbers(tasks), [(name, task.claim) for name, task in tasks])
+        return News(running_numbers(tasks, visit.redactor), [(name, task.claim) for name, task in tasks])
 
     news = await visit.looks.get(("running", worker, seen), read, within=SLOW - 0.1, spare=True)
     return News({**news.texts, **state_numbers(state)}, news.rows)

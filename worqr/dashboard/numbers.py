@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from worqr.dashboard import figures
+from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 
@@ -68,7 +69,7 @@ def worker_numbers(worker: WorkerInfo) -> dict[str, str]:
     }
 
 
-def running_numbers(tasks: Iterable[tuple[str, TaskInfo]]) -> dict[str, str]:
+def running_numbers(tasks: Iterable[tuple[str, TaskInfo]], redactor: Redactor) -> dict[str, str]:
     """Return how far running tasks are."""
     now, texts = datetime.now(UTC), dict[str, str]()
     for queue, task in tasks:
@@ -76,7 +77,7 @@ def running_numbers(tasks: Iterable[tuple[str, TaskInfo]]) -> dict[str, str]:
         texts[f"{start}.for"] = figures.since(task.since, now)
         texts[f"{start}.percent"] = figures.percent(task.progress)
         texts[f"{start}.bar"] = bar(task.progress)
-        texts[f"{start}.message"] = figures.line(task.message)
+        texts[f"{start}.message"] = figures.line(redactor.text(task.message or ""))
     return texts
 
 
@@ -90,7 +91,7 @@ def bar(progress: float | None) -> str:
     return "0" if progress is None else f"{min(max(progress, 0.0), 1.0):.3f}"
 
 
-def job_numbers(status: Status) -> dict[str, str]:
+def job_numbers(status: Status, redactor: Redactor) -> dict[str, str]:
     """Return what changes on the page of a job while its state stays."""
     now = datetime.now(UTC)
     return {
@@ -98,7 +99,7 @@ def job_numbers(status: Status) -> dict[str, str]:
         "job.for": figures.since(status.since, now),
         "job.percent": figures.percent(status.progress),
         "job.bar": bar(status.progress),
-        "job.message": figures.line(status.message),
+        "job.message": figures.line(redactor.text(status.message or "")),
         "job.attempts": figures.count(status.attempts),
         "job.failures": figures.count(status.failures),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import anyio
 from starlette.responses import Response
@@ -16,6 +16,9 @@ from worqr.dashboard.looks import FRESH
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+
+if TYPE_CHECKING:
+    from worqr.client.queue import Queue
 
 T = TypeVar("T")
 
@@ -95,8 +98,9 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
 
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
-    state, schedules = await look(visit), await all_schedules(visit)
-    workers = await all_workers(visit, within=WORKERS_EVERY)
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), partial(all_schedules, visit)]
+    calls.append(partial(all_workers, visit, within=WORKERS_EVERY))
+    state, schedules, workers = await gathered(calls)
     return visit.page(
         "overview.html",
         live=visit.link("/live", view="overview"),
@@ -151,24 +155,31 @@ async def queue(visit: Visit) -> Response:
     """One queue, and one page of its tasks."""
     queue = visit.queue(visit.text("name"))
     tab = visit.choice("tab", TABS)
-    info, state = await with_state(visit, queue.info)
+    calls: list[Callable[[], Awaitable[Any]]] = [queue.info, partial(_tasks_of, visit, queue, tab)]
+    (info, context), state = await with_state(visit, partial(gathered, calls))
     info = state.age_in(info)
-    context: dict[str, Any] = {}
+    context["left_out"] = info.running - PAGE if tab == "running" else 0
+    view = visit.link("/live", view="queue", name=info.name, tab=tab)
+    return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, **context)
+
+
+async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
+    """Return one page of the tasks of a queue, as its template needs it."""
     if tab in ("failed", "broken"):
         error, before = visit.text("error").strip(), _time(visit.text("before"))
         aside = queue.failed if tab == "failed" else queue.broken
-        records = await aside.list(RECORDS + 1, error=error or None, before=before)
-        errors = await aside.errors() if visit.text("count") == "errors" else None
-        more = len(records) > RECORDS
-        context = {"records": records[:RECORDS], "more": more, "error": error, "before": before, "errors": errors}
-    elif tab == "running":
-        tasks = await queue.running(PAGE + 1)
-        context = {"tasks": tasks[:PAGE], "more": False, "after": "", "left_out": info.running - PAGE}
-    else:
-        tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
-        context = {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after")}
-    view = visit.link("/live", view="queue", name=info.name, tab=tab)
-    return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, **context)
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            partial(aside.list, RECORDS + 1, error=error or None, before=before)
+        ]
+        if visit.text("count") == "errors":
+            calls.append(aside.errors)
+        records, *counted = await gathered(calls)
+        errors, more = counted[0] if counted else None, len(records) > RECORDS
+        return {"records": records[:RECORDS], "more": more, "error": error, "before": before, "errors": errors}
+    if tab == "running":
+        return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
+    tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
+    return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after")}
 
 
 def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:
@@ -295,4 +306,5 @@ async def search(visit: Visit) -> Response:
         statuses, state = await with_state(visit, partial(visit.mesh.find, word))
         found = {name: status for name, status in statuses.items() if visit.viewer.sees(name)}
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
-    return visit.page("search.html", live="", word=word, found=list(found.items()), names=names)
+    shown, left_out = list(found.items())[:PAGE], max(len(found) - PAGE, 0)
+    return visit.page("search.html", live="", word=word, found=shown, left_out=left_out, names=names)

@@ -17,9 +17,9 @@ QUEUES_EXPIRE_S: Final = 30 * 24 * 3600
 INFO_EXPIRE_S: Final = 60
 QUEUES_AT_ONCE: Final = 1000
 """Names in one page of list_queues: a millisecond of the server's time."""
-WORKERS_AT_ONCE: Final = 100
-"""Workers in one page of list_workers: about a millisecond of the server's time."""
-WORK_MAPS_AT_ONCE: Final = 1000
+WORKERS_AT_ONCE: Final = 500
+"""Workers in one page of list_workers: some milliseconds of the server's time."""
+WORK_MAPS_AT_ONCE: Final = 5000
 """Names of queues after which such a page ends."""
 FORGET_AT_ONCE: Final = 100
 MANY_DYING: Final = 20

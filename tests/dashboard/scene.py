@@ -1,0 +1,154 @@
+"""A mesh with one of everything that the dashboard shows, and the addresses of all pages on which it appears.
+
+A new route is asked for with `GENERAL`. If it needs another query, add one to `QUERIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+import trio
+
+import worqr
+from tests.support.patience import PATIENCE
+from worqr.dashboard.routes import ROUTES
+
+JOB = "job-1"
+QUERIES: dict[str, list[dict[str, str]]] = {
+    "/": [{}],
+    "/queues": [{}, {"sort": "waiting", "q": "{queue}"}],
+    "/queue": [
+        *({"name": "{queue}", "tab": tab} for tab in ("waiting", "scheduled", "blocked")),
+        {"name": "{slow}", "tab": "running"},
+        {"name": "{failing}", "tab": "failed"},
+        {"name": "{failing}", "tab": "failed", "count": "errors"},
+        {"name": "{typed}", "tab": "broken"},
+    ],
+    "/job": [
+        {"queue": "{queue}", "id": "{job}"},
+        {"queue": "{failing}", "id": "{job}"},
+        {"queue": "{slow}", "id": "{job}"},
+    ],
+    "/running": [{}, {"worker": "{worker}"}],
+    "/failed": [{}],
+    "/workers": [{}, {"app": "{app}"}],
+    "/worker": [{"id": "{worker}"}],
+    "/schedules": [{}],
+    "/search": [{"q": "{job}"}, {"q": "{queue}"}],
+    "/payload": [{"queue": "{queue}", "id": "{job}"}],
+}
+"""The queries of each page, with the names of the scene in braces."""
+GENERAL = {"queue": "{failing}", "name": "{failing}", "id": "{job}"}
+"""The query of pages that are not in `QUERIES`."""
+VIEWS = [
+    *({"view": view} for view in ("overview", "queues", "running", "failed", "workers")),
+    {"view": "queue", "name": "{slow}", "tab": "running"},
+    {"view": "job", "queue": "{slow}", "id": "{job}"},
+]
+"""The queries of streams."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts that other people choose, and that pages show."""
+
+    queue: str = "orders"
+    job: str = JOB
+    app: str = "shop"
+    payload: bytes = b'{"order": 7, "password": "s3cr3t-payload"}'
+    meta: str = "acme"
+    error: str = "the bank refused it"
+    reason: str = "maintenance"
+    schedule: str = "nightly"
+    progress: str = "page 4 of 10"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters."""
+
+    mesh: worqr.Mesh
+    texts: Texts
+    worker: str
+
+    @property
+    def names(self) -> dict[str, str]:
+        queue, texts = self.texts.queue, self.texts
+        queues = {"queue": queue, **{name: f"{queue}-{name}" for name in ("slow", "failing", "typed")}}
+        return queues | {"job": texts.job, "worker": self.worker, "app": texts.app, "schedule": texts.schedule}
+
+    def addresses(self) -> list[str]:
+        """The pages, and the downloads; streams are in `views`."""
+        paths = [path for path, route in ROUTES.items() if route.method == "GET" and not route.streams]
+        return [self.address(path, query) for path in paths for query in QUERIES.get(path, [GENERAL])]
+
+    def views(self) -> list[str]:
+        return [self.address("/live", query) for query in VIEWS]
+
+    def address(self, path: str, query: Mapping[str, str]) -> str:
+        filled = {
+            key: self.names.get(value.strip("{}"), value) if value[:1] == "{" else value for key, value in query.items()
+        }
+        return f"{path}?{urlencode(filled)}".rstrip("?")
+
+
+def why_not(address: str, status: int) -> str:
+    """What to do if a page of the scene has another status than expected."""
+    path = address.partition("?")[0]
+    return f"{address} has the status {status}. Is the route new? Add a query that it accepts to QUERIES in {__file__}: {path!r}"
+
+
+@asynccontextmanager
+async def open_scene(
+    server_url: str, prefix: str, texts: Texts | None = None, **settings: Any
+) -> AsyncGenerator[Scene]:
+    """Fill a mesh, and keep a peer in it that leads and runs two tasks. `settings` are those of the mesh."""
+    texts = Texts() if texts is None else texts
+    mesh = worqr.Mesh(server_url, prefix=prefix, app=texts.app, patience=PATIENCE, **settings)
+    names = Scene(mesh, texts, "").names
+
+    async def fails(task: bytes) -> None:
+        raise worqr.Failure(texts.error)
+
+    async def runs(task: bytes) -> None:
+        worqr.current().progress(0.4, texts.progress)
+        await trio.sleep_forever()
+
+    @mesh.task(name=names["typed"])
+    async def typed(number: int) -> None: ...
+
+    mesh.every(86_400, mesh.call(names["typed"], number=1), name=texts.schedule)
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, result_ttl=60), names["failing"], fails)
+        await nursery.start(peer.serve, names["slow"], runs)
+        await _fill(mesh, names, texts)
+        yield Scene(mesh, texts, peer.id)
+        nursery.cancel_scope.cancel()
+
+
+async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> None:
+    queue, meta = mesh.queue(names["queue"]), {"tenant": texts.meta, "auth_token": "s3cr3t-meta"}
+    await queue.enqueue(texts.payload, b"\x00binary")
+    await queue.dispatch(texts.payload, id=texts.job, meta=meta)
+    await queue.dispatch(texts.payload, id="later", delay=3600)
+    await queue.pause(texts.reason)
+    await mesh.queue(names["failing"]).dispatch(texts.payload, id=texts.job, meta=meta)
+    await mesh.queue(names["typed"]).enqueue(texts.payload)
+    await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)
+    await mesh.queue(names["slow"]).enqueue(texts.payload)
+    with trio.fail_after(PATIENCE):
+        while (await mesh.queue(names["failing"]).info()).failed < 1:
+            await trio.sleep(0.01)
+        while (await mesh.queue(names["typed"]).info()).broken < 1:
+            await trio.sleep(0.01)
+        while [each.message for each in await mesh.queue(names["slow"]).running()] != [texts.progress] * 2:
+            await trio.sleep(0.01)
+        while not await mesh.schedules():
+            await trio.sleep(0.01)
+        while (await mesh.info()).source != "leader":
+            await trio.sleep(0.05)
