@@ -535,7 +535,11 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "running": lambda queue: queue.running(),
         "tasks": lambda queue: queue.tasks(),
     },
-    worqr.Aside: {"errors": lambda aside: aside.errors(), "list": lambda aside: aside.list()},
+    worqr.Aside: {
+        "count": lambda aside: aside.count(),
+        "errors": lambda aside: aside.errors(),
+        "list": lambda aside: aside.list(),
+    },
     worqr.Job: {"result": lambda job: job.result(), "status": lambda job: job.status()},
 }
 """The calls that only read, all of them: see `ACTS`."""

@@ -61,6 +61,8 @@ class Failed:
     """The time at which it was given up, by the server's clock."""
     meta: Mapping[str, str]
     """The `meta` of its dispatch; empty for a plain task."""
+    size: int = 0
+    """The bytes of the payload; more than `task` has if only its beginning was read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,4 +105,5 @@ def failed_record(queue: str, task: bytes, facts: Mapping[str, bytes | str]) -> 
         worker=field("worker"),
         at=from_ms(int(field("at") or 0)),
         meta=meta_of(field("meta")),
+        size=int(field("size") or len(task)),
     )

@@ -74,6 +74,7 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
             "worker",
             "at",
             "meta",
+            "size",
         )
     }
     assert datetime.fromisoformat(oldest_json["at"]) <= datetime.fromisoformat(newest_json["at"])
@@ -83,6 +84,12 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
     assert (await beside("failed", "mails", "--limit", "1")).lines[1:] == [newest]
     assert [row["id"] for row in (await beside("failed", "mails", "--error", "Failure", "--json")).json] == ["ada"]
     assert (await beside("failed", "mails", "--before", "1h")).err == "worqr: no failed tasks in queue 'mails'\n"
+    assert len((await beside("failed", "mails", "--since", "1h", "--json")).json) == len(
+        (await beside("failed", "mails", "--json")).json
+    )
+    far = ("--since", "2999-01-01T00:00Z")
+    assert (await beside("failed", "mails", *far)).err == "worqr: no failed tasks in queue 'mails'\n"
+    assert (await beside("failed", "drop", "mails", "--all", *far)).out == "0 deleted\n"
 
 
 async def test_what_is_broken_is_listed_apart_with_its_bytes(beside: Beside, mesh: worqr.Mesh) -> None:
@@ -137,7 +144,7 @@ async def test_a_failure_queue_is_named_as_it_is_listed(beside: Beside, mesh: wo
     [
         (("failed", "retry", "mails"), "name the tasks to retry: either ids, or --all"),
         (("failed", "drop", "mails", "x", "--all"), "name the tasks to drop"),
-        (("broken", "drop", "mails", "x", "--error", "E"), "--error, --before and --limit need --all"),
+        (("broken", "drop", "mails", "x", "--error", "E"), "--error, --before, --since and --limit need --all"),
         (("broken", "mails", "--before", "soon"), "--before must be a time"),
         (("failed", "retry"), "missing QUEUE; `worqr failed retry --help`"),
     ],

@@ -153,6 +153,12 @@ async def test_a_list_is_narrowed_down_by_time(mesh: worqr.Mesh) -> None:
         assert tasks(await q.failed.list(before=third + timedelta(milliseconds=0))) == [b"value", b"1"]
         assert len(await q.failed.list(before=datetime.now(UTC) + timedelta(1))) == 4
         assert await q.failed.list(before=datetime(1999, 1, 1, tzinfo=UTC)) == []
+        assert tasks(await q.failed.list(since=third)) == [b"value", b"3"]
+        assert tasks(await q.failed.list(since=third, error="ValueError")) == [b"value"]
+        assert await q.failed.count(since=third) == await q.failed.count(before=third) == 2
+        assert await q.failed.count(error="ValueError") == 2
+        assert await q.failed.count() == 4
+        assert await q.failed.retry_all(since=datetime.now(UTC) + timedelta(1)) == 0
         assert await q.failed.drop_all(error="ValueError", before=third) == 1
         assert tasks(await q.failed.list()) == [b"value", b"3", b"1"]
         assert await q.failed.drop_all(before=third) == 1
@@ -163,6 +169,15 @@ async def test_a_list_is_narrowed_down_by_time(mesh: worqr.Mesh) -> None:
         assert await q.failed.list() == []
         assert await q.tasks() == [b"value"]
         await q.cancel_all()
+
+
+async def test_the_beginning_of_payloads_is_listed(mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = await fail_all(mesh, b"small", b"x" * 5000)
+        large, small = await q.failed.list(payload=False)
+        assert (large.task, large.size, small.task, small.size) == (b"x" * 4096, 5000, b"small", 5)
+        assert [(failed.task, failed.size) for failed in await q.failed.list()] == [(b"x" * 5000, 5000), (b"small", 5)]
+        assert await q.failed.drop_all() == 2
 
 
 async def test_thousands_are_listed_put_back_and_dropped(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
@@ -196,6 +211,7 @@ async def test_what_cannot_narrow_a_list_is_refused(mesh: worqr.Mesh) -> None:
     calls: list[tuple[Callable[[worqr.Aside], Any], str]] = [
         (lambda aside: aside.list(error=7), "error must be a str"),  # type: ignore[arg-type]
         (lambda aside: aside.list(before=datetime(2030, 1, 1)), "timezone"),
+        (lambda aside: aside.list(since=datetime(2030, 1, 1)), "timezone"),
         (lambda aside: aside.drop_all(before=17), "before must be a datetime"),  # type: ignore[arg-type]
         (lambda aside: aside.retry_all(error=b"x"), "error must be a str"),  # type: ignore[arg-type]
         (lambda aside: aside.retry(7), "must be a str"),  # type: ignore[arg-type]

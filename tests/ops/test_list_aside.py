@@ -6,7 +6,7 @@ import pytest
 
 from tests.ops.driver import PAST, Desk, aside
 from worqr import ops
-from worqr.ops import MAX_BYTES, DeadLetterPage
+from worqr.ops import MAX_BYTES, MAX_HEADS, DeadLetterPage
 from worqr.records import RemoteError
 
 
@@ -35,6 +35,7 @@ def test_the_newest_first_with_their_whole_records(desk: Desk) -> None:
     assert (page.more, page.after, int(page.after_ms)) == (False, str(one), at)
     records = [{name: value.decode("latin-1") for name, value in each.items()} for _, each in page.records]
     assert all(each.pop("tries") for each in records)
+    assert [each.pop("size") for each in records] == ["2", "1"]
     assert [int(each.pop("at")) - (at or 0) < 60_000 for each in records] == [True, True]
     assert records == [
         aside("\x00\xff", f"@{two}", reason="failed", failures=1),
@@ -142,3 +143,46 @@ def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     assert desk.send(ops.list_aside(desk.q, "failed", 9)) == [b"ok", b"-", b"0"]
     assert desk.state() == {}
+
+
+def test_of_large_payloads_the_beginning_is_listed_if_that_is_asked_for(desk: Desk) -> None:
+    set_aside(desk, b"small", b"x" * 5000)
+    with desk.nothing_changes():
+        page = desk.call(ops.list_aside(desk.q, "failed", 9, head=4096))
+    whole = desk.call(ops.list_aside(desk.q, "failed", 9))
+    assert [(each["task"], each["size"]) for _, each in page.records] == [(b"x" * 4096, b"5000"), (b"small", b"5")]
+    assert [{**each, "task": b""} for _, each in page.records] == [{**each, "task": b""} for _, each in whole.records]
+
+
+def test_payloads_that_are_too_large_for_a_list_are_not_read(desk: Desk) -> None:
+    """And their records do not make the page shorter."""
+    sizes = [MAX_HEADS - 100, 200, MAX_HEADS + 1]
+    set_aside(desk, *[b"x" * size for size in sizes])
+    page = desk.call(ops.list_aside(desk.q, "failed", 9, head=50))
+    assert [(len(each["task"]), int(each["size"])) for _, each in page.records] == [
+        (0, sizes[2]),
+        (50, sizes[1]),
+        (0, sizes[0]),
+    ]
+    assert not page.more
+
+
+@pytest.mark.parametrize("limit", [1, 9])
+def test_only_those_since_a_time(desk: Desk, limit: int) -> None:
+    held = set_aside(desk, *[b"a"] * 5)
+    found: list[int] = []
+    page = desk.call(ops.list_aside(desk.q, "failed", limit, since_ms=PAST + 1, before_ms=PAST + 4))
+    found += claims(page)
+    while page.more:
+        page = desk.call(
+            ops.list_aside(
+                *(desk.q, "failed", limit),
+                since_ms=PAST + 1,
+                before_ms=PAST + 4,
+                after=page.after,
+                after_ms=page.after_ms,
+            )
+        )
+        found += claims(page)
+    assert found == [held[3], held[2], held[1]]
+    assert claims(desk.call(ops.list_aside(desk.q, "failed", 9, since_ms=PAST + 5))) == []

@@ -33,6 +33,10 @@ Before = Annotated[
     str | None,
     time_option("Only tasks that failed before this time (2031-05-01T12:00), or longer ago than this (2h)."),
 ]
+Since = Annotated[
+    str | None,
+    time_option("Only tasks that failed at this time or later (2031-05-01T12:00), or no longer ago than this (2h)."),
+]
 Ids = Annotated[str, Parameter(help="Ids, as listed.")]
 NAMES: Final = {"failed": "failed", "broken": "undecodable"}
 
@@ -42,19 +46,20 @@ NAMES: Final = {"failed": "failed", "broken": "undecodable"}
 class Selection:
     """The entries to change, when no ids are given."""
 
-    all: Annotated[bool, flag("All tasks, or all that match --error, --before and --limit.")] = False
+    all: Annotated[bool, flag("All tasks, or all that match --error, --before, --since and --limit.")] = False
     error: Error = None
     before: Before = None
+    since: Since = None
     limit: Annotated[int | None, Parameter(help="At most N tasks, newest first.", metavar="N")] = None
 
     def check(self, verb: Verb, ids: tuple[str, ...]) -> None:
         """Raise InvalidArguments if it and `ids` do not select entries in exactly one way."""
         if bool(ids) == self.all:
             raise InvalidArguments(
-                f"name the tasks to {verb}: either ids, or --all (with --error, --before or --limit)"
+                f"name the tasks to {verb}: either ids, or --all (with --error, --before, --since or --limit)"
             )
         if ids and self != Selection():
-            raise InvalidArguments("--error, --before and --limit need --all, and no ids")
+            raise InvalidArguments("--error, --before, --since and --limit need --all, and no ids")
 
 
 ONLY_IDS: Final = Selection()
@@ -86,19 +91,19 @@ class _Commands:
         limit: Annotated[int, Parameter(help="List at most N tasks, newest first.", metavar="N")] = 100,
         error: Error = None,
         before: Before = None,
+        since: Since = None,
         traceback: Annotated[bool, flag("Print the traceback of each task.")] = False,
         json: Annotated[bool, flag("Print JSON Lines: one object per task, with all fields.")] = False,
         connect: ConnectOptions = FROM_ENVIRONMENT,
     ) -> None:
-        moment_before = parse_time(before, "--before", ago=True)
+        moments = {
+            "before": parse_time(before, "--before", ago=True),
+            "since": parse_time(since, "--since", ago=True),
+        }
 
         async def command(mesh: Mesh) -> tuple[Sequence[Failed], str]:
             names = [queue] if queue else await self._queues(mesh)
-            found = [
-                each
-                for name in names
-                for each in await self._of(mesh, name).list(limit, error=error, before=moment_before)
-            ]
+            found = [each for name in names for each in await self._of(mesh, name).list(limit, error=error, **moments)]
             newest = sorted(found, key=lambda record: record.at, reverse=True) if queue is None else found
             return newest[:limit], "" if found or queue is None else await unknown_queue_hint(mesh, queue)
 
@@ -171,7 +176,10 @@ class _Commands:
 
     def _change(self, verb: Verb, queue: str, ids: tuple[str, ...], choice: Selection, connect: ConnectOptions) -> None:
         choice.check(verb, ids)
-        before = parse_time(choice.before, "--before", ago=True)
+        before, since = (
+            parse_time(choice.before, "--before", ago=True),
+            parse_time(choice.since, "--since", ago=True),
+        )
 
         async def command(mesh: Mesh) -> tuple[int, str]:
             dead_letters = self._of(mesh, queue)
@@ -179,7 +187,7 @@ class _Commands:
                 count = await (dead_letters.retry if verb == "retry" else dead_letters.drop)(*ids)
             else:
                 act_on_all = dead_letters.retry_all if verb == "retry" else dead_letters.drop_all
-                count = await act_on_all(error=choice.error, before=before, limit=choice.limit)
+                count = await act_on_all(error=choice.error, before=before, since=since, limit=choice.limit)
             return count, "" if count else await unknown_queue_hint(mesh, queue)
 
         count, hint = run_connected(connect, command)

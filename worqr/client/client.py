@@ -6,8 +6,9 @@ program declared. `worqr.client.mesh_client` adds the producer of function calls
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Final, Protocol, TypeVar
 
 from worqr import ops
@@ -23,6 +24,19 @@ T = TypeVar("T")
 
 NOTE_PATIENCE: Final = 2.0
 """Seconds that an action waits at most until its entry in the log is written."""
+
+
+_actor: ContextVar[str] = ContextVar("worqr.actor", default="")
+
+
+@contextmanager
+def acting_as(who: str) -> Generator[None]:
+    """Name the person who acts in the block, for the log of the mesh, in place of the client's `who`."""
+    token = _actor.set(who)
+    try:
+        yield
+    finally:
+        _actor.reset(token)
 
 
 class SlotWatch(Protocol):
@@ -59,13 +73,14 @@ class Client:
         """Name the person or program that acts, for the log of the mesh."""
         self.who = who
 
-    async def note(self, kind: str, *, queue: str = "", count: int | None = None, text: str = "") -> None:
+    async def note(
+        self, kind: str, *, queue: str = "", job: str = "", count: int | None = None, text: str = ""
+    ) -> None:
         """Append an entry to the log of the mesh. The action itself is done: an error here is no error of it."""
-        keys = RegistryKeys(self.settings.prefix)
+        keys, who = RegistryKeys(self.settings.prefix), _actor.get() or self.who
+        call = ops.note_event(keys, kind, who=who, queue=queue, job=job, count=count, text=text)
         with suppress(WorqrError):
-            await self.link.call(
-                ops.note_event(keys, kind, who=self.who, queue=queue, count=count, text=text), patience=NOTE_PATIENCE
-            )
+            await self.link.call(call, patience=NOTE_PATIENCE)
 
     def use_connections(self, connections: ConnectionRegistry) -> None:
         """Send requests over other connections from now on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
@@ -13,7 +14,7 @@ from worqr.client.client import Client
 from worqr.client.notifications import sleep
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, DeadLetterList, DeadLetterPage
+from worqr.ops import HEAD_BYTES, MAX_ITEMS, DeadLetterList, DeadLetterPage
 from worqr.records import Failed
 from worqr.remote_error import failed_record
 from worqr.script_call import Call
@@ -26,6 +27,24 @@ Change = Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
 Progress = Callable[[int, int], object]
 PIECE: Final = 100
 """Entries that one request changes. A request of 1,000 would occupy the server for 60 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which entries are meant: the type of their error, and times in milliseconds. None, or empty: any."""
+
+    error: str
+    before_ms: int | None
+    since_ms: int | None
+
+    @classmethod
+    def checked(cls, error: str | None, before: datetime | None, since: datetime | None) -> Filter:
+        """Return the filter of a call. Raise UsageError if an argument is not valid."""
+        return cls(
+            "" if error is None else check_text(error, "error"),
+            None if before is None else to_ms(before, "before"),
+            None if since is None else to_ms(since, "since"),
+        )
 
 
 class Aside:
@@ -45,24 +64,36 @@ class Aside:
     def __repr__(self) -> str:
         return f"<Aside {self._which} of {self._keys.display_name!r}>"
 
-    async def list(self, limit: int = 100, *, error: str | None = None, before: datetime | None = None) -> list[Failed]:
+    async def list(
+        self,
+        limit: int = 100,
+        *,
+        error: str | None = None,
+        before: datetime | None = None,
+        since: datetime | None = None,
+        payload: bool = True,
+    ) -> list[Failed]:
         """Return entries, newest first.
 
         Args:
             limit: At most this many.
             error: Only entries whose error has this type: its qualified name, or the last part of it (``"Timeout"``).
             before: Only entries from before this time, a timezone-aware datetime.
+            since: Only entries from this time on.
+            payload: Return whole payloads. False: only the first 4,096 bytes of each; the beginning of a payload that is too
+                large to be read for a list is empty.
 
         Raises:
             UsageError: An argument is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
         check_count(limit, "limit")
-        shards = await self._shards()
+        shards, chosen = await self._shards(), Filter.checked(error, before, since)
+        head = None if payload else HEAD_BYTES
         found = [
             failed_record(keys.display_name, record["task"], record)
             for keys in shards
-            async for page in self._pages(keys, limit, error, before)
+            async for page in self._pages(keys, limit, chosen, head=head)
             for _, record in page.records
         ]
         if len(shards) > 1:
@@ -120,11 +151,29 @@ class Aside:
                 rank += MAX_ITEMS
         return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
 
+    async def count(
+        self, *, error: str | None = None, before: datetime | None = None, since: datetime | None = None
+    ) -> int:
+        """Return the number of entries.
+
+        Args:
+            error: Only entries whose error has this type, as in `list`.
+            before: Only entries from before this time.
+            since: Only entries from this time on.
+
+        Raises:
+            UsageError: An argument is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        found = await self._claims(Filter.checked(error, before, since), None)
+        return sum(len(claims) for _, claims in found)
+
     async def retry_all(
         self,
         *,
         error: str | None = None,
         before: datetime | None = None,
+        since: datetime | None = None,
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> int:
@@ -136,6 +185,7 @@ class Aside:
         Args:
             error: Only entries whose error has this type, as in `list`.
             before: Only entries from before this time.
+            since: Only entries from this time on.
             limit: At most this many, the newest. None: all.
             progress: Called after each request, with the number of entries that were tried so far, and the number of all.
 
@@ -146,7 +196,7 @@ class Aside:
             UsageError: An argument is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        found = await self._claims(error, before, limit)
+        found = await self._claims(Filter.checked(error, before, since), limit)
         return await self._each([(keys, claims[::-1]) for keys, claims in found], ops.retry_aside, progress)
 
     async def drop_all(
@@ -154,6 +204,7 @@ class Aside:
         *,
         error: str | None = None,
         before: datetime | None = None,
+        since: datetime | None = None,
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> int:
@@ -162,6 +213,7 @@ class Aside:
         Args:
             error: Only entries whose error has this type, as in `list`.
             before: Only entries from before this time.
+            since: Only entries from this time on.
             limit: At most this many, the newest. None: all.
             progress: Called after each request, with the number of entries that were tried so far, and the number of all.
 
@@ -172,7 +224,8 @@ class Aside:
             UsageError: An argument is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        return await self._each(await self._claims(error, before, limit), ops.drop_aside, progress)
+        found = await self._claims(Filter.checked(error, before, since), limit)
+        return await self._each([(keys, claims[::-1]) for keys, claims in found], ops.drop_aside, progress)
 
     async def _shards(self) -> tuple[QueueKeys, ...]:
         return await self._client.sharding.shards(self._keys)
@@ -210,7 +263,7 @@ class Aside:
     async def _note(self, kind: str, count: int, text: str) -> None:
         await self._client.note(kind, queue=self._keys.display_name, count=count, text=text)
 
-    async def _claims(self, error: str | None, before: datetime | None, limit: int | None) -> ClaimsByShard:
+    async def _claims(self, chosen: Filter, limit: int | None) -> ClaimsByShard:
         if limit is not None:
             check_count(limit, "limit")
         shards = await self._shards()
@@ -220,7 +273,7 @@ class Aside:
         found = [
             (keys, claim, int(record.get("at", 0)))
             for keys in shards
-            async for page in self._pages(keys, limit, error, before, bare=bare)
+            async for page in self._pages(keys, limit, chosen, bare=bare)
             for claim, record in page.records
         ]
         if not bare:
@@ -228,16 +281,8 @@ class Aside:
         return [(keys, [claim for shard, claim, _ in found if shard is keys]) for keys in shards]
 
     async def _pages(
-        self,
-        keys: QueueKeys,
-        limit: int | None,
-        error: str | None,
-        before: datetime | None,
-        *,
-        bare: bool = False,
+        self, keys: QueueKeys, limit: int | None, chosen: Filter, *, bare: bool = False, head: int | None = None
     ) -> AsyncIterator[DeadLetterPage]:
-        kind = "" if error is None else check_text(error, "error")
-        before_ms = None if before is None else to_ms(before, "before")
         after, after_ms, left = "-", "0", limit
         while left is None or left > 0:
             page = await self._client.ask(
@@ -245,9 +290,11 @@ class Aside:
                     *(keys, self._which, MAX_ITEMS if left is None else left),
                     after=after,
                     after_ms=after_ms,
-                    before_ms=before_ms,
-                    error=kind,
+                    before_ms=chosen.before_ms,
+                    error=chosen.error,
                     bare=bare,
+                    since_ms=chosen.since_ms,
+                    head=head,
                 )
             )
             yield page

@@ -18,6 +18,25 @@ local function check_dead_letter_types(base, worker)
   redis.call('SCARD', failures .. ':hungry')
 end
 
+-- Returns the dead-letter record at the key `aside` as names and values, and how many bytes of payload were read for it.
+-- `size`: of the payload. `head`: how many bytes of a larger payload are returned (-1: all of it). A hash field can only be
+-- read whole, and a larger payload than `room` is returned as empty.
+local function dead_letter_entry(aside, size, head, room)
+  if head < 0 or size <= head then
+    return own(redis.pcall('HGETALL', aside)) or {}, size
+  end
+  local record, readable = {}, size <= room
+  for _, name in ipairs(redis.call('HKEYS', aside)) do
+    record[#record + 1] = name
+    if name == 'task' then
+      record[#record + 1] = readable and string.sub(redis.call('HGET', aside, name), 1, head) or ''
+    else
+      record[#record + 1] = redis.call('HGET', aside, name)
+    end
+  end
+  return record, readable and size or 0
+end
+
 -- Deletes the dead-letter record under `claim`. The records of one id are linked to their neighbours, and the index has the
 -- newest of them. So each can be deleted without a search.
 local function delete_dead_letter(base, claim)

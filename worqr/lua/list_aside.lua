@@ -10,12 +10,15 @@
 -- ARGV[6] before ms, only older ones; +inf: all
 -- ARGV[7] error_type name of the error, whole or its last part; empty: any
 -- ARGV[8] bare 1: only the claims
+-- ARGV[9] since ms, only newer ones; -inf: all
+-- ARGV[10] head bytes of a payload that are listed; -1: all of it
 -- RETURNS ok after after_ms entry... | more after after_ms entry...; an entry is the claim, or claim and the record's names and
---   values in turn
+--   values in turn, and the size of the payload
 -- RESEND safe: it only reads
 local queue, list = KEYS[1], KEYS[2]
 local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local after, after_ms, before, error_type, bare = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
+local since, head = ARGV[9], tonumber(ARGV[10])
 
 local start = redis.call('ZCOUNT', list, before, '+inf')
 if before == '+inf' then
@@ -27,20 +30,25 @@ if after ~= '-' then
 end
 local page = redis.call('ZREVRANGE', list, start, start + budget - 1, 'WITHSCORES')
 local reply, bytes, looked = {'ok', after, after_ms}, 0, 0
+local last = redis.call('ZCOUNT', list, since, '+inf')
 for i = 1, #page, 2 do
-  if #reply - 3 >= limit or bytes >= max_bytes then
+  if #reply - 3 >= limit or bytes >= max_bytes or start + looked >= last then
     break
   end
   local claim, aside = page[i], queue .. ':aside:' .. page[i]
   local kind = error_type ~= '' and own(redis.pcall('HGET', aside, 'error_type')) or ''
   if kind == error_type or string.sub(kind, -#error_type - 1) == '.' .. error_type then
-    local record = not bare and (own(redis.pcall('HGETALL', aside)) or {}) or nil
-    bytes = bytes + (record and own(redis.pcall('HSTRLEN', aside, 'task')) or 0)
-    reply[#reply + 1] = {claim, record}
+    local size = not bare and own(redis.pcall('HSTRLEN', aside, 'task')) or 0
+    local record, copied = nil, 0
+    if not bare then
+      record, copied = dead_letter_entry(aside, size, head, max_bytes - bytes)
+    end
+    reply[#reply + 1] = {claim, record, size}
+    bytes = bytes + copied
   end
   reply[2], reply[3], looked = claim, page[i + 1], looked + 1
 end
-if start + looked < redis.call('ZCARD', list) then
+if start + looked < last then
   reply[1] = 'more'
 end
 return reply

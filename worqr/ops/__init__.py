@@ -18,6 +18,7 @@ from worqr.ops.consumers import (
     stop_work,
 )
 from worqr.ops.dead_letters import (
+    MAX_HEADS,
     DeadLetterList,
     DeadLetterPage,
     count_errors,
@@ -169,6 +170,7 @@ __all__ = [
     "MANY_DYING",
     "MANY_RECORDS",
     "MAX_BYTES",
+    "MAX_HEADS",
     "MAX_ITEMS",
     "MAX_LOG_TEXT",
     "MAX_SKIPPED",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, status_word, text
 from worqr.script_call import Call
 
+MAX_HEADS: Final = 1024 * 1024
+"""Bytes of payloads that one request reads to list the beginning of each. A hash field can only be read whole."""
 DeadLetterList = Literal["failed", "broken"]
 """One of the two dead-letter lists of a queue."""
 
@@ -38,16 +40,29 @@ def list_aside(
     before_ms: int | None = None,
     error: str = "",
     bare: bool = False,
+    since_ms: int | None = None,
+    head: int | None = None,
 ) -> Call[DeadLetterPage]:
-    """Return one page of records, newest first; with `bare`, only their claims."""
+    """Return one page of records, newest first.
+
+    With `bare`, only their claims. `head`: only so many bytes of larger payloads; None: whole payloads. The field ``size`` of a
+    record has the size of its payload.
+    """
 
     def read(reply: Reply) -> DeadLetterPage:
-        records = [(int(entry[0]), _fields(entry[1]) if len(entry) > 1 else {}) for entry in reply[3:]]
+        records = [(int(entry[0]), _record(entry)) for entry in reply[3:]]
         return DeadLetterPage(status_word(reply) == "more", text(reply[1]), text(reply[2]), records)
 
     before = "+inf" if before_ms is None else before_ms
-    args = (min(limit, MAX_ITEMS), MAX_ITEMS, MAX_BYTES, after, after_ms, before, error, int(bare))
+    since = "-inf" if since_ms is None else since_ms
+    budget = MAX_BYTES if head is None else MAX_HEADS
+    args: tuple[str | int, ...] = (min(limit, MAX_ITEMS), MAX_ITEMS, budget, after, after_ms, before, error, int(bare))
+    args = (*args, since, -1 if head is None else head)
     return new_call("list_aside", keys.base, (keys.base, _list(keys, which)), args, read)
+
+
+def _record(entry: Sequence[Any]) -> dict[str, bytes]:
+    return _fields(entry[1]) | {"size": b"%d" % int(entry[2])} if len(entry) > 1 and entry[1] else {}
 
 
 def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
