@@ -43,7 +43,7 @@ EVERYTHING = "worqr"
 OPERATORS_ONLY = {
     *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_running", "list_workers"),
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
-    "list_events",
+    *("list_events", "read_history"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
 }
 SCRIPTS = {
@@ -69,7 +69,7 @@ SCRIPTS = {
             "job_status",
         ),
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
-        *("read_snapshot", "list_events"),
+        *("read_snapshot", "list_events", "read_history"),
     },
 }
 """What the programs of each role send."""
@@ -474,6 +474,7 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     assert await q.run_now("d") == 1
     assert (await q.read("d", payload=True)).task == b"d"
     assert (await mesh.find("d"))[name].state == "waiting"
+    assert len((await q.history(600)).points) == len((await q.history()).points) == 60
     await q.delete()
     async with q.events() as events:
         await q.resume()
@@ -531,6 +532,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "jobs": lambda queue: queue.jobs(state="scheduled"),
         "payload": lambda queue: queue.payload("waits"),
         "peek": lambda queue: queue.peek(),
+        "history": lambda queue: queue.history(),
         "read": lambda queue: queue.read("runs", payload=True),
         "running": lambda queue: queue.running(),
         "tasks": lambda queue: queue.tasks(),
@@ -874,10 +876,10 @@ async def test_a_missing_right_to_write_is_told_before_a_task_is_touched(users: 
 
 
 def of_queue(desk: Desk) -> dict[bytes, Entry]:
-    """All keys of the queue but the replies that are kept: leaving may have been answered."""
-    base, replies = desk.q.base.encode(), f"{desk.q.base}:producer:".encode()
+    """All keys of the queue but the history and the replies that are kept: leaving may have been answered."""
+    base, others = desk.q.base.encode(), (f"{desk.q.base}:producer:".encode(), desk.q.history.encode())
     everything = dump(desk.client, desk.prefix).items()
-    return {key: entry for key, entry in everything if key.startswith(base) and not key.startswith(replies)}
+    return {key: entry for key, entry in everything if key.startswith(base) and not key.startswith(others)}
 
 
 async def never(task: bytes) -> None:

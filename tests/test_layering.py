@@ -26,6 +26,8 @@ LAYERS = (
         "snapshots",
         "queue_age",
         "run_counts",
+        "history",
+        "history_records",
         "remote_error",
         "keys",
         "ids",

@@ -26,17 +26,21 @@ SCRIPTS = [stem for stem in STEMS if not stem.startswith("_")]
 MODULES = [stem for stem in STEMS if stem.startswith("_")]
 
 TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING", "STREAM"}
-FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues", "note_runs"}
+FILL_MEMORY = {
+    *("dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_histories", "note_progress", "note_queues"),
+    *("note_runs", "sample_queue"),
+}
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {
-    "EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSTRLEN", "INFO", "LINDEX", "LLEN",
-    "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER", "SORT_RO", "SRANDMEMBER",
-    "SSCAN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
+    "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSTRLEN", "INFO",
+    "LINDEX", "LLEN", "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER",
+    "SORT_RO", "SRANDMEMBER", "SSCAN", "STRLEN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE",
+    "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCORE",
 }
 WRITES = {
     "DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "HSETNX", "LPOP", "LPUSH", "LREM", "LSET", "PEXPIRE", "PUBLISH",
-    "RENAME", "RPOP", "RPOPLPUSH", "RPUSH", "SADD", "SET", "SMOVE", "SORT", "SPOP", "SREM", "XADD", "XDEL",
+    "RENAME", "RPOP", "RPOPLPUSH", "RPUSH", "SADD", "SET", "SETRANGE", "SMOVE", "SORT", "SPOP", "SREM", "XADD", "XDEL",
     "ZADD", "ZPOPMIN", "ZREM",
 }
 # fmt: on
@@ -282,6 +286,10 @@ def test_unpack_is_bounded() -> None:
         ("_claim", "claims, from, math.min(from + 999, #claims"),
         ("_producer", "kept[1]"),  # cmsgpack's
         ("_job", "kept"),  # of twelve fields
+        ("_history", "fields"),  # 38 at most
+        ("_history", "totals"),  # 50
+        ("_history", "'>I4', kept"),
+        ("_history", "'>I4', stored, at + 1"),
         ("_producer", "gone"),
         ("_value", "flat"),  # fields of a record, whose names are ours
         ("_result", "facts"),

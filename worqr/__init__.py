@@ -49,6 +49,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.functions.registry import TaskDecorator as TaskDecorator
     from worqr.functions.schedule_registry import ScheduleOptions as ScheduleOptions
     from worqr.handler_options import HandlerOptions as HandlerOptions
+    from worqr.history import History as History
+    from worqr.history import HistoryPoint as HistoryPoint
+    from worqr.history import RunTimes as RunTimes
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
@@ -99,6 +102,7 @@ _HOMES = {
     "worqr.functions.registry": "Registry TaskDecorator",
     "worqr.functions.schedule_registry": "ScheduleOptions",
     "worqr.handler_options": "HandlerOptions",
+    "worqr.history": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
     "worqr.mesh": "Mesh",

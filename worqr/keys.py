@@ -130,6 +130,18 @@ class QueueKeys:
         return f"{self.base}:runs"
 
     @property
+    def history(self) -> str:
+        """STRING: a ring of records, one for each of the last 480 minutes (`worqr.history_records`); expires 7 to 8 days after
+        the last one.
+        """
+        return f"{self.base}:history"
+
+    @property
+    def history10(self) -> str:
+        """STRING: the same, with one record for each ten minutes of the last three days."""
+        return f"{self.base}:history10"
+
+    @property
     def paused(self) -> str:
         """STRING: why the queue is paused."""
         return f"{self.base}:paused"
@@ -298,6 +310,11 @@ class RegistryKeys:
     def watched(self) -> str:
         """STRING: a program reads snapshots, so the leader writes them; expires in 30 s."""
         return f"{self.base}:watched"
+
+    @property
+    def histories(self) -> str:
+        """ZSET of the queues that have a history, by the minute in which it was written last; expires 8 days after that."""
+        return f"{self.base}:histories"
 
     @property
     def log(self) -> str:

@@ -40,6 +40,7 @@ from worqr.peer.leader.schedule_ticker import all_schedules, schedule_of
 from worqr.peer.middleware import Middleware
 from worqr.peer.options import JoinOptions
 from worqr.peer.peer import Peer
+from worqr.peer.settings import HISTORY_QUEUES
 from worqr.peer.starvation_detector import StarvationDetector
 from worqr.records import QueueInfo
 from worqr.shard_layout import check_shards
@@ -87,6 +88,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generi
             yields is ``current().state`` in those handlers.
         credentials: A function that returns ``(username, password)``, or a ``CredentialProvider`` of redis-py. It is called for
             each new connection, in the thread that connects, and may block. Several connections may call it at once.
+        history: Store the history of the busiest queues, which ``queue.history()`` returns. The leader of the mesh stores it.
+            False: a leader of this program stores none.
+        history_queues: How many queues have a history, 0 to 1000. Each takes 230 KB of the server's memory.
         tracing: Spans around calls that send tasks, and around runs: ``worqr.otel.Tracing()``. None: no tracing, at no cost.
 
     Raises:
@@ -112,6 +116,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generi
         asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None = None,
         credentials: GivenCredentials | None = None,
         tracing: Tracing | None = None,
+        history: bool = True,
+        history_queues: int = HISTORY_QUEUES,
     ) -> None:
         ClientSettings.__init__(
             self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas, tracing
@@ -125,6 +131,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generi
             runs_in=runs_in,
             around_thread=around_thread,
             process_lifespan=process_lifespan,
+            history=history,
+            history_queues=history_queues,
         )
         self._client = MeshClient(self, StarvationDetector)
         self._declarations = Declarations(self._client)

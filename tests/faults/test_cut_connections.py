@@ -156,8 +156,13 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
 
 
 async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
-    """What a leader's scan sends when it finds something: queues that wait, and names that nobody uses."""
+    """What a leader's scan sends when it finds something: queues that wait, names that nobody uses, and queues that changed."""
     keys = RegistryKeys(prefix)
+    await mesh._client.ask(ops.note_histories(keys, ["Q9"]))
+    await mesh._client.ask(ops.sample_queue(QueueKeys(prefix, "Q9"), create=True))
+    assert len((await mesh.queue("Q9").history()).points) == 60
+    await mesh._client.ask(ops.drop_history(QueueKeys(prefix, "Q9")))
+    await mesh._client.ask(ops.note_histories(keys, dropped="Q9"))
     await mesh._client.ask(ops.post_scan(keys, ["Q1"]))
     assert await mesh._client.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
 

@@ -43,6 +43,8 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.post_scan(desk.g, ["Q1"], b"\x81\xa2at\x01"))
     desk.call(ops.read_snapshot(desk.g))
     desk.call(ops.note_queues(desk.g, ["Q1", "Q2"]))
+    desk.call(ops.note_histories(desk.g, ["Q1", "Q2"]))
+    desk.call(ops.sample_queue(desk.q, create=True))
     desk.call(ops.declare_shards(desk.g, {"hot": 8}))
     for _ in range(2):
         ended = desk.run("A", "done", fields=KEPT)
@@ -123,6 +125,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, [job("new"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
+    "drop_history": lambda q, g, scene: ops.drop_history(q),
     "drop_schedules": lambda q, g, scene: ops.drop_schedules(g, 0),
     "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
@@ -156,6 +159,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "look_at_workers": lambda q, g, scene: ops.look_at_workers(g),
     "map_work": lambda q, g, scene: ops.map_work(g, "A", "Q2"),
     "note_event": lambda q, g, scene: ops.note_event(g, "paused", who="Ada", queue="Q1", text="why"),
+    "note_histories": lambda q, g, scene: ops.note_histories(g, ["Q3"], dropped="Q1"),
     "note_progress": lambda q, g, scene: ops.note_progress(
         q, "A", [(scene.raw, 0.5, "half"), (scene.twin, None, "some"), (1, 1.0, "gone")]
     ),
@@ -167,6 +171,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "promote_due": lambda q, g, scene: ops.promote_due(q),
     "promote_jobs": lambda q, g, scene: ops.promote_jobs(q, ["due", "waits", "nobody"]),
     "purge_queue": lambda q, g, scene: ops.purge_queue(q),
+    "read_history": lambda q, g, scene: ops.read_history(q, 1, 60),
     "read_job": lambda q, g, scene: ops.read_job(q, "runs"),
     "read_payload": lambda q, g, scene: ops.read_payload(q, "runs"),
     "read_snapshot": lambda q, g, scene: ops.read_snapshot(g),
@@ -177,6 +182,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "retry_aside": lambda q, g, scene: ops.retry_aside(q, "failed", [scene.failed]),
     "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
+    "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0),
     "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=KEEPALIVE, facts=[("host", "h")]),

@@ -18,8 +18,14 @@ from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 
-FILL_MEMORY = {"dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_progress", "note_queues", "note_runs"}
-STRINGS = {":paused", ":leader", ":version", ":snapshot", ":watched", ":worker:A", ":worker:B", ":worker:C"}
+FILL_MEMORY = {
+    *("dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_histories", "note_progress", "note_queues"),
+    *("note_runs", "sample_queue"),
+}
+STRINGS = {
+    *(":paused", ":leader", ":version", ":snapshot", ":watched", ":worker:A", ":worker:B", ":worker:C"),
+    *(":history", ":history10"),
+}
 
 
 def test_there_is_a_call_for_every_script() -> None:

@@ -63,6 +63,11 @@ GROUPS: Final = {
             "worqr.cli.mesh_commands:info",
             "Show the mesh as a whole: its leader, the sums of all queues, and the workers of each application.",
         ),
+        "history": (
+            "worqr.cli.history_command:history",
+            "Show what has happened in a queue lately: tasks, failures, run times and waiting times.\n\nA terminal shows "
+            "curves, and sums of several minutes. In a pipe, each minute is a row.",
+        ),
         "log": (
             "worqr.cli.mesh_commands:log",
             "Show what has happened in the mesh: workers that joined, left or died, and what operators did.",

@@ -15,6 +15,7 @@ from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
+from worqr.history import History
 from worqr.job_options import JobOptions
 from worqr.ops import MAX_ITEMS
 from worqr.records import CancelCount, JobRecord, LogEntry, MeshInfo, QueueInfo, Status, TaskInfo, WorkerInfo
@@ -269,6 +270,17 @@ class BlockingQueue:
             UsageError: `limit` is less than 1.
         """
         return run_coroutine(self._client, self._queue.running(limit))
+
+    def history(self, minutes: int = 60) -> History:
+        """Return what has happened in the queue lately. See ``queue.history``.
+
+        Args:
+            minutes: How many minutes, 1 to 4,320.
+
+        Raises:
+            UsageError: `minutes` is not valid.
+        """
+        return run_coroutine(self._client, self._queue.history(minutes))
 
     def read(self, id: str, *, payload: bool = False) -> JobRecord:
         """Return everything that is stored about one job. See ``queue.read``.

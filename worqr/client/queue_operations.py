@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.client import Client
+from worqr.client.history import read_history
 from worqr.client.job_reader import job_record
 from worqr.client.running import claim_of
 from worqr.errors import UsageError
+from worqr.history import History
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, CancelReply
@@ -27,6 +29,24 @@ class QueueOperations:
     def __init__(self, client: Client, keys: QueueKeys) -> None:
         self._client = client
         self._keys = keys
+
+    async def history(self, minutes: int = 60) -> History:
+        """Return what has happened in the queue lately: a point for each minute, with counters, run times and waiting times.
+
+        The leader of the mesh stores a record of each queue in use once a minute. ``Mesh(history_queues=...)`` says for how many
+        queues. The last point ends now. Of several shards, the points are summed.
+
+        Args:
+            minutes: How many minutes, 1 to 4,320 (3 days). Above 480 (8 hours), there is one point for ten minutes.
+
+        Returns:
+            The history. Points of a time without a record are gaps: their numbers are None.
+
+        Raises:
+            UsageError: `minutes` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await read_history(self._client, self._keys, minutes)
 
     async def read(self, id: str, *, payload: bool = False) -> JobRecord:
         """Return everything that is stored about one job: its state, options and tries with their errors, the payload, its last

@@ -134,6 +134,7 @@ class PeerFactory(Generic[S]):
             tracing=server.tracing,
             around_thread=ours.around_thread,
             process_lifespan=ours.process_lifespan,
+            history_queues=ours.history_queues,
             observer=self.client.observer,
             relocation=self.client.relocation,
             runs_in=ours.runs_in or ("loop" if host is None else "asyncio"),

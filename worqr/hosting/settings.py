@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from worqr.errors import UsageError
 from worqr.handler_options import RUNS_IN, AsyncRunsIn
@@ -17,6 +17,9 @@ from worqr.peer.middleware import Middleware, checked_middleware
 from worqr.validation import Seconds, seconds
 
 S = TypeVar("S")
+
+MAX_HISTORIES: Final = 1000
+"""The largest `history_queues`: that many take 230 MB of the server's memory."""
 
 
 class WorkerSettings(Generic[S]):
@@ -36,6 +39,8 @@ class WorkerSettings(Generic[S]):
     """The context manager around each call of a plain function."""
     process_lifespan: Callable[[], AbstractContextManager[object]] | None
     """The context manager around the life of each process."""
+    history_queues: int
+    """How many queues have a history; 0: none."""
 
     def __init__(
         self,
@@ -47,12 +52,15 @@ class WorkerSettings(Generic[S]):
         runs_in: AsyncRunsIn | None,
         around_thread: Callable[[], AbstractContextManager[object]] | None,
         process_lifespan: Callable[[], AbstractContextManager[object]] | None,
+        history: bool,
+        history_queues: int,
     ) -> None:
         self.block_limit = seconds(block_limit, "block_limit", positive=True)
         self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
         self.middleware = checked_middleware(middleware)
         self.runs_in = _checked_runs_in(runs_in)
         self.around_thread, self.process_lifespan = around_thread, process_lifespan
+        self.history_queues = _checked_history(history, history_queues)
         for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
 
@@ -65,3 +73,12 @@ def _checked_runs_in(value: object) -> AsyncRunsIn | None:
     if value in RUNS_IN:
         hint = f"; it is the place of async handlers: for a plain function say runs_in={value!r} in @mesh.task"
     raise UsageError(f"runs_in of a mesh must be 'loop' or 'asyncio', not {value!r}{hint}")
+
+
+def _checked_history(history: object, queues: object) -> int:
+    """Return how many queues have a history, or raise UsageError."""
+    if not isinstance(history, bool):
+        raise UsageError(f"history must be True or False, not {history!r}; history_queues=... says for how many queues")
+    if isinstance(queues, bool) or not isinstance(queues, int) or not 0 <= queues <= MAX_HISTORIES:
+        raise UsageError(f"history_queues must be a whole number from 0 (none) to {MAX_HISTORIES}, not {queues!r}")
+    return queues if history else 0

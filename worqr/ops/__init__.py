@@ -5,7 +5,8 @@ side only. A reply is a list whose first item is a status word. A refusal raises
 
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `job_record` (all that is stored about a job),
 `dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its
-snapshot), `mesh_log` (its log), `operators` (cancel, delete, pause), `inspection` (read a queue), `replies` (shared helpers).
+snapshot), `mesh_log` (its log), `history` (that of a queue), `operators` (cancel, delete, pause), `inspection` (read a queue),
+`replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
@@ -26,6 +27,15 @@ from worqr.ops.dead_letters import (
     find_aside,
     list_aside,
     retry_aside,
+)
+from worqr.ops.history import (
+    HISTORY_EXPIRE_S,
+    Step,
+    StoredHistory,
+    drop_history,
+    note_histories,
+    read_history,
+    sample_queue,
 )
 from worqr.ops.inspection import (
     HOLDERS_AT_ONCE,
@@ -165,6 +175,7 @@ __all__ = [
     "FIRED_EXPIRE_S",
     "FORGET_AT_ONCE",
     "HEAD_BYTES",
+    "HISTORY_EXPIRE_S",
     "HOLDERS_AT_ONCE",
     "INFO_EXPIRE_S",
     "MANY_DYING",
@@ -212,7 +223,9 @@ __all__ = [
     "ScheduleRow",
     "Schedules",
     "StartReply",
+    "Step",
     "Stored",
+    "StoredHistory",
     "StoredResult",
     "StoredSnapshot",
     "TaskSummary",
@@ -233,6 +246,7 @@ __all__ = [
     "delete_queue",
     "dispatch_jobs",
     "drop_aside",
+    "drop_history",
     "drop_schedules",
     "drop_shards",
     "enqueue",
@@ -260,6 +274,7 @@ __all__ = [
     "look_at_workers",
     "map_work",
     "note_event",
+    "note_histories",
     "note_progress",
     "note_queues",
     "note_runs",
@@ -269,6 +284,7 @@ __all__ = [
     "promote_due",
     "promote_jobs",
     "purge_queue",
+    "read_history",
     "read_job",
     "read_payload",
     "read_result",
@@ -279,6 +295,7 @@ __all__ = [
     "retry_aside",
     "retry_task",
     "rewind_schedules",
+    "sample_queue",
     "start_tasks",
     "start_work",
     "start_worker",

@@ -65,7 +65,11 @@ class Engine:
             ),
             SessionCallbacks(self._report, self.describe_running, self._on_beat, self._on_lost),
         )
-        self.leader: Leader = Leader(link, registry, keepalive=settings.keepalive or DEFAULT_KEEPALIVE)
+        self.leader: Leader = Leader(
+            *(link, registry),
+            keepalive=settings.keepalive or DEFAULT_KEEPALIVE,
+            history_queues=settings.history_queues,
+        )
         self._ticker = ScheduleTicker(link, registry, self.leader, self.shards_of)
         self.queues: QueueDuties = queue_duties(
             settings, link, self.session, self.runs, lambda: self.leader.leads, self.spawn
@@ -195,6 +199,7 @@ class Engine:
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.leader.sweeper.sweep_forever)
                     nursery.start_soon(self.leader.scanner.scan_forever)
+                    nursery.start_soon(self.leader.scanner.history.sample_forever)
                     nursery.start_soon(self.leader.due_jobs.promote_forever)
                     if self.settings.observer is None:
                         nursery.start_soon(declarer.declare_forever)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from worqr.client.shard_directory import ShardDirectory
 from worqr.cron import Definition
@@ -17,6 +17,9 @@ from worqr.tracing import Tracing
 
 if TYPE_CHECKING:
     from worqr.peer.executors.asyncio_loop import AsyncioLoop, Hosting
+
+HISTORY_QUEUES: Final = 100
+"""How many queues have a history, unless the mesh sets it. The history of a queue takes 230 KB of the server's memory."""
 
 RunObserver = Callable[[Context, BaseException], None]
 """A test's callback: called for each run that did not return, with the handler's error or with the timeout."""
@@ -37,6 +40,8 @@ class PeerSettings:
     max_payload: int
     schedules: Mapping[str, Definition]
     stuck_after: float = 30.0
+    history_queues: int = HISTORY_QUEUES
+    """How many queues have a history; 0: none."""
     threads: int = 40
     processes: int = 1
     process_memory: int | None = None

@@ -7,8 +7,8 @@ a heartbeat. If the connection of a leader keeps breaking, its checks prove noth
 that another peer can lead.
 
 Not here: `Lease`; `FailureDetector`, which evaluates a check; `Sweeper`, which gives back the claims of dead workers; `Scanner`,
-which reads the queues; `DueJobPromoter`, which enqueues due jobs. Each of these has a task of its own, so no chore delays a
-check.
+which reads the queues; `HistorySampler`, which stores their history; `DueJobPromoter`, which enqueues due jobs. Each of these has
+a task of its own, so no chore delays a check.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from worqr.peer.leader.lease import Lease
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
 from worqr.peer.leader.sweeper import Sweeper
 from worqr.peer.registration import LEASE, ignore_outcome
+from worqr.peer.settings import HISTORY_QUEUES
 
 __all__ = ["CHECK_EVERY", "MISSING_FOR", "SCAN_EVERY", "Leader"]
 
@@ -56,13 +57,17 @@ class Leader:
     The heartbeat thread calls `may_request_lease` and `stale_lease`. Everything else runs in the loop.
     """
 
-    def __init__(self, link: Link, keys: RegistryKeys, *, keepalive: float) -> None:
+    def __init__(
+        self, link: Link, keys: RegistryKeys, *, keepalive: float, history_queues: int = HISTORY_QUEUES
+    ) -> None:
         self._link = link
         self._keys = keys
         self._lease = Lease()
         self._detector = FailureDetector(keepalive)
         self.due_jobs: DueJobPromoter = DueJobPromoter(link, keys, leads=lambda: self.leads, missed=self._missed_hints)
-        self.scanner: Scanner = Scanner(link, keys, leads=lambda: self.leads, expect=self.due_jobs.expect)
+        self.scanner: Scanner = Scanner(
+            *(link, keys), leads=lambda: self.leads, expect=self.due_jobs.expect, history_queues=history_queues
+        )
         self.sweeper: Sweeper = Sweeper(link, keys, leads=lambda: self.leads)
         self._round_ended = time.monotonic()
         self._unable_since: float | None = None

@@ -8,7 +8,7 @@ which queues a scan reads, and `worqr.snapshots` how a snapshot is stored.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
@@ -19,6 +19,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.ops import Inspected
 from worqr.peer.known_queues import is_empty
+from worqr.peer.leader.history_sampler import HistorySampler
 from worqr.peer.registration import LEASE
 from worqr.queue_age import QueuePlaces
 from worqr.records import MeshInfo, QueueInfo, WorkerInfo
@@ -36,10 +37,12 @@ class ScanPoster:
 
     Attributes:
         watched: a program read a snapshot less than 30 s before the last scan.
+        history: stores the history of queues.
     """
 
-    def __init__(self, link: Link, keys: RegistryKeys) -> None:
+    def __init__(self, link: Link, keys: RegistryKeys, history: HistorySampler) -> None:
         self.watched: bool = False
+        self.history: HistorySampler = history
         self._link = link
         self._keys = keys
         self._posted = False
@@ -53,6 +56,7 @@ class ScanPoster:
         """This peer leads now: forget what it found when it led before."""
         self.watch(False)
         self._places.clear()
+        self.history.begin()
 
     def watch(self, watched: bool) -> bool:
         """Store whether a program reads snapshots. Return True if that is new: then all queues have to be read."""
@@ -63,8 +67,8 @@ class ScanPoster:
         self.watched = watched
         return begins
 
-    def record(self, found: Mapping[str, Inspected]) -> None:
-        """Keep what a scan has found, for snapshots. The samples for ages are kept always."""
+    def record(self, found: Mapping[str, Inspected], server_ms: int) -> None:
+        """Keep what a scan has found, for snapshots and for the history. The samples for ages are kept always."""
         now = time.monotonic()
         for name, queue in found.items():
             if queue.waiting or queue.workers:
@@ -73,13 +77,15 @@ class ScanPoster:
                 places.record(now, queue.waiting, queue.running, queue.counts)
             else:
                 self._places.pop(name, None)
+        self.history.record(found, server_ms, lambda name, queue: self._estimate(name, queue, now))
         if self.watched:
             self._queues.update(found)
             for name in [name for name, queue in found.items() if is_empty(queue)]:
                 del self._queues[name]
 
-    def forget(self, names: Iterable[str]) -> None:
+    def forget(self, names: Sequence[str]) -> None:
         """Forget queues of which the mesh has forgotten the names."""
+        self.history.forget(names)
         for name in names:
             self._queues.pop(name, None)
             self._places.pop(name, None)

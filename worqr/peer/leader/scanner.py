@@ -2,8 +2,8 @@
 
 It announces queues with tasks to the heartbeats, because a wake-up may have been lost. It reports due times to the promoter, and
 purges deleted tasks. It starts the recovery of workers that serve a queue but are not registered, and removes unused names.
-`KnownQueues` decides which queues it reads, and `ScanPoster` stores what it has found. `UnservedQueueReporter` logs queues that
-have tasks and no worker. A long scan delays neither checks nor recoveries.
+`KnownQueues` decides which queues it reads. `ScanPoster` and `HistorySampler` store what it has found. `UnservedQueueReporter`
+logs queues that have tasks and no worker. A long scan delays neither checks nor recoveries.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from worqr.log_events import emit
 from worqr.ops import FORGET_AT_ONCE
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.known_queues import KnownQueues
+from worqr.peer.leader.history_sampler import HistorySampler
 from worqr.peer.leader.queue_inspector import QueueInspector
 from worqr.peer.leader.scan_poster import ScanPoster
 from worqr.peer.registration import LEASE
@@ -46,6 +47,7 @@ class Scanner:
         *,
         leads: Callable[[], bool],
         expect: Callable[[str, float], None],
+        history_queues: int,
     ) -> None:
         self._link = link
         self._keys = keys
@@ -56,9 +58,14 @@ class Scanner:
         self._names = _QueueNameReader(link, keys, self._known)
         self._unserved = UnservedQueueReporter()
         self._throttle = ErrorThrottle(logger)
-        self._poster = ScanPoster(link, keys)
+        self._poster = ScanPoster(link, keys, HistorySampler(link, keys, limit=history_queues, leads=leads))
         self._began = time.monotonic()
         self._soon = trio.Event()
+
+    @property
+    def history(self) -> HistorySampler:
+        """What stores the history of queues. It has a task of its own."""
+        return self._poster.history
 
     def begin(self) -> None:
         """Scan at once, because this peer leads now."""
@@ -109,7 +116,7 @@ class Scanner:
             if queue.next_in_ms is not None:
                 self._expect(name, queue.next_in_ms / 1000)
         self._unserved.report(found, time.monotonic())
-        self._poster.record(found)
+        self._poster.record(found, self._names.server_ms)
         waiting = self._known.waiting(found)
         await self._poster.post(waiting, complete=not self._unfinished, server_ms=self._names.server_ms)
         for name in [name for name, queue in found.items() if queue.trash]:

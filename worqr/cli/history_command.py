@@ -1,0 +1,205 @@
+"""``worqr history``: what has happened in a queue lately, as curves and as a table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from worqr.cli import formatting
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import InvalidArguments
+from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
+from worqr.cli.option_types import JsonLines, QueueName
+from worqr.cli.output import escape, format_time, print_error, print_json
+from worqr.cli.terminal import Column, is_terminal, number, show_table
+from worqr.client.history import MAX_MINUTES
+from worqr.history import COUNTERS, History, HistoryPoint, RunTimes, sum_of_times
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_NO_RECORD: Final = "·"
+ROWS: Final = 12
+"""Rows of the table on a terminal, at most: each is the sum of several points. In a pipe, each point is a row."""
+WIDEST: Final = 60
+"""Characters of a curve, at most."""
+
+
+def _millis(seconds: float | None) -> str:
+    """Return a duration from milliseconds to days: ``12 ms``, ``3.4 s``, ``12 min``."""
+    if seconds is None or seconds >= 1:
+        return formatting.short_duration(seconds)
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _exact_millis(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s"
+
+
+def _time(title: str, short: str = "") -> Column:
+    return Column(title, short, plain=_exact_millis, shown=_millis, right=True)
+
+
+HISTORY: Final = (
+    Column("until", plain=format_time, shown=formatting.short_time),
+    number("enqueued", "enq", always=True),
+    number("finished", "done", always=True),
+    number("retried", "retr"),
+    number("failed", "fail", "bold red"),
+    number("cancelled", "canc"),
+    number("timed out", "late"),
+    number("stalled", "stall"),
+    number("waiting", "wait", always=True),
+    number("running", "run"),
+    number("workers", "wrkrs"),
+    Column("oldest", plain=formatting.exact_seconds, shown=formatting.short_duration, right=True),
+    _time("run p50"),
+    _time("run p95"),
+    _time("wait p95"),
+    Column(
+        "record",
+        plain=lambda known: "-" if known else "none",
+        shown=lambda known: "" if known else "no record",
+        note=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """One curve above the table: a value of each point, how several points become one character, and how it is written."""
+
+    title: str
+    values: list[float | None]
+    total: str
+
+    def line(self, width: int) -> str:
+        """Return the curve in at most this many characters, with its largest value."""
+        size = -(-len(self.values) // width)
+        groups = [self.values[start : start + size] for start in range(0, len(self.values), size)]
+        heights = [max((value for value in group if value is not None), default=None) for group in groups]
+        most = max((height for height in heights if height is not None), default=0.0)
+        return "".join(_NO_RECORD if height is None else _bar(height, most) for height in heights)
+
+
+def _bar(height: float, most: float) -> str:
+    return _BARS[min(7, -(-int(height * 7_000_000 / most) // 1_000_000))] if most else _BARS[0]
+
+
+def history(
+    queue: QueueName,
+    /,
+    *,
+    minutes: Annotated[
+        int, Parameter(metavar="N", help="How many minutes, up to 4320. Above 480, each point has ten minutes.")
+    ] = 60,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Show what has happened in a queue lately: tasks, failures, run times and waiting times.
+
+    A terminal shows curves, and sums of several minutes. In a pipe, each minute is a row.
+    """
+    if not 1 <= minutes <= MAX_MINUTES:
+        raise InvalidArguments(f"--minutes must be 1 to {MAX_MINUTES}, not {minutes}")
+
+    async def command(mesh: Mesh) -> tuple[History, str]:
+        found = await queue_by_name(mesh, queue).history(minutes)
+        used = any(found.total(name) for name in COUNTERS) or (found.points[-1].waiting or 0) > 0
+        return found, "" if used else await unknown_queue_hint(mesh, queue)
+
+    found, hint = run_connected(connect, command)
+    if json:
+        for point in found.points:
+            print_json(_as_json(point))
+    elif not hint:
+        _show(found, minutes)
+    if hint:
+        print_error(hint)
+    elif found.points[0].is_gap and all(point.is_gap for point in found.points[:-1]):
+        print_error(f"queue {queue!r} has no records yet; the leader stores one a minute while tasks come and go")
+
+
+def _as_json(point: HistoryPoint) -> dict[str, Any]:
+    return {**asdict(point), "gap": point.is_gap, "runs": _times(point.runs), "waits": _times(point.waits)}
+
+
+def _times(times: RunTimes) -> dict[str, float | int | None]:
+    quantiles = {f"p{share}": times.quantile(share / 100) for share in (50, 95, 99)}
+    return {"count": times.count, "mean": times.mean, **quantiles}
+
+
+def _show(found: History, minutes: int) -> None:
+    points: Sequence[HistoryPoint] = found.points
+    if is_terminal():
+        print(f"{escape(found.queue)}, the last {_span(minutes)}")
+        for line in _curves(found, min(WIDEST, shutil.get_terminal_size().columns - 24)):
+            print(line)
+        print()
+        points = _merged(points)
+    show_table(HISTORY, map(_row, points))
+
+
+def _span(minutes: int) -> str:
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h" if hours > 1 and not rest else f"{minutes} min"
+
+
+def _row(point: HistoryPoint) -> Sequence[object]:
+    counters = (point.enqueued, point.finished, point.retried, point.failed, point.cancelled, point.timed_out)
+    numbers = (*counters, point.stalled, point.waiting, point.running, point.workers)
+    shares = (point.runs.quantile(0.5), point.runs.quantile(0.95), point.waits.quantile(0.95))
+    return (point.at, *(each or 0 for each in numbers), point.age, *shares, not point.is_gap)
+
+
+def _curves(found: History, width: int) -> list[str]:
+    """Return the curves of what happens in the queue, each with its highest value and what it adds up to."""
+    points = found.points
+    finished, failed = found.total("finished"), found.total("failed")
+    curves = [_Curve("finished", [_rate(point, point.finished) for point in points], f"{finished:,}")]
+    if failed:
+        curves.append(_Curve("failed", [_rate(point, point.failed) for point in points], f"{failed:,}"))
+    waiting = [None if point.is_gap else float(point.waiting or 0) for point in points]
+    curves.append(_Curve("waiting", waiting, f"{points[-1].waiting or 0:,} now"))
+    if (p95 := found.runs.quantile(0.95)) is not None:
+        slow = [None if point.is_gap else point.runs.quantile(0.95) or 0.0 for point in points]
+        curves.append(_Curve("run p95", slow, _millis(p95)))
+    return [f"  {curve.title:9}{curve.line(max(10, width))}  {curve.total}" for curve in curves]
+
+
+def _rate(point: HistoryPoint, counter: int | None) -> float | None:
+    return None if counter is None else counter / max(point.seconds, 1.0)
+
+
+def _merged(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
+    """Return at most ROWS points, each the sum of as many of these."""
+    size = -(-len(points) // ROWS)
+    first = len(points) % size or size
+    starts = [0, *range(first, len(points), size)]
+    return [_sum(points[start:end]) for start, end in zip(starts, [*starts[1:], len(points)], strict=True)]
+
+
+def _sum(points: Sequence[HistoryPoint]) -> HistoryPoint:
+    """Return what happened in all of these points, and the state at the end of the last one with a record."""
+    known = [point for point in points if not point.is_gap]
+    if not known:
+        return HistoryPoint(points[-1].at, sum(point.seconds for point in points))
+    last, counters = known[-1], {name: sum(getattr(point, name) for point in known) for name in COUNTERS}
+    return HistoryPoint(
+        at=points[-1].at,
+        seconds=sum(point.seconds for point in known),
+        **counters,
+        waiting=last.waiting,
+        scheduled=last.scheduled,
+        running=last.running,
+        failed_now=last.failed_now,
+        workers=last.workers,
+        age=last.age,
+        runs=sum_of_times([point.runs for point in known]),
+        waits=sum_of_times([point.waits for point in known]),
+    )

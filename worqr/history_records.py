@@ -1,0 +1,230 @@
+"""The history of a queue: the records that are stored of it, and the points that are computed from them. Pure.
+
+Once a minute, the leader lets the server store one record of each queue in use (`worqr.peer.leader.history_sampler`). A record
+has totals, not differences. So a lost record, another leader or counters that began anew never make a wrong rate: a point is
+the difference of two records, and is left empty if they do not tell it.
+
+A record has 232 bytes, all numbers unsigned and big-endian:
+
+    0    4  minute: the server's time in minutes since 1970
+    4    4  since: the totals changed in or after this minute, or not at all; 0: unknown. Highest bit: before, they were zero
+    8    2  milliseconds of the server's time within the minute
+    10   2  workers that serve the queue
+    12   4  milliseconds for which the oldest task has waited; 4294967295: unknown, or there is none
+    16  16  4 numbers at that time: waiting, scheduled, running, failed (records in the dead-letter queue)
+    32  56  14 totals modulo 2^32: those of `COUNTERS`, and the sums of run times and of waiting times in milliseconds
+    88  80  20 totals modulo 2^32: the buckets of run times
+    168 64  16 totals modulo 2^32: the buckets of waiting times
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+from worqr.history import COUNTERS, NO_RUNS, NO_WAITS, HistoryPoint, RunTimes
+from worqr.run_counts import RUN_BUCKETS, WAIT_BUCKETS
+from worqr.validation import from_ms
+
+RECORD_BYTES: Final = 232
+MINUTE_RECORDS: Final = 480
+"""Records of a minute that are kept: 8 hours."""
+TEN_MINUTE_RECORDS: Final = 432
+"""Records of ten minutes that are kept: 3 days."""
+FROM_ZERO: Final = 1 << 31
+"""The bit of `since` that says that the totals were zero before."""
+
+_LAYOUT: Final = struct.Struct(f">IIHHI4I{len(COUNTERS) + 2}I{RUN_BUCKETS}I{WAIT_BUCKETS}I")
+_COUNTERS_AT: Final = 9
+_RUNS_AT: Final = _COUNTERS_AT + len(COUNTERS) + 2
+_WAITS_AT: Final = _RUNS_AT + RUN_BUCKETS
+_WRAP: Final = 1 << 32
+_UNKNOWN: Final = _WRAP - 1
+_MOST: Final = 1 << 31
+"""A difference of at least this much means that a total became smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One stored record. `totals`: those of COUNTERS and both sums; all totals are modulo 2^32. `since` includes FROM_ZERO."""
+
+    at_ms: int
+    since: int
+    workers: int
+    age_ms: int | None
+    gauges: tuple[int, int, int, int]
+    totals: tuple[int, ...]
+    runs: tuple[int, ...]
+    waits: tuple[int, ...]
+
+    @property
+    def minute(self) -> int:
+        """The minute since 1970 in which it was stored."""
+        return self.at_ms // 60_000
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The counters and the numbers of waiting, scheduled, running and failed tasks and of workers; see `state_of`."""
+        return (*self.totals[: len(COUNTERS)], *self.gauges, self.workers)
+
+
+def state_of(counts: Mapping[str, int], *gauges: int) -> tuple[int, ...]:
+    """Return the state of a queue, which equals that of a record if nothing has happened since.
+
+    Args:
+        counts: the totals of the queue's events.
+        gauges: the numbers of waiting, scheduled, running and failed tasks, and of workers.
+    """
+    return (*(counts.get(name, 0) % _WRAP for name in COUNTERS), *gauges)
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the record as it is stored."""
+    minute, ms = divmod(record.at_ms, 60_000)
+    age = _UNKNOWN if record.age_ms is None else min(record.age_ms, _UNKNOWN - 1)
+    numbers = (minute, record.since, ms, record.workers, age)
+    return _LAYOUT.pack(*numbers, *record.gauges, *record.totals, *record.runs, *record.waits)
+
+
+def decode_record(stored: bytes) -> Record | None:
+    """Return a stored record; None if none was stored in this place."""
+    minute, since, ms, workers, age, *numbers = _LAYOUT.unpack(stored)
+    if not minute:
+        return None
+    waiting, scheduled, running, failed, *totals = numbers
+    return Record(
+        at_ms=minute * 60_000 + ms,
+        since=since,
+        workers=workers,
+        age_ms=None if age == _UNKNOWN else age,
+        gauges=(waiting, scheduled, running, failed),
+        totals=tuple(totals[: _RUNS_AT - _COUNTERS_AT]),
+        runs=tuple(totals[_RUNS_AT - _COUNTERS_AT : _WAITS_AT - _COUNTERS_AT]),
+        waits=tuple(totals[_WAITS_AT - _COUNTERS_AT :]),
+    )
+
+
+def decode_records(stored: bytes) -> Iterator[Record]:
+    """Return the records of a part of a ring, in no particular order."""
+    for start in range(0, len(stored) - RECORD_BYTES + 1, RECORD_BYTES):
+        if (record := decode_record(stored[start : start + RECORD_BYTES])) is not None:
+            yield record
+
+
+# Differences
+
+
+def _differences(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...] | None:
+    """Return by how much each total grew; None if one became smaller."""
+    grown = tuple((new - old) % _WRAP for old, new in zip(before, after, strict=True))
+    return grown if max(grown) < _MOST else None
+
+
+def _times(before: Sequence[int], after: Sequence[int], sums: tuple[int, int], none: RunTimes) -> RunTimes:
+    """Return the times between two records. The sums are known modulo 2^32 only. The buckets tell how often they began anew."""
+    counts = _differences(before, after)
+    if counts is None or not any(counts):
+        return none
+    least = round(sum(n * lower * 1000 for n, lower in zip(counts, (0.0, *none.bounds), strict=True)))
+    ms = (sums[1] - sums[0]) % _WRAP
+    ms += max(0, -(-(least - ms) // _WRAP)) * _WRAP
+    return RunTimes(counts, none.bounds, ms / 1000)
+
+
+def _point(before: Record | None, after: Record, slot_ms: int, *, rested: bool = False) -> HistoryPoint:
+    """Return what happened between two records. Without the first one, only the state is known.
+
+    Args:
+        before: the record before.
+        after: the record at the end of the time.
+        slot_ms: when the time began, if neither record tells.
+        rested: nothing happened before `slot_ms`.
+    """
+    start_ms = slot_ms if before is None or rested else max(before.at_ms, _quiet_ms(after))
+    waiting, scheduled, running, failed = after.gauges
+    point = HistoryPoint(
+        at=from_ms(after.at_ms),
+        seconds=max(after.at_ms - start_ms, 1) / 1000,
+        waiting=waiting,
+        scheduled=scheduled,
+        running=running,
+        failed_now=failed,
+        workers=after.workers,
+        age=None if after.age_ms is None else after.age_ms / 1000,
+    )
+    grown = None if before is None else _differences(before.totals[:-2], after.totals[:-2])
+    if before is None or grown is None:
+        return point
+    counters: dict[str, Any] = dict(zip(COUNTERS, grown, strict=True))
+    return replace(
+        point,
+        **counters,
+        runs=_times(before.runs, after.runs, (before.totals[-2], after.totals[-2]), NO_RUNS),
+        waits=_times(before.waits, after.waits, (before.totals[-1], after.totals[-1]), NO_WAITS),
+    )
+
+
+def history_points(records: Iterable[Record], now: Record, number: int, step: int) -> list[HistoryPoint]:
+    """Return the last points of a queue, one for each step, the oldest first.
+
+    Args:
+        records: those of the time that the points are about, and the last one before it, in any order.
+        now: the queue at this moment.
+        number: how many points.
+        step: minutes from one point to the next.
+    """
+    last = now.minute // step
+    oldest = last - number + 1
+    by_slot = {record.minute // step: record for record in sorted(records, key=lambda record: record.at_ms)}
+    known = {slot: record for slot, record in by_slot.items() if slot <= last}
+    if (same := known.get(last)) is not None:
+        now = replace(now, since=same.since, age_ms=_age_now(same, now))
+    known[last] = now
+    first, *_ = slots = sorted(known)
+    start = _zeros(known[first], first * step * 60_000)
+    if start is None and first == last:
+        start = same  # the history has just begun
+    found = {first: _point(start, known[first], first * step * 60_000)}
+    if not any(known[first].totals):
+        found |= {slot: _rest_point(known[first], slot, step) for slot in range(oldest, first)}
+    for earlier, slot in pairwise(slots):
+        before, after = known[earlier], known[slot]
+        found[slot] = _point(before, after, slot * step * 60_000)
+        quiet = slot if before.totals == after.totals else _quiet_ms(after) // (step * 60_000)
+        rest = range(max(earlier + 1, oldest), min(quiet + 1, slot))
+        found |= {each: _rest_point(before, each, step) for each in rest}
+    return [found.get(slot) or _gap(slot, step) for slot in range(oldest, last + 1)]
+
+
+def _quiet_ms(record: Record) -> int:
+    """Return the beginning of the minute until which the totals did not change; 0 if that is not known."""
+    return (record.since & ~FROM_ZERO) * 60_000
+
+
+def _zeros(first: Record, start_ms: int) -> Record | None:
+    """Return the record before the first one if it is known that its totals were zero."""
+    if any(first.totals) and not first.since & FROM_ZERO:
+        return None
+    none = (0,) * len(first.totals)
+    return replace(first, at_ms=start_ms, totals=none, runs=NO_RUNS.counts, waits=NO_WAITS.counts)
+
+
+def _age_now(recorded: Record, now: Record) -> int | None:
+    """Return the age of the oldest task. The leader has estimated it for plain tasks, and this process has not."""
+    if now.age_ms is not None or recorded.age_ms is None or not now.gauges[0]:
+        return now.age_ms
+    return recorded.age_ms
+
+
+def _rest_point(before: Record, slot: int, step: int) -> HistoryPoint:
+    """Return a point in which nothing happened. A task that waits gets older."""
+    start, end = slot * step * 60_000, (slot + 1) * step * 60_000
+    age = None if before.age_ms is None else before.age_ms + max(0, end - before.at_ms)
+    return _point(before, replace(before, at_ms=end, since=0, age_ms=age), start, rested=True)
+
+
+def _gap(slot: int, step: int) -> HistoryPoint:
+    return HistoryPoint(at=from_ms((slot + 1) * step * 60_000), seconds=step * 60.0)

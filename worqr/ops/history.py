@@ -1,0 +1,84 @@
+"""The history of a queue: the leader stores records of it in the server, and callers read them (`worqr.history_records`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from worqr.errors import WorqrBug
+from worqr.history_records import Record, decode_record, decode_records
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word, text
+from worqr.script_call import Call
+
+HISTORY_EXPIRE_S: Final = 8 * 86400
+"""How long a history is kept after its last record."""
+
+Step = Literal[1, 10]
+"""Minutes of a record: there are two rings."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredHistory:
+    """Reply of read_history: the queue at this moment, and the stored records: those asked for and the newest one before them."""
+
+    now: Record
+    records: list[Record]
+
+
+def _keys_of(keys: QueueKeys) -> tuple[str, ...]:
+    return (keys.base, keys.workers, keys.due, keys.failed, keys.counts, keys.runs)
+
+
+def _record(stored: bytes) -> Record:
+    record = decode_record(stored)
+    if record is None:
+        raise WorqrBug("the server returned an empty record of the history")
+    return record
+
+
+def sample_queue(
+    keys: QueueKeys, *, create: bool = False, since: int = 0, age_ms: int | None = None
+) -> Call[Record | None]:
+    """Store a record in the history of a queue, and return it; None if the queue has no history.
+
+    Args:
+        keys: the keys of the queue.
+        create: begin a history if there is none.
+        since: as in a record.
+        age_ms: for how long the oldest task has waited, for a plain task.
+    """
+
+    def read(reply: Reply) -> Record | None:
+        return None if status_word(reply) == "missing" else _record(reply[1])
+
+    args = (HISTORY_EXPIRE_S, 1 if create else 0, since, -1 if age_ms is None else age_ms)
+    return new_call("sample_queue", keys.base, (*_keys_of(keys), keys.history, keys.history10), args, read)
+
+
+def read_history(keys: QueueKeys, step: Step, number: int) -> Call[StoredHistory]:
+    """Return the last records of a queue: those of this many minutes, or of ten times as many."""
+
+    def read(reply: Reply) -> StoredHistory:
+        return StoredHistory(_record(reply[1]), [*decode_records(reply[2] or b""), *decode_records(reply[3])])
+
+    ring = keys.history if step == 1 else keys.history10
+    return new_call("read_history", keys.base, (*_keys_of(keys), ring), (step, number), read)
+
+
+def drop_history(keys: QueueKeys) -> Call[str]:
+    """Delete the history of a queue."""
+    return new_call("drop_history", keys.base, (keys.history, keys.history10), (), expect_ok)
+
+
+def note_histories(keys: RegistryKeys, names: Sequence[str] = (), *, dropped: str = "") -> Call[dict[str, int]]:
+    """Note that these queues have a history, and that one has none any more. Return all that have one, with the minute of the
+    last note of each.
+    """
+
+    def read(reply: Reply) -> dict[str, int]:
+        status_word(reply)
+        return {text(name): int(minute) for name, minute in pairs(reply[1:])}
+
+    return new_call("note_histories", keys.base, (keys.histories,), (HISTORY_EXPIRE_S, dropped, *names), read)
