@@ -7,12 +7,10 @@ Such clients are redis-cli, Node's and Python's; what they do wrong is contained
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from inspect import cleandoc, isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -37,6 +35,7 @@ from tests.peer.conftest import without_scans
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
 from tests.support.children import ROOT
 from tests.support.leaks import delete_all, dump
+from tests.support.npm import packages
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
@@ -50,7 +49,6 @@ pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
 PAGE = "wire.md"
 PROGRAMS = blocks_of(DOCS / "raw" / "other-languages.md")
 MUST_HAVE_NODE = os.environ.get("WORQR_TEST_NODE") == "1"
-NPM_WITHIN, NPM_TRIES = 50, 3
 
 __all__ = ["without_scans"]
 
@@ -205,40 +203,13 @@ async def output(command: list[str], environment: dict[str, str], folder: Path) 
 @pytest.fixture(scope="session")
 def node_packages(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder `node_modules` with what tests/node/package-lock.json names, got once."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        no_node("node or npm is not installed")
-    here = ROOT / "tests" / "node"
-    lock = hashlib.sha1((here / "package-lock.json").read_bytes()).hexdigest()[:12]
-    cache = request.config.cache
-    kept = tmp_path_factory.mktemp("node") if cache is None else cache.mkdir("node")
-    there = kept / lock
-    if not there.exists():
-        new = kept / f"{lock}.{secrets.token_hex(4)}"
-        new.mkdir()
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(here / name, new)
-        problem = "?"
-        for _ in range(NPM_TRIES):
-            if problem:
-                problem = npm_ci(new)
-        if problem:
-            shutil.rmtree(new)
-            no_node(f"npm could not get the packages: {problem}")
-        new.rename(there)
-    return there / "node_modules"
+    if shutil.which("node") is None:
+        no_node("node is not installed")
+    found = packages(ROOT / "tests" / "node", request.config, tmp_path_factory)
+    return no_node(found) if isinstance(found, str) else found
 
 
-def npm_ci(folder: Path) -> str:
-    """Install what the lock file there names; answers what went wrong, if anything did."""
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    try:
-        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=NPM_WITHIN)
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {NPM_WITHIN} s"
-    return answer.stderr or "it failed" if answer.returncode else ""
-
-
-def no_node(reason: str) -> None:
+def no_node(reason: str) -> NoReturn:
     if MUST_HAVE_NODE:
         pytest.fail(reason)
     pytest.skip(reason)
