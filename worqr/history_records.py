@@ -7,7 +7,8 @@ the difference of two records, and is left empty if they do not tell it.
 A record has 232 bytes, all numbers unsigned and big-endian:
 
     0    4  minute: the server's time in minutes since 1970
-    4    4  since: the totals changed in or after this minute, or not at all; 0: unknown. Highest bit: before, they were zero
+    4    4  since: the totals changed in or after this minute, or not at all; 0: unknown; 1: unknown, and this is the first
+            record. Highest bit: before, they were zero
     8    2  milliseconds of the server's time within the minute
     10   2  workers that serve the queue
     12   4  milliseconds for which the oldest task has waited; 4294967295: unknown, or there is none
@@ -34,6 +35,8 @@ MINUTE_RECORDS: Final = 480
 """Records of a minute that are kept: 8 hours."""
 TEN_MINUTE_RECORDS: Final = 432
 """Records of ten minutes that are kept: 3 days."""
+FIRST: Final = 1
+"""`since` of the first record of a ring, if nothing is known of the time before it. It is not replaced in its minute."""
 FROM_ZERO: Final = 1 << 31
 """The bit of `since` that says that the totals were zero before."""
 

@@ -4,6 +4,8 @@
 local HISTORY_BYTES = 232 -- of a record
 local HISTORY_LENGTHS = {[1] = 480, [10] = 432} -- minutes of a record, and records in its ring: 8 hours and 3 days
 local NO_AGE = 4294967295
+local NO_SINCE = '\0\0\0\0' -- of a record: it is not known since when its totals have changed
+local FIRST_RECORD = '\0\0\0\1' -- the same of the first record of a ring
 
 -- Returns the fields of a hash as numbers modulo 2^32. Missing fields are 0.
 local function read_totals(key, fields)
@@ -55,18 +57,22 @@ local function history_record(queue, workers, due, failed, counts, runs, now, si
 end
 
 -- Stores the record in the ring of `step` minutes. It replaces an earlier record of the same time, but for the minute since
--- which the totals have changed: both records follow the same one. A new ring gets its full size at once, because a string that
--- grows takes up to twice its size.
+-- which the totals have changed: both records follow the same one. The first record of a ring is not replaced if nothing is known
+-- of the time before it, because all later differences begin there. A new ring gets its full size at once, because a string
+-- that grows takes up to twice its size.
 local function store_record(ring, step, now, record, expire_s)
   local slot = math.floor(now / 60000 / step)
   local at = slot % HISTORY_LENGTHS[step] * HISTORY_BYTES
-  local kept = redis.call('GETRANGE', ring, at, at + 7)
+  local kept, since = redis.call('GETRANGE', ring, at, at + 7), string.sub(record, 5, 8)
   if #kept == 8 and math.floor(struct.unpack('>I4', kept) / step) == slot then
-    record = string.sub(record, 1, 4) .. string.sub(kept, 5) .. string.sub(record, 9)
+    since = string.sub(kept, 5)
   elseif kept == '' then
     redis.call('SETRANGE', ring, HISTORY_LENGTHS[step] * HISTORY_BYTES - 1, '\0')
+    since = since == NO_SINCE and FIRST_RECORD or since
   end
-  redis.call('SETRANGE', ring, at, record)
+  if kept == '' or since ~= FIRST_RECORD then
+    redis.call('SETRANGE', ring, at, string.sub(record, 1, 4) .. since .. string.sub(record, 9))
+  end
   if redis.call('PTTL', ring) < expire_s * 875 then -- ms: an eighth has passed
     redis.call('EXPIRE', ring, expire_s)
   end
