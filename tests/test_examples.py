@@ -24,6 +24,12 @@ TESTED = {
     *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),
     *("reports.py", "retries.py", "redrive.py", "singleton.py", "orders.py", "primes.py"),
     *("web_fastapi.py", "web_flask.py", "web_gunicorn.py", "web_django.py"),  # in test_web.py
+    *(
+        "dashboard_fastapi.py",
+        "dashboard_starlette.py",
+        "dashboard_django.py",
+        "dashboard_nginx.conf",
+    ),  # in test_mounts.py
     *("web_starlette.py", "web_trio.py", "web_quart.py", "web_django_asgi.py"),
 }
 

@@ -84,6 +84,19 @@ async def test_the_token_works_once() -> None:
     assert (await ask(app, "/nothing", headers={**value, "host": "evil.example:9090"})).status_code == 421
 
 
+async def test_the_token_works_below_a_path() -> None:
+    app, address = build(MESH, Settings(root_path="/ops/worqr"))
+    assert address.startswith(f"{HERE}/ops/worqr/login?token=")
+    transport = httpx.ASGITransport(app, root_path="/ops/worqr")
+    async with httpx.AsyncClient(transport=transport, base_url=HERE, timeout=PATIENCE) as browser:
+        answer = await browser.get(address)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ops/worqr/")
+        assert (await browser.get("/ops/worqr/nothing")).status_code == 404
+    for wrong in ("worqr", "/", "/worqr/", "//evil.example", "/a b", "/a?b", "/<b>"):
+        with pytest.raises(UsageError, match="--root-path"):
+            check_settings(Settings(root_path=wrong))
+
+
 async def test_an_old_cookie_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     app, address = build(MESH, Settings())
     monkeypatch.setattr(doors, "COOKIE_LASTS", -10)

@@ -45,6 +45,9 @@ Hosts = Annotated[tuple[str, ...], Parameter(metavar="NAME", help="A further hos
 Origins = Annotated[
     tuple[str, ...], Parameter(metavar="URL", help="Public origin, such as https://ops.example.org, behind a proxy.")
 ]
+RootPath = Annotated[
+    str, Parameter(metavar="PATH", help="Path below which a proxy serves the dashboard, such as /worqr.")
+]
 Hash = Annotated[
     str, Parameter(metavar="NAME", help="Ask for a password, print a line for the password file, and exit.")
 ]
@@ -61,6 +64,7 @@ def dashboard(
     read_only: ReadOnly = False,
     host: Hosts = (),
     origin: Origins = (),
+    root_path: RootPath = "",
     hash: Hash = "",
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
@@ -89,6 +93,7 @@ def dashboard(
         open_to_all=i_know_it_is_open,
         rights=rights,
         read_only=read_only,
+        root_path=root_path,
     )
     _serve(_mesh(connect), settings)
 

@@ -70,7 +70,8 @@ class TokenDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "http":
-            if scope["path"] == "/login" and (response := self._login(scope)) is not None:
+            root = scope.get("root_path", "")
+            if scope["path"] in {"/login", f"{root}/login"} and (response := self._login(scope)) is not None:
                 await response(scope, receive, _with_headers(send, SECURITY_HEADERS))
                 return
             if self._has_cookie(scope):
@@ -87,7 +88,7 @@ class TokenDoor:
         if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
             return None
         self._token = None
-        response = RedirectResponse("/", 303)
+        response = RedirectResponse(f"{scope.get('root_path', '')}/", 303)
         value = self._signed(str(int(time.time()) + COOKIE_LASTS))
         response.set_cookie(COOKIE, value, max_age=COOKIE_LASTS, httponly=True, samesite="strict")
         return response

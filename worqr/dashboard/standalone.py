@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from worqr.errors import UsageError
 from worqr.mesh import Mesh
 
 STOPS_WITHIN: Final = 3.0
+_ROOT_PATH: Final = re.compile(r"(?:/[A-Za-z0-9_.~-]+)*")
 Rights = Literal["reader", "operator", "admin"]
 _VIEWERS: Final[dict[str, Callable[[str], Viewer]]] = {"reader": reader, "operator": operator, "admin": admin}
 
@@ -51,6 +53,7 @@ class Settings:
         open_to_all: no login; viewers may only look.
         rights: what viewers may do; on loopback with a token, all.
         read_only: viewers may only look.
+        root_path: the path below which a proxy serves it, such as /worqr.
     """
 
     host: str = "127.0.0.1"
@@ -63,6 +66,7 @@ class Settings:
     open_to_all: bool = False
     rights: Rights = "operator"
     read_only: bool = False
+    root_path: str = ""
 
     @property
     def is_loopback(self) -> bool:
@@ -80,6 +84,10 @@ def check_settings(settings: Settings) -> None:
     doors = [settings.passwords is not None, bool(settings.trust_header), settings.open_to_all]
     if sum(doors) > 1:
         raise UsageError("choose one of --password-file, --trust-header and --i-know-it-is-open")
+    if not _ROOT_PATH.fullmatch(settings.root_path):
+        raise UsageError(
+            f"--root-path must be a path such as /worqr, without a slash at its end, got {settings.root_path!r}"
+        )
     if bool(settings.trust_header) != bool(settings.proxies):
         raise UsageError(
             "--trust-header and --trusted-proxy belong together: name the addresses of the proxy whose header is true"
@@ -104,7 +112,7 @@ def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
     # A proxy, or a login that is bound to its origin, protects against foreign names that point here.
     known = hosts if settings.hosts or (settings.is_loopback and not settings.trust_header) else None
     inner = Dashboard(mesh, access=viewer_at_door, hosts=known, origins=settings.origins, read_only=read_only)
-    address = f"http://{settings.host}:{settings.port}/"
+    address = f"http://{settings.host}:{settings.port}{settings.root_path}/"
     viewers = _VIEWERS[settings.rights]
     if settings.passwords is not None:
         return PasswordDoor(inner, read_passwords(settings.passwords), viewers), address
@@ -125,6 +133,7 @@ async def serve(app: App, settings: Settings, *, task_status: trio.TaskStatus[No
     _check_free(settings)
     config = Config()
     config.bind = [f"{settings.host}:{settings.port}"]
+    config.root_path = settings.root_path
     config.accesslog = None
     config.errorlog = logging.getLogger("worqr.dashboard.http")
     config.include_server_header = False
