@@ -41,7 +41,16 @@ EVERYTHING = "worqr"
 """The user who may do all that worqr does."""
 
 OPERATORS_ONLY = {
-    *("pause", "resume", "pause_schedule", "delete_queue", "cancel_all", "list_running", "list_workers"),
+    *(
+        "pause",
+        "resume",
+        "pause_schedule",
+        "override_schedule",
+        "delete_queue",
+        "cancel_all",
+        "list_running",
+        "list_workers",
+    ),
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_events", "read_history"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
@@ -248,6 +257,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "list_queues": [ops.list_queues(g, after) for after in ((b"%d" % PAST, b"old"), (b"1", b"nobody"))],
         "list_aside": [ops.list_aside(q, "broken", 9, after=1, after_ms=1)],
         "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
+        "override_schedule": [ops.override_schedule(g, "s", b"")],
         "list_events": [ops.list_events(g, 9, "0")],
         "tick_schedules": [ops.tick_schedules(g)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
@@ -491,6 +501,8 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     assert len(await mesh.workers()) == 1
     assert [schedule.name for schedule in await mesh.schedules()] == ["s"]
     await mesh.pause_schedule("s")
+    await mesh.override_schedule("s", "0 4 * * *")
+    await mesh.override_schedule("s", None)
     await eventually(lambda: listed(q.failed), 2)
     assert [failed.reason for failed in await q.broken.list()] == ["broken"]
     assert await q.failed.errors() == {"worqr.policy.Failure": 2}
@@ -551,6 +563,8 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "enqueue_many": lambda mesh: mesh.enqueue_many([mesh.call("Q1", b"x")]),
         "evict": lambda mesh: mesh.evict("A"),
         "pause_schedule": lambda mesh: mesh.pause_schedule("s"),
+        "run_schedule": lambda mesh: mesh.run_schedule("s"),
+        "override_schedule": lambda mesh: mesh.override_schedule("s", None),
     },
     worqr.Queue: {
         "cancel": lambda queue: queue.cancel(b"x"),

@@ -48,6 +48,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr schedules run": ("worqr schedules run shop.nightly_report",),
     "worqr schedules pause": ("worqr schedules pause shop.nightly_report",),
     "worqr schedules resume": ("worqr schedules resume shop.nightly_report",),
+    "worqr schedules override": ('worqr schedules override shop.nightly_report "30 4 * * *" --timezone Europe/Berlin',),
+    "worqr schedules reset": ("worqr schedules reset shop.nightly_report",),
     "worqr dashboard": (
         "worqr dashboard",
         "worqr dashboard --bind 0.0.0.0:9090 --password-file passwords --read-only",

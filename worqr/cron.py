@@ -18,13 +18,18 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, Final, Literal, Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from worqr.errors import UsageError, did_you_mean
+from worqr.validation import check_count
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: a change of the leader takes less. Older ones were missed."""
 AHEAD_MS: Final = 60_000
 """A cursor this far ahead of the server's clock waits for it. A cursor further ahead is from a wrong clock, and counts as now."""
+
+MAX_NEXT_RUNS: Final = 100
+"""Times that `Schedule.next_runs` returns at most."""
 
 _MINUTE: Final = timedelta(minutes=1)
 _EVERY_HOUR: Final = set(range(24))
@@ -72,6 +77,54 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             raise UsageError(f"this version of worqr cannot read the definition: {error}") from None
 
 
+class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Other times of a schedule, as an operator stored them in the registry. Unknown fields are refused, as in `Definition`.
+
+    Attributes:
+        timezone: empty: that of the definition.
+        by: the program or person that stored it.
+    """
+
+    cron: str
+    timezone: str = ""
+    by: str = ""
+
+    def encode(self) -> bytes:
+        """Encode it for the registry: equal overrides are equal bytes."""
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(blob: bytes) -> Override:
+        """Decode the output of `encode`. Raises UsageError for fields of another version."""
+        try:
+            return msgspec.json.decode(blob, type=Override)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise UsageError(f"this version of worqr cannot read the override: {error}") from None
+
+
+def effective(definition: bytes, override: bytes | None) -> Definition:
+    """Decode a definition, with the times of its override. Raises UsageError for fields of another version."""
+    declared = Definition.decode(definition)
+    if override is None:
+        return declared
+    other = Override.decode(override)
+    return replace(declared, cron=other.cron, every_ms=0, timezone=other.timezone or declared.timezone)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleOverride:
+    """Other times of a schedule than those of its code. See ``Schedule.override``."""
+
+    cron: str
+    """The cron expression."""
+    timezone: str
+    """The time zone; empty: that of the code."""
+    by: str
+    """The program or person that overrode the schedule: the `app` of a mesh, or a user."""
+    at: datetime
+    """The time at which it was overridden, by the server's clock."""
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A schedule of the mesh. See ``mesh.schedules()``."""
@@ -84,6 +137,47 @@ class Schedule:
     """The time of the last firing that was enqueued; None if there was none."""
     paused: bool
     """True while the schedule is paused."""
+    queue: str = ""
+    """The queue of its job, which is the function's name."""
+    cron: str = ""
+    """The cron expression that applies; empty if the schedule has a period."""
+    every: float | None = None
+    """The period in seconds; None if the schedule has a cron expression."""
+    timezone: str = "UTC"
+    """The time zone of the expression."""
+    pending: int = 0
+    """Firings that wait for the end of the previous run, with ``overlap="queue"``."""
+    override: ScheduleOverride | None = None
+    """Set by ``mesh.override_schedule()``; None if the times are those of the code."""
+    problem: str = ""
+    """Why the schedule may not fire at these times; empty if nothing is known to be wrong."""
+
+    def next_runs(self, count: int = 5) -> list[datetime]:
+        """Return the next times, beginning with `next_run`, of an expression that your version of worqr can read.
+
+        Args:
+            count: How many times, 1 to 100.
+
+        Raises:
+            UsageError: `count` is not valid, or the extra ``cron`` is missing.
+        """
+        if not 1 <= check_count(count, "count") <= MAX_NEXT_RUNS:
+            raise UsageError(f"count must be at most {MAX_NEXT_RUNS}, not {count}")
+        found = [self.next_run]
+        if self.cron or self.every:
+            trigger = Trigger(_times(self.cron, round((self.every or 0) * 1000), self.timezone))
+            while len(found) < count:
+                found.append(at(trigger.next_after(ms_of(found[-1]))))
+        return found
+
+
+def _times(cron: str, every_ms: int = 0, timezone: str = "UTC") -> Definition:
+    return Definition(name="", queue="", task=b"", cron=cron, every_ms=every_ms, timezone=timezone)
+
+
+def check_times(cron: str, timezone: str) -> None:
+    """Raise UsageError if the expression or the zone is not valid."""
+    Trigger(_times(cron, timezone=timezone))
 
 
 def at(ms: int) -> datetime:
@@ -221,6 +315,19 @@ def jitter_ms(definition: Definition, nominal: int) -> int:
         return 0
     digest = hashlib.sha256(f"{definition.name}\0{nominal}".encode()).digest()
     return int.from_bytes(digest[:8]) % (definition.jitter_ms + 1)
+
+
+def zone_name(zone: object) -> str:
+    """Return the name of a zone, by which each peer finds it. Raises UsageError if it has none."""
+    if zone is UTC:
+        return "UTC"
+    name = zone if isinstance(zone, str) else getattr(zone, "key", None)
+    if not isinstance(name, str):
+        raise UsageError(
+            f"timezone must be an IANA name as 'Europe/Berlin' or a zoneinfo.ZoneInfo of that name, not {zone!r}: "
+            "other peers have to find it by its name"
+        )
+    return name
 
 
 # cronsim, from the extra ``cron``

@@ -333,7 +333,9 @@ class RegistryKeys:
 
     @property
     def schedules(self) -> str:
-        """HASH: ``def NAME``, ``last NAME`` ... of every schedule; expires 30 days after the last peer that declared one."""
+        """HASH: ``def NAME``, ``last NAME``, ``over NAME`` ... of every schedule; expires 30 days after the last peer that
+        declared one.
+        """
         return f"{self.base}:schedules"
 
     @property

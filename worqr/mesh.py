@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-from worqr import ops
 from worqr.client.async_context import async_block
 from worqr.client.blocking import BlockingMesh
 from worqr.client.call import Call, named_call
@@ -21,11 +20,10 @@ from worqr.client.job import Job
 from worqr.client.job_finder import JobFinder
 from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
+from worqr.client.schedules import ScheduleControls
 from worqr.client.settings import ClientSettings
 from worqr.client.stats import queue_names
 from worqr.client.traced import queue_of
-from worqr.cron import Schedule
-from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import explain_options
 from worqr.functions.declarations import Declarations
 from worqr.functions.registry import Registry
@@ -36,7 +34,6 @@ from worqr.hosting.settings import WorkerSettings
 from worqr.hosting.thread_peer import ThreadPeer
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import GivenCredentials
-from worqr.peer.leader.schedule_ticker import all_schedules, schedule_of
 from worqr.peer.middleware import Middleware
 from worqr.peer.options import JoinOptions
 from worqr.peer.peer import Peer
@@ -46,7 +43,7 @@ from worqr.records import QueueInfo
 from worqr.shard_layout import check_shards
 from worqr.snapshots import is_in_use
 from worqr.tracing import Tracing
-from worqr.validation import Seconds, check_text
+from worqr.validation import Seconds
 
 R = TypeVar("R")
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ else:
     S = TypeVar("S")
 
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls, JobFinder, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:
@@ -283,7 +280,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generi
         infos = await all_infos(self._client, [QueueKeys.of(self.prefix, name) for name in names])
         return [info for info in infos if is_in_use(info)]
 
-    # Functions and schedules
+    # Functions
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """Return a call of a function that another program declares, by its name. Nothing is sent.
@@ -333,33 +330,3 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, JobFinder, Generi
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
         return await self._client.producer.dispatch_many(calls)
-
-    async def schedules(self) -> list[Schedule]:
-        """Return all schedules of the mesh, those of other programs too, by name.
-
-        Raises:
-            UsageError: Outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        rows, now = await all_schedules(self._client.ask, RegistryKeys(self.prefix))
-        return [schedule_of(row, now) for row in rows]
-
-    async def pause_schedule(self, name: str, *, paused: bool = True) -> None:
-        """Pause a schedule, or resume it with ``paused=False``. Firings that pass while it is paused are not made up for.
-
-        Jobs that it has enqueued already still run. The pause survives restarts and changes of the schedule.
-
-        Args:
-            name: The name of the schedule.
-            paused: False: resume it.
-
-        Raises:
-            UsageError: There is no schedule of this name; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        ask, registry = self._client.ask, RegistryKeys(self.prefix)
-        if not await ask(ops.pause_schedule(registry, check_text(name, "schedule name"), paused=bool(paused))):
-            known = [row.name for row in (await all_schedules(ask, registry))[0]]
-            hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
-            raise UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
-        await self._client.note("schedule_paused" if paused else "schedule_resumed", text=name)

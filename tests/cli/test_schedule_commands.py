@@ -65,3 +65,31 @@ async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
         assert wrong == Answer(1, "", "worqr: there is no schedule 'dayli' in this mesh; did you mean 'daily'?\n")
         await eventually(mesh.queue("report").running, [])
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.leaves("*")
+async def test_the_times_of_a_schedule_are_overridden_and_reset(beside: Beside, mesh: worqr.Mesh) -> None:
+    mesh.every(86400, mesh.call("report", b"x"), name="daily")
+    async with mesh.join(grace=0):
+        done = await beside("schedules", "override", "daily", "0 0 1 1 *", "--as", "ann")
+        assert done.code == 0
+        assert done.out.startswith("Schedule daily now runs at 0 0 1 1 * UTC; next run ")
+        row = (await beside("schedules")).lines[1]
+        assert "0 0 1 1 * UTC" in row
+        assert row.endswith("overridden by ann")
+        zone = await beside("schedules", "override", "daily", "0 4 * * *", "--timezone", "Europe/Berlin", "--json")
+        (found,) = zone.json
+        assert (found["cron"], found["timezone"], found["override"]["cron"]) == (
+            *("0 4 * * *", "Europe/Berlin"),
+            "0 4 * * *",
+        )
+        wrong = await beside("schedules", "override", "daily", "61 4 * * *")
+        assert (wrong.code, wrong.out) == (1, "")
+        assert wrong.err.startswith("worqr: cron expression '61 4 * * *' is wrong")
+        assert await beside("schedules", "reset", "daily") == Answer(
+            0, "Schedule daily runs at the times of its code\n", ""
+        )
+        (found,) = (await beside("schedules", "reset", "daily", "--json")).json
+        assert (found["every"], found["override"]) == (86400, None)
+        (ran,) = (await beside("schedules", "run", "daily", "--json")).json
+        assert ran == {"schedule": "daily", "queue": "report", "id": "cron:daily", "outcome": "created"}

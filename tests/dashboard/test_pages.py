@@ -225,6 +225,42 @@ async def test_schedules_are_paused(server: object, prefix: str, mesh: worqr.Mes
 
 
 @LEFT
+async def test_a_schedule_is_run_and_gets_other_times(
+    server: object, prefix: str, mesh: worqr.Mesh, site: Site
+) -> None:
+    mesh.every(86400, mesh.call("tidy", b"x"), name="daily <b>")
+    async with mesh.join():
+        while not await mesh.schedules():
+            await trio.sleep(0.01)
+        page = (await site.get("/schedules", name="daily <b>")).text
+        assert "every 1 d" in page
+        assert "the times are those of the code" in page
+        assert page.count("<li><time") == 5
+        here = "/schedules?name=daily+%3Cb%3E"
+        for notice in ("schedule-run", "schedule-busy"):
+            answer = await site.post("/schedule-run", name="daily <b>", back=here)
+            assert answer.headers["location"].endswith(f"{here}&done={notice}")
+        assert (await mesh.queue("tidy").info()).waiting == 1
+        answer = await site.post("/schedule-times", name="daily <b>", cron="0 0 1 1 *", timezone="Europe/Berlin")
+        assert answer.headers["location"].endswith("done=schedule-override")
+        page = (await site.get("/schedules", name="daily <b>", done="schedule-override")).text
+        assert "<code>0 0 1 1 *</code>" in page
+        assert "Europe/Berlin" in page
+        assert "by ada" in page
+        assert "other times now" in page
+        assert "overridden by ada" in (await site.get("/schedules")).text
+        assert [entry.who for entry in await mesh.log() if entry.kind == "schedule_overridden"] == ["ada"]
+        wrong = await site.post("/schedule-times", name="daily <b>", cron="61 * * * *")
+        assert wrong.status_code == 400
+        assert "is wrong" in wrong.text
+        await mesh.pause_schedule("daily <b>")
+        assert "The schedule is paused." in (await site.get("/schedules", name="daily <b>")).text
+        await site.post("/schedule-times", name="daily <b>", reset="yes")
+        assert (await mesh.schedules())[0].override is None
+        assert (await site.get("/schedules", name="daily")).status_code == 404
+
+
+@LEFT
 async def test_hidden_queues_do_not_exist(connected: worqr.Mesh, site: Site) -> None:
     for name in ("mail.send", "mail.read", "payroll"):
         await connected.queue(name).dispatch(b"hidden payload", id="job-1")

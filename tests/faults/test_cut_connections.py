@@ -146,6 +146,8 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
     with trio.fail_after(PATIENCE):
         while not (await q.info()).counts.get("enqueued"):
             await trio.sleep(0.02)
+    await mesh.override_schedule("often", "0 4 * * *")
+    await mesh.override_schedule("often", None)
     await mesh.pause_schedule("often")
     assert [schedule.paused for schedule in await mesh.schedules()] == [True]
     keys = RegistryKeys(prefix)

@@ -171,6 +171,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], Call[Any]], Callable[[Desk], object]]]
     ),
     "enqueue": (refuse_more_tasks, lambda desk: desk.client.delete(desk.q.base)),
     "map_work": (lambda desk: ops.map_work(desk.g, "A", "Q1"), lambda desk: desk.register("A")),
+    "override_schedule": (lambda desk: ops.override_schedule(desk.g, "s", b"o"), declared),
     "pause_schedule": (lambda desk: ops.pause_schedule(desk.g, "s", paused=True), declared),
     "start_worker": (refuse_another_version, lambda desk: desk.client.delete(desk.g.version)),
 }

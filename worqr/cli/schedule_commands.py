@@ -1,4 +1,4 @@
-"""``worqr schedules``: list schedules, pause or resume one, or run its task now."""
+"""``worqr schedules``: list schedules, pause or resume one, run its task now, or override its times."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from cyclopts import App, Parameter
 from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed
-from worqr.cli.named_queue import queue_by_name, warn_if_unserved
+from worqr.cli.named_queue import warn_if_unserved
 from worqr.cli.option_types import JsonLines
 from worqr.cli.output import escape, format_time, print_error, print_json
 from worqr.cli.terminal import Column, show_table
-from worqr.cron import Definition
-from worqr.errors import did_you_mean
-from worqr.inside import client_of
-from worqr.keys import RegistryKeys
-from worqr.peer.leader.schedule_ticker import all_schedules
 
 if TYPE_CHECKING:
+    from worqr.client.job import Job
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
 
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 COLUMNS: Final = (
     Column("schedule", fit="fold"),
+    Column("times", fit="cut"),
     Column("next run", plain=format_time, shown=formatting.short_time),
     Column("last run", plain=format_time, shown=formatting.short_time, always=True),
     Column(
@@ -36,9 +33,10 @@ COLUMNS: Final = (
         shown=lambda paused: "paused" if paused else "",
         note=True,
     ),
+    Column("note", fit="cut", note=True),
 )
 
-schedules: App = App(name="schedules", help="List schedules, pause or resume one, or run its task now.")
+schedules: App = App(name="schedules", help="List schedules, pause, resume or override one, or run its task now.")
 
 
 @schedules.default
@@ -60,7 +58,16 @@ def list_schedules(*, json: JsonLines = False, connect: ConnectOptions = FROM_EN
 
 
 def _row(schedule: Schedule) -> Sequence[object]:
-    return (schedule.name, schedule.next_run, schedule.last_run, schedule.paused)
+    override = schedule.override
+    by = "" if override is None else f"overridden by {override.by or 'an operator'}"
+    note = "; ".join(each for each in (by, schedule.problem) if each)
+    return (schedule.name, _times(schedule), schedule.next_run, schedule.last_run, schedule.paused, note)
+
+
+def _times(schedule: Schedule) -> str:
+    if schedule.every:
+        return f"every {schedule.every:g} s"
+    return f"{schedule.cron} {schedule.timezone}" if schedule.cron else ""
 
 
 @schedules.command(name="pause")
@@ -85,38 +92,73 @@ def _pause(name: str, connect: ConnectOptions, *, paused: bool) -> None:
 
 
 @schedules.command(name="run")
-def run_schedule(name: ScheduleName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
+def run_schedule(name: ScheduleName, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """Enqueue the task of a schedule now, even if the schedule is paused.
 
     The schedule itself does not change. Exit code 1 if the previous run is still waiting or running.
     """
 
-    async def command(mesh: Mesh) -> str:
-        definition = await _definition(mesh, name)
-        queue = queue_by_name(mesh, definition.queue)
-        job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
+    async def command(mesh: Mesh) -> Job[bytes]:
+        job = await mesh.run_schedule(name)
         if job.outcome == "unchanged":
             raise CommandFailed(
-                f"the previous run of schedule {name!r} has not ended; see `worqr status {job.id!r} --queue {queue.name!r}`"
+                f"the previous run of schedule {name!r} has not ended; see `worqr status {job.id!r} --queue {job.queue!r}`"
             )
-        await warn_if_unserved(mesh, queue.name)
-        return queue.name
+        await warn_if_unserved(mesh, job.queue)
+        return job
 
-    queue = run_connected(connect, command)
-    print(f"Enqueued schedule {escape(name)} on queue {escape(queue)}")
+    job = run_connected(connect, command)
+    if json:
+        print_json({"schedule": name, "queue": job.queue, "id": job.id, "outcome": job.outcome})
+    else:
+        print(f"Enqueued schedule {escape(name)} on queue {escape(job.queue)}")
 
 
-async def _definition(mesh: Mesh, name: str) -> Definition:
-    """Return the definition of a schedule: its queue, its task, and the id of its job.
+@schedules.command(name="override")
+def override_schedule(
+    name: ScheduleName,
+    cron: Annotated[str, Parameter(help="A cron expression of five fields, such as '30 3 * * 1-5'.")],
+    /,
+    *,
+    timezone: Annotated[str | None, Parameter(help="An IANA name. Default: the time zone of the code.")] = None,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Give a schedule other times than its code, until you reset it.
 
-    Raises:
-        CommandFailed: there is no schedule of this name.
-        UsageError: a newer version of worqr declared it.
+    The override survives restarts and changes of the code.
     """
-    rows, _now = await all_schedules(client_of(mesh).ask, RegistryKeys(mesh.prefix))
-    known = {row.name: row.definition for row in rows}
-    if name not in known:
-        raise CommandFailed(
-            f"there is no schedule {name!r} in this mesh; {did_you_mean(name, known, '`worqr schedules` lists them')}"
-        )
-    return Definition.decode(known[name])
+
+    async def command(mesh: Mesh) -> Schedule:
+        await mesh.override_schedule(name, cron, timezone=timezone)
+        return await _schedule(mesh, name)
+
+    found = run_connected(connect, command)
+    if json:
+        print_json(asdict(found))
+    else:
+        print(f"Schedule {escape(name)} now runs at {escape(_times(found))}; next run {format_time(found.next_run)}")
+
+
+@schedules.command(name="reset")
+def reset_schedule(
+    name: ScheduleName, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT
+) -> None:
+    """Remove the override of a schedule, so that it runs at the times of its code again."""
+
+    async def command(mesh: Mesh) -> Schedule:
+        await mesh.override_schedule(name, None)
+        return await _schedule(mesh, name)
+
+    found = run_connected(connect, command)
+    if json:
+        print_json(asdict(found))
+    else:
+        print(f"Schedule {escape(name)} runs at the times of its code")
+
+
+async def _schedule(mesh: Mesh, name: str) -> Schedule:
+    found = next((each for each in await mesh.schedules() if each.name == name), None)
+    if found is None:
+        raise CommandFailed(f"schedule {name!r} was removed meanwhile")
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar, Unpack
 
+from worqr.client.blocking_controls import AsyncControls, BlockingControls
 from worqr.client.blocking_jobs import BlockingJob, run_coroutine
 from worqr.client.call import Call
 from worqr.client.client import Client
@@ -24,7 +25,7 @@ from worqr.validation import Seconds
 R = TypeVar("R")
 
 
-class AsyncMesh(Protocol):
+class AsyncMesh(AsyncControls, Protocol):
     """What a `BlockingMesh` calls: the methods of `worqr.Mesh`."""
 
     @property
@@ -40,18 +41,18 @@ class AsyncMesh(Protocol):
     async def find(self, id: str) -> dict[str, Status]: ...
 
 
-class BlockingMesh:
+class BlockingMesh(BlockingControls):
     """A mesh for synchronous code; ``mesh.blocking``. Any number of threads may use it at once.
 
     It connects at first use. It stays connected until `close`, until the mesh is garbage-collected, or until the interpreter
     exits, which may take up to a second longer. A forked process connects again.
     """
 
-    __slots__ = ("_client", "_mesh")
+    __slots__ = ("_mesh",)
 
     def __init__(self, mesh: AsyncMesh, client: Client) -> None:
+        super().__init__(mesh, client)
         self._mesh = mesh
-        self._client = client
 
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"

@@ -25,6 +25,18 @@ T = TypeVar("T")
 NOTE_PATIENCE: Final = 2.0
 """Seconds that an action waits at most until its entry in the log is written."""
 
+_PERSON: Final[ContextVar[str]] = ContextVar("worqr.person", default="")
+
+
+@contextmanager
+def acting_for(person: str) -> Generator[None]:
+    """Name this person in the log for what is done in the block, whichever client does it. For a server of several people."""
+    token = _PERSON.set(person)
+    try:
+        yield
+    finally:
+        _PERSON.reset(token)
+
 
 _actor: ContextVar[str] = ContextVar("worqr.actor", default="")
 
@@ -58,7 +70,6 @@ class Client:
         settings: the settings of the mesh.
         declared_shards: the number of shards that this program declared for a queue, by the queue's name.
         connections: the connection of each running loop, and that of plain threads.
-        who: the program or person that acts, for the log of the mesh.
         slot_watch: makes the `SlotWatch` of a call that waits for a job of this queue.
     """
 
@@ -67,11 +78,16 @@ class Client:
         self.declared_shards: dict[str, int] = {}
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch
-        self.who: str = settings.app
+        self._who = settings.app
 
     def act_as(self, who: str) -> None:
         """Name the person or program that acts, for the log of the mesh."""
-        self.who = who
+        self._who = who
+
+    @property
+    def who(self) -> str:
+        """The program or person that acts, for the log of the mesh."""
+        return _PERSON.get() or self._who
 
     async def note(
         self, kind: str, *, queue: str = "", job: str = "", count: int | None = None, text: str = ""

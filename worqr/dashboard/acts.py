@@ -44,7 +44,7 @@ def _values(visit: Visit, name: str) -> list[str]:
     return found
 
 
-async def _done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
+async def done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
     """Return to the page of the form, also if the server has not answered."""
     try:
         done = await act()
@@ -76,7 +76,7 @@ async def cancel(visit: Visit) -> Response:
         sums = [sum(getattr(each, name) for each in counts) for name in ("waiting", "running", "acknowledged")]
         return ":".join(map(str, ("cancel", *sums, ms)))
 
-    return await _done(visit, act)
+    return await done(visit, act)
 
 
 def _aside(visit: Visit) -> Aside:
@@ -91,7 +91,7 @@ async def retry(visit: Visit) -> Response:
     async def act() -> str:
         return f"retry:{await aside.retry(*ids)}:{len(ids)}"
 
-    return await _done(visit, act)
+    return await done(visit, act)
 
 
 async def run_now(visit: Visit) -> Response:
@@ -101,7 +101,7 @@ async def run_now(visit: Visit) -> Response:
     async def act() -> str:
         return f"run:{await queue.run_now(*ids)}:{len(ids)}"
 
-    return await _done(visit, act)
+    return await done(visit, act)
 
 
 async def drop(visit: Visit) -> Response:
@@ -111,7 +111,7 @@ async def drop(visit: Visit) -> Response:
     async def act() -> str:
         return f"drop:{await aside.drop(*ids)}:{len(ids)}"
 
-    return await _done(visit, act)
+    return await done(visit, act)
 
 
 async def pause(visit: Visit) -> Response:
@@ -122,7 +122,7 @@ async def pause(visit: Visit) -> Response:
         await queue.pause(reason)
         return "pause"
 
-    return await _done(visit, act)
+    return await done(visit, act)
 
 
 async def resume(visit: Visit) -> Response:
@@ -133,17 +133,4 @@ async def resume(visit: Visit) -> Response:
         await queue.resume()
         return "resume"
 
-    return await _done(visit, act)
-
-
-async def schedule(visit: Visit) -> Response:
-    """Pause or resume a schedule."""
-    if not visit.viewer.sees_all:
-        raise Refused(403, "Schedules are for viewers who see all queues only.")
-    name, paused = visit.text("name"), visit.choice("paused", ("yes", "no")) == "yes"
-
-    async def act() -> str:
-        await visit.mesh.pause_schedule(name, paused=paused)
-        return "schedule-pause" if paused else "schedule-resume"
-
-    return await _done(visit, act)
+    return await done(visit, act)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from worqr.client.client import acting_for
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.guard import (
     SECURITY_HEADERS,
@@ -174,8 +175,9 @@ class Dashboard:
             self._looks.forget()
         if route.streams:
             return await route.handler(visit)
-        async with self._mesh.connect():
-            return await route.handler(visit)
+        with acting_for(visit.viewer.name):
+            async with self._mesh.connect():
+                return await route.handler(visit)
 
     def _error(
         self, status: int, why: str, root: str, visit: Visit | None, headers: dict[str, str] | None = None

@@ -33,6 +33,10 @@ _FIXED: Final = {
     "resume": "The queue is resumed.",
     "schedule-pause": "The schedule is paused.",
     "schedule-resume": "The schedule is resumed.",
+    "schedule-run": "The task of the schedule is enqueued. Its next run stays as planned.",
+    "schedule-busy": "Nothing was enqueued, because the previous run of the schedule still waits or runs.",
+    "schedule-override": "The schedule has other times now, until you return to those of the code.",
+    "schedule-reset": "The schedule has the times of its code.",
     "unsent": "The server did not answer, and nothing was sent. Nothing was changed.",
     "unknown": "The server did not answer. The change may have taken effect: look before you try again.",
 }

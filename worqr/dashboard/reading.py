@@ -289,14 +289,6 @@ async def worker(visit: Visit) -> Response:
     )
 
 
-async def schedules(visit: Visit) -> Response:
-    """The schedules."""
-    if not visit.viewer.sees_all:
-        raise Refused(403, "Schedules are shown to viewers who see all queues only.")
-    found, _ = await with_state(visit, partial(all_schedules, visit))
-    return visit.page("schedules.html", live="", found=found)
-
-
 async def search(visit: Visit) -> Response:
     """A job by its id, in all queues; and queues by a part of their name."""
     word = visit.text("q").strip()

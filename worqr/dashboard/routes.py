@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from worqr.dashboard import acts, failures, live, reading
+from worqr.dashboard import acts, failures, live, reading, schedules
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -30,7 +30,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/failed": Route(failures.failed),
     "/workers": Route(reading.workers),
     "/worker": Route(reading.worker),
-    "/schedules": Route(reading.schedules),
+    "/schedules": Route(schedules.page),
     "/search": Route(reading.search),
     "/payload": Route(reading.payload, right="payloads"),
     "/live": Route(live.stream, streams=True),
@@ -40,6 +40,8 @@ ROUTES: Final[dict[str, Route]] = {
     "/drop": Route(acts.drop, "POST", "drop"),
     "/pause": Route(acts.pause, "POST", "pause"),
     "/resume": Route(acts.resume, "POST", "pause"),
-    "/schedule": Route(acts.schedule, "POST", "schedules"),
+    "/schedule": Route(schedules.pause, "POST", "schedules"),
+    "/schedule-run": Route(schedules.run, "POST", "schedules"),
+    "/schedule-times": Route(schedules.override, "POST", "schedules"),
 }
-"""The handlers of POST are in `worqr.dashboard.acts`."""
+"""The handlers of POST are in `worqr.dashboard.acts`, or beside their page."""

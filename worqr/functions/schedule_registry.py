@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
 from worqr.client.call import Call
-from worqr.cron import Definition, Overlap, Trigger
+from worqr.cron import Definition, Overlap, Trigger, zone_name
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.functions.declarations import Declarations
@@ -207,7 +207,7 @@ def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
     if "name" in how:
         found["name"] = check_name(how["name"], "schedule name")
     if "timezone" in how:
-        found["timezone"] = _zone_name(how["timezone"])
+        found["timezone"] = zone_name(how["timezone"])
     if "misfire" in how:
         found["misfire"] = _misfire_count(how["misfire"])
     if "overlap" in how:
@@ -225,16 +225,3 @@ def _misfire_count(misfire: object) -> int:
     if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
         raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
     return misfire
-
-
-def _zone_name(zone: object) -> str:
-    """Return the name of a zone, by which each peer finds it."""
-    if zone is UTC:
-        return "UTC"
-    name = zone if isinstance(zone, str) else getattr(zone, "key", None)
-    if not isinstance(name, str):
-        raise UsageError(
-            f"timezone must be an IANA name as 'Europe/Berlin' or a zoneinfo.ZoneInfo of that name, not {zone!r}: "
-            "other peers have to find it by its name"
-        )
-    return name

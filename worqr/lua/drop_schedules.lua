@@ -19,7 +19,7 @@ end
 local reply = {'ok'}
 local before = digits(led - unseen_ms)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '-inf', before, 'LIMIT', 0, limit)) do
-  for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused '}) do
+  for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused ', 'over '}) do
     redis.call('HDEL', schedules, fact .. name)
   end
   redis.call('ZREM', schedules_due, name)

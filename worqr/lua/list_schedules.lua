@@ -5,7 +5,7 @@
 -- ARGV[1] cursor of the page before; 0 for the first
 -- ARGV[2] budget, how many facts to return, approximately
 -- RETURNS ok now_ms cursor fields: the cursor of the next page (0: this was the last), names and values in turn; a name is def,
---   last, next, fired, owed or paused, a space, and the schedule's name
+--   last, next, fired, owed, over or paused, a space, and the schedule's name
 -- RESEND safe: it only reads
 local schedules = KEYS[1]
 local cursor, budget = ARGV[1], ARGV[2]

@@ -9,7 +9,7 @@
 -- ARGV[4..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
 --   last, next (empty: as it was), look_at, fired (likewise: the last firing that was enqueued), owed..., each after a space
 -- RETURNS ok now_ms led next_ms row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next one
---   is due, or empty; a row is definition, last, next, fired, owed (each may be missing) and name
+--   is due, or empty; a row is definition, last, next, fired, owed, over (each may be missing) and name
 -- RESEND safe: a copy finds the schedule as it stored it, or changed by another process
 local schedules, schedules_due = KEYS[1], KEYS[2]
 local limit, was_led, led = ARGV[1], ARGV[2], ARGV[3]
@@ -57,11 +57,11 @@ end
 local reply, bytes = {'ok', digits(now), redis.call('HGET', schedules, 'led') or '0', ''}, 0
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
   local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
-    'owed ' .. name, 'paused ' .. name)
-  if not kept[1] or kept[6] then -- gone or paused: not in the set of due schedules
+    'owed ' .. name, 'over ' .. name, 'paused ' .. name)
+  if not kept[1] or kept[7] then -- gone or paused: not in the set of due schedules
     redis.call('ZREM', schedules_due, name)
   else
-    kept[6], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
+    kept[7], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
     if bytes > MAX_BYTES then
       break
     end

@@ -1,4 +1,4 @@
-"""The schedules of the mesh: declare, list, tick, pause and drop them (registry), and fire them (a queue)."""
+"""The schedules of the mesh: declare, list, tick, pause, override and drop them (registry), and fire them (a queue)."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class ScheduleRow:
         next, fired: the next firing, and the last that was enqueued; None if not noted yet.
         pending: firings that are still to be enqueued, oldest first.
         as_stored: `last` and `pending` as stored. A tick compares them to detect a change by another process.
+        override: other times, as an operator's process encoded them; None if there are none.
+        overridden_at: when the override was stored; 0 without one.
     """
 
     name: str
@@ -41,6 +43,8 @@ class ScheduleRow:
     pending: tuple[int, ...]
     paused: bool
     as_stored: bytes
+    override: bytes | None = None
+    overridden_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,7 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
 
 
 def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
+    overridden_at, has_override, override = facts.get("over", b"").partition(b" ")
     return ScheduleRow(
         name=name,
         definition=facts["def"],
@@ -149,6 +154,8 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
         pending=tuple(int(nominal) for nominal in facts.get("owed", b"").split() if nominal.isdigit()),
         paused="paused" in facts,
         as_stored=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
+        override=override if has_override else None,
+        overridden_at=_number(overridden_at) or 0,
     )
 
 
@@ -178,9 +185,15 @@ def _read_due(reply: Reply) -> DueSchedules:
 
 
 def _due_row(
-    definition: bytes, last: bytes | None, following: bytes | None, fired: bytes | None, owed: bytes | None, name: bytes
+    definition: bytes,
+    last: bytes | None,
+    following: bytes | None,
+    fired: bytes | None,
+    owed: bytes | None,
+    override: bytes | None,
+    name: bytes,
 ) -> ScheduleRow:
-    facts = {"def": definition, "last": last, "next": following, "fired": fired, "owed": owed}
+    facts = {"def": definition, "last": last, "next": following, "fired": fired, "owed": owed, "over": override}
     return _row(text(name), {what: value for what, value in facts.items() if value is not None})
 
 
@@ -204,6 +217,16 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
 
     args, both = (name, int(paused)), (keys.schedules, keys.schedules_due)
     return new_call("pause_schedule", keys.base, both, args, read, numbered=True)
+
+
+def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Call[str]:
+    """Store other times of a schedule, or none if `override` is empty: ok, same (nothing was changed) or unknown."""
+
+    def read(reply: Reply) -> str:
+        return status_word(reply)
+
+    both = (keys.schedules, keys.schedules_due)
+    return new_call("override_schedule", keys.base, both, (name, override), read, numbered=True)
 
 
 def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call[list[str]]:

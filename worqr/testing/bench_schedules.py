@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from worqr import ops
-from worqr.cron import Definition, Trigger, jitter_ms
+from worqr.client.schedules import all_schedules
+from worqr.cron import Definition, Trigger, effective, jitter_ms
 from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
 from worqr.ops.replies import in_chunks
-from worqr.peer.leader.schedule_ticker import all_schedules
 
 MAX_PENDING: Final = 100
 """The most firings of one schedule that wait for the end of a previous one; a leader keeps as many."""
@@ -44,7 +44,11 @@ class BenchSchedules:
             return
         await self._declare()
         rows = {row.name: row for row in (await all_schedules(self._client.ask, self._keys))[0]}
-        triggers = {name: Trigger(each) for name, each in declared.items() if name in rows and not rows[name].paused}
+        triggers = {
+            name: _trigger(each, rows[name])
+            for name, each in declared.items()
+            if name in rows and not rows[name].paused
+        }
         fired: dict[str, int] = {}
         firings = [(at, name) for name, trigger in triggers.items() for at in _between(trigger, since, self._now)]
         for nominal, name in sorted(firings):
@@ -88,6 +92,11 @@ class BenchSchedules:
                 break
             fired = fired or outcome == "ok"
         return fired
+
+
+def _trigger(declared: Definition, stored: ops.ScheduleRow) -> Trigger:
+    """Return the times of a schedule: those of its override, if it has one."""
+    return Trigger(effective(declared.encode(), stored.override))
 
 
 def _between(trigger: Trigger, since: int, until: int) -> list[int]:

@@ -19,7 +19,7 @@ from typing import Protocol
 import trio
 
 from worqr import ops
-from worqr.cron import Definition, Schedule, Trigger, at, due_firings, jitter_ms
+from worqr.cron import Definition, Trigger, at, due_firings, effective, jitter_ms
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -208,10 +208,11 @@ class ScheduleTicker:
     def _trigger_of(self, row: ScheduleRow) -> Trigger | None:
         """Return the trigger of a schedule.
 
-        It is None if another version declared the schedule, or if a requirement is missing here. This is logged once.
+        It is None if another version declared or overrode the schedule, or if a requirement is missing here. This is logged
+        once.
         """
         try:
-            return Trigger(Definition.decode(row.definition))
+            return Trigger(effective(row.definition, row.override))
         except UsageError as error:
             if row.name not in self._term.unread:
                 self._term.unread.add(row.name)
@@ -283,27 +284,6 @@ class ScheduleTicker:
             text = "schedule %(schedule)r: %(count)d firings wait for the one before; the oldest are dropped"
             emit(logger, "fire_schedule", text, schedule=name, count=len(pending))
         return pending[-MAX_PENDING:]
-
-
-async def all_schedules(
-    ask: Callable[[ops.Call[ops.Schedules]], Awaitable[ops.Schedules]], keys: RegistryKeys
-) -> tuple[list[ScheduleRow], int]:
-    """Return all schedules of the mesh by name, and the server's time. They are read page by page."""
-    pages = [await ask(ops.list_schedules(keys))]
-    while pages[-1].cursor != "0":
-        pages.append(await ask(ops.list_schedules(keys, pages[-1].cursor)))
-    return ops.Schedules.join(pages), pages[-1].now
-
-
-def schedule_of(row: ScheduleRow, now: int) -> Schedule:
-    """Return a schedule as users see it. A schedule that cannot be read is not fired, so its next time is in the past."""
-    following = row.next
-    if following is None or row.paused:
-        try:
-            following = Trigger(Definition.decode(row.definition)).next_after(now if row.paused else row.last)
-        except (UsageError, ArithmeticError):
-            following = row.last if following is None else following
-    return Schedule(row.name, at(following), None if row.fired is None else at(row.fired), row.paused)
 
 
 def _log_fired(schedule: str, nominal: int, outcome: str) -> None:

@@ -1,0 +1,196 @@
+"""``mesh.run_schedule`` and ``mesh.override_schedule``: what they change, what they leave, and what a wrong argument gets."""
+
+from __future__ import annotations
+
+import zoneinfo
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
+from tests.peer.tools import Runs, eventually, serving, until
+from tests.support.servers import Server
+from worqr.client.schedules import all_schedules, schedule_of
+from worqr.cron import Definition, Override
+from worqr.keys import RegistryKeys
+from worqr.ops import ScheduleRow
+
+YEARLY = "0 0 1 1 *"
+T = 1_700_000_000_000
+LEFT = pytest.mark.leaves("{q}:job:cron:*", "{q}:due")
+
+
+async def one(mesh: worqr.Mesh) -> worqr.Schedule:
+    [found] = await mesh.schedules()
+    return found
+
+
+async def planned(mesh: worqr.Mesh) -> worqr.Schedule:
+    """The schedule, once a leader has planned its next run."""
+    client, keys = mesh._client, RegistryKeys(mesh.prefix)
+
+    async def next_run() -> bool:
+        [row] = (await all_schedules(client.ask, keys))[0]
+        return row.next is not None
+
+    await eventually(next_run, True)
+    return await one(mesh)
+
+
+async def log(mesh: worqr.Mesh) -> list[tuple[str, str, str, str]]:
+    return [
+        (entry.kind, entry.who, entry.queue, entry.text)
+        for entry in await mesh.log()
+        if entry.kind.startswith("schedule")
+    ]
+
+
+async def test_the_task_of_a_schedule_is_enqueued_and_its_plan_stays(new_mesh: NewMesh) -> None:
+    mesh = new_mesh(app="shop")
+    mesh.cron(YEARLY, mesh.call("Q1", b"x"), name="yearly")
+    runs = Runs()
+    async with mesh.join():
+        before = await planned(mesh)
+        await mesh.pause_schedule("yearly")
+        job = await mesh.run_schedule("yearly")
+        assert (job.id, job.queue, job.outcome) == ("cron:yearly", "Q1", "created")
+        assert (await mesh.run_schedule("yearly")).outcome == "unchanged"
+        await mesh.pause_schedule("yearly", paused=False)
+        async with serving(mesh, "Q1", runs):
+            await until(lambda: len(runs.tasks) == 1)
+        after = await planned(mesh)
+        assert (after.next_run, after.last_run) == (before.next_run, None)
+        assert ("schedule_run", "shop", "Q1", "yearly") in await log(mesh)
+
+
+async def test_a_schedule_runs_at_the_times_of_its_override_until_it_is_reset(new_mesh: NewMesh) -> None:
+    mesh = new_mesh(app="shop")
+    mesh.every(3600, mesh.call("Q1", b"x"), name="s", jitter=0)
+    async with mesh.join():
+        declared = await planned(mesh)
+        assert (declared.every, declared.cron, declared.override, declared.queue) == (3600, "", None, "Q1")
+        await mesh.override_schedule("s", " 0  0 1 1 * ", timezone=zoneinfo.ZoneInfo("Europe/Berlin"))
+        found = await planned(mesh)
+        assert (found.cron, found.every, found.timezone, found.problem) == (YEARLY, None, "Europe/Berlin", "")
+        year = datetime.now(UTC).year
+        assert found.next_run == datetime(year, 12, 31, 23, tzinfo=UTC)
+        assert found.next_runs(2) == [found.next_run, datetime(year + 1, 12, 31, 23, tzinfo=UTC)]
+        assert found.override is not None
+        assert (found.override.cron, found.override.timezone, found.override.by) == (YEARLY, "Europe/Berlin", "shop")
+        assert abs(datetime.now(UTC) - found.override.at) < timedelta(minutes=5)
+        await mesh.override_schedule("s", None)
+        back = await planned(mesh)
+        assert (back.every, back.override) == (3600, None)
+        assert back.next_run - datetime.now(UTC) <= timedelta(hours=1, minutes=5)
+        assert await log(mesh) == [
+            ("schedule_overridden", "shop", "", "s: 0 0 1 1 * Europe/Berlin"),
+            ("schedule_reset", "shop", "", "s"),
+        ]
+
+
+async def test_an_override_survives_a_changed_declaration_and_a_change_of_the_leader(new_mesh: NewMesh) -> None:
+    for period in (3600, 1800):
+        mesh = new_mesh()
+        mesh.every(period, mesh.call("Q1", b"x"), name="s")
+        async with mesh.join():
+            if period == 3600:
+                await mesh.override_schedule("s", YEARLY)
+            found = await planned(mesh)
+            assert (found.cron, found.problem) == (YEARLY, "")
+            assert found.next_run.month == found.next_run.day == 1
+
+
+@LEFT
+async def test_a_leader_fires_at_the_times_of_the_override(mesh: worqr.Mesh, server: Server) -> None:
+    mesh.every(86400 * 365, mesh.call("Q1", b"x"), name="s")
+    runs = Runs()
+    async with mesh.join(), serving(mesh, "Q1", runs):
+        await mesh.override_schedule("s", "* * * * *")
+        await planned(mesh)
+        keys, client = RegistryKeys(mesh.prefix), server.client()
+        minute_ago = (client.time()[0] - 60) * 1000
+        client.hset(keys.schedules, "last s", minute_ago)
+        client.zadd(keys.schedules_due, {"s": 1})
+        await until(lambda: bool(runs.tasks))
+
+
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (("s", "61 * * * *"), {}, "cron expression '61 * * * *' is wrong"),
+    (("s", "hourly"), {}, "must have five fields"),
+    (("s", ""), {}, "must have five fields"),
+    (("s", "0 0 30 2 *"), {}, "is wrong: Bad day-of-month"),
+    (("s", 5), {}, "cron must be an expression such as '30 3 * * *', or None, not 5"),
+    (("s", "* " * 400), {}, "cron is longer than 500 characters"),
+    (("s", YEARLY), {"timezone": "Europe/Berln"}, "did you mean 'Europe/Berlin'"),
+    (("s", YEARLY), {"timezone": 5}, "timezone must be an IANA name"),
+    (("s", None), {"timezone": "UTC"}, "timezone= needs cron="),
+    ((5, YEARLY), {}, "schedule name must be a str"),
+]
+
+
+@pytest.mark.parametrize(("args", "more", "said"), WRONG)
+async def test_a_wrong_override_is_refused_before_anything_is_sent(
+    mesh: worqr.Mesh, args: tuple[Any, ...], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(worqr.UsageError, match=said.replace("*", r"\*").replace("(", r"\(")):
+        await mesh.override_schedule(*args, **more)  # outside `connect`: so nothing is sent
+
+
+async def test_an_unknown_schedule_is_named(mesh: worqr.Mesh) -> None:
+    mesh.every(3600, mesh.call("Q1", b"x"), name="hourly")
+    async with mesh.join():
+        with pytest.raises(worqr.UsageError, match="no schedule 'hourli' in this mesh; did you mean 'hourly'"):
+            await mesh.override_schedule("hourli", YEARLY)
+        with pytest.raises(worqr.UsageError, match="no schedule 'hourli' in this mesh; did you mean 'hourly'"):
+            await mesh.run_schedule("hourli")
+        with pytest.raises(worqr.UsageError, match="count must be at most 100, not 101"):
+            (await one(mesh)).next_runs(101)
+
+
+def row(**more: Any) -> ScheduleRow:
+    definition = Definition(name="s", queue="Q1", task=b"x", every_ms=3_600_000).encode()
+    override = Override(cron=YEARLY).encode()
+    return replace(ScheduleRow("s", definition, T, None, None, (), False, b"", override, T), **more)
+
+
+PROBLEMS = [
+    (row(), T + 1000, ""),
+    (row(), T + 60_000, "no leader has planned a run since it was overridden"),
+    (row(next=T + 5), T + 60_000, "the leader plans other times: it runs an older version"),
+    (row(next=1_704_067_200_000), T + 60_000, ""),  # 2024-01-01
+    (row(next=T + 5, paused=True), T + 60_000, ""),
+    (row(override=b'{"cron": "", "moon": 1}'), T + 60_000, "this version of worqr cannot read the override"),
+    (row(definition=b"{}"), T + 60_000, "this version of worqr cannot read the definition"),
+]
+
+
+@pytest.mark.parametrize(("stored", "now", "said"), PROBLEMS)
+def test_an_override_that_is_not_followed_is_a_problem(stored: ScheduleRow, now: int, said: str) -> None:
+    problem = schedule_of(stored, now).problem
+    assert problem.startswith(said) if said else not problem
+
+
+def test_synchronous_code_controls_schedules(mesh: worqr.Mesh) -> None:
+    mesh.every(3600, mesh.call("Q1", b"x"), name="s")
+
+    async def main() -> None:
+        async with mesh.join():
+            await trio.to_thread.run_sync(control)
+
+    def control() -> None:
+        blocking = mesh.blocking
+        assert blocking.run_schedule("s").outcome == "created"
+        blocking.override_schedule("s", YEARLY, timezone="UTC")
+        blocking.pause_schedule("s")
+        [found] = blocking.schedules()
+        assert (found.cron, found.paused) == (YEARLY, True)
+        blocking.override_schedule("s", None)
+        blocking.pause_schedule("s", paused=False)
+        assert mesh.blocking.queue("Q1").job("cron:s").cancel().waiting == 1
+        blocking.close()
+
+    trio.run(main)

@@ -1,0 +1,200 @@
+"""`ScheduleControls`: list the schedules of a mesh, pause one, run one now, or give it other times. `Mesh` inherits it.
+
+`worqr.peer.leader.schedule_ticker` fires them, and `worqr.functions.schedule_registry` declares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import tzinfo
+from typing import Final
+
+from worqr import ops
+from worqr.client.job import Job
+from worqr.client.mesh_client import MeshClient
+from worqr.client.traced import queue_of
+from worqr.cron import Definition, Override, Schedule, ScheduleOverride, Trigger, at, check_times, effective, zone_name
+from worqr.errors import UsageError, did_you_mean
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.ops import ScheduleRow
+from worqr.validation import check_text
+
+PLANNED_WITHIN_MS: Final = 15_000
+"""Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""
+
+LONGEST_EXPRESSION: Final = 500
+
+
+class ScheduleControls:
+    """The part of `Mesh` that shows and controls schedules. Its calls need ``mesh.connect()`` or ``join()``."""
+
+    _client: MeshClient
+
+    async def schedules(self) -> list[Schedule]:
+        """Return all schedules of the mesh, those of other programs too, by name.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        rows, now = await self._rows()
+        return [schedule_of(row, now) for row in rows]
+
+    async def pause_schedule(self, name: str, *, paused: bool = True) -> None:
+        """Pause a schedule, or resume it with ``paused=False``. Firings that pass while it is paused are not made up for.
+
+        Jobs that it has enqueued already still run. The pause survives restarts and changes of the schedule.
+
+        Args:
+            name: The name of the schedule.
+            paused: False: resume it.
+
+        Raises:
+            UsageError: There is no schedule of this name; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        keys = RegistryKeys(self._client.settings.prefix)
+        if not await self._client.ask(ops.pause_schedule(keys, check_text(name, "schedule name"), paused=bool(paused))):
+            raise await self._unknown(name)
+        await self._client.note("schedule_paused" if paused else "schedule_resumed", text=name)
+
+    async def run_schedule(self, name: str) -> Job[bytes]:
+        """Enqueue the task of a schedule now, as the job ``cron:NAME``, also while the schedule is paused.
+
+        The schedule does not change: it fires at its next time as planned. If the job of an earlier firing still waits or runs,
+        nothing is enqueued, with any `overlap`, and the `outcome` is ``unchanged``. In the run, `scheduled_for` is None.
+
+        Args:
+            name: The name of the schedule.
+
+        Returns:
+            A handle of the job. Its `outcome` tells whether it was enqueued.
+
+        Raises:
+            UsageError: There is no schedule of this name, or a newer version of worqr declared it; or outside `connect` and
+                `join`.
+            QueueFull: The server is out of memory. Nothing was stored.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
+        """
+        rows, _now = await self._rows()
+        found = next((row for row in rows if row.name == check_text(name, "schedule name")), None)
+        if found is None:
+            raise _unknown_error(name, rows)
+        definition = Definition.decode(found.definition)
+        queue = queue_of(self._client, QueueKeys(self._client.settings.prefix, definition.queue))
+        job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
+        if job.outcome != "unchanged":
+            await self._client.note("schedule_run", queue=definition.queue, text=name)
+        return job
+
+    async def override_schedule(self, name: str, cron: str | None, *, timezone: str | tzinfo | None = None) -> None:
+        """Give a schedule other times than its code, or with ``cron=None`` return to those of the code.
+
+        The override holds until you remove it: it survives restarts, changes of the code and a change of the leader. It replaces
+        the expression or period, and the time zone; `misfire`, `overlap` and `jitter` stay. Firings count from now on, so none
+        was missed. A pause stays. The override is removed together with a schedule that no worker has declared for a day.
+
+        Args:
+            name: The name of the schedule.
+            cron: A cron expression, as in ``mesh.cron``. None: the times of the code.
+            timezone: An IANA name, or a ``zoneinfo.ZoneInfo``. None: that of the code.
+
+        Raises:
+            UsageError: The expression or the zone is not valid, there is no schedule of this name, or an extra is missing (``pip
+                install 'worqr[cron]'``); or outside `connect` and `join`. Nothing was changed.
+            Unavailable: The server did not reply within `patience`.
+        """
+        keys = RegistryKeys(self._client.settings.prefix)
+        override = self._override(cron, timezone)
+        blob = b"" if override is None else override.encode()
+        word = await self._client.ask(ops.override_schedule(keys, check_text(name, "schedule name"), blob))
+        if word == "unknown":
+            raise await self._unknown(name)
+        if override is None:
+            await self._client.note("schedule_reset", text=name)
+        else:
+            zone = f" {override.timezone}" if override.timezone else ""
+            await self._client.note("schedule_overridden", text=f"{name}: {override.cron}{zone}")
+
+    def _override(self, cron: object, timezone: str | tzinfo | None) -> Override | None:
+        if cron is None:
+            if timezone is not None:
+                raise UsageError("timezone= needs cron=; without an expression, the times are those of the code")
+            return None
+        if not isinstance(cron, str):
+            raise UsageError(f"cron must be an expression such as '30 3 * * *', or None, not {cron!r}")
+        if len(cron) > LONGEST_EXPRESSION:
+            raise UsageError(f"cron is longer than {LONGEST_EXPRESSION} characters")
+        expression, zone = " ".join(cron.split()), "" if timezone is None else zone_name(timezone)
+        check_times(expression, zone or "UTC")
+        return Override(cron=expression, timezone=zone, by=self._client.who)
+
+    async def _rows(self) -> tuple[list[ScheduleRow], int]:
+        return await all_schedules(self._client.ask, RegistryKeys(self._client.settings.prefix))
+
+    async def _unknown(self, name: str) -> UsageError:
+        return _unknown_error(name, (await self._rows())[0])
+
+
+def _unknown_error(name: str, rows: list[ScheduleRow]) -> UsageError:
+    known = [row.name for row in rows]
+    hint = did_you_mean(name, known, f"there are {', '.join(map(repr, known[:20])) or 'none'}")
+    return UsageError(f"there is no schedule {name!r} in this mesh; {hint}")
+
+
+async def all_schedules(
+    ask: Callable[[ops.Call[ops.Schedules]], Awaitable[ops.Schedules]], keys: RegistryKeys
+) -> tuple[list[ScheduleRow], int]:
+    """Return all schedules of the mesh by name, and the server's time. They are read page by page."""
+    pages = [await ask(ops.list_schedules(keys))]
+    while pages[-1].cursor != "0":
+        pages.append(await ask(ops.list_schedules(keys, pages[-1].cursor)))
+    return ops.Schedules.join(pages), pages[-1].now
+
+
+def schedule_of(row: ScheduleRow, now: int) -> Schedule:
+    """Return a schedule as users see it. A schedule that cannot be read is not fired, so its next time is in the past."""
+    following, definition, problem = row.next, None, ""
+    try:
+        definition = effective(row.definition, row.override)
+        if row.override is not None or following is None or row.paused:
+            trigger = Trigger(definition)
+            problem = _problem(row, trigger, now)
+            if following is None or row.paused:
+                following = trigger.next_after(now if row.paused else row.last)
+    except (UsageError, ArithmeticError) as error:  # ArithmeticError: the calendar has no such time
+        following, problem = row.last if following is None else following, str(error)
+    return Schedule(
+        *(row.name, at(following), None if row.fired is None else at(row.fired), row.paused),
+        queue="" if definition is None else definition.queue,
+        cron="" if definition is None or definition.every_ms else definition.cron,
+        every=None if definition is None or not definition.every_ms else definition.every_ms / 1000,
+        timezone="" if definition is None else definition.timezone,
+        pending=len(row.pending),
+        override=_override_of(row),
+        problem=problem,
+    )
+
+
+def _override_of(row: ScheduleRow) -> ScheduleOverride | None:
+    if row.override is None:
+        return None
+    try:
+        override = Override.decode(row.override)
+    except UsageError:
+        override = Override(cron="")
+    return ScheduleOverride(override.cron, override.timezone, override.by, at(row.overridden_at))
+
+
+def _problem(row: ScheduleRow, trigger: Trigger, now: int) -> str:
+    """Return why an override may not be followed. A leader of an older version ignores it, and plans the times of the code."""
+    if row.override is None or row.paused:
+        return ""
+    if row.next is None:
+        if now - max(row.overridden_at, row.last) < PLANNED_WITHIN_MS:
+            return ""
+        return "no leader has planned a run since it was overridden: no worker runs, or the leader cannot read the override"
+    if trigger.next_after(row.next - 1) != row.next:
+        return "the leader plans other times: it runs an older version of worqr, which ignores the override"
+    return ""
