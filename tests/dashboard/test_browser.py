@@ -25,11 +25,16 @@ from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
 from worqr.dashboard import Dashboard, admin
+from worqr.history import COUNTERS, NO_RUNS, NO_WAITS
+from worqr.history_records import MINUTE_RECORDS, RECORD_BYTES, Record, encode_record
+from worqr.keys import QueueKeys
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
 PREFIX = "browser"
 WAIT = PATIENCE * 1000
+ROWS = "tbody tr:not(#values tr)"
+"""The rows of a list: the values of the graphs are a table, too."""
 NASTY = '</script><script>document.title = "hacked"</script><img src=x onerror="document.title = 1">'
 
 pytestmark = [
@@ -171,7 +176,7 @@ def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Ta
     tab.wait_for("!document.querySelector('#moved').hidden")  # the list itself stays still
     assert tab.page.evaluate("window.sameDocument")
     tab.page.locator("#moved a").click()
-    tab.wait_for("document.querySelectorAll('tbody tr').length === 3")
+    tab.wait_for(f"document.querySelectorAll('{ROWS}').length === 3")
 
 
 def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_tab: Callable[..., Tab]) -> None:
@@ -186,7 +191,7 @@ def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_
         tab.wait_for(
             f"""document.querySelector('[data-k="queue.quiet.waiting"]').textContent === '{int(before) + n + 1}'"""
         )
-    assert [path for path in requests if not path.startswith("/live?")] == []
+    assert [path for path in requests if not path.startswith(("/live?", "/static/"))] == []  # the icon may come late
 
 
 SHIFTS = """
@@ -229,6 +234,60 @@ def test_the_id_of_a_job_is_copied(site: Running, open_tab: Callable[..., Tab]) 
     assert tab.page.evaluate("navigator.clipboard.readText()") == "job <1>"
 
 
+def draw_history(site: Running, server: Server) -> None:
+    """A queue with records of the last hour, in which nothing has happened until now."""
+    now, ring, zeros = int(time.time() * 1000), bytearray(RECORD_BYTES * MINUTE_RECORDS), (0,) * (len(COUNTERS) + 2)
+    for ago in range(1, 63):
+        record = Record(now - ago * 60_000, 0, 0, None, (0,) * 4, zeros, NO_RUNS.counts, NO_WAITS.counts)
+        start = record.minute % MINUTE_RECORDS * RECORD_BYTES
+        ring[start : start + RECORD_BYTES] = encode_record(record)
+    with server.client() as client:
+        client.set(QueueKeys(PREFIX, "drawn").history, bytes(ring), ex=600)
+    site.enqueue("drawn", b"1", b"2")
+
+
+def test_the_pointer_shows_the_values_of_its_time_in_all_charts(
+    site: Running, server_of_session: Server, open_tab: Callable[..., Tab]
+) -> None:
+    draw_history(site, server_of_session)
+    tab = open_tab(timezone_id="Asia/Kolkata")
+    tab.open("/queue?name=drawn")
+    waiting = tab.page.locator("figure", has_text="Waiting").first.locator(".value").first
+    latest = waiting.text_content()
+    assert latest != "0"
+    assert "until" in tab.page.locator("#history-at").text_content()
+    assert tab.page.locator(".cross[visibility=visible]").count() == 0
+    plot = tab.page.locator(".plot > svg").first
+    box = plot.bounding_box()
+    tab.page.mouse.move(box["x"] + 2, box["y"] + 20)
+    assert waiting.text_content() == "0"  # an hour ago
+    assert tab.page.locator(".cross[visibility=visible]").count() == 6
+    oldest = tab.page.locator("#values tbody tr").last.locator("th").text_content()
+    assert tab.page.locator("#history-at").text_content() == oldest
+    ticks = tab.page.locator(".plot").first.locator("text[data-at]").all_text_contents()
+    assert ticks
+    assert all(re.fullmatch(r"\d\d:(00|15|30|45)", tick) for tick in ticks)
+    utc = tab.page.evaluate("document.querySelector('text[data-at]').dataset.at")[11:16]
+    assert ticks[0] != utc
+    tab.page.mouse.move(0, 0)
+    assert waiting.text_content() == latest
+    tab.page.locator(".values summary").focus()
+    tab.page.keyboard.press("Enter")
+    assert tab.page.locator("#values").is_visible()
+
+
+def test_charts_are_drawn_without_javascript(
+    site: Running, server_of_session: Server, open_tab: Callable[..., Tab]
+) -> None:
+    draw_history(site, server_of_session)
+    tab = open_tab(java_script_enabled=False)
+    tab.open("/queue?name=drawn")
+    for plot in tab.page.locator(".plot").all():
+        assert plot.get_attribute("aria-label")
+        assert plot.bounding_box()["height"] > 100
+    assert tab.page.locator("figure", has_text="Waiting").first.locator(".plot .stroke").bounding_box()["width"] > 50
+
+
 def test_a_hidden_tab_closes_its_stream(site: Running, open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
     tab.page.add_init_script("""
@@ -252,7 +311,7 @@ def test_a_job_is_cancelled_by_keyboard_and_the_notice_has_the_milliseconds(
     site.dispatch("slow", b"1", id="by-keyboard")
     tab = open_tab()
     tab.open("/queue?name=slow&tab=running")
-    while not tab.page.locator("tbody tr").count():
+    while not tab.page.locator(ROWS).count():
         tab.page.reload()
     tab.page.get_by_role("link", name="by-keyboard").focus()
     tab.page.keyboard.press("Enter")
@@ -285,7 +344,7 @@ def test_failed_jobs_are_retried_without_javascript(site: Running, open_tab: Cal
         site.dispatch("failing", b'{"token": "s3cr3t"}', id=name)
     tab = open_tab(java_script_enabled=False)
     tab.open("/queue?name=failing&tab=failed")
-    while tab.page.locator("tbody tr").count() < 2:
+    while tab.page.locator(ROWS).count() < 2:
         tab.page.reload()
     assert "s3cr3t" not in tab.page.content()
     assert tab.page.locator("input[data-all]").is_hidden()
@@ -304,7 +363,7 @@ def test_payloads_and_names_are_no_markup(site: Running, open_tab: Callable[...,
     site.dispatch("failing", b"1", id="nasty")
     tab = open_tab()
     tab.open("/queue?name=failing&tab=failed")
-    while not tab.page.locator("tbody tr").count():
+    while not tab.page.locator(ROWS).count():
         tab.page.reload()
     job = f"/job?queue=nasty&id={quote(NASTY)}"
     for path in ("/queue?name=nasty", "/queue?name=failing&tab=failed", job, f"/search?q={quote(NASTY)}", "/failed"):

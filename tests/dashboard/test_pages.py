@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -13,11 +14,16 @@ import trio
 import worqr
 from tests.dashboard.conftest import Site
 from tests.support.servers import Server
+from worqr import ops
+from worqr.client.queue_operations import QueueOperations
 from worqr.dashboard import Viewer, figures, operator, reader
+from worqr.dashboard.graphs import PLANS
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import state_numbers
 from worqr.dashboard.routes import ROUTES
 from worqr.dashboard.state import MeshState, age_text, needs_of, rates_between
+from worqr.history_records import FROM_ZERO
+from worqr.keys import QueueKeys
 from worqr.records import AppInfo, MeshInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
@@ -545,3 +551,43 @@ async def test_estimated_ages_are_marked() -> None:
     assert state.age_in(info("b", None)).age == 190.0  # the page of the queue reads no estimate by itself
     assert state.age_in(replace(info("b", None), waiting=0)).age is None
     assert state.age_in(info("new", None)).age is None
+
+
+@LEFT
+async def test_the_history_of_a_queue_is_drawn(connected: worqr.Mesh, site: Site) -> None:
+    queue = connected.queue("mails")
+    await queue.enqueue(*[b"%d" % number for number in range(7)])
+    assert "No history yet" in (await site.get("/queue", name="mails")).text
+    site.app._looks.forget()  # pyright: ignore[reportPrivateUsage]
+    sample = ops.sample_queue(
+        QueueKeys(connected.prefix, "mails"), create=True, since=int(time.time() // 60) | FROM_ZERO
+    )
+    await connected._client.ask(sample)  # pyright: ignore[reportPrivateUsage]
+    for span, rows in (("", 60), ("1h", 60), ("8h", 96), ("3d", 144)):
+        page = (await site.get("/queue", name="mails", range=span)).text
+        assert page.count('<figure class="chart">') == len(PLANS)
+        assert 0 <= rows - page.count('<tr><th scope="row"><time') <= 1, span  # the minute may have just begun
+        assert re.search(r'aria-label="Waiting. tasks: 7 at the end, at most 7\."', page)
+        assert len(page) < 200_000
+        assert f'range={span or "1h"}" aria-current="true"' in page
+        assert "style=" not in page
+    assert (await site.get("/queue", name="mails", range="1y")).status_code == 400
+    for path, hint in (("/", "Finished"), ("/queues", "Finished")):
+        site.app._looks.forget()  # pyright: ignore[reportPrivateUsage]
+        page = (await site.ask("GET", path)).text
+        assert re.search(rf'class="spark"[^>]*aria-label="{hint} per minute: 0 now, at most 0"', page), path
+
+
+@LEFT
+async def test_a_history_that_may_not_be_read_does_not_hide_the_queue(
+    connected: worqr.Mesh, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(self: object, minutes: int = 60) -> None:
+        raise worqr.RefusedByServer("NOPERM")
+
+    await connected.queue("mails").enqueue(b"1")
+    monkeypatch.setattr(QueueOperations, "history", refuse)
+    for path in ("/", "/queues", "/queue?name=mails"):
+        answer = await site.ask("GET", path)
+        assert answer.status_code == 200
+        assert "mails" in answer.text

@@ -9,7 +9,10 @@ from typing import Final
 
 from starlette.responses import Response
 
-from worqr.dashboard.reading import QUEUES_OF_RUNNING, gathered, look
+from worqr.dashboard.batches import gathered, pair
+from worqr.dashboard.graphs import DAY
+from worqr.dashboard.histories import read_sparklines
+from worqr.dashboard.reading import QUEUES_OF_RUNNING, look
 from worqr.dashboard.state import MeshState
 from worqr.dashboard.visit import Visit
 from worqr.records import Failed, QueueInfo
@@ -42,12 +45,16 @@ async def failed(visit: Visit) -> Response:
     async def newest(name: str) -> list[Failed]:
         return await visit.mesh.queue(name).failed.list(1)
 
-    newests = await gathered([partial(newest, info.name) for info in shown])
+    newests, sparks = await pair(
+        partial(gathered, [partial(newest, info.name) for info in shown]),
+        partial(read_sparklines, visit, [info.name for info in shown], DAY, "failed", "Failed"),
+    )
     counting = visit.text("count") == "errors"
     return visit.page(
         "failed.html",
         live=visit.link("/live", view="failed"),
         found=list(zip(shown, newests, strict=True)),
+        sparks=sparks,
         left_out=len(found) - len(shown),
         errors=await count_errors(visit, shown) if counting else None,
     )

@@ -58,6 +58,13 @@ def brief(seconds: float | None) -> str:
     return " ".join(duration(seconds).split(" ")[:2])
 
 
+def span(seconds: float | None) -> str:
+    """Return a duration with two digits, for values that are compared: ``340 ms``, ``1.9 s``, ``12 s``, ``3 min``."""
+    if seconds is None:
+        return NONE
+    return f"{seconds:.1f} s" if 0.9995 <= seconds < 9.95 else brief(round(seconds, 3 if seconds < 1 else 0))
+
+
 def clock(when: datetime | None) -> str:
     """Return a time in UTC, to the second."""
     return NONE if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"

@@ -7,8 +7,8 @@ So without requests there is no timer, no connection and no request to the serve
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
@@ -33,6 +33,18 @@ class _Look:
     failure: Exception | None = None
     read_at: float = -1e9
     took: float = 0.0
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[None]:
+        """Hold the lock. If it is free, no other task runs meanwhile: looks that are made side by side send one batch."""
+        try:
+            self.lock.acquire_nowait()
+        except anyio.WouldBlock:
+            await self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def is_newer_than(self, seconds: float) -> bool:
         """True if the value was read within so many seconds."""
@@ -74,7 +86,7 @@ class Looks:
         """
         self._drop_old()
         look = self._looks.setdefault(key, _Look())
-        async with look.lock:
+        async with look.held():
             # A look that failed took as long as the caller's patience, which says nothing of the server's load.
             limit = max(within, look.took * SHARE) if spare and look.failure is None else within
             if not look.is_newer_than(limit):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
-import anyio
 from starlette.responses import Response
 
 from worqr.cron import Schedule
+from worqr.dashboard.batches import gathered as gathered
+from worqr.dashboard.batches import pair
+from worqr.dashboard.graphs import HOUR, NAMES
 from worqr.dashboard.guard import Refused
+from worqr.dashboard.histories import read_graphs, read_sparklines
 from worqr.dashboard.looks import FRESH
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
@@ -44,25 +47,6 @@ SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
 }
 
 
-async def gathered(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Make calls side by side, so that they go to the server in one batch. Raise the error of the first that fails."""
-    found: dict[int, T] = {}
-    errors: list[Exception] = []
-
-    async def one(place: int, call: Callable[[], Awaitable[T]]) -> None:
-        try:
-            found[place] = await call()
-        except Exception as error:  # a group of errors would be reported as something unexpected
-            errors.append(error)
-
-    async with anyio.create_task_group() as group:
-        for place, call in enumerate(calls):
-            group.start_soon(one, place, call)
-    if errors:
-        raise errors[0]
-    return [found[place] for place in range(len(calls))]
-
-
 async def look(visit: Visit) -> MeshState:
     """Return the state of the mesh, as this viewer sees it."""
     state: MeshState = await visit.looks.get("state", partial(read_state, visit.mesh))
@@ -71,9 +55,7 @@ async def look(visit: Visit) -> MeshState:
 
 async def with_state(visit: Visit, read: Callable[[], Awaitable[T]]) -> tuple[T, MeshState]:
     """Read something together with the state of the mesh, of which each page has a part in its header: one batch of requests."""
-    calls: list[Callable[[], Awaitable[object]]] = [read, partial(look, visit)]
-    found, state = await gathered(calls)
-    return cast("T", found), cast("MeshState", state)
+    return await pair(read, partial(look, visit))
 
 
 async def all_workers(visit: Visit, within: float = FRESH) -> list[WorkerInfo]:
@@ -101,12 +83,15 @@ async def overview(visit: Visit) -> Response:
     calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), partial(all_schedules, visit)]
     calls.append(partial(all_workers, visit, within=WORKERS_EVERY))
     state, schedules, workers = await gathered(calls)
+    busiest = state.busiest(SHORT_LIST)
+    sparks = await read_sparklines(visit, [info.name for info in busiest], HOUR, "finished", "Finished")
     return visit.page(
         "overview.html",
         live=visit.link("/live", view="overview"),
         state=state,
         needs=needs_of(state, workers, schedules),
-        busiest=state.busiest(SHORT_LIST),
+        busiest=busiest,
+        sparks=sparks,
     )
 
 
@@ -115,12 +100,14 @@ async def queues(visit: Visit) -> Response:
     state = await look(visit)
     found = sorted_queues(visit, state)
     start = start_of_page(visit)
+    shown = found[start : start + PAGE]
     fields = {name: visit.text(name) for name in ("q", "sort", "page")}
     return visit.page(
         "queues.html",
         live=visit.link("/live", view="queues", **fields),
         state=state,
-        found=found[start : start + PAGE],
+        found=shown,
+        sparks=await read_sparklines(visit, [info.name for info in shown], HOUR, "finished", "Finished"),
         total=len(found),
         start=start,
         size=PAGE,
@@ -155,9 +142,12 @@ async def queue(visit: Visit) -> Response:
     """One queue, and one page of its tasks."""
     queue = visit.queue(visit.text("name"))
     tab = visit.choice("tab", TABS)
-    calls: list[Callable[[], Awaitable[Any]]] = [queue.info, partial(_tasks_of, visit, queue, tab)]
-    (info, context), state = await with_state(visit, partial(gathered, calls))
+    span = visit.choice("range", tuple(NAMES))
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), queue.info]
+    calls += [partial(_tasks_of, visit, queue, tab), partial(read_graphs, visit, queue.name, span)]
+    state, info, context, graphs = await gathered(calls)
     info = state.age_in(info)
+    context |= {"graphs": graphs, "range": span, "ranges": NAMES}
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     view = visit.link("/live", view="queue", name=info.name, tab=tab)
     return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, **context)

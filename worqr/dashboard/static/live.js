@@ -11,6 +11,11 @@
     time.textContent = (when.toDateString() === today ? clock : zone).format(when);
   }
   for (const name of document.querySelectorAll(".zone")) name.remove();
+  const hour = Intl.DateTimeFormat("en-GB", { timeStyle: "short" });
+  for (const text of document.querySelectorAll("text[data-at]")) {
+    const day = text.textContent.includes(" ") ? `${Intl.DateTimeFormat("en-GB", { weekday: "short" }).format(new Date(text.dataset.at))} ` : "";
+    text.textContent = day + hour.format(new Date(text.dataset.at));
+  }
 
   for (const button of navigator.clipboard ? document.querySelectorAll("button.copy") : []) {
     button.hidden = false;
@@ -99,4 +104,36 @@
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);
   open();
+})();
+
+// The values of all charts at the time under the pointer. They are taken from the table below the charts.
+(() => {
+  const charts = document.querySelector("[data-charts]");
+  if (!charts) return;
+  const rows = [...document.querySelectorAll("#values tbody tr")].reverse();
+  const values = [...charts.querySelectorAll(".value")];
+  const latest = values.map((value) => value.textContent);
+  const lines = charts.querySelectorAll(".cross");
+  const title = document.getElementById("history-at");
+  const last = title.textContent;
+
+  function show(place) {
+    const row = rows[place];
+    values.forEach((value, index) => {
+      value.textContent = row ? row.cells[Number(value.dataset.column) + 1].textContent : latest[index];
+    });
+    for (const line of lines) {
+      const x = `${((place + 0.5) / rows.length) * 100}%`;
+      if (row) { line.setAttribute("x1", x); line.setAttribute("x2", x); }
+      line.setAttribute("visibility", row ? "visible" : "hidden");
+    }
+    title.textContent = row ? row.cells[0].textContent : last;
+  }
+
+  charts.addEventListener("pointermove", (event) => {
+    const plot = event.target.closest(".chart")?.querySelector(".plot > svg");
+    const box = plot?.getBoundingClientRect();
+    if (box?.width) show(Math.max(0, Math.min(rows.length - 1, Math.floor(((event.clientX - box.left) / box.width) * rows.length))));
+  });
+  charts.addEventListener("pointerleave", () => show(-1));
 })();
