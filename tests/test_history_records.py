@@ -197,6 +197,14 @@ def test_a_task_that_waits_gets_older_while_the_queue_rests() -> None:
     assert [point.age for point in points] == [30, 120, 180, 180]
 
 
+def test_a_plain_task_that_waits_since_the_last_record_gets_older_until_now() -> None:
+    waits = record(T + 0.5, 3, age_ms=30_000, gauges=(1, 0, 0, 0))
+    now = replace(waits, at_ms=(T + 3) * MINUTE, age_ms=None)
+    assert history_points([waits], now, 3, 1)[-1].age == 180
+    for other in (record(T + 3, 4, gauges=(1, 0, 0, 0)), record(T + 3, 3)):  # another task waits, or none
+        assert history_points([waits], other, 3, 1)[-1].age is None
+
+
 def test_the_estimate_of_the_leader_is_the_age_now_while_a_task_waits() -> None:
     sampled = record(T + 0.25, 0, age_ms=30_000, gauges=(1, 0, 0, 0))
     still = record(T + 0.5, 0, gauges=(1, 0, 0, 0))

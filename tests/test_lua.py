@@ -289,7 +289,7 @@ def test_unpack_is_bounded() -> None:
         ("_history", "fields"),  # 38 at most
         ("_history", "totals"),  # 50
         ("_history", "'>I4', kept"),
-        ("_history", "'>I4', stored, at + 1"),
+        ("_history", "'>I4', minute"),
         ("_producer", "gone"),
         ("_value", "flat"),  # fields of a record, whose names are ours
         ("_result", "facts"),

@@ -194,7 +194,7 @@ def history_points(records: Iterable[Record], now: Record, number: int, step: in
     if not any(known[first].totals):
         found |= {slot: _rest_point(known[first], slot, step) for slot in range(oldest, first)}
     for earlier, slot in pairwise(slots):
-        before, after = known[earlier], known[slot]
+        before, after = known[earlier], _aged(known[earlier], known[slot])
         found[slot] = _point(before, after, slot * step * 60_000)
         quiet = slot if before.totals == after.totals else _quiet_ms(after) // (step * 60_000)
         rest = range(max(earlier + 1, oldest), min(quiet + 1, slot))
@@ -220,6 +220,13 @@ def _age_now(recorded: Record, now: Record) -> int | None:
     if now.age_ms is not None or recorded.age_ms is None or not now.gauges[0]:
         return now.age_ms
     return recorded.age_ms
+
+
+def _aged(before: Record, after: Record) -> Record:
+    """Return the second record with the age of its oldest task, which is that of the first record if nothing has happened."""
+    if after.age_ms is not None or before.age_ms is None or not after.gauges[0] or before.totals != after.totals:
+        return after
+    return replace(after, age_ms=before.age_ms + max(0, after.at_ms - before.at_ms))
 
 
 def _rest_point(before: Record, slot: int, step: int) -> HistoryPoint:

@@ -84,7 +84,8 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
     assert refused or name in {
         "post_scan",
         "note_event",
-    }  # which replaces whatever is there, and writes only into a log
+        "drop_history",
+    }  # which replaces whatever is there, writes only into a log, and deletes whatever is there
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:

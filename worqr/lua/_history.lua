@@ -78,19 +78,19 @@ local function store_record(ring, step, now, record, expire_s)
   end
 end
 
--- Returns the newest record from before the slot `first`, or false.
+-- Returns the newest record from before the slot `first`, or false. For a busy queue it is in the first slot that is read.
 local function record_before(ring, step, first, number)
-  local length, stored, newest, found = HISTORY_LENGTHS[step], redis.call('GETRANGE', ring, 0, -1), -1, false
+  local length, newest, found = HISTORY_LENGTHS[step], -1, nil
   for slot = first - 1, first - length + number, -1 do
     local at = slot % length * HISTORY_BYTES
-    local minute = at + HISTORY_BYTES <= #stored and struct.unpack('>I4', stored, at + 1) or 0
-    local there = math.floor(minute / step)
-    if minute > 0 and there <= slot and there > newest then
-      newest, found = there, string.sub(stored, at + 1, at + HISTORY_BYTES)
+    local minute = redis.call('GETRANGE', ring, at, at + 3)
+    local there = #minute == 4 and minute ~= NO_SINCE and math.floor(struct.unpack('>I4', minute) / step) or -1
+    if there > newest and there <= slot then
+      newest, found = there, at
       if there == slot then
         break
       end
     end
   end
-  return found
+  return found and redis.call('GETRANGE', ring, found, found + HISTORY_BYTES - 1) or false
 end

@@ -9,9 +9,9 @@
 -- KEYS[7] history STRING
 -- ARGV[1] step minutes of a record of this history: 1 or 10
 -- ARGV[2] number of records, at most as many as it has
--- RETURNS ok record before records: record is one of this moment, before the newest one from before those asked for, false if
---   there is none, records are those asked for, in the order of the ring. A slot that was not written holds an older record,
---   or zeros
+-- RETURNS ok record before records...: record is one of this moment, before the newest one from before those asked for, false
+--   if there is none, records are those asked for, in one or two texts. A slot that was not written holds an older record, or
+--   zeros
 -- RESEND safe: it only reads
 local queue, workers, due, failed, counts, runs = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local history = KEYS[7]
@@ -22,10 +22,10 @@ local record = history_record(queue, workers, due, failed, counts, runs, now, 0,
 local last = math.floor(now / 60000 / step)
 local first = last - number + 1
 local from, to = first % length * HISTORY_BYTES, (last % length + 1) * HISTORY_BYTES - 1
-local records
+local reply = {'ok', record, record_before(history, step, first, number)}
 if from < to then
-  records = redis.call('GETRANGE', history, from, to)
-else
-  records = redis.call('GETRANGE', history, from, -1) .. redis.call('GETRANGE', history, 0, to)
+  reply[4] = redis.call('GETRANGE', history, from, to)
+else -- in two parts, because the end of the ring lies between them
+  reply[4], reply[5] = redis.call('GETRANGE', history, from, -1), redis.call('GETRANGE', history, 0, to)
 end
-return {'ok', record, record_before(history, step, first, number), records}
+return reply

@@ -61,7 +61,8 @@ def read_history(keys: QueueKeys, step: Step, number: int) -> Call[StoredHistory
     """Return the last records of a queue: those of this many minutes, or of ten times as many."""
 
     def read(reply: Reply) -> StoredHistory:
-        return StoredHistory(_record(reply[1]), [*decode_records(reply[2] or b""), *decode_records(reply[3])])
+        parts = [part for part in reply[2:] if part is not None]
+        return StoredHistory(_record(reply[1]), [record for part in parts for record in decode_records(part)])
 
     ring = keys.history if step == 1 else keys.history10
     return new_call("read_history", keys.base, (*_keys_of(keys), ring), (step, number), read)
