@@ -30,6 +30,8 @@ from tests.support.servers import Server
 from tests.test_keys import makers, plain
 from tests.test_lua import WRITES
 from worqr import ops
+from worqr.cli.metrics import read_fleet
+from worqr.client.run_totals import RunTotalsReader
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 from worqr.script_call import Call
@@ -52,7 +54,7 @@ OPERATORS_ONLY = {
         "list_workers",
     ),
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
-    *("list_events", "read_history"),
+    *("list_events", "read_history", "read_runs"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
 }
 SCRIPTS = {
@@ -78,7 +80,7 @@ SCRIPTS = {
             "job_status",
         ),
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
-        *("read_snapshot", "list_events", "read_history"),
+        *("read_snapshot", "list_events", "read_history", "read_runs"),
     },
 }
 """What the programs of each role send."""
@@ -627,6 +629,25 @@ async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> No
                 with pytest.raises(worqr.RefusedByServer):
                     await act(handles[of])
                 assert changed() == {":watched"}, name
+
+
+@pytest.mark.parametrize("role", ["operator", "viewer"])
+@pytest.mark.leaves("*")
+async def test_an_exporter_of_metrics_needs_no_more_than_a_viewer(users: Users, role: str) -> None:
+    desk = seated(users)
+    set_scene(desk)
+    declared(desk)
+    desk.call(ops.note_runs(desk.q, "A", 100, {"ok": 2}))
+    desk.call(ops.post_scan(desk.g, ["Q1"]))
+    desk.client.delete(desk.g.snapshot)
+    mesh = users.mesh(role)
+    async with mesh.connect():
+        found = await read_fleet(mesh, RunTotalsReader(mesh._client))
+        assert {info.name for info in found.mesh.queues} >= {"Q1"}
+        assert found.runs["Q1"] == {"ok": 2}
+        assert found.schedules
+        assert found.server.memory
+    assert users.denied() == []
 
 
 async def states_of(queue: worqr.Queue) -> list[str]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import re
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -28,7 +32,13 @@ from worqr.metrics import peer_collector
 from worqr.metrics.catalogue import FLEET, PEER
 from worqr.metrics.families import exposition
 from worqr.metrics.fleet import EVENTS, OTHER, FleetMetrics, FleetSnapshot
+from worqr.run_counts import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.validation import from_ms
+
+
+def without_part(name: str) -> str:
+    """The metric of a sample: that of a histogram has several."""
+    return re.sub("_(bucket|count|sum)$", "", name)
 
 
 def values(text: str) -> dict[str, float]:
@@ -57,7 +67,7 @@ async def test_a_peer_has_every_metric(server: Server, prefix: str) -> None:
         assert reply.status == 200
         assert reply.type.startswith("text/plain; version=")
         found = values(reply.text)
-        assert found.keys() == PEER.keys()
+        assert found.keys() == PEER.keys() - {"worqr_peer_runs_total"}  # none has ended
         expected = {
             "alive": 1,
             "ready": 1,
@@ -69,7 +79,7 @@ async def test_a_peer_has_every_metric(server: Server, prefix: str) -> None:
             "children": 0,
         }
         assert {name: found[f"worqr_peer_{name}"] for name in expected} == expected
-        counters = {name for name, metric in PEER.items() if metric.kind == "counter"}
+        counters = {name for name, metric in PEER.items() if metric.kind == "counter" and not metric.labels}
         assert {name: found[name] for name in counters} == {
             **dict.fromkeys(counters, 0),
             "worqr_peer_registrations_total": 1,
@@ -77,6 +87,7 @@ async def test_a_peer_has_every_metric(server: Server, prefix: str) -> None:
         assert 0 <= found["worqr_peer_beat_age_seconds"] < PATIENCE
         assert registry.get_sample_value("worqr_peer_running") == 1
         held.gate.set()
+        await until(lambda: registry.get_sample_value("worqr_peer_runs_total", {"queue": "Q1", "outcome": "ok"}) == 1)
         nursery.cancel_scope.cancel()
 
 
@@ -86,7 +97,9 @@ def test_a_scrape_may_ask_for_openmetrics(server: Server, prefix: str) -> None:
     with mesh.join_in_thread() as peer, probes.serve(peer, "127.0.0.1:0") as address:
         reply = get(address, "/metrics", accept="application/openmetrics-text; version=1.0.0")
         assert reply.type.startswith("application/openmetrics-text")
-        assert {family.name for family in openmetrics(reply.text)} == {name.removesuffix("_total") for name in PEER}
+        assert {family.name for family in openmetrics(reply.text)} == {
+            name.removesuffix("_total") for name in PEER if name != "worqr_peer_runs_total"
+        }
 
 
 def test_a_peer_that_has_not_joined_has_what_is_known() -> None:
@@ -174,7 +187,7 @@ def test_the_global_registry_is_left_alone() -> None:
 
 
 def queue(name: str, waiting: int = 0, **counts: int) -> worqr.QueueInfo:
-    return worqr.QueueInfo(name, waiting, 2, 3, 4, 5, 6, None, 7.5, 1, counts)
+    return worqr.QueueInfo(name, waiting, 2, 3, 4, 5, 6, None, None, 1, counts, age=7.5, age_estimated=True)
 
 
 def mesh_info(
@@ -184,19 +197,24 @@ def mesh_info(
     return worqr.MeshInfo(from_ms(0), "leader", 1.5, leader, queues, left_out, others, apps)
 
 
-def scraped(fleet: FleetMetrics, mesh: worqr.MeshInfo) -> dict[str, float]:
+RAN = {"ok": 6, "raised": 1, "r0": 1, "r2": 2, "r3": 1, "r19": 2, "rs": 9_500, "w1": 3, "w15": 1, "ws": 400}
+
+
+def scraped(
+    fleet: FleetMetrics, mesh: worqr.MeshInfo, runs: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, float]:
     schedules = [
         Schedule("s", from_ms(5000), from_ms(2000), paused=True),
         Schedule("t", from_ms(5000), None, paused=False),
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
-    text, _ = exposition(fleet.collector(FleetSnapshot(mesh, 1, schedules, stats)), "")
+    text, _ = exposition(fleet.collector(FleetSnapshot(mesh, 1, schedules, {"s": 3}, runs or {}, stats)), "")
     return values(text.decode())
 
 
 def test_a_mesh_has_every_metric() -> None:
-    found = scraped(FleetMetrics(300), mesh_info(queue("q", 1, finished=10, timed_out=1)))
-    assert {name.partition("{")[0] for name in found} == FLEET.keys()
+    found = scraped(FleetMetrics(300), mesh_info(queue("q", 1, finished=10, timed_out=1)), {"q": RAN})
+    assert {without_part(name.partition("{")[0]) for name in found} == FLEET.keys()
     for name, value in {
         "worqr_up": 1,
         "worqr_has_leader": 1,
@@ -216,11 +234,26 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_queue_workers{queue="q"}': 1,
         'worqr_queue_paused{queue="q"}': 0,
         'worqr_queue_age_seconds{queue="q"}': 7.5,
+        'worqr_queue_age_estimated{queue="q"}': 1,
         'worqr_tasks_total{event="finished",queue="q"}': 10,
         'worqr_tasks_total{event="timed_out",queue="q"}': 1,
         'worqr_tasks_total{event="stalled",queue="q"}': 0,
         'worqr_schedule_next_timestamp_seconds{schedule="s"}': 5,
         'worqr_schedule_last_timestamp_seconds{schedule="s"}': 2,
+        'worqr_runs_total{outcome="ok",queue="q"}': 6,
+        'worqr_runs_total{outcome="raised",queue="q"}': 1,
+        'worqr_runs_total{outcome="lost",queue="q"}': 0,
+        'worqr_run_seconds_bucket{le="0.004",queue="q"}': 3,
+        'worqr_run_seconds_bucket{le="0.016",queue="q"}': 4,
+        'worqr_run_seconds_bucket{le="262.144",queue="q"}': 4,
+        'worqr_run_seconds_bucket{le="+Inf",queue="q"}': 6,
+        'worqr_run_seconds_count{queue="q"}': 6,
+        'worqr_run_seconds_sum{queue="q"}': 9.5,
+        'worqr_wait_seconds_bucket{le="0.004",queue="q"}': 3,
+        'worqr_wait_seconds_bucket{le="+Inf",queue="q"}': 4,
+        'worqr_wait_seconds_sum{queue="q"}': 0.4,
+        'worqr_schedule_pending{schedule="s"}': 3,
+        'worqr_schedule_pending{schedule="t"}': 0,
         'worqr_schedule_paused{schedule="s"}': 1,
         'worqr_schedule_paused{schedule="t"}': 0,
         "worqr_server_memory_bytes": 1,
@@ -232,11 +265,28 @@ def test_a_mesh_has_every_metric() -> None:
     assert 'worqr_schedule_last_timestamp_seconds{schedule="t"}' not in found
 
 
+def test_a_queue_without_runs_and_without_tasks_has_no_series_of_them() -> None:
+    found = scraped(FleetMetrics(300), mesh_info(replace(queue("q"), age=None)))
+    absent = ("worqr_runs", "worqr_run_", "worqr_wait_", "worqr_queue_age_")
+    assert not [name for name in found if name.startswith(absent)]
+
+
+@pytest.mark.parametrize("field", [*RUN_FIELDS, *WAIT_FIELDS])
+def test_a_histogram_has_each_bucket_below_its_bound(field: str) -> None:
+    found = scraped(FleetMetrics(300), mesh_info(queue("q")), {"q": {field: 1}})
+    name, bounds = ("run", RUN_BOUNDS) if field in RUN_FIELDS else ("wait", WAIT_BOUNDS)
+    upper = (*bounds, math.inf)[int(field[1:])]
+    for le in (4**i / 1000 for i in range(1, 10)):
+        assert found[f'worqr_{name}_seconds_bucket{{le="{le}",queue="q"}}'] == (upper <= le)
+    assert found[f'worqr_{name}_seconds_bucket{{le="+Inf",queue="q"}}'] == 1
+
+
 def test_too_many_queues_are_summed_up_and_those_that_were_shown_stay() -> None:
     fleet = FleetMetrics(2)
     found = scraped(
         fleet,
         mesh_info(queue("a", 1), queue("b", 20, finished=1), queue("c", 30, finished=5), queue("d", 2, finished=7)),
+        {"a": RAN, "b": RAN, "d": RAN},
     )
     assert found["worqr_queues_not_shown"] == 2
     assert {name for name in found if name.startswith("worqr_queue_waiting")} == {
@@ -245,6 +295,9 @@ def test_too_many_queues_are_summed_up_and_those_that_were_shown_stay() -> None:
     assert found[f'worqr_queue_waiting{{queue="{OTHER}"}}'] == 3
     assert found[f'worqr_tasks_total{{event="finished",queue="{OTHER}"}}'] == 7
     assert f'worqr_queue_paused{{queue="{OTHER}"}}' not in found
+    assert found[f'worqr_runs_total{{outcome="ok",queue="{OTHER}"}}'] == 12
+    assert found['worqr_runs_total{outcome="ok",queue="b"}'] == 6
+    assert found[f'worqr_run_seconds_bucket{{le="+Inf",queue="{OTHER}"}}'] == 12
     found = scraped(fleet, mesh_info(queue("a", 99), queue("c"), queue("d", 100)))  # b has gone, c is idle
     assert 'worqr_queue_waiting{queue="c"}' in found
     assert 'worqr_queue_waiting{queue="d"}' in found
@@ -261,8 +314,8 @@ def test_queues_that_the_snapshot_leaves_out_count_among_the_others() -> None:
 
 def test_the_number_of_lines_is_bounded() -> None:
     queues = [queue(f"q{n}", n, **dict.fromkeys(EVENTS, n)) for n in range(1000)]
-    found = scraped(FleetMetrics(300), mesh_info(*queues))
-    assert len([name for name in found if "queue=" in name]) <= 301 * 20
+    found = scraped(FleetMetrics(300), mesh_info(*queues), {info.name: RAN for info in queues})
+    assert len([name for name in found if "queue=" in name]) <= 301 * 64
     assert found["worqr_queues_not_shown"] == 700
 
 

@@ -23,6 +23,7 @@ from tests.peer.tools import until
 from tests.support.children import ROOT, Child
 from tests.support.http import get
 from tests.support.servers import Server, free_port
+from tests.test_metrics import without_part
 from tools.grafana import dashboard
 from worqr.metrics.catalogue import FLEET, PEER
 
@@ -101,7 +102,8 @@ class Prometheus:
         return float(data["result"][0]["value"][1]) if data and data["result"] else None
 
     def names(self) -> set[str]:
-        return {name for name in self.ask("/api/v1/label/__name__/values") or () if name.startswith("worqr_")}
+        found = self.ask("/api/v1/label/__name__/values") or ()
+        return {without_part(name) for name in found if name.startswith("worqr_")}
 
     def close(self) -> None:
         self._process.kill()
@@ -146,6 +148,8 @@ async def test_prometheus_scrapes_a_mesh(
             lambda: prometheus.value('worqr_tasks_total{queue="tests.cli.app.nap",event="finished"}') == 3, LONG
         )
         await until(lambda: prometheus.value("worqr_peer_ready") == 1, LONG)
+        await until(lambda: prometheus.value('worqr_runs_total{outcome="ok"}') == 3, LONG)
+        await until(lambda: prometheus.value('worqr_peer_runs_total{outcome="ok"}') == 3, LONG)
         await until(lambda: prometheus.value("worqr_has_leader") == 1, LONG)
         for row in dashboard()["panels"]:
             for target in row.get("targets", ()):  # each query is one that Prometheus understands
@@ -153,7 +157,7 @@ async def test_prometheus_scrapes_a_mesh(
                 assert prometheus.ask("/api/v1/query", query=query) is not None, query
         optional = {
             *(name for name in FLEET if name.startswith("worqr_schedule_")),  # this mesh has none
-            "worqr_queue_age_seconds",  # no job waits
+            *("worqr_queue_age_seconds", "worqr_queue_age_estimated"),  # no task waits
         }
         assert (FLEET.keys() | PEER.keys()) - prometheus.names() <= optional
         assert prometheus.names() <= FLEET.keys() | PEER.keys()

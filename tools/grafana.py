@@ -15,6 +15,13 @@ Q: Final = 'queue=~"$queue"'
 WIDTH, HEIGHT = 8, 7
 """The size of a panel; a row of Grafana has 24 columns."""
 
+
+def _quantiles(histogram: str) -> dict[str, str]:
+    """Return the queries of three quantiles, over all chosen queues."""
+    rates = f"sum by (le) (rate({histogram}_bucket{{{Q}}}[$__rate_interval]))"
+    return {f"histogram_quantile({n / 100}, {rates})": f"p{n}" for n in (50, 95, 99)}
+
+
 Panel = tuple[str, str, dict[str, str]]
 ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Mesh": (
@@ -34,7 +41,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         ("Waiting", "short", {f"worqr_queue_waiting{{{Q}}}": "{{queue}}"}),
         ("Running", "short", {f"worqr_queue_running{{{Q}}}": "{{queue}}"}),
-        ("Age of the job in front", "s", {f"worqr_queue_age_seconds{{{Q}}}": "{{queue}}"}),
+        (
+            "Age of the oldest task",
+            "s",
+            {
+                f"worqr_queue_age_seconds{{{Q}}}": "{{queue}}",
+                f"worqr_queue_age_seconds{{{Q}}} and worqr_queue_age_estimated > 0": "{{queue}} (estimated)",
+            },
+        ),
         (
             "Scheduled and blocked",
             "short",
@@ -49,6 +63,15 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             {f"worqr_queue_workers{{{Q}}}": "{{queue}}", f"worqr_queue_paused{{{Q}}} > 0": "{{queue}} is paused"},
         ),
         ("Queues that are summed up", "short", {"worqr_queues_not_shown": "queues"}),
+    ),
+    "Runs": (
+        ("Run times", "s", _quantiles("worqr_run_seconds")),
+        ("Waiting times of jobs", "s", _quantiles("worqr_wait_seconds")),
+        (
+            "Runs by outcome",
+            "ops",
+            {f"sum by (outcome) (rate(worqr_runs_total{{{Q}}}[$__rate_interval]))": "{{outcome}}"},
+        ),
     ),
     "Failures": (
         (
@@ -86,6 +109,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             },
         ),
         (
+            "Runs",
+            "ops",
+            {f"sum by (instance) (rate(worqr_peer_runs_total{{{Q}}}[$__rate_interval]))": "{{instance}}"},
+        ),
+        (
             "Trouble",
             "short",
             {
@@ -93,6 +121,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 "sum(increase(worqr_peer_reconnects_total[$__rate_interval]))": "lost connections",
                 "sum(increase(worqr_peer_registrations_total[$__rate_interval]))": "joined",
                 "sum(increase(worqr_peer_loop_blocked_total[$__rate_interval]))": "blocked loops",
+                "sum(increase(worqr_peer_counts_lost_total[$__rate_interval]))": "runs that were not counted",
             },
         ),
     ),
@@ -100,6 +129,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ("Time to the next firing", "s", {"worqr_schedule_next_timestamp_seconds - time()": "{{schedule}}"}),
         ("Time since the last firing", "s", {"time() - worqr_schedule_last_timestamp_seconds": "{{schedule}}"}),
         ("Paused", "short", {"worqr_schedule_paused > 0": "{{schedule}}"}),
+        ("Firings that wait to be enqueued", "short", {"worqr_schedule_pending > 0": "{{schedule}}"}),
     ),
     "Server": (
         ("Memory", "bytes", {"worqr_server_memory_bytes": "used", "worqr_server_max_bytes > 0": "limit"}),

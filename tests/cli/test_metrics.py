@@ -61,9 +61,12 @@ async def test_a_scrape_tells_of_the_mesh(
             await mesh.queue("Q1").enqueue(b"1", b"2")
             await runs.wait(2)
             await until(lambda: scrape(address).get('worqr_tasks_total{event="finished",queue="Q1"}') == 2, LONG)
+            await until(lambda: scrape(address).get('worqr_runs_total{outcome="ok",queue="Q1"}') == 2, LONG)
             await until(lambda: scrape(address)["worqr_has_leader"] == 1, LONG)
             found = scrape(address)
             assert found['worqr_queue_workers{queue="Q1"}'] >= 1
+            assert found['worqr_run_seconds_bucket{le="+Inf",queue="Q1"}'] == 2
+            assert found['worqr_wait_seconds_count{queue="Q1"}'] == 0, "plain tasks"
             assert found["worqr_server_memory_bytes"] > 0
             assert found["worqr_server_clients"] > 0
             assert found["worqr_server_keeps_everything"] == 1

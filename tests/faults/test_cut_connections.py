@@ -163,6 +163,7 @@ async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh._client.ask(ops.note_histories(keys, ["Q9"]))
     await mesh._client.ask(ops.sample_queue(QueueKeys(prefix, "Q9"), create=True))
     assert len((await mesh.queue("Q9").history()).points) == 60
+    assert await mesh._client.ask(ops.read_runs(QueueKeys(prefix, "Q9"))) == {}
     await mesh._client.ask(ops.drop_history(QueueKeys(prefix, "Q9")))
     await mesh._client.ask(ops.note_histories(keys, dropped="Q9"))
     await mesh._client.ask(ops.post_scan(keys, ["Q1"]))

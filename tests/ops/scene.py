@@ -175,6 +175,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "read_history": lambda q, g, scene: ops.read_history(q, 1, 60),
     "read_job": lambda q, g, scene: ops.read_job(q, "runs"),
     "read_payload": lambda q, g, scene: ops.read_payload(q, "runs"),
+    "read_runs": lambda q, g, scene: ops.read_runs(q),
     "read_snapshot": lambda q, g, scene: ops.read_snapshot(g),
     "read_result": lambda q, g, scene: ops.read_result(q, "done", 0),
     "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),

@@ -85,7 +85,8 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
         "post_scan",
         "note_event",
         "drop_history",
-    }  # which replaces whatever is there, writes only into a log, and deletes whatever is there
+        "read_runs",
+    }  # which replaces whatever is there, writes only into a log, deletes whatever is there, and takes it for nothing
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:

@@ -15,6 +15,8 @@ from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions
 from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.output import escape
 from worqr.cli.parsing import parse_duration
+from worqr.client.run_totals import RunTotalsReader
+from worqr.client.schedules import all_schedules, schedule_of
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.inside import client_of
@@ -66,6 +68,7 @@ class _Exporter:
     def __init__(self, mesh: Mesh, fleet: FleetMetrics) -> None:
         self._mesh = mesh
         self._fleet = fleet
+        self._runs = RunTotalsReader(client_of(mesh))
         self._token: trio.lowlevel.TrioToken | None = None
         self._connected = trio.Event()
 
@@ -115,14 +118,18 @@ class _Exporter:
         with trio.move_on_after(GIVE_UP_AFTER):
             try:
                 await self._connected.wait()
-                return await read_fleet(self._mesh)
+                return await read_fleet(self._mesh, self._runs)
             except Unavailable:
                 return None
         return None
 
 
-async def read_fleet(mesh: Mesh) -> FleetSnapshot:
+async def read_fleet(mesh: Mesh, runs: RunTotalsReader) -> FleetSnapshot:
     """Look at the mesh once.
+
+    Args:
+        mesh: the mesh, which is connected.
+        runs: the reader of the run totals, the same for each look.
 
     Raises:
         RefusedByServer: The user lacks a permission of an operator.
@@ -130,8 +137,15 @@ async def read_fleet(mesh: Mesh) -> FleetSnapshot:
     """
     from worqr.metrics.fleet import FleetSnapshot
 
-    link = client_of(mesh).link
-    info, schedules = await mesh.info(), await mesh.schedules()
-    workers = await link.call(look_at_workers(RegistryKeys(mesh.prefix)))
-    stats = await trio.to_thread.run_sync(link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True)
-    return FleetSnapshot(info, len(workers.dying), schedules, stats)
+    client, keys = client_of(mesh), RegistryKeys(mesh.prefix)
+    info = await mesh.info()
+    rows, now = await all_schedules(client.ask, keys)
+    workers = await client.link.call(look_at_workers(keys))
+    return FleetSnapshot(
+        mesh=info,
+        dying=len(workers.dying),
+        schedules=[schedule_of(row, now) for row in rows],
+        pending={row.name: len(row.pending) for row in rows},
+        runs=await runs.read(info.queues),
+        server=await trio.to_thread.run_sync(client.link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True),
+    )

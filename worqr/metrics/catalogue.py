@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Kind = Literal["gauge", "counter"]
+Kind = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ def _gauge(meaning: str, *labels: str) -> Metric:
 
 def _counter(meaning: str, *labels: str) -> Metric:
     return Metric("counter", meaning, labels)
+
+
+def _histogram(meaning: str, *labels: str) -> Metric:
+    return Metric("histogram", meaning, labels)
 
 
 PEER: Final[dict[str, Metric]] = {
@@ -47,6 +51,10 @@ PEER: Final[dict[str, Metric]] = {
     "worqr_peer_reconnects_total": _counter("connections that were lost and made anew"),
     "worqr_peer_registrations_total": _counter("how often it has joined; more than once: it was declared dead"),
     "worqr_peer_loop_blocked_total": _counter("how often the event loop was blocked for over a second"),
+    "worqr_peer_counts_lost_total": _counter(
+        "runs that are missing in `worqr_runs_total`, because the worker left the queue"
+    ),
+    "worqr_peer_runs_total": _counter("runs that ended in this worker, by outcome", "queue", "outcome"),
 }
 """The metrics of one worker: ``/metrics`` of its probes."""
 
@@ -66,13 +74,20 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_dead_letters": _gauge("records in the dead-letter queue; list: `failed` or `broken`", "queue", "list"),
     "worqr_queue_workers": _gauge("workers that serve the queue", "queue"),
     "worqr_queue_paused": _gauge("1 if the queue is paused", "queue"),
-    "worqr_queue_age_seconds": _gauge(
-        "the age of the job at the front of the queue; absent if none waits, or a plain task is there", "queue"
+    "worqr_queue_age_seconds": _gauge("for how long the oldest task has waited; absent if none waits", "queue"),
+    "worqr_queue_age_estimated": _gauge(
+        "1 if the leader estimated that age, because a plain task is in front; absent if none waits", "queue"
     ),
     "worqr_tasks_total": _counter("tasks by event: `enqueued`, `finished`, `failed`, ...", "queue", "event"),
+    "worqr_runs_total": _counter(
+        "runs by outcome: `ok`, `raised`, `timeout`, `cancelled` or `lost`", "queue", "outcome"
+    ),
+    "worqr_run_seconds": _histogram("how long runs took whose handler returned", "queue"),
+    "worqr_wait_seconds": _histogram("how long jobs were ready before they ran; plain tasks do not count", "queue"),
     "worqr_schedule_next_timestamp_seconds": _gauge("the Unix time of the next firing", "schedule"),
     "worqr_schedule_last_timestamp_seconds": _gauge("the Unix time of the last firing; absent before it", "schedule"),
     "worqr_schedule_paused": _gauge("1 if the schedule is paused", "schedule"),
+    "worqr_schedule_pending": _gauge("firings that the leader could not enqueue yet", "schedule"),
     "worqr_server_memory_bytes": _gauge("the memory that the data of the server take"),
     "worqr_server_max_bytes": _gauge("its limit, `maxmemory`; 0: none"),
     "worqr_server_keeps_everything": _gauge("1 if the server never evicts keys (`noeviction`)"),

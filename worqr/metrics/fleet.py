@@ -7,7 +7,7 @@ others as one. A queue that was shown stays, so that its counters do not jump.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from worqr.cron import Schedule
 from worqr.link import ServerStats
 from worqr.metrics.catalogue import FLEET
 from worqr.metrics.families import Families
+from worqr.metrics.runs import add_runs
 from worqr.records import MeshInfo, QueueInfo
 
 OTHER: Final = "(other)"
@@ -28,11 +29,22 @@ EVENTS: Final = ("enqueued", "claimed", "finished", "retried", "failed", "broken
 
 @dataclass(frozen=True, slots=True)
 class FleetSnapshot:
-    """What one look at the server has found. `dying`: workers that were declared dead, and whose tasks are being given back."""
+    """What one look at the server has found.
+
+    Attributes:
+        mesh: the queues and the workers.
+        dying: workers that were declared dead, and whose tasks are being given back.
+        schedules: all schedules.
+        pending: how many firings of each schedule could not be enqueued yet.
+        runs: the totals of the runs of queues, by field (`worqr.run_counts.FIELDS`). Queues without runs are left out.
+        server: the state of the server.
+    """
 
     mesh: MeshInfo
     dying: int
     schedules: Sequence[Schedule]
+    pending: Mapping[str, int]
+    runs: Mapping[str, Mapping[str, int]]
     server: ServerStats
 
 
@@ -55,13 +67,14 @@ class FleetMetrics:
             found.add("worqr_snapshot_age_seconds", snapshot.mesh.age)
             found.add("worqr_workers_dying", snapshot.dying)
             _add_workers(found, snapshot.mesh)
-            self._add_queues(found, snapshot.mesh)
+            self._add_queues(found, snapshot.mesh, snapshot.runs)
             for schedule in snapshot.schedules:
                 _add_schedule(found, schedule)
+                found.add("worqr_schedule_pending", snapshot.pending.get(schedule.name, 0), schedule.name)
             _add_server(found, snapshot.server)
         return _Collected(found.all())
 
-    def _add_queues(self, found: Families, mesh: MeshInfo) -> None:
+    def _add_queues(self, found: Families, mesh: MeshInfo, runs: Mapping[str, Mapping[str, int]]) -> None:
         queues = mesh.queues
         self._shown &= {info.name for info in queues}
         for info in sorted(queues, key=_activity, reverse=True):
@@ -69,6 +82,7 @@ class FleetMetrics:
                 self._shown.add(info.name)
         others = [info for info in queues if info.name not in self._shown]
         found.add("worqr_queues_not_shown", len(others) + mesh.queues_left_out)
+        others_ran = [runs[info.name] for info in others if info.name in runs]
         if mesh.others is not None:
             others.append(mesh.others)
         for info in queues:
@@ -76,9 +90,14 @@ class FleetMetrics:
                 _add_queue(found, info.name, [info])
                 found.add("worqr_queue_workers", info.workers, info.name)
                 found.add("worqr_queue_paused", info.paused is not None, info.name)
-                found.add("worqr_queue_age_seconds", info.oldest_job, info.name)
+                found.add("worqr_queue_age_seconds", info.age, info.name)
+                found.add("worqr_queue_age_estimated", None if info.age is None else info.age_estimated, info.name)
+                if info.name in runs:
+                    add_runs(found, info.name, [runs[info.name]])
         if others:
             _add_queue(found, OTHER, others)
+        if others_ran:
+            add_runs(found, OTHER, others_ran)
 
 
 class _Collected(Collector):

@@ -69,3 +69,6 @@ def _add(found: Families, readings: PeerReadings) -> None:
     found.add("worqr_peer_reconnects_total", readings.link.reconnects)
     found.add("worqr_peer_registrations_total", readings.registrations)
     found.add("worqr_peer_loop_blocked_total", readings.loop_blocks)
+    found.add("worqr_peer_counts_lost_total", readings.counts_lost)
+    for (queue, outcome), n in sorted(readings.runs.items()):
+        found.add("worqr_peer_runs_total", n, queue, outcome)

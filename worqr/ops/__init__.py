@@ -51,6 +51,7 @@ from worqr.ops.inspection import (
     list_marks,
     list_running,
     list_tasks,
+    read_runs,
 )
 from worqr.ops.job_record import (
     HEAD_BYTES,
@@ -290,6 +291,7 @@ __all__ = [
     "read_job",
     "read_payload",
     "read_result",
+    "read_runs",
     "read_snapshot",
     "reconcile",
     "renew_schedules",

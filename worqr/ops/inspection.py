@@ -71,6 +71,16 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
     return new_call("inspect", keys.base, names, (), read)
 
 
+def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
+    """Return the totals of the runs of a queue, by field (`worqr.run_counts.FIELDS`)."""
+
+    def read(reply: Reply) -> dict[str, int]:
+        status_word(reply)
+        return {text(field): int(value) for field, value in pairs(reply[1])}
+
+    return new_call("read_runs", keys.base, (keys.runs,), (), read)
+
+
 def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call[tuple[int, list[bytes]]]:
     """Count the waiting tasks; return up to `limit` payloads, newest first or in the order in which workers take them."""
 

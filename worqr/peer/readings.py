@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ class PeerReadings:
         registrations: how often it has joined, under one worker id after the other.
         beats_failed: heartbeats that failed.
         loop_blocks: how often its loop was blocked for over a second.
+        runs: how many runs ended, by queue and outcome.
+        counts_lost: counted runs that never reached the totals of their queue.
     """
 
     health: Health
@@ -40,6 +43,8 @@ class PeerReadings:
     registrations: int
     beats_failed: int
     loop_blocks: int
+    runs: Mapping[tuple[str, str], int]
+    counts_lost: int
 
 
 def readings_of(engine: Engine, health: Health) -> PeerReadings:
@@ -58,4 +63,6 @@ def readings_of(engine: Engine, health: Health) -> PeerReadings:
         registrations=session.registrations,
         beats_failed=counts.failed,
         loop_blocks=counts.blocks,
+        runs=dict(engine.runs.counter.totals),  # one step of the interpreter: the loop changes it meanwhile
+        counts_lost=engine.runs.counter.lost,
     )
