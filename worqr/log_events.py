@@ -292,6 +292,10 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
     # The dashboard
+    "dashboard.away": _event(
+        WARNING, "the server does not answer the dashboard; open pages show the figures of before", "error"
+    ),
+    "dashboard.back": _event(INFO, "the server answers the dashboard again"),
     "dashboard.failed": _event(
         ERROR, "a request to the dashboard failed, or the `access` function raised", "path error"
     ),

@@ -21,6 +21,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 
 import worqr
+from tests.dashboard.browsing import served, watched_page
 from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
@@ -167,6 +168,7 @@ def open_tab(site: Running, browser: Any) -> Iterator[Callable[..., Tab]]:
 
 def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
+    tab.expected = "404"  # the queue was not used yet
     tab.open("/queue?name=counted")
     tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
     assert tab.text_of("queue.counted.waiting") == "0"
@@ -181,6 +183,7 @@ def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Ta
 
 def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
+    tab.expected = "404"  # the queue was not used yet
     tab.open("/queue?name=quiet")
     tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
     requests: list[str] = []
@@ -303,6 +306,32 @@ def test_a_hidden_tab_closes_its_stream(site: Running, open_tab: Callable[..., T
     change = "window.isHidden = {}; document.dispatchEvent(new Event('visibilitychange')); window.streams"
     assert tab.page.evaluate(change.format("true")) == 0
     assert tab.page.evaluate(change.format("false")) == 1
+
+
+def test_a_server_that_goes_away_and_comes_back(own_server: Server, browser: Any) -> None:
+    """The figures stay, greyed, with the time that they are of; no button works; and all is as before when it is back."""
+    with served(own_server, "away") as other, watched_page(browser) as tab:
+        tab.open(f"{other.url}/queue?name=orders")
+        until(tab.page, "document.querySelector('#live').textContent.startsWith('Live')")
+        waiting = tab.page.locator('[data-k="queue.orders.waiting"]').first.text_content()
+        own_server.stop()
+        until(tab.page, "!document.querySelector('#down').hidden")
+        assert re.search(r"The figures are of \d\d:\d\d:\d\d", tab.page.locator("#down").text_content())
+        assert tab.page.locator('[data-k="queue.orders.waiting"]').first.text_content() == waiting
+        assert tab.page.evaluate("document.body.classList.contains('away')")
+        enabled = "[...document.querySelectorAll('form[method=post] button')].filter((b) => !b.disabled).length"
+        assert tab.page.evaluate(enabled) == 0
+        own_server.start()
+        until(tab.page, "document.querySelector('#down').hidden")
+        assert not tab.page.evaluate("document.body.classList.contains('away')")
+        assert tab.page.evaluate(enabled) > 0
+
+
+def until(page: Any, expression: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(30)
 
 
 def test_a_job_is_cancelled_by_keyboard_and_the_notice_has_the_milliseconds(

@@ -85,7 +85,7 @@ async def test_pages_of_an_empty_mesh(site: Site) -> None:
         if route.method == "GET" and path not in {"/live", "/queue", "/job", "/payload", "/worker"}:
             answer = await site.get(path)
             assert answer.status_code == 200, (path, answer.text)
-    assert (await site.get("/queue", name="nothing")).status_code == 200
+    assert (await site.get("/queue", name="nothing")).status_code == 404
     assert (await site.get("/job", queue="nothing", id="1")).status_code == 404
     assert (await site.get("/payload", queue="nothing", id="1")).status_code == 404
     assert (await site.get("/worker", id="nobody")).status_code == 404

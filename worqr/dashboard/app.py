@@ -33,7 +33,7 @@ from worqr.dashboard.pages import FOLDER, Pages
 from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor
 from worqr.dashboard.routes import ROUTES, Route
 from worqr.dashboard.visit import Answer, Visit
-from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
+from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
 from worqr.link import Address, Credentials
 from worqr.log_events import emit
@@ -132,6 +132,7 @@ class Dashboard:
         except Refused as refused:
             return self._error(refused.status, refused.why, root, visit, refused.headers)
         except Unavailable as error:
+            self._looks.failed(error)
             why = f"{escape(str(error))}. The figures come back when the server does."
             return self._error(503, why, root, visit, {"retry-after": "5"})
         except RefusedByServer as error:
@@ -162,7 +163,9 @@ class Dashboard:
         """Check what the route requires, connect, and call its handler."""
         route = ROUTES.get(visit.path)
         if route is None:
-            raise Refused(404, "There is no page at this address.")
+            pages = [path for path, each in ROUTES.items() if each.method == "GET"]
+            hint = did_you_mean(visit.path, pages)
+            raise Refused(404, f"There is no page at this address{f': {hint}' if hint else '.'}")
         allowed = GET if route.method == "GET" else (route.method,)
         if scope["method"] not in allowed:
             raise Refused(405, f"This address accepts {' and '.join(allowed)} only.", {"allow": ", ".join(allowed)})
@@ -177,7 +180,9 @@ class Dashboard:
             return await route.handler(visit)
         with acting_for(visit.viewer.name):
             async with self._mesh.connect():
-                return await route.handler(visit)
+                response = await route.handler(visit)
+        self._looks.answered()
+        return response
 
     def _error(
         self, status: int, why: str, root: str, visit: Visit | None, headers: dict[str, str] | None = None

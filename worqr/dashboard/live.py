@@ -22,7 +22,7 @@ from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
-from worqr.errors import WorqrError
+from worqr.errors import Unavailable, WorqrError
 from worqr.escaping import escape
 from worqr.log_events import emit
 
@@ -194,6 +194,8 @@ class EventStream:
                 async with self._visit.mesh.connect():
                     await self._send_news(send, end)
             except WorqrError as error:
+                if isinstance(error, Unavailable):
+                    self._visit.looks.failed(error)
                 await _write(send, self._sent.is_away(str(error)[:200]))
                 await anyio.sleep(AWAY)
         await _write(send, _event("bye", {}))
@@ -203,6 +205,7 @@ class EventStream:
         silent_since = time.monotonic()
         while time.monotonic() < end and not self._visit.looks.closing:
             events = self._sent.events(await self._read())
+            self._visit.looks.answered()
             if not events and time.monotonic() - silent_since > COMMENT_EVERY:
                 events = ": nothing new\n\n"
             if events:

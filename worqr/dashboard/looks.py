@@ -6,6 +6,7 @@ So without requests there is no timer, no connection and no request to the serve
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,7 +15,10 @@ from typing import Any, Final, TypeVar, cast
 
 import anyio
 
-from worqr.errors import WorqrError
+from worqr.errors import Unavailable, WorqrError
+from worqr.log_events import emit
+
+logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
 
 T = TypeVar("T")
 
@@ -71,6 +75,7 @@ class Looks:
     def __init__(self) -> None:
         self._looks: dict[object, _Look] = {}
         self._streams = 0
+        self._is_away = False
         self.closing: bool = False
 
     async def get(
@@ -99,6 +104,19 @@ class Looks:
         """Return what was read last, without reading; None if nothing was read lately, or if that failed."""
         look = self._looks.get(key)
         return look.value if look is not None and look.is_newer_than(KEPT) else None
+
+    def failed(self, error: Unavailable) -> None:
+        """Log that the server is away, at the first of several failures."""
+        if not self._is_away:
+            self._is_away = True
+            text = "the server does not answer: %(error)s; open pages show the figures of before"
+            emit(logger, "dashboard.away", text, error=str(error))
+
+    def answered(self) -> None:
+        """Log that the server is back, at the first reply after failures."""
+        if self._is_away:
+            self._is_away = False
+            emit(logger, "dashboard.back", "the server answers again")
 
     def forget(self) -> None:
         """Drop all values: something was changed."""

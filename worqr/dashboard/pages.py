@@ -109,7 +109,7 @@ class Pages:
             visit=visit,
             viewer=None if visit is None else visit.viewer,
             root=root,
-            path="",
+            path="" if visit is None else visit.path,
             header=None if visit is None else _header(visit),
             status=status,
             title=title,

@@ -19,6 +19,7 @@ from worqr.dashboard.looks import FRESH
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.snapshots import is_in_use
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
@@ -149,8 +150,18 @@ async def queue(visit: Visit) -> Response:
     info = state.age_in(info)
     context |= {"graphs": graphs, "range": span, "ranges": NAMES}
     context["left_out"] = info.running - PAGE if tab == "running" else 0
+    unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
+    context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
     view = visit.link("/live", view="queue", name=info.name, tab=tab)
-    return visit.page("queue.html", live=view, info=info, tab=tab, tabs=TABS, **context)
+    return visit.page("queue.html", 404 if unknown else 200, live=view, info=info, tab=tab, tabs=TABS, **context)
+
+
+def nearest(name: str, state: MeshState) -> str:
+    """Return the queue whose name is most similar to that of a queue that was never used; empty if none is."""
+    import difflib  # imported here, because only unknown names need it
+
+    close = difflib.get_close_matches(name, [info.name for info in state.queues if info.name != name], 1)
+    return close[0] if close else ""
 
 
 async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
