@@ -213,8 +213,15 @@ def test_the_estimate_of_the_leader_is_the_age_now_while_a_task_waits() -> None:
 
 
 def test_records_of_the_future_are_left_out_and_very_old_ones_are_not_counted_off() -> None:
-    ancient, ahead = record(1, 3), record(T + 100, 50)
+    ancient, ahead = record(1, 3), record(2**31, 5)
     assert finished([ancient, ahead], record(T, 5), 3) == [None, None, 2]
+
+
+def test_a_minute_of_the_future_says_nothing_about_rest() -> None:
+    """The server's clock was set back: the leader knew the minute by the clock as it was before."""
+    points = history_points([record(T, 1), record(T + 2, 7, since=T + 500)], record(T + 2.5, 7), 3, 1)
+    assert points[-1].finished == 6
+    assert points[-1].seconds == 150
 
 
 @st.composite

@@ -203,8 +203,12 @@ def history_points(records: Iterable[Record], now: Record, number: int, step: in
 
 
 def _quiet_ms(record: Record) -> int:
-    """Return the beginning of the minute until which the totals did not change; 0 if that is not known."""
-    return (record.since & ~FROM_ZERO) * 60_000
+    """Return the beginning of the minute until which the totals did not change; 0 if that is not known.
+
+    A minute of the future is from before the server's clock was set back.
+    """
+    since = record.since & ~FROM_ZERO
+    return since * 60_000 if since <= record.minute else 0
 
 
 def _zeros(first: Record, start_ms: int) -> Record | None:

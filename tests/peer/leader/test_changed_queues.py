@@ -167,6 +167,14 @@ def test_the_most_active_queues_come_first_and_activity_fades() -> None:
     assert changed.activity("a") > changed.activity("b")
 
 
+def test_after_the_servers_clock_was_set_back_records_go_on() -> None:
+    mesh, early = Mesh(), T - 5_000_000
+    mesh.scan(found(), T)
+    mesh.scan(found(5), T + at(3))
+    assert sum([mesh.scan(found(6 + n), early + at(3 * n)) for n in range(20)]) == 1
+    assert sum([mesh.scan(found(50 + n), early + 1 + at(3 * n)) for n in range(20)]) == 1
+
+
 def test_the_age_of_the_oldest_task_is_that_of_the_scan() -> None:
     changed = ChangedQueues()
     changed.record({"Q1": found(5, waiting=2)}, T * 60_000, lambda name, queue: len(name) + queue.waiting)

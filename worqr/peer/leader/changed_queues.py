@@ -57,7 +57,7 @@ class _Seen:
 
     def is_due(self, minute: int, second: int, own_second: int) -> bool:
         """Return True if the queue should get a record now."""
-        if minute <= self.written or not (self._trailing or self._state != self._known):
+        if minute == self.written or not (self._trailing or self._state != self._known):
             return False
         return second >= own_second or self.written < minute - 1
 
@@ -73,7 +73,7 @@ class _Seen:
 
     def activity(self, minute: int) -> float:
         """Return how much has happened in the queue; what happened earlier counts less."""
-        return self._activity * math.pow(0.5, ((minute - self._active) / HALF_LIFE))
+        return self._activity * math.pow(0.5, max(0, minute - self._active) / HALF_LIFE)
 
 
 class ChangedQueues:
