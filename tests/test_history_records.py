@@ -128,6 +128,11 @@ def test_minutes_at_rest_are_points_of_zeros() -> None:
     assert points[1].workers == 1
 
 
+def test_a_point_after_a_rest_is_about_its_own_minute() -> None:
+    points = history_points([record(T, 7)], record(T + 4.25, 7), 5, 1)
+    assert [point.seconds for point in points][1:] == [60, 60, 60, 15]
+
+
 def test_rest_that_a_leader_has_seen_only_in_part_leaves_a_gap() -> None:
     known = [record(T, 7), record(T + 4.5, 9, since=T + 2)]
     assert finished(known, record(T + 5, 9)) == [0, 0, None, 2, 0]

