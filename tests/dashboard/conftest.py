@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server, keep_one_kind
 from worqr.dashboard import Dashboard, Viewer, admin
 from worqr.dashboard.access import Scope
+from worqr.history import COUNTERS, NO_RUNS, NO_WAITS
+from worqr.history_records import MINUTE_RECORDS, RECORD_BYTES, TEN_MINUTE_RECORDS, Record, encode_record
+from worqr.keys import QueueKeys
 
 HOST = "http://127.0.0.1"
 
@@ -75,3 +79,16 @@ def site(mesh: worqr.Mesh) -> Site:
 def unconnected() -> Callable[..., Site]:
     """A site whose server does not matter: nothing that it answers needs one."""
     return lambda **options: Site(worqr.Mesh("redis://127.0.0.1:1/0"), **options)
+
+
+def write_quiet_hour(server: Server, prefix: str, queue: str) -> None:
+    """Store records of the last hours of a queue, in which nothing has happened until now."""
+    keys, now, zeros = QueueKeys(prefix, queue), int(time.time() * 1000), (0,) * (len(COUNTERS) + 2)
+    with server.client() as client:
+        for key, step, number in ((keys.history, 1, MINUTE_RECORDS), (keys.history10, 10, TEN_MINUTE_RECORDS)):
+            ring = bytearray(RECORD_BYTES * number)
+            for ago in range(1, number):
+                record = Record(now - ago * step * 60_000, 0, 0, None, (0,) * 4, zeros, NO_RUNS.counts, NO_WAITS.counts)
+                start = record.minute // step % number * RECORD_BYTES
+                ring[start : start + RECORD_BYTES] = encode_record(record)
+            client.set(key, bytes(ring), ex=600)

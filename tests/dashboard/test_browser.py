@@ -22,13 +22,11 @@ from hypercorn.trio import serve
 
 import worqr
 from tests.dashboard.browsing import served, watched_page
+from tests.dashboard.conftest import write_quiet_hour
 from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
 from worqr.dashboard import Dashboard, admin
-from worqr.history import COUNTERS, NO_RUNS, NO_WAITS
-from worqr.history_records import MINUTE_RECORDS, RECORD_BYTES, Record, encode_record
-from worqr.keys import QueueKeys
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -237,22 +235,11 @@ def test_the_id_of_a_job_is_copied(site: Running, open_tab: Callable[..., Tab]) 
     assert tab.page.evaluate("navigator.clipboard.readText()") == "job <1>"
 
 
-def draw_history(site: Running, server: Server) -> None:
-    """A queue with records of the last hour, in which nothing has happened until now."""
-    now, ring, zeros = int(time.time() * 1000), bytearray(RECORD_BYTES * MINUTE_RECORDS), (0,) * (len(COUNTERS) + 2)
-    for ago in range(1, 63):
-        record = Record(now - ago * 60_000, 0, 0, None, (0,) * 4, zeros, NO_RUNS.counts, NO_WAITS.counts)
-        start = record.minute % MINUTE_RECORDS * RECORD_BYTES
-        ring[start : start + RECORD_BYTES] = encode_record(record)
-    with server.client() as client:
-        client.set(QueueKeys(PREFIX, "drawn").history, bytes(ring), ex=600)
-    site.enqueue("drawn", b"1", b"2")
-
-
 def test_the_pointer_shows_the_values_of_its_time_in_all_charts(
     site: Running, server_of_session: Server, open_tab: Callable[..., Tab]
 ) -> None:
-    draw_history(site, server_of_session)
+    write_quiet_hour(server_of_session, PREFIX, "drawn")
+    site.enqueue("drawn", b"1", b"2")
     tab = open_tab(timezone_id="Asia/Kolkata")
     tab.open("/queue?name=drawn")
     waiting = tab.page.locator("figure", has_text="Waiting").first.locator(".value").first
@@ -282,7 +269,8 @@ def test_the_pointer_shows_the_values_of_its_time_in_all_charts(
 def test_charts_are_drawn_without_javascript(
     site: Running, server_of_session: Server, open_tab: Callable[..., Tab]
 ) -> None:
-    draw_history(site, server_of_session)
+    write_quiet_hour(server_of_session, PREFIX, "drawn")
+    site.enqueue("drawn", b"1", b"2")
     tab = open_tab(java_script_enabled=False)
     tab.open("/queue?name=drawn")
     for plot in tab.page.locator(".plot").all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -12,9 +11,8 @@ import pytest
 import trio
 
 import worqr
-from tests.dashboard.conftest import Site
+from tests.dashboard.conftest import Site, write_quiet_hour
 from tests.support.servers import Server
-from worqr import ops
 from worqr.client.queue_operations import QueueOperations
 from worqr.dashboard import Viewer, figures, operator, reader
 from worqr.dashboard.graphs import PLANS
@@ -22,8 +20,6 @@ from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import state_numbers
 from worqr.dashboard.routes import ROUTES
 from worqr.dashboard.state import MeshState, age_text, needs_of, rates_between
-from worqr.history_records import FROM_ZERO
-from worqr.keys import QueueKeys
 from worqr.records import AppInfo, MeshInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
@@ -554,15 +550,12 @@ async def test_estimated_ages_are_marked() -> None:
 
 
 @LEFT
-async def test_the_history_of_a_queue_is_drawn(connected: worqr.Mesh, site: Site) -> None:
+async def test_the_history_of_a_queue_is_drawn(connected: worqr.Mesh, site: Site, server: Server) -> None:
     queue = connected.queue("mails")
     await queue.enqueue(*[b"%d" % number for number in range(7)])
     assert "No history yet" in (await site.get("/queue", name="mails")).text
     site.app._looks.forget()  # pyright: ignore[reportPrivateUsage]
-    sample = ops.sample_queue(
-        QueueKeys(connected.prefix, "mails"), create=True, since=int(time.time() // 60) | FROM_ZERO
-    )
-    await connected._client.ask(sample)  # pyright: ignore[reportPrivateUsage]
+    write_quiet_hour(server, connected.prefix, "mails")
     for span, rows in (("", 60), ("1h", 60), ("8h", 96), ("3d", 144)):
         page = (await site.get("/queue", name="mails", range=span)).text
         assert page.count('<figure class="chart">') == len(PLANS)

@@ -24,6 +24,10 @@
     });
   }
 
+  const list = document.querySelector(".side ul");
+  const current = document.querySelector(".side [aria-current]");
+  if (current) list.parentElement.scrollLeft = current.offsetLeft - list.offsetLeft - 16; // the narrow navigation scrolls
+
   const all = document.querySelector("input[data-all]");
   if (all) {
     all.hidden = false;
