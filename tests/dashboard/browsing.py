@@ -30,7 +30,9 @@ class Served:
 
 
 @contextmanager
-def served(server: Server, prefix: str, texts: Texts | None = None) -> Generator[Served]:
+def served(
+    server: Server, prefix: str, texts: Texts | None = None, hosts: tuple[str, ...] = ("127.0.0.1",)
+) -> Generator[Served]:
     """Fill a mesh and serve its dashboard, in a Trio loop in a thread."""
     ready: queue.SimpleQueue[tuple[Served, Callable[[], None]] | BaseException] = queue.SimpleQueue()
 
@@ -40,7 +42,7 @@ def served(server: Server, prefix: str, texts: Texts | None = None) -> Generator
         config.bind, config.graceful_timeout = [f"127.0.0.1:{port}"], 1
         config.errorlog = config.accesslog = None
         async with open_scene(server.url, prefix, texts) as scene, trio.open_nursery() as nursery:
-            app = Dashboard(scene.mesh, access=lambda scope: admin("ada"), hosts=("127.0.0.1",))
+            app = Dashboard(scene.mesh, access=lambda scope: admin("ada"), hosts=hosts)
             await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
             ready.put((Served(scene, f"http://127.0.0.1:{port}"), partial(token.run_sync_soon, stop.set)))
             await stop.wait()
