@@ -38,6 +38,12 @@ def test_page_by_page_each_name_comes_once(desk: Desk, monkeypatch: pytest.Monke
     assert all_pages(desk) == [["Q9", "Q8", "Q7"], ["Q6", "Q5", "Q4"], ["Q3", "Q2", "Q1"], ["Q0"]]
 
 
+def test_a_page_that_holds_all_names_is_the_last(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "QUEUES_AT_ONCE", 3)
+    note(desk, {"a": 1000, "b": 2000, "c": 3000})
+    assert all_pages(desk) == [["c", "b", "a"]]
+
+
 def test_a_page_after_a_name_that_was_noted_again_or_forgotten_leaves_nothing_out(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

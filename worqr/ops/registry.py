@@ -211,13 +211,14 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
 
     def read(reply: Reply) -> QueuesPage:
         status_word(reply)
-        found = list(pairs(reply[2]))
-        last = (found[-1][1], found[-1][0]) if len(found) == QUEUES_AT_ONCE else None
+        every = list(pairs(reply[2]))
+        found = every[:QUEUES_AT_ONCE]
+        last = (found[-1][1], found[-1][0]) if len(every) > len(found) else None
         names = {text(name): float(noted) for name, noted in found}
         return QueuesPage(int(reply[1]), names, last, bool(reply[3]))
 
     noted, name = after or (b"", b"")
-    return new_call("list_queues", keys.base, (keys.queues, keys.watched), (QUEUES_AT_ONCE, noted, name), read)
+    return new_call("list_queues", keys.base, (keys.queues, keys.watched), (QUEUES_AT_ONCE + 1, noted, name), read)
 
 
 def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
