@@ -44,7 +44,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.read_snapshot(desk.g))
     desk.call(ops.note_queues(desk.g, ["Q1", "Q2"]))
     desk.call(ops.note_histories(desk.g, ["Q1", "Q2"]))
-    desk.call(ops.sample_queue(desk.q, create=True))
+    desk.call(ops.sample_queue(desk.q, create=True, since=7))
     desk.call(ops.declare_shards(desk.g, {"hot": 8}))
     for _ in range(2):
         ended = desk.run("A", "done", fields=KEPT)
