@@ -59,7 +59,16 @@ OPERATORS_ONLY = {
 }
 SCRIPTS = {
     "producer": {
-        *("enqueue", "dispatch_jobs", "cancel_job", "cancel_task", "list_marks", "job_status", "read_result"),
+        *(
+            "enqueue",
+            "enqueue_traced",
+            "dispatch_jobs",
+            "cancel_job",
+            "cancel_task",
+            "list_marks",
+            "job_status",
+            "read_result",
+        ),
         *("note_queues", "list_shards", "declare_shards"),
     },
     "peer": {each.name for each in all_scripts()} - OPERATORS_ONLY,

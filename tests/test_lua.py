@@ -27,7 +27,16 @@ MODULES = [stem for stem in STEMS if stem.startswith("_")]
 
 TYPES = {"LIST", "SET", "HASH", "ZSET", "STRING", "STREAM"}
 FILL_MEMORY = {
-    *("dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_histories", "note_progress", "note_queues"),
+    *(
+        "dispatch_jobs",
+        "enqueue",
+        "enqueue_traced",
+        "fire_schedule",
+        "note_event",
+        "note_histories",
+        "note_progress",
+        "note_queues",
+    ),
     *("note_runs", "sample_queue"),
 }
 """What memory is filled by: refused when it is full. All else goes on."""

@@ -13,6 +13,7 @@ import trio
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 
 import worqr
@@ -242,6 +243,84 @@ async def test_plain_tasks_have_spans_without_links_and_their_payload_stays(mesh
     assert (many.attributes or {})["messaging.batch.message_count"] == 2
 
 
+async def test_plain_tasks_may_carry_their_trace(server: Server, prefix: str, spans: Spans) -> None:
+    mesh = new_mesh(server, prefix, spans, raw=True)
+    seen: list[bytes] = []
+
+    @mesh.task(name="Q1", retry=worqr.RetryPolicy(min_backoff=0, max_backoff=0))
+    async def note(n: int) -> None:
+        current = worqr.current()
+        seen.append(current.task)
+        if n == 1 and current.attempt == 1:
+            raise worqr.Retry
+
+    async with mesh.connect():
+        await note.enqueue(1)
+        await mesh.queue("Q1").enqueue(b'{"n":2}', b'{"n":3}')
+        await mesh.enqueue_many([note.call(4), note.call(5)])
+        assert await mesh.queue("Q1").cancel(b'{"n":5}') == worqr.CancelCount(1, 0, 0)
+        assert await mesh.queue("Q1").tasks() == [b'{"n":%d}' % n for n in (4, 3, 2, 1)]
+    async with mesh.join(concurrency=1):
+        runs = await spans.wait("process Q1", 5)
+    assert [task for task in seen if task != b'{"n":1}'] == [b'{"n":%d}' % n for n in (2, 3, 4)], "in their order"
+    assert seen[0] == b'{"n":1}'
+    assert seen.count(b'{"n":1}') == 2
+    one, several = spans.named("enqueue Q1")
+    [many] = spans.named("enqueue")
+    assert [span.kind for span in (one, several, many)] == [SpanKind.PRODUCER] * 3
+    senders = dict(zip(seen, [links_of(run) for run in runs], strict=True))
+    assert senders == {
+        b'{"n":1}': [ids_of(one)],
+        b'{"n":2}': [ids_of(several)],
+        b'{"n":3}': [ids_of(several)],
+        b'{"n":4}': [ids_of(many)],
+    }
+
+
+async def test_plain_tasks_of_a_trace_that_is_not_sampled_stay_plain(server: Server, prefix: str) -> None:
+    never = TracerProvider(sampler=ALWAYS_OFF)
+    mesh = worqr.Mesh(server.url, prefix=prefix, tracing=Tracing(raw=True, tracer_provider=never))
+    mesh.task(name="Q1")(lambda n: None)
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(b"1")
+        await mesh.enqueue_many([mesh.call("Q1", n=2)])
+        assert [task.id for task in await mesh.queue("Q1").jobs(state="waiting")] == [None, None]
+        await mesh.queue("Q1").delete()
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_payloads_are_the_same_with_and_without_tracing(
+    server: Server, prefix: str, spans: Spans, raw: bool
+) -> None:
+    sent: list[list[bytes]] = []
+    for tracing in (None, Tracing(tracer_provider=spans.provider, raw=raw)):
+        mesh = worqr.Mesh(server.url, prefix=prefix, tracing=tracing)
+        note = mesh.task(name="Q1")(lambda n: None)
+        queue = mesh.queue("Q1")
+        async with mesh.connect():
+            await note.enqueue(1)
+            await note.options(id="two").dispatch(2)
+            await mesh.enqueue_many([note.call(3)])
+            await mesh.dispatch_many([note.call(4)])
+            await queue.enqueue(b"\x00\xff", front=True)
+            sent.append(await queue.tasks())
+            await queue.cancel_all()
+            while await queue.count():
+                pass
+    assert sent[0] == sent[1]
+    assert len(sent[0]) == 5
+
+
+async def test_a_mesh_without_tracing_makes_no_spans(server: Server, prefix: str, spans: Spans) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    note = mesh.task(name="Q1", result_ttl=60)(lambda n: n)
+    with spans.tracer.start_as_current_span("request"):
+        async with mesh.join():
+            await note.enqueue(1)
+            assert await (await note.dispatch(2)).result() == 2
+    assert [span.name for span in spans.exporter.get_finished_spans()] == ["request"]
+
+
 async def test_a_raw_queue_keeps_the_meta_of_the_caller(mesh: worqr.Mesh, spans: Spans) -> None:
     metas: dict[bytes, dict[str, str]] = {}
 
@@ -337,7 +416,9 @@ def test_blocking_calls_are_traced(mesh: worqr.Mesh, spans: Spans) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"parent": "sibling"}, {"creates": 1}, {"record_errors": "no"}], ids=lambda options: next(iter(options))
+    "options",
+    [{"parent": "sibling"}, {"creates": 1}, {"raw": None}, {"record_errors": "no"}],
+    ids=lambda options: next(iter(options)),
 )
 def test_a_bad_option_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(worqr.UsageError, match=next(iter(options))):

@@ -38,12 +38,14 @@ class Tracing:
 
     Each call that sends tasks has a span: ``dispatch QUEUE`` of kind PRODUCER, or ``enqueue QUEUE`` of kind CLIENT. With
     ``dispatch_many``, each job has a span ``create QUEUE`` as well. Each run has a span ``process QUEUE`` of kind CONSUMER. The
-    context travels in the `meta` of jobs. Plain tasks have no place for it, so their runs are linked to nothing.
+    context travels in the `meta` of jobs. Plain tasks have no place for it, so their runs are linked to nothing without `raw`.
 
     Args:
         parent: ``"link"``: each run begins a trace of its own, with a link to the span that sent its job. ``"child"``: the first
             attempt continues the trace of the caller; later attempts are linked to it.
         creates: True: with ``dispatch_many``, each job has a span of its own. False: all are linked to the span of the call.
+        raw: True: plain tasks of sampled traces are stored as jobs, with the context in their `meta`. They take more memory
+            and time on the server. Order, retries, and cancelling by payload stay what they are for plain tasks.
         record_errors: True: add the text and the traceback of an error to its span. They may contain parts of the payload. False:
             record only its type.
         tracer_provider: The provider of the SDK. None: the global one.
@@ -57,21 +59,23 @@ class Tracing:
         *,
         parent: Literal["link", "child"] = "link",
         creates: bool = True,
+        raw: bool = False,
         record_errors: bool = False,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
         self._child: bool = check_choice(parent, "parent", ("link", "child")) == "child"
-        for name, value in (("creates", creates), ("record_errors", record_errors)):
+        for name, value in (("creates", creates), ("raw", raw), ("record_errors", record_errors)):
             if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         self._creates: bool = creates
+        self._raw: bool = raw
         self._record_errors: bool = record_errors
         self._tracer: trace.Tracer = trace.get_tracer("worqr", tracer_provider=tracer_provider)
 
     @contextmanager
     def sending(self, operation: Operation, queue: str | None, server: Server) -> Generator[SendSpan]:
         """Run the block, which sends tasks, inside a span."""
-        kind = SpanKind.PRODUCER if operation == "dispatch" else SpanKind.CLIENT
+        kind = SpanKind.PRODUCER if operation == "dispatch" or self._raw else SpanKind.CLIENT
         with self._tracer.start_as_current_span(
             operation if queue is None else f"{operation} {queue}",
             kind=kind,
@@ -90,6 +94,12 @@ class Tracing:
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier)
         return carrier
+
+    def plain_carrier(self) -> Carrier | None:
+        """Return the context for plain tasks if the trace is sampled; None: they stay plain tasks."""
+        if not self._raw or not trace.get_current_span().get_span_context().trace_flags.sampled:
+            return None
+        return self.carrier()
 
     def creating(self, queue: str, server: Server) -> Carrier:
         """Return the context for one of many jobs: that of a span of its own, unless ``creates=False``."""

@@ -56,6 +56,10 @@ class Tracing(Protocol):
         """Return the context of the current span."""
         ...
 
+    def plain_carrier(self) -> Carrier | None:
+        """Return the context for the plain tasks of the current span; None: they are sent without one."""
+        ...
+
     def creating(self, queue: str, server: Server) -> Carrier:
         """Return the context for one of many jobs of a call."""
         ...
@@ -68,6 +72,15 @@ class Tracing(Protocol):
     def continuing(self) -> Callable[[Carrier], AbstractContextManager[object]]:
         """A function of a module: the context manager around a run in a worker process, which gets the span's carrier."""
         ...
+
+
+def meta_of_plain_tasks(tracing: Tracing | None) -> str | None:
+    """Return the encoded `meta` that plain tasks get; None: they are sent without one."""
+    carrier = None if tracing is None else tracing.plain_carrier()
+    if not carrier:
+        return None
+    encoded = msgspec.json.encode(carrier)
+    return encoded.decode() if len(encoded) <= MAX_META else None
 
 
 def meta_with(carrier: Carrier, meta: Mapping[str, str]) -> Mapping[str, str]:

@@ -160,6 +160,8 @@ async def _life_of_a_schedule(mesh: worqr.Mesh, prefix: str) -> None:
 async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     """What a leader's scan sends when it finds something: queues that wait, names that nobody uses, and queues that changed."""
     keys = RegistryKeys(prefix)
+    assert await mesh._client.ask(ops.enqueue_traced(ops.enqueue(QueueKeys(prefix, "Q9"), [b"traced"]), "{}")) == 1
+    assert (await mesh.queue("Q9").cancel(b"traced")).waiting == 1
     await mesh._client.ask(ops.note_histories(keys, ["Q9"]))
     await mesh._client.ask(ops.sample_queue(QueueKeys(prefix, "Q9"), create=True))
     assert len((await mesh.queue("Q9").history()).points) == 60

@@ -129,6 +129,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "drop_schedules": lambda q, g, scene: ops.drop_schedules(g, 0),
     "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),
     "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
+    "enqueue_traced": lambda q, g, scene: ops.enqueue_traced(ops.enqueue(q, [b"new", MARKER]), '{"traceparent":"x"}'),
     "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.twin, BOOM),
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
     "find_aside": lambda q, g, scene: ops.find_aside(q, "failed", ["lost", "lost", "nobody"]),

@@ -19,7 +19,16 @@ from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 
 FILL_MEMORY = {
-    *("dispatch_jobs", "enqueue", "fire_schedule", "note_event", "note_histories", "note_progress", "note_queues"),
+    *(
+        "dispatch_jobs",
+        "enqueue",
+        "enqueue_traced",
+        "fire_schedule",
+        "note_event",
+        "note_histories",
+        "note_progress",
+        "note_queues",
+    ),
     *("note_runs", "sample_queue"),
 }
 STRINGS = {
@@ -172,6 +181,10 @@ REFUSED: dict[str, tuple[Callable[[Desk], Call[Any]], Callable[[Desk], object]]]
         lambda desk: desk.call(ops.declare_shards(desk.g, {"hot": 8})),
     ),
     "enqueue": (refuse_more_tasks, lambda desk: desk.client.delete(desk.q.base)),
+    "enqueue_traced": (
+        lambda desk: ops.enqueue_traced(refuse_more_tasks(desk), "{}"),
+        lambda desk: desk.client.delete(desk.q.base),
+    ),
     "map_work": (lambda desk: ops.map_work(desk.g, "A", "Q1"), lambda desk: desk.register("A")),
     "override_schedule": (lambda desk: ops.override_schedule(desk.g, "s", b"o"), declared),
     "pause_schedule": (lambda desk: ops.pause_schedule(desk.g, "s", paused=True), declared),

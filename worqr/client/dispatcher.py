@@ -15,6 +15,7 @@ from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrE
 from worqr.keys import QueueKeys
 from worqr.ops import Dispatched
 from worqr.script_call import Call
+from worqr.tracing import meta_of_plain_tasks
 
 
 async def send_enqueue(
@@ -26,7 +27,15 @@ async def send_enqueue(
     if max_length is not None:
         max_length = await sharding.max_length_per_shard(keys, max_length)
     call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
+    if client.settings.tracing is not None:
+        call = traced(client, call)
     return await client.link_to(keys.name).call(call)
+
+
+def traced(client: Client, call: Call[int]) -> Call[int]:
+    """Return an enqueue of plain tasks with the context of the current trace, if the mesh sends it with plain tasks."""
+    meta = meta_of_plain_tasks(client.settings.tracing)
+    return call if meta is None else ops.enqueue_traced(call, meta)
 
 
 async def send_chunks(client: Client, queue: QueueKeys, chunks: list[list[bytes]], front: bool, replicas: int) -> int:

@@ -1,6 +1,6 @@
 """The queue and the producer of a mesh with ``tracing=``. A mesh without it uses `Queue` and `Producer` themselves.
 
-A span is around each call that sends. The context of the trace goes into the `meta` of jobs.
+A span is around each call that sends. The context of the trace goes into the `meta` of jobs, and on request of plain tasks.
 """
 
 # Call hides its private fields from users; this module reads them.
@@ -8,7 +8,7 @@ A span is around each call that sends. The context of the trace goes into the `m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, cast
 
@@ -16,12 +16,14 @@ import msgspec
 
 from worqr.client.call import Call
 from worqr.client.client import Client
+from worqr.client.dispatcher import traced
 from worqr.client.job import Job
 from worqr.client.producer import Producer
 from worqr.client.queue import Queue
 from worqr.job_options import JobOptions
 from worqr.keys import QueueKeys
 from worqr.remote_error import meta_of
+from worqr.script_call import Call as Request
 from worqr.tracing import Carrier, Server, Tracing, meta_with
 
 R = TypeVar("R")
@@ -75,6 +77,9 @@ class TracedProducer(Producer):
         with self._tracing.sending("enqueue", call.queue, server_of(self._client)) as span:
             await super().enqueue(call)
             span.sent(1, None)
+
+    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
+        return traced(self._client, await super()._enqueue_of(keys, calls))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job, inside a span whose context travels in `meta`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from worqr.errors import QueueFull
@@ -63,6 +63,12 @@ def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
 
 
 _ONE = Merge(1, _join_enqueues, 1)
+
+
+def enqueue_traced(plain: Call[int], meta: str) -> Call[int]:
+    """Return an `enqueue` as a call that stores its tasks with the context of a trace, as their `meta`."""
+    args = (*plain.args[:2], meta, *plain.args[2:])
+    return replace(plain, script=script("enqueue_traced"), args=args, merge=None)
 
 
 def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[StartReply]:
