@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import httpx
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from tests.dashboard.scene import Scene, Texts, open_scene
+from tests.dashboard.scene import Scene, Texts, open_scene, why_not
 from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
@@ -27,6 +28,19 @@ class Served:
 
     scene: Scene
     url: str
+
+    def pages(self) -> list[str]:
+        """The addresses of the scene that are pages. Downloads, JSON and figures for other programs have no markup."""
+        found: list[str] = []
+        with httpx.Client(base_url=self.url, timeout=PATIENCE) as client:
+            for address in self.scene.addresses():
+                answer = client.get(address)
+                assert answer.status_code == 200, why_not(address, answer.status_code)
+                if answer.headers["content-type"].startswith("text/html"):
+                    found.append(address)
+                else:
+                    assert answer.headers["x-content-type-options"] == "nosniff"
+        return found
 
 
 @contextmanager

@@ -159,3 +159,13 @@ async def test_a_huge_address_ends_one_connection_only(
     huge = await trio.to_thread.run_sync(ask, b"/queues?q=" + b"x" * 10_000_000)
     assert huge == b"" or huge.split()[1].startswith(b"4")
     assert (await trio.to_thread.run_sync(ask, b"/queues")).split()[1] == b"401"
+
+
+@pytest.mark.parametrize("package", ["starlette", "jinja2", "hypercorn"])
+async def test_without_the_extra_one_sentence_says_what_to_install(package: str, spawn: Callable[..., Child]) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from worqr.cli import main; sys.exit(main())"
+    program = spawn(code, "dashboard")
+    assert await program.ended() == 1
+    assert f"the dashboard needs the package '{package}" in program.errors
+    assert "run `pip install 'worqr[dashboard]'`" in program.errors
+    assert "Traceback" not in program.errors

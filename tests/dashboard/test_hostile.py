@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.dashboard.browsing import Watched, served, watched_page
-from tests.dashboard.scene import Texts, why_not
+from tests.dashboard.scene import Texts
 from tests.dashboard.test_browser import browser, pytestmark  # noqa: F401 - a fixture, and the marks of the module
 from tests.support.servers import Server
 
@@ -63,9 +63,8 @@ def texts_of(text: str, *, as_json: bool) -> Texts:
 def test_no_text_becomes_markup(number: int, server: Server, prefix: str, browser: Any) -> None:
     text = CORPUS[number]
     with served(server, prefix, texts_of(text, as_json=number % 2 == 0)) as site, watched_page(browser) as tab:
-        for address in site.scene.addresses():
-            if not address.startswith("/payload?"):  # a download
-                look_at(tab, site.url + address)
+        for address in site.pages():
+            look_at(tab, site.url + address)
         for path in (
             "/search?q=",
             "/queues?q=",
@@ -85,7 +84,7 @@ def look_at(tab: Watched, url: str) -> None:
     title = tab.page.title()
     assert title != "hacked", url
     assert tab.page.url.startswith(url.partition("?")[0]), f"{url} went to {tab.page.url}"
-    assert tab.page.locator("main").count() == 1, why_not(url, 0)
+    assert tab.page.locator("main").count() == 1, url
     assert tab.page.evaluate(ADDED) == 0, url
 
 
