@@ -40,6 +40,11 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/worker": [{"id": "{worker}"}],
     "/schedules": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}],
+    "/bulk": [{}],
+    "/confirm": [
+        *({"act": act, "queue": "{failing}"} for act in ("retry", "drop")),
+        *({"act": act, "queue": "{queue}"} for act in ("run", "cancel", "delete")),
+    ],
     "/payload": [{"queue": "{queue}", "id": "{job}"}],
 }
 """The queries of each page, with the names of the scene in braces."""

@@ -47,6 +47,11 @@ class Filter:
         )
 
 
+def _only(ids: Sequence[str]) -> str:
+    """Return the id if there is only one; else an empty text."""
+    return ids[0] if len(ids) == 1 else ""
+
+
 class Aside:
     """A dead-letter queue: ``queue.failed`` or ``queue.broken``.
 
@@ -116,7 +121,7 @@ class Aside:
             UsageError: An id is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        return await self._each(await self._find(ids), ops.retry_aside)
+        return await self._each(await self._find(ids), ops.retry_aside, job=_only(ids))
 
     async def drop(self, *ids: str) -> int:
         """Delete entries.
@@ -131,7 +136,7 @@ class Aside:
             UsageError: An id is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        return await self._each(await self._find(ids), ops.drop_aside)
+        return await self._each(await self._find(ids), ops.drop_aside, job=_only(ids))
 
     async def errors(self) -> dict[str, int]:
         """Return the number of entries for each type of error, the most frequent type first.
@@ -242,7 +247,7 @@ class Aside:
             (keys, await self._client.ask(ops.find_aside(keys, self._which, names))) for keys in await self._shards()
         ]
 
-    async def _each(self, found: ClaimsByShard, change: Change, progress: Progress | None = None) -> int:
+    async def _each(self, found: ClaimsByShard, change: Change, progress: Progress | None = None, job: str = "") -> int:
         pieces = [(keys, claims[n : n + PIECE]) for keys, claims in found for n in range(0, len(claims), PIECE)]
         total = sum(len(some) for _, some in pieces)
         count, tried, pause, kind = 0, 0, 0.0, "retried" if change is ops.retry_aside else "dropped"
@@ -257,11 +262,11 @@ class Aside:
             if progress is not None:
                 progress(tried, total)
         if count:
-            await self._note(kind, count, self._which)
+            await self._note(kind, count, self._which, job)
         return count
 
-    async def _note(self, kind: str, count: int, text: str) -> None:
-        await self._client.note(kind, queue=self._keys.display_name, count=count, text=text)
+    async def _note(self, kind: str, count: int, text: str, job: str = "") -> None:
+        await self._client.note(kind, queue=self._keys.display_name, job=job, count=count, text=text)
 
     async def _claims(self, chosen: Filter, limit: int | None) -> ClaimsByShard:
         if limit is not None:

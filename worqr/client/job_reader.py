@@ -121,7 +121,8 @@ def _ended(result: StoredResult) -> Ended:
 
 
 def _failed(keys: QueueKeys, record: Stored) -> Failed:
-    return failed_record(keys.display_name, record.fields.get("task", b""), record.fields)
+    fields = {**record.fields, "size": b"%d" % record.size}
+    return failed_record(keys.display_name, record.fields.get("task", b""), fields)
 
 
 def _error(fields: Mapping[str, bytes], *, traceback: bool) -> RemoteError | None:

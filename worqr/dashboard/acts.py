@@ -6,7 +6,7 @@ Clicking twice changes nothing more: a job that was cancelled, retried or droppe
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from worqr.dashboard.guard import Refused
 from worqr.dashboard.reading import gathered
 from worqr.dashboard.visit import LONGEST_VALUE, Visit
 from worqr.errors import Unavailable
+from worqr.inside import client_of
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import Aside
@@ -40,7 +41,7 @@ def _values(visit: Visit, name: str) -> list[str]:
     if max(map(len, found), default=0) > LONGEST_VALUE:
         raise Refused(400, f"{name!r} is longer than {LONGEST_VALUE} characters.")
     if len(found) > MOST:
-        raise Refused(400, f"At most {MOST} tasks at a time. `worqr failed retry --all` takes any number.")
+        raise Refused(400, f"At most {MOST} tasks at a time. For more, act on all tasks that a list shows.")
     return found
 
 
@@ -53,14 +54,21 @@ async def done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
     return visit.see_other(done)
 
 
-def _reason(visit: Visit) -> str:
+async def note(visit: Visit, kind: str, queue: str, ids: Sequence[str] = (), count: int = 0, text: str = "") -> None:
+    """Write an act into the log of the mesh, unless the call of the API does so."""
+    job = ids[0] if len(ids) == 1 else ""
+    await client_of(visit.mesh).note(kind, queue=queue, job=job, count=count, text=text)
+
+
+def reason_of(visit: Visit) -> str:
+    """Return the name of the viewer, with the reason in the form."""
     words = visit.text("reason").strip()
     return f"{visit.viewer.name}: {words}" if words else visit.viewer.name
 
 
 async def cancel(visit: Visit) -> Response:
     """Cancel jobs, and wait until their runs have ended."""
-    queue, reason, claims = visit.queue(visit.text("queue")), _reason(visit), _values(visit, "claim")
+    queue, reason, claims = visit.queue(visit.text("queue")), reason_of(visit), _values(visit, "claim")
     ids = [] if claims else _ids(visit)
 
     async def one(job: str) -> CancelCount:
@@ -74,6 +82,7 @@ async def cancel(visit: Visit) -> Response:
         counts = await gathered([partial(one, job) for job in ids] + ([plain] if claims else []))
         ms = round((time.monotonic() - began) * 1000)
         sums = [sum(getattr(each, name) for each in counts) for name in ("waiting", "running", "acknowledged")]
+        await note(visit, "cancelled", queue.name, ids, sums[0] + sums[1], visit.text("reason").strip())
         return ":".join(map(str, ("cancel", *sums, ms)))
 
     return await done(visit, act)
@@ -89,7 +98,10 @@ async def retry(visit: Visit) -> Response:
     aside, ids = _aside(visit), _ids(visit)
 
     async def act() -> str:
-        return f"retry:{await aside.retry(*ids)}:{len(ids)}"
+        count = await aside.retry(*ids)
+        if not count:
+            await note(visit, "retried", visit.text("queue"), ids)
+        return f"retry:{count}:{len(ids)}"
 
     return await done(visit, act)
 
@@ -99,7 +111,9 @@ async def run_now(visit: Visit) -> Response:
     queue, ids = visit.queue(visit.text("queue")), _ids(visit)
 
     async def act() -> str:
-        return f"run:{await queue.run_now(*ids)}:{len(ids)}"
+        count = await queue.run_now(*ids)
+        await note(visit, "run_now", queue.name, ids, count)
+        return f"run:{count}:{len(ids)}"
 
     return await done(visit, act)
 
@@ -109,14 +123,17 @@ async def drop(visit: Visit) -> Response:
     aside, ids = _aside(visit), _ids(visit)
 
     async def act() -> str:
-        return f"drop:{await aside.drop(*ids)}:{len(ids)}"
+        count = await aside.drop(*ids)
+        if not count:
+            await note(visit, "dropped", visit.text("queue"), ids)
+        return f"drop:{count}:{len(ids)}"
 
     return await done(visit, act)
 
 
 async def pause(visit: Visit) -> Response:
     """Pause a queue."""
-    queue, reason = visit.queue(visit.text("queue")), _reason(visit)
+    queue, reason = visit.queue(visit.text("queue")), reason_of(visit)
 
     async def act() -> str:
         await queue.pause(reason)

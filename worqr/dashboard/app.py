@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from worqr.client.client import acting_for
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
+from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
     SECURITY_HEADERS,
     Disconnected,
@@ -100,6 +101,7 @@ class Dashboard:
         self._redactor = Redactor(redact, payloads)
         self._pages = Pages(_names_of(self._mesh), self._redactor)
         self._looks = Looks()
+        self._bulk_acts = BulkActs(partial(_own_mesh, mesh, url))
 
     def __repr__(self) -> str:
         return f"<Dashboard of {self._mesh!r}>"
@@ -109,6 +111,7 @@ class Dashboard:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             self._looks.close()
+            self._bulk_acts.stop_all()
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
@@ -157,7 +160,8 @@ class Dashboard:
                 raise Refused(303, "You have to log in.", {"location": self._login_url})
             raise Refused(401, "You have to log in to see this dashboard.")
         seen = viewer.without_acts() if self._read_only else viewer
-        return Visit(seen, self._mesh, self._looks, self._redactor, self._pages.render, root, path, query)
+        given = (self._mesh, self._looks, self._redactor, self._bulk_acts, self._pages.render)
+        return Visit(seen, *given, root, path, query)
 
     async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> Answer:
         """Check what the route requires, connect, and call its handler."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 
-from worqr.dashboard import reading
+from worqr.dashboard import bulk_pages, reading
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
@@ -87,11 +87,15 @@ async def stream(visit: Visit) -> Answer:
     """Return a stream of the numbers of one page."""
     if visit.looks.streams >= MOST:
         raise Refused(503, "Too many pages are open: this one is not live. Reload it to look again.")
-    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers"))
-    readers = {"queue": _queue, "job": _job, "running": _running}
+    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk"))
+    readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk}
     if view in ("queue", "job"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
-    return EventStream(visit, partial(readers.get(view, _mesh), visit), QUICK if view in ("queue", "job") else SLOW)
+    if view == "bulk":
+        bulk_pages.numbers(visit)
+    return EventStream(
+        visit, partial(readers.get(view, _mesh), visit), QUICK if view in ("queue", "job", "bulk") else SLOW
+    )
 
 
 async def _state(visit: Visit) -> MeshState:
@@ -154,6 +158,11 @@ async def _running(visit: Visit) -> News:
 
     news = await visit.looks.get(("running", worker, seen), read, within=SLOW - 0.1, spare=True)
     return News({**news.texts, **state_numbers(state)}, news.rows)
+
+
+async def _bulk(visit: Visit) -> News:
+    texts, state = bulk_pages.numbers(visit)
+    return News(texts, state)
 
 
 class EventStream:

@@ -16,8 +16,10 @@ from worqr.dashboard.graphs import HOUR, NAMES
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.histories import read_graphs, read_sparklines
 from worqr.dashboard.looks import FRESH
+from worqr.dashboard.records_page import read_records
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
+from worqr.inside import client_of
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.snapshots import is_in_use
 
@@ -28,8 +30,6 @@ T = TypeVar("T")
 
 SHORT_LIST: Final = 8
 PAGE: Final = 50
-RECORDS: Final = 25
-"""Dead-letter records of a page: they come with their payloads."""
 MOST_RUNNING: Final = 1000
 """Running tasks of a queue among which those of one worker are looked for."""
 QUEUES_OF_RUNNING: Final = 20
@@ -167,16 +167,7 @@ def nearest(name: str, state: MeshState) -> str:
 async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
     """Return one page of the tasks of a queue, as its template needs it."""
     if tab in ("failed", "broken"):
-        error, before = visit.text("error").strip(), _time(visit.text("before"))
-        aside = queue.failed if tab == "failed" else queue.broken
-        calls: list[Callable[[], Awaitable[Any]]] = [
-            partial(aside.list, RECORDS + 1, error=error or None, before=before)
-        ]
-        if visit.text("count") == "errors":
-            calls.append(aside.errors)
-        records, *counted = await gathered(calls)
-        errors, more = counted[0] if counted else None, len(records) > RECORDS
-        return {"records": records[:RECORDS], "more": more, "error": error, "before": before, "errors": errors}
+        return await read_records(visit, queue, tab)
     if tab == "running":
         return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
     tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
@@ -185,16 +176,6 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
 
 def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:
     return cast('Literal["waiting", "scheduled", "blocked"]', tab)
-
-
-def _time(text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise Refused(400, "'before' must be a time in ISO 8601, such as 2026-01-31T12:00:00+00:00.") from None
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 async def job(visit: Visit) -> Response:
@@ -213,6 +194,8 @@ async def payload(visit: Visit) -> Response:
     if record.size is None and not record.dead_letters:
         raise Refused(404, "No payload of this job is stored.")
     task = record.dead_letters[0].task if record.size is None else record.task
+    client = client_of(visit.mesh)
+    await client.note("payload_seen", queue=record.queue, job=record.id)
     headers = {"content-disposition": "attachment; filename=payload.bin"}
     return Response(task, media_type="application/octet-stream", headers=headers)
 

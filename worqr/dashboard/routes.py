@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal
 
-from worqr.dashboard import acts, failures, live, reading, schedules
+from worqr.dashboard import acts, bulk_pages, failures, live, reading, schedules
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -38,6 +39,15 @@ ROUTES: Final[dict[str, Route]] = {
     "/retry": Route(acts.retry, "POST", "retry"),
     "/run-now": Route(acts.run_now, "POST", "retry"),
     "/drop": Route(acts.drop, "POST", "drop"),
+    "/confirm": Route(bulk_pages.confirm),
+    "/bulk": Route(bulk_pages.bulk),
+    "/retry-all": Route(bulk_pages.START["retry"], "POST", "retry"),
+    "/drop-all": Route(bulk_pages.START["drop"], "POST", "drop"),
+    "/run-all": Route(bulk_pages.START["run"], "POST", "retry"),
+    "/cancel-all": Route(bulk_pages.START["cancel"], "POST", "cancel"),
+    "/delete": Route(bulk_pages.START["delete"], "POST", "delete"),
+    "/stop-retry": Route(partial(bulk_pages.stop, "retry"), "POST", "retry"),
+    "/stop-drop": Route(partial(bulk_pages.stop, "drop"), "POST", "drop"),
     "/pause": Route(acts.pause, "POST", "pause"),
     "/resume": Route(acts.resume, "POST", "pause"),
     "/schedule": Route(schedules.pause, "POST", "schedules"),

@@ -10,6 +10,7 @@ from urllib.parse import urlencode, urlsplit
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from worqr.dashboard.access import Scope, Viewer
+from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.looks import Looks
 from worqr.dashboard.payloads import Redactor
@@ -33,6 +34,7 @@ class Visit:
     mesh: Mesh
     looks: Looks
     redactor: Redactor
+    bulk_acts: BulkActs
     render: Render
     root: str
     path: str

@@ -1,0 +1,111 @@
+"""The dead-letter records of a queue: which of them a viewer chooses, and one page of these."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from worqr.dashboard.batches import gathered
+from worqr.dashboard.guard import Refused
+from worqr.dashboard.visit import Visit
+
+if TYPE_CHECKING:
+    from worqr.client.dead_letters import Aside
+    from worqr.client.queue import Queue
+    from worqr.records import Failed
+
+RECORDS: Final = 25
+"""Records of a page."""
+Which = Literal["failed", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The records that a viewer chooses. Empty or None: any."""
+
+    which: Which
+    error: str = ""
+    before: datetime | None = None
+    since: datetime | None = None
+
+    @classmethod
+    def of(cls, visit: Visit, which: str) -> Chosen:
+        """Return what a query or a form chooses. Raise Refused if a time is not valid."""
+        error = visit.text("error").strip()
+        list_: Which = "failed" if which == "failed" else "broken"
+        return cls(list_, error, time_of(visit, "before"), time_of(visit, "since"))
+
+    def aside(self, queue: Queue) -> Aside:
+        """Return the list in which the records are."""
+        return queue.failed if self.which == "failed" else queue.broken
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the calls of `Aside`."""
+        return {"error": self.error or None, "before": self.before, "since": self.since}
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The fields of a form or of a link that choose the same records."""
+        times = {"before": self.before, "since": self.since}
+        texts = {name: when.astimezone(UTC).isoformat() for name, when in times.items() if when is not None}
+        return ({"error": self.error} if self.error else {}) | texts
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The times as inputs of a page take them: in UTC, to the second."""
+        times = {"since": self.since, "before": self.before}
+        return {
+            name: "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for name, when in times.items()
+        }
+
+
+def time_of(visit: Visit, name: str) -> datetime | None:
+    """Return a time in ISO 8601; in UTC, unless it names another offset."""
+    text = visit.text(name).strip()
+    if not text:
+        return None
+    try:
+        when = datetime.fromisoformat(text)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise Refused(400, f"{name!r} must be a time in ISO 8601, such as 2026-01-31T12:00:00+00:00.") from None
+
+
+async def read_records(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
+    """Return one page of records, as its template needs it. Of each payload, only the beginning is read."""
+    chosen, older, job = Chosen.of(visit, tab), time_of(visit, "older"), visit.text("job").strip()
+    before = min((when for when in (chosen.before, older) if when is not None), default=None)
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, queue, chosen, before, job)]
+    if visit.text("count") == "errors":
+        calls.append(chosen.aside(queue).errors)
+    records, *counted = await gathered(calls)
+    return {
+        "records": records[:RECORDS],
+        "more": len(records) > RECORDS and not job,
+        "chosen": chosen,
+        "older": older,
+        "job": job,
+        "errors": counted[0] if counted else None,
+    }
+
+
+async def _page(queue: Queue, chosen: Chosen, before: datetime | None, job: str) -> list[Failed]:
+    if not job:
+        options = replace(chosen, before=before).options
+        return await chosen.aside(queue).list(RECORDS + 1, payload=False, **options)
+    records = (await queue.read(job)).dead_letters
+    return [each for each in records if _matches(each, chosen, before)][:RECORDS]
+
+
+def _matches(record: Failed, chosen: Chosen, before: datetime | None) -> bool:
+    kind, error = record.error.type, chosen.error
+    return (
+        (record.reason == "broken") == (chosen.which == "broken")
+        and (not error or kind == error or kind.rpartition(".")[2] == error)
+        and (before is None or record.at < before)
+        and (chosen.since is None or record.at >= chosen.since)
+    )
