@@ -41,6 +41,7 @@ from benchmarks import (
     startup,
     storm,
     threads,
+    tracing,
 )
 from benchmarks.measuring import Plan, Table
 from benchmarks.report import machine, print_table, write_json, write_markdown
@@ -72,6 +73,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "processes": processes.measure,
     "places": places.measure,
     "threads": threads.measure,
+    "tracing": tracing.measure,
 }
 LONGEST = 600.0
 """Seconds that one subject may take at most; each takes one to three minutes."""

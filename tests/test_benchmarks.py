@@ -46,6 +46,7 @@ TITLES = {
     "processes": ["processes:"],
     "places": ["places:"],
     "threads": ["threads: no-op", "threads: pick-up"],
+    "tracing": ["tracing: no-op tasks of 100 bytes drained", "tracing: no-op tasks of 100 bytes enqueued"],
 }
 AT_ONCE = 3
 """Subjects that one process measures: a process takes a second to start, and a long test keeps the whole run waiting."""

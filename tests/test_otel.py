@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import SpanKind, StatusCode, Tracer
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, get_current_span
 
 import worqr
 from tests import traced
@@ -401,6 +401,27 @@ async def test_the_trace_continues_in_a_worker_process(mesh: worqr.Mesh, spans: 
         nursery.cancel_scope.cancel()
     trace_id, span_id = ids_of(run)
     assert result == f"{trace_id:032x} {span_id:016x}"
+
+
+@pytest.mark.parametrize("place", ["asyncio", "thread", "loop"])
+async def test_the_trace_continues_wherever_a_handler_runs(mesh: worqr.Mesh, spans: Spans, place: str) -> None:
+    found: list[tuple[int, int]] = []
+
+    def note() -> None:
+        current = get_current_span().get_span_context()
+        found.append((current.trace_id, current.span_id))
+
+    async def note_async() -> None:
+        note()
+
+    if place == "thread":
+        send = mesh.task(name="Q1")(note).dispatch
+    else:
+        send = mesh.task(name="Q1", runs_in="asyncio" if place == "asyncio" else "loop")(note_async).dispatch
+    async with mesh.join():
+        await send()
+        [run] = await spans.wait("process Q1")
+    assert found == [ids_of(run)]
 
 
 def test_blocking_calls_are_traced(mesh: worqr.Mesh, spans: Spans) -> None:
