@@ -96,14 +96,12 @@ class _Commands:
         json: Annotated[bool, flag("Print JSON Lines: one object per task, with all fields.")] = False,
         connect: ConnectOptions = FROM_ENVIRONMENT,
     ) -> None:
-        moments = {
-            "before": parse_time(before, "--before", ago=True),
-            "since": parse_time(since, "--since", ago=True),
-        }
+        until, start = parse_time(before, "--before", ago=True), parse_time(since, "--since", ago=True)
 
         async def command(mesh: Mesh) -> tuple[Sequence[Failed], str]:
             names = [queue] if queue else await self._queues(mesh)
-            found = [each for name in names for each in await self._of(mesh, name).list(limit, error=error, **moments)]
+            lists = [await self._of(mesh, name).list(limit, error=error, before=until, since=start) for name in names]
+            found = [each for entries in lists for each in entries]
             newest = sorted(found, key=lambda record: record.at, reverse=True) if queue is None else found
             return newest[:limit], "" if found or queue is None else await unknown_queue_hint(mesh, queue)
 
