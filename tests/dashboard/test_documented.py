@@ -1,0 +1,38 @@
+"""docs/howto/dashboard.md describes every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from worqr.dashboard.pages import NAVIGATION
+from worqr.dashboard.routes import ROUTES
+
+TEXT = (Path(__file__).parents[2] / "docs/howto/dashboard.md").read_text("utf-8")
+SECTION = re.split(r"^## What the pages show$", TEXT, flags=re.MULTILINE)[1].split("\n## ")[0]
+NAMES = {"/": "Overview", "/queue": "a queue", "/job": "a job", "/worker": "each runs", "/bulk": "Act on many tasks"}
+"""What the document calls a page whose name is not the word of its address."""
+NO_PAGES = {"/live", "/payload", "/metrics"}
+
+
+def test_every_page_is_described() -> None:
+    pages = [path for path, route in ROUTES.items() if route.method == "GET" and not path.startswith("/api")]
+    missing = [
+        path
+        for path in pages
+        if path not in NO_PAGES and not re.search(rf"\b{NAMES.get(path, path[1:])}\b", SECTION, re.IGNORECASE)
+    ]
+    assert missing == [], "add a row to the table of pages"
+
+
+def test_every_page_of_the_navigation_has_a_row() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", SECTION, re.MULTILINE)
+    assert [name for _, name in NAVIGATION if name not in rows] == []
+
+
+def test_pictures_have_an_alternative_text_and_a_reasonable_size() -> None:
+    pictures = re.findall(r"!\[([^\]]*)\]\(\.\./assets/(dashboard-[a-z]+\.png)\)", TEXT)
+    assert len(pictures) >= 6
+    for text, file in pictures:
+        assert len(text) > 20, file
+        assert (Path(__file__).parents[2] / "docs/assets" / file).stat().st_size < 250_000, file
