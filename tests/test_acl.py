@@ -32,6 +32,7 @@ from tests.test_lua import WRITES
 from worqr import ops
 from worqr.cli.metrics import read_fleet
 from worqr.client.run_totals import RunTotalsReader
+from worqr.cron import Definition
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 from worqr.script_call import Call
@@ -56,6 +57,7 @@ OPERATORS_ONLY = {
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_events", "read_history", "read_runs"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
+    "ask_worker",
 }
 SCRIPTS = {
     "producer": {
@@ -268,6 +270,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "list_queues": [ops.list_queues(g, after) for after in ((b"%d" % PAST, b"old"), (b"1", b"nobody"))],
         "list_aside": [ops.list_aside(q, "broken", 9, after=1, after_ms=1)],
         "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
+        "ask_worker": [ops.ask_worker(g, "A", "", "5"), ops.ask_worker(g, "nobody", "drain", "")],
         "override_schedule": [ops.override_schedule(g, "s", b"")],
         "list_events": [ops.list_events(g, 9, "0")],
         "tick_schedules": [ops.tick_schedules(g)],
@@ -574,6 +577,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "enqueue_many": lambda mesh: mesh.enqueue_many([mesh.call("Q1", b"x")]),
         "evict": lambda mesh: mesh.evict("A"),
         "pause_schedule": lambda mesh: mesh.pause_schedule("s"),
+        "ask_worker": lambda mesh: mesh.ask_worker("A", "quiet"),
         "run_schedule": lambda mesh: mesh.run_schedule("s"),
         "override_schedule": lambda mesh: mesh.override_schedule("s", None),
     },
@@ -611,6 +615,8 @@ async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> No
     desk = seated(users)
     set_scene(desk)
     declared(desk)
+    definition = Definition(name="s", queue="Q1", task=b"x", every_ms=1000)
+    desk.client.hset(desk.g.schedules, "def s", definition.encode())
     desk.client.delete(desk.g.watched)
     mesh = users.mesh("viewer")
     queue = mesh.queue("Q1")

@@ -106,6 +106,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         (INFO, WARNING), "this worker has left the mesh; WARNING: it could not deregister", "worker error"
     ),
     "drain": _event(INFO, "this worker begins to leave", "worker grace"),
+    "worker.asked": _event(INFO, "an operator has asked something of this worker", "reason outcome"),
     "worker.lost": _event(WARNING, "this worker was declared dead; it joins again under a new id", "worker reason"),
     "worker.vanished": _event(
         WARNING, "this worker leaves without deregistering, because some handlers do not end", "worker retry_in"

@@ -280,9 +280,10 @@ class WorkerInfo:
     """The free part of its concurrency at its last heartbeat, in units."""
     beat_age: float
     """Seconds since its last heartbeat; infinite if its key has expired. 0 for a worker with ``keepalive=None``."""
-    state: Literal["ready", "leaving", "missing", "dead"] = "ready"
-    """The state. ``ready``: it takes tasks. ``leaving``: it takes no more tasks, and waits for those that run. ``missing``: its
-    heartbeat key has expired. ``dead``: it was declared dead, and its tasks are being given back.
+    state: Literal["ready", "quiet", "leaving", "missing", "dead"] = "ready"
+    """The state. ``ready``: it takes tasks. ``quiet``: it takes no new tasks, because an operator asked it to. ``leaving``: it
+    takes no more tasks, and waits for those that run. ``missing``: its heartbeat key has expired. ``dead``: it was declared
+    dead, and its tasks are being given back.
     """
     leads: bool = False
     """True if it is the leader, which looks after the whole mesh."""
@@ -296,6 +297,14 @@ class WorkerInfo:
     """The number of its threads for plain functions; None if it did not report it."""
     processes: int | None = None
     """The number of its processes for ``runs_in="process"``; None if it did not report it."""
+    request: str = ""
+    """What ``mesh.ask_worker()`` asked of it, and it has not answered yet; empty if nothing. Workers of older versions never
+    answer.
+    """
+    requested_at: datetime | None = None
+    """The time of that request, by the server's clock; None without one."""
+    answer: str = ""
+    """What it answered to the last request: ``done``, or why it refused; empty if it has not answered one."""
 
 
 @dataclass(frozen=True, slots=True)

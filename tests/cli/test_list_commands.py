@@ -14,7 +14,7 @@ import trio
 import worqr
 from tests.cli.conftest import Answer, Command
 from tests.ops.driver import Desk
-from tests.peer.tools import until
+from tests.peer.tools import eventually, until
 from tests.support.servers import Server
 from worqr import ops
 
@@ -100,6 +100,7 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
         assert set(worker) == {
             *("id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"),
             *("state", "leads", "started", "lag", "python", "threads", "processes"),
+            *("request", "requested_at", "answer"),
         }
         nursery.cancel_scope.cancel()
 
@@ -152,6 +153,41 @@ def test_the_log_of_the_mesh(cli: Command, server: Server, prefix: str, monkeypa
     assert rows[1].split()[2:] == ["paused", "Ada", "Q1", "-", "why"] or rows[1].endswith("why")
     for wrong in ("0", "1001"):
         assert cli("log", "--limit", wrong).err == f"worqr: --limit must be 1 to 1,000, not {wrong}\n"
+    desk.wipe()
+
+
+async def test_workers_are_asked_to_be_quiet_and_answer(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.join(concurrency=5) as peer:
+
+        async def seen() -> tuple[str, str, int]:
+            (info,) = (await beside("workers", "--json")).json
+            return info["state"], info["request"], info["room"]
+
+        asked = await beside("workers", "quiet", peer.id[:-8])
+        said = f"Asked worker {peer.id}: quiet; `worqr workers` shows whether it has answered\n"
+        assert asked == Answer(0, said, "")
+        await eventually(seen, ("quiet", "", 0))
+        assert (await beside("workers", "resume", peer.id)).code == 0
+        await eventually(seen, ("ready", "", 5))
+        (asked_for,) = (await beside("workers", "concurrency", peer.id, "7", "--json")).json
+        assert asked_for == {"worker": peer.id, "what": None, "concurrency": 7}
+        await eventually(seen, ("ready", "", 7))
+        for wrong in ("0", "x", "-1"):
+            assert (await beside("workers", "concurrency", peer.id, wrong)).code == 2
+        gone = await beside("workers", "quiet", "nobody")
+        assert gone.err.startswith("worqr: there is no worker 'nobody': it has left, or was evicted before; ")
+        assert (await beside("workers", "drain", peer.id)).code == 0
+        await peer.wait()
+
+
+def test_a_worker_that_does_not_answer_is_shown(cli: Command, server: Server, prefix: str) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.register("shop:1")
+    assert cli("workers", "drain", "shop:1").code == 0
+    assert "has not answered yet: drain" in cli("workers").out
+    desk.client.hset(desk.g.info("shop:1"), "answer", "1 refused: why")
+    desk.client.hdel(desk.g.info("shop:1"), "request")
+    assert "has refused: why" in cli("workers").out
     desk.wipe()
 
 

@@ -6,15 +6,18 @@ import html
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import trio
 
 import worqr
 from tests.dashboard.conftest import Site, write_quiet_hour
+from tests.peer.tools import eventually
 from tests.support.servers import Server
 from worqr.client.queue_operations import QueueOperations
-from worqr.dashboard import Viewer, figures, operator, reader
+from worqr.dashboard import Viewer, admin, figures, operator, reader
+from worqr.dashboard.advice import advice, request_text
 from worqr.dashboard.graphs import PLANS
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import state_numbers
@@ -224,6 +227,53 @@ async def test_schedules_are_paused(server: object, prefix: str, mesh: worqr.Mes
         await site.post("/schedule", name="hourly <b>", paused="no")
         assert not (await mesh.schedules())[0].paused
         assert (await site.post("/schedule", name="unknown", paused="yes")).status_code == 400
+
+
+@LEFT
+async def test_a_worker_is_asked_to_be_quiet_and_answers(mesh: worqr.Mesh, site: Site) -> None:
+    async with mesh.join(concurrency=5) as peer:
+
+        async def seen() -> tuple[str, str, int]:
+            [info] = await mesh.workers()
+            return info.state, info.answer, info.room
+
+        assert "If it hangs, end its process." in (await site.get("/worker", id=peer.id)).text
+        answer = await site.post("/worker-ask", id=peer.id, what="quiet", back=f"/worker?id={peer.id}")
+        assert answer.headers["location"].endswith("done=worker-asked")
+        await eventually(seen, ("quiet", "done", 0))
+        page = (await site.get("/worker", id=peer.id, done="worker-asked")).text
+        assert "The worker was asked." in page
+        assert ">Resume<" in page
+        await site.post("/worker-ask", id=peer.id, what="resume")
+        await eventually(seen, ("ready", "done", 5))
+        await site.post("/worker-ask", id=peer.id, what="concurrency", n="7")
+        await eventually(seen, ("ready", "done", 7))
+        for wrong in ("", "0", "x", "1" * 12):
+            assert (await site.post("/worker-ask", id=peer.id, what="concurrency", n=wrong)).status_code == 400
+        assert (await site.post("/worker-ask", id="nobody", what="drain")).status_code == 400
+        assert (await site.post("/worker-ask", id=peer.id, what="dance")).status_code == 400
+        site.viewer = operator("bob")
+        assert (await site.post("/worker-ask", id=peer.id, what="drain")).status_code == 403
+        assert "/worker-ask" not in (await site.get("/worker", id=peer.id)).text
+        site.viewer = admin("ada", ("mail.*",))
+        assert (await site.post("/worker-ask", id=peer.id, what="drain")).status_code == 403
+        site.viewer = admin("ada")
+        await site.post("/worker-ask", id=peer.id, what="drain")
+        await peer.wait()
+
+
+def test_a_worker_in_trouble_comes_with_advice() -> None:
+    def worker(**more: Any) -> worqr.WorkerInfo:
+        return worqr.WorkerInfo("shop:1", "h", 1, "shop", "0.1", frozenset(), 0, 1, 0.0, **more)
+
+    now = datetime.now(UTC)
+    assert advice(worker(state="dead")).endswith("you have to do nothing.")
+    assert "`worqr workers evict shop:1`" in advice(worker(state="missing"))
+    assert "leaves when" in advice(worker(state="leaving"))
+    assert request_text(worker(), now) == ""
+    assert request_text(worker(answer="done"), now) == "done"
+    assert "next heartbeat" in request_text(worker(request="quiet", requested_at=now), now)
+    assert "not answered" in request_text(worker(request="quiet", requested_at=now - timedelta(seconds=6)), now)
 
 
 @LEFT

@@ -79,6 +79,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             assert (await q.cancel_claims("1")).running == 0
             await mesh.queues()
             await mesh.workers()
+            await mesh.ask_worker(peer.id, "resume")
             await mesh.info()
             assert "paused" in {entry.kind for entry in await mesh.log()}
             await nursery.start(partial(peer.serve, "Q3", _jobs, result_ttl=60))

@@ -166,6 +166,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     ),
     "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
     "note_runs": lambda q, g, scene: ops.note_runs(q, "A", 100, {"ok": 2, "r3": 2, "rs": 9}),
+    "ask_worker": lambda q, g, scene: ops.ask_worker(g, "A", "quiet", "5"),
     "override_schedule": lambda q, g, scene: ops.override_schedule(g, "s", b"other times"),
     "pause": lambda q, g, scene: ops.pause(q, "why"),
     "pause_schedule": lambda q, g, scene: ops.pause_schedule(g, "s", paused=True),

@@ -55,10 +55,10 @@ GROUPS: Final = {
     "Inspect": {
         "top": (
             "worqr.cli.top.command:top",
-            "Watch a mesh: queues, running tasks, workers, failed tasks and schedules.",
+            "Watch a mesh: queues, running tasks, workers, failed tasks, schedules and the log.",
         ),
         "queues": ("worqr.cli.list_commands:queues", "List the queues that hold tasks or have workers."),
-        "workers": ("worqr.cli.list_commands:workers", "List workers, or evict a worker that hangs or has vanished."),
+        "workers": ("worqr.cli.list_commands:workers", "List workers, make them quiet, drain or evict them."),
         "info": (
             "worqr.cli.mesh_commands:info",
             "Show the mesh as a whole: its leader, the sums of all queues, and the workers of each application.",
@@ -98,7 +98,7 @@ GROUPS: Final = {
         ),
         "schedules": (
             "worqr.cli.schedule_commands:schedules",
-            "List schedules, pause or resume one, or run its task now.",
+            "List schedules, pause, resume or override one, or run its task now.",
         ),
         "dashboard": (
             "worqr.cli.dashboard:dashboard",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 
@@ -58,6 +58,7 @@ def queues(
 
 
 MARKED: Final = {
+    "quiet": "quiet, takes no new tasks",
     "leaving": "leaving",
     "missing": "sends no heartbeat",
     "dead": "dead, its tasks are being given back",
@@ -89,6 +90,7 @@ WORKERS: Final = (
     ),
     Column("since", plain=format_time, shown=formatting.short_time),
     Column("state", shown=lambda state: MARKED.get(state, ""), note=True),
+    Column("request", note=True),
     Column(
         "leads",
         plain=lambda leads: "yes" if leads else "-",
@@ -103,7 +105,7 @@ WORKERS: Final = (
     Column("queues", fit="fold", least=16, words=True, spare=True),
 )
 
-workers: App = App(name="workers", help="List workers, or evict a worker that hangs or has vanished.")
+workers: App = App(name="workers", help="List workers, make them quiet, drain or evict them.")
 
 
 @workers.default
@@ -135,20 +137,84 @@ def _worker_row(info: WorkerInfo) -> Sequence[object]:
     lag = None if info.lag is None else round(info.lag, 1)
     return (
         *(info.id, info.host, info.pid, info.app, info.running, info.room, info.beat_age, lag, info.started),
-        *(info.state, info.leads, info.version, info.python, info.threads, info.processes),
+        *(info.state, _request(info), info.leads, info.version, info.python, info.threads, info.processes),
         ", ".join(sorted(info.queues)),
     )
 
 
-@workers.command(name="evict")
-def evict_workers(
-    ids: Annotated[
-        tuple[str, ...], Parameter(name="ID", help="Worker id, or the first characters of it or of its hex digits.")
-    ],
+def _request(info: WorkerInfo) -> str:
+    """Return what was asked of a worker and is not done."""
+    if info.request:
+        return f"has not answered yet: {info.request}"
+    return "" if info.answer in ("", "done") else f"has {info.answer}"
+
+
+WorkerIds = Annotated[
+    tuple[str, ...], Parameter(name="ID", help="Worker id, or the first characters of it or of its hex digits.")
+]
+
+
+@workers.command(name="quiet")
+def quiet_workers(ids: WorkerIds, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
+    """Ask workers to take no new tasks. Running tasks continue, and the workers stay."""
+    _ask_workers(ids, connect, "quiet", None, json=json)
+
+
+@workers.command(name="resume")
+def resume_workers(ids: WorkerIds, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
+    """Ask quiet workers to take tasks again."""
+    _ask_workers(ids, connect, "resume", None, json=json)
+
+
+@workers.command(name="drain")
+def drain_workers(ids: WorkerIds, /, *, json: JsonLines = False, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
+    """Ask workers to end their running tasks and leave, as on SIGTERM.
+
+    A supervisor of the process may start it again.
+    """
+    _ask_workers(ids, connect, "drain", None, json=json)
+
+
+@workers.command(name="concurrency")
+def set_workers_concurrency(
+    ids: Annotated[str, Parameter(name="ID", help="Worker id, or the first characters of it or of its hex digits.")],
+    n: Annotated[str, Parameter(name="N", help="Tasks at once, or 'auto'.")],
     /,
     *,
+    json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
+    """Ask a worker to run more or fewer tasks at once, until its process ends."""
+    if n != "auto" and not (n.isascii() and n.isdecimal() and len(n) < 10 and int(n)):
+        raise InvalidArguments(f"N must be a whole number, at least 1, or 'auto', not {n!r}")
+    _ask_workers((ids,), connect, None, "auto" if n == "auto" else int(n), json=json)
+
+
+def _ask_workers(
+    ids: Sequence[str],
+    connect: ConnectOptions,
+    what: Literal["quiet", "resume", "drain"] | None,
+    concurrency: int | Literal["auto"] | None,
+    *,
+    json: bool,
+) -> None:
+    async def command(mesh: Mesh) -> None:
+        known = [info.id for info in await mesh.workers()]
+        found = {match_worker_id(each, known) for each in ids}
+        for worker in sorted(found, key=lambda worker: (worker in known, worker)):  # unknown ids first: they raise
+            await mesh.ask_worker(worker, what, concurrency=concurrency)
+            if json:
+                print_json({"worker": worker, "what": what, "concurrency": concurrency})
+                continue
+            name = formatting.short_worker_id(worker) if is_terminal() else worker
+            request = what or f"concurrency {concurrency}"
+            print(f"Asked worker {escape(name)}: {request}; `worqr workers` shows whether it has answered")
+
+    run_connected(connect, command)
+
+
+@workers.command(name="evict")
+def evict_workers(ids: WorkerIds, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
     """Declare workers dead, and return their tasks to the queues now.
 
     A worker that is alive joins again with a new id. To stop a worker, stop its process.

@@ -1,4 +1,4 @@
-"""`BlockingControls`: the schedules of a mesh for synchronous code. `BlockingMesh` inherits it.
+"""`BlockingControls`: the schedules and workers of a mesh for synchronous code. `BlockingMesh` inherits it.
 
 A call runs the coroutine of the same name to its end in the calling thread.
 """
@@ -6,7 +6,7 @@ A call runs the coroutine of the same name to its end in the calling thread.
 from __future__ import annotations
 
 from datetime import tzinfo
-from typing import Protocol
+from typing import Literal, Protocol
 
 from worqr.client.blocking_jobs import BlockingJob, run_coroutine
 from worqr.client.client import Client
@@ -21,10 +21,17 @@ class AsyncControls(Protocol):
     async def pause_schedule(self, name: str, *, paused: bool = True) -> None: ...
     async def run_schedule(self, name: str) -> Job[bytes]: ...
     async def override_schedule(self, name: str, cron: str | None, *, timezone: str | tzinfo | None = None) -> None: ...
+    async def ask_worker(
+        self,
+        worker_id: str,
+        what: Literal["quiet", "resume", "drain"] | None = None,
+        *,
+        concurrency: int | Literal["auto"] | None = None,
+    ) -> None: ...
 
 
 class BlockingControls:
-    """The part of `BlockingMesh` that shows and controls schedules."""
+    """The part of `BlockingMesh` that controls schedules and workers."""
 
     __slots__ = ("_client", "_controls")
 
@@ -74,3 +81,22 @@ class BlockingControls:
             UsageError: The expression or the zone is not valid, or there is no schedule of this name.
         """
         run_coroutine(self._client, self._controls.override_schedule(name, cron, timezone=timezone))
+
+    def ask_worker(
+        self,
+        worker_id: str,
+        what: Literal["quiet", "resume", "drain"] | None = None,
+        *,
+        concurrency: int | Literal["auto"] | None = None,
+    ) -> None:
+        """Ask a worker to take no new tasks, to take tasks again, to leave, or for another concurrency. See ``mesh.ask_worker``.
+
+        Args:
+            worker_id: As in ``mesh.workers()``.
+            what: ``"quiet"``, ``"resume"`` or ``"drain"``.
+            concurrency: The number of units of work that it runs at once, or ``"auto"``.
+
+        Raises:
+            UsageError: An argument is not valid, or there is no worker with this id.
+        """
+        run_coroutine(self._client, self._controls.ask_worker(worker_id, what, concurrency=concurrency))

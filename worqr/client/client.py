@@ -25,24 +25,11 @@ T = TypeVar("T")
 NOTE_PATIENCE: Final = 2.0
 """Seconds that an action waits at most until its entry in the log is written."""
 
-_PERSON: Final[ContextVar[str]] = ContextVar("worqr.person", default="")
-
-
-@contextmanager
-def acting_for(person: str) -> Generator[None]:
-    """Name this person in the log for what is done in the block, whichever client does it. For a server of several people."""
-    token = _PERSON.set(person)
-    try:
-        yield
-    finally:
-        _PERSON.reset(token)
-
-
 _actor: ContextVar[str] = ContextVar("worqr.actor", default="")
 
 
 @contextmanager
-def acting_as(who: str) -> Generator[None]:
+def acting_for(who: str) -> Generator[None]:
     """Name the person who acts in the block, for the log of the mesh, in place of the client's `who`."""
     token = _actor.set(who)
     try:
@@ -87,14 +74,21 @@ class Client:
     @property
     def who(self) -> str:
         """The program or person that acts, for the log of the mesh."""
-        return _PERSON.get() or self._who
+        return _actor.get() or self._who
 
     async def note(
-        self, kind: str, *, queue: str = "", job: str = "", count: int | None = None, text: str = ""
+        self,
+        kind: str,
+        *,
+        queue: str = "",
+        worker: str = "",
+        job: str = "",
+        count: int | None = None,
+        text: str = "",
     ) -> None:
         """Append an entry to the log of the mesh. The action itself is done: an error here is no error of it."""
-        keys, who = RegistryKeys(self.settings.prefix), _actor.get() or self.who
-        call = ops.note_event(keys, kind, who=who, queue=queue, job=job, count=count, text=text)
+        keys, who = RegistryKeys(self.settings.prefix), self.who
+        call = ops.note_event(keys, kind, who=who, queue=queue, worker=worker, job=job, count=count, text=text)
         with suppress(WorqrError):
             await self.link.call(call, patience=NOTE_PATIENCE)
 

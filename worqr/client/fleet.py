@@ -9,6 +9,7 @@ import difflib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from typing import Final, Literal
 
 from worqr import ops
 from worqr.client.events import ConnectionEvent, connection_events_of
@@ -20,10 +21,13 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.records import LogEntry, MeshInfo, WorkerInfo
-from worqr.validation import check_text
+from worqr.validation import check_count, check_text
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
 
+REQUESTS: Final = ("quiet", "resume", "drain")
+MOST_UNITS: Final = 1_000_000
+"""The largest concurrency that a worker can be asked for: a typing error must not claim a whole queue."""
 NEAREST = 3
 """Ids that the error about an unknown id suggests at most."""
 
@@ -105,6 +109,38 @@ class Fleet:
         emit(logger, "condemn_worker", text, worker=worker, reason="it was evicted")
         await _sweep(link, registry, worker)
 
+    async def ask_worker(
+        self,
+        worker_id: str,
+        what: Literal["quiet", "resume", "drain"] | None = None,
+        *,
+        concurrency: int | Literal["auto"] | None = None,
+    ) -> None:
+        """Ask a worker to take no new tasks, to take tasks again, to leave, or to run more or fewer tasks at once.
+
+        The worker reads the request with its next heartbeat, within about a second, and its `WorkerInfo` then has the answer. The
+        call does not wait for it. A request holds until the process of the worker ends, also if it registers again.
+
+        Args:
+            worker_id: As in ``mesh.workers()``.
+            what: ``"quiet"``: take no new tasks; running tasks continue, and the worker stays registered. ``"resume"``: take
+                tasks again. ``"drain"``: end as on SIGTERM. The worker takes no more tasks, and running ones have `grace`
+                seconds; then ``mesh.run()`` and ``worqr run`` end the process. In your own program, the worker leaves its queues
+                as after ``peer.drain()``: ``peer.wait()`` returns, and the program decides what comes next.
+            concurrency: The number of units of work that it runs at once, or ``"auto"``, as in ``peer.set_concurrency()``. The
+                sizes of its thread and process pools stay.
+
+        Raises:
+            UsageError: An argument is not valid, or there is no worker with this id; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        worker, asked = check_text(worker_id, "worker_id"), _asked(what, concurrency)
+        registry, units = RegistryKeys(self._client.settings.prefix), "" if concurrency is None else str(concurrency)
+        if not await self._client.ask(ops.ask_worker(registry, worker, what or "", units)):
+            heartbeats = await self._client.ask(ops.look_at_workers(registry))
+            raise UsageError(_unknown_worker_text(worker, list(heartbeats.beats)))
+        await self._client.note("worker_asked", worker=worker, text=asked)
+
     def connection_events(self) -> AbstractAsyncContextManager[AsyncIterator[ConnectionEvent]]:
         """Return a block in which you hear when the connection to the server is lost and when it is back.
 
@@ -120,6 +156,19 @@ class Fleet:
             UsageError: On entry: outside `connect` and `join`.
         """
         return connection_events_of(self._client)
+
+
+def _asked(what: object, concurrency: object) -> str:
+    """Return a request as a text for people. Raises UsageError if it is not valid."""
+    if what is None and concurrency is None:
+        raise UsageError('ask_worker() needs "quiet", "resume", "drain" or concurrency=')
+    if what not in (None, *REQUESTS):
+        raise UsageError(f"a worker can be asked for {', '.join(map(repr, REQUESTS))}, not {what!r}")
+    if concurrency is None:
+        return str(what)
+    if concurrency != "auto" and check_count(concurrency, "concurrency") > MOST_UNITS:
+        raise UsageError(f"concurrency must be at most {MOST_UNITS:,}, not {concurrency!r}")
+    return f"{what}, concurrency {concurrency}" if what else f"concurrency {concurrency}"
 
 
 async def _sweep(link: Link, registry: RegistryKeys, worker: str) -> None:

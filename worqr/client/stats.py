@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
 from worqr.job_states import DISPLAY_NAMES
@@ -112,6 +113,7 @@ def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
 def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
     """Return a worker. `leader`: the worker id of the leader."""
     facts, ttl_ms = row.facts, row.ttl_ms
+    request, requested_at = _request(facts.get("request", ""))
     keepalive_ms = int(facts.get("keepalive_ms", "0"))
     age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")
     return WorkerInfo(
@@ -131,15 +133,29 @@ def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
         python=facts.get("python", ""),
         threads=_count(facts, "threads"),
         processes=_count(facts, "processes"),
+        request=request,
+        requested_at=requested_at,
+        answer=facts.get("answer", "").partition(" ")[2],
     )
 
 
-def _state(row: WorkerRow) -> Literal["ready", "leaving", "missing", "dead"]:
+def _request(stored: str) -> tuple[str, datetime | None]:
+    """Return what an operator asked of a worker, and when. The first word is its id: the time in ms, or later."""
+    number, _, wanted = stored.partition(" ")
+    if not number.isdecimal() or len(number) > 14:
+        return "", None
+    mode, _, concurrency = wanted.partition(" ")
+    parts = ["" if mode == "-" else mode, "" if concurrency == "-" else f"concurrency {concurrency}"]
+    return ", ".join(filter(None, parts)), from_ms(int(number))
+
+
+def _state(row: WorkerRow) -> Literal["ready", "quiet", "leaving", "missing", "dead"]:
     if row.dead:
         return "dead"
     if row.ttl_ms == -2:
         return "missing"
-    return "leaving" if row.facts.get("leaving") == "1" else "ready"
+    states: dict[str, Literal["leaving", "quiet"]] = {"1": "leaving", "2": "quiet"}
+    return states.get(row.facts.get("leaving", ""), "ready")
 
 
 def _count(facts: Mapping[str, str], name: str) -> int | None:

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal, cast, get_args
 
 from worqr.errors import UsageError, did_you_mean
 
-Right = Literal["look", "payloads", "cancel", "retry", "drop", "delete", "pause", "schedules"]
+Right = Literal["look", "payloads", "cancel", "retry", "drop", "delete", "pause", "schedules", "workers"]
 """``look``: every page, with the beginning of payloads, redacted. ``payloads``: download a whole payload. ``cancel``, ``retry``,
-``drop`` (delete dead-letter records), ``delete`` (all waiting tasks of a queue), ``pause`` (queues, and resume) and
-``schedules`` (pause and resume): the acts.
+``drop`` (delete dead-letter records), ``delete`` (all waiting tasks of a queue), ``pause`` (queues, and resume), ``schedules``
+(pause, run now, other times) and ``workers`` (quiet, drain, concurrency): the acts.
 """
 RIGHTS: Final[tuple[str, ...]] = get_args(Right)
 _OPERATOR: Final = ("look", "cancel", "retry", "drop", "pause", "schedules")

@@ -33,6 +33,7 @@ _FIXED: Final = {
     "resume": "The queue is resumed.",
     "schedule-pause": "The schedule is paused.",
     "schedule-resume": "The schedule is resumed.",
+    "worker-asked": "The worker was asked. It answers with its next heartbeat, within about a second: reload this page.",
     "schedule-run": "The task of the schedule is enqueued. Its next run stays as planned.",
     "schedule-busy": "Nothing was enqueued, because the previous run of the schedule still waits or runs.",
     "schedule-override": "The schedule has other times now, until you return to those of the code.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from starlette.responses import Response
 
 from worqr.cron import Schedule
+from worqr.dashboard.advice import advice, request_text
 from worqr.dashboard.batches import gathered as gathered
 from worqr.dashboard.batches import pair
 from worqr.dashboard.graphs import HOUR, NAMES
@@ -267,6 +268,8 @@ async def worker(visit: Visit) -> Response:
         "worker.html",
         live=visit.link("/live", view="workers", id=info.id),
         info=info,
+        request=request_text(info, state.at),
+        advice=advice(info),
         tasks=tasks[:PAGE],
         left_out=max(len(tasks) - PAGE, 0),
         served=sorted(name for name in info.queues if visit.viewer.sees(name)),

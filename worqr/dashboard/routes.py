@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from worqr.dashboard import acts, bulk_pages, failures, live, reading, schedules
+from worqr.dashboard import acts, bulk_pages, failures, live, reading, schedules, workers
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -51,6 +51,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/pause": Route(acts.pause, "POST", "pause"),
     "/resume": Route(acts.resume, "POST", "pause"),
     "/schedule": Route(schedules.pause, "POST", "schedules"),
+    "/worker-ask": Route(workers.ask, "POST", "workers"),
     "/schedule-run": Route(schedules.run, "POST", "schedules"),
     "/schedule-times": Route(schedules.override, "POST", "schedules"),
 }

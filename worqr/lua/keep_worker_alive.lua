@@ -15,14 +15,16 @@
 -- ARGV[6] running tasks, for people
 -- ARGV[7] room tasks, for people
 -- ARGV[8] lag_ms ms by which its event loop was late, for people
--- ARGV[9] leaving 1 if it takes no more tasks, else 0, for people
+-- ARGV[9] leaving 1 if it leaves, 2 if it is quiet, else 0, for people
 -- ARGV[10] standing text, the lease that this worker has seen unchanged for longer than a lease lasts, '' for none
--- RETURNS ok leads lease queue... | revived leads lease queue... | dead
+-- ARGV[11] answer text to the last request of an operator, after the id of that request; '' for none
+-- RETURNS ok leads lease request queue... | revived leads lease request queue... | dead; request: what an operator asks, and the
+--   worker has not answered, '' for nothing
 -- RESEND safe: it sets what it set; a late copy gives a worker that is still registered one keepalive more
 local registered, worker_key, leader, waiting, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local worker, beat, keepalive_ms, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local info_expire_s, running, room, lag_ms, leaving = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-local standing = ARGV[10]
+local standing, answer = ARGV[10], ARGV[11]
 
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
@@ -42,7 +44,13 @@ if lease_ms > 0 and (not lease or lease == standing or string.match(lease, '^(.*
   redis.call('SET', leader, lease, 'PX', lease_ms)
   leads = 1
 end
-local reply = {status, leads, lease or ''}
+local request = redis.call('HGET', info, 'request') or ''
+if answer ~= '' and request ~= '' and string.match(answer, '^%d+') == string.match(request, '^%d+') then
+  redis.call('HSET', info, 'answer', answer)
+  redis.call('HDEL', info, 'request')
+  request = ''
+end
+local reply = {status, leads, lease or '', request}
 for _, queue in ipairs(waits) do
   reply[#reply + 1] = queue
 end

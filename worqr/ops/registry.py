@@ -42,6 +42,7 @@ class Beat:
         leads: it holds the lease.
         waiting: the queues with waiting tasks.
         lease: the lease after this heartbeat; '' for none.
+        request: what an operator asks of the worker, and it has not answered; '' for nothing.
     """
 
     alive: bool
@@ -49,6 +50,7 @@ class Beat:
     leads: bool
     waiting: list[str]
     lease: str = ""
+    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +129,34 @@ def keep_worker_alive(
     room: int,
     lag_ms: int = 0,
     leaving: bool = False,
+    quiet: bool = False,
     stale_lease: str = "",
+    answer: str = "",
 ) -> Call[Beat]:
     """Send one heartbeat. With lease_ms 0, do not ask for the lease. `stale_lease`: one to take over, because its holder does not
-    renew it.
+    renew it. `answer`: to the last request of an operator.
     """
 
     def read(reply: Reply) -> Beat:
         word = status_word(reply)
         if word == "dead":
             return Beat(False, False, False, [])
-        return Beat(True, word == "revived", bool(reply[1]), texts(reply[3:]), text(reply[2]))
+        return Beat(True, word == "revived", bool(reply[1]), texts(reply[4:]), text(reply[2]), text(reply[3]))
 
     names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
-    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, lag_ms, int(leaving), stale_lease)
+    state = 2 if quiet and not leaving else int(leaving)
+    args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, lag_ms, state, stale_lease, answer)
     return new_call("keep_worker_alive", keys.base, names, args, read)
+
+
+def ask_worker(keys: RegistryKeys, worker: str, mode: str, concurrency: str) -> Call[bool]:
+    """Ask a worker to be quiet, to resume or to drain, or for another concurrency; '' for neither. False: it is unknown."""
+
+    def read(reply: Reply) -> bool:
+        return status_word(reply) != "unknown"
+
+    args = (worker, mode, concurrency, INFO_EXPIRE_S)
+    return new_call("ask_worker", keys.base, (keys.registered, keys.info(worker)), args, read, numbered=True)
 
 
 def _still_mapped(reply: Reply) -> list[str]:

@@ -27,7 +27,8 @@ from typing import Final
 import trio
 
 from worqr.peer.cpu import CpuMeter, usable_cores
-from worqr.peer.scheduler import AUTO_MAX, AUTO_START, Scheduler
+from worqr.peer.run_sizes import AUTO_MAX
+from worqr.peer.scheduler import AUTO_START, Scheduler
 
 ADJUST_EVERY: Final = 1.0
 PROBE_EVERY: Final = 0.05

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import trio
 
+from worqr import ops
 from worqr.errors import UsageError
 from worqr.handler_options import Handling
 from worqr.keys import QueueKeys, RegistryKeys
@@ -28,8 +29,9 @@ from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.schedule_ticker import ScheduleTicker
+from worqr.peer.operator_requests import OperatorRequests
 from worqr.peer.options import check_concurrency
-from worqr.peer.registration import Registration
+from worqr.peer.registration import LEASE, Registration, ignore_outcome
 from worqr.peer.schedule_declarer import ScheduleDeclarer
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.session import BeatReport, Session, SessionCallbacks, SessionSettings
@@ -73,6 +75,9 @@ class Engine:
         self._ticker = ScheduleTicker(link, registry, self.leader, self.shards_of)
         self.queues: QueueDuties = queue_duties(
             settings, link, self.session, self.runs, lambda: self.leader.leads, self.spawn
+        )
+        self.requests: OperatorRequests = OperatorRequests(
+            self.scheduler, lambda: self.spawn(self.drain), self._report_request
         )
         self._drained = trio.Event()
         self._spawned: trio.Nursery | None = None
@@ -140,6 +145,8 @@ class Engine:
             leaving=self.leaving,
             wants_lease=self.leader.may_request_lease(),
             stale_lease=self.leader.stale_lease(),
+            quiet=scheduler.quiet,
+            answer=self.requests.answer,
         )
 
     def _on_beat(self, beat: Beat, leads_until: float | None) -> None:
@@ -147,6 +154,12 @@ class Engine:
             self.leader.on_lease_granted(until=leads_until, worker=self.id)
         self.leader.on_lease_seen(beat.lease)
         self.queues.waiting.on_waiting(beat.waiting)
+        self.requests.on_request(beat.request)
+
+    def _report_request(self, text: str) -> None:
+        keys = RegistryKeys(self.settings.prefix)
+        call = ops.note_event(keys, "worker_answered", who=self.app, worker=self.id, text=text)
+        self.queues.link.post(call, ignore_outcome, patience=LEASE)
 
     def _on_lost(self, registration: Registration) -> None:
         """Forget the tasks of a registration that is over, register again, and serve the same queues."""

@@ -24,16 +24,16 @@ from typing import Final, Literal, Protocol
 
 from trio_util import RepeatedEvent
 
-from worqr.errors import UsageError
 from worqr.peer.claim_request import ClaimRequest
+from worqr.peer.run_sizes import AUTO_MAX, check_run_fits
 
 BRIEF: Final = 0.05
 """Seconds. A queue whose runs end within this time may use all free units in its turn."""
 PATIENCE: Final = 10
 """How often smaller runs may bypass a run that needs more units than are free."""
+NEVER_FREE: Final = 1 << 40  # units that a quiet peer reserves: none is free, at no cost where units are counted
 AUTO_START: Final = 10
-AUTO_MAX: Final = 1000
-"""The first value of "auto", and its maximum."""
+"""The first value of "auto"."""
 
 
 class Pool:
@@ -129,6 +129,7 @@ class Scheduler:
     Attributes:
         concurrency: units that may be held at once. If it falls, tasks that run already are not affected.
         auto: `adaptive_concurrency` chooses the concurrency.
+        quiet: no task is claimed until `resume`.
         used: units that are in use.
         peak: the most that were in use since `reset_peak`.
         reported_full: by queue, the detector that logged that a handler waits for a job of this queue which cannot run.
@@ -138,6 +139,7 @@ class Scheduler:
     def __init__(self, concurrency: int | Literal["auto"]) -> None:
         self.concurrency: int = AUTO_START if concurrency == "auto" else concurrency
         self.auto: bool = concurrency == "auto"
+        self.quiet: bool = False
         self.used: int = 0
         self.peak: int = 0
         self.reported_full: dict[str, object] = {}
@@ -171,7 +173,7 @@ class Scheduler:
     @property
     def is_limiting(self) -> bool:
         """A consumer would take more now if there were more units."""
-        return any(self.room < consumer.share.size for consumer in self._contenders())
+        return not self.quiet and any(self.room < consumer.share.size for consumer in self._contenders())
 
     def is_full_for(self, queue: str) -> bool:
         """Return True if `queue` is served here and one more of its runs finds no free slot now. From any thread."""
@@ -199,7 +201,7 @@ class Scheduler:
     def check_concurrency(self, n: int | Literal["auto"]) -> None:
         """Raise UsageError if a queue is served whose runs are larger than `n` units. From any thread."""
         for consumer in tuple(self._consumers):
-            _check_fits(consumer.queue, consumer.share.size, n)
+            check_run_fits(consumer.queue, consumer.share.size, n)
 
     async def wait_auto(self) -> None:
         """Wait until the concurrency is ``"auto"``."""
@@ -212,13 +214,25 @@ class Scheduler:
         if self.concurrency > before:
             self.dispatch_soon()
 
+    def be_quiet(self) -> None:
+        """Claim nothing more until `resume`. Running tasks continue, and wake-ups are forwarded to other workers."""
+        self._reserved += 0 if self.quiet else NEVER_FREE
+        self.quiet = True
+        self.dispatch_soon()
+
+    def resume(self) -> None:
+        """Claim tasks again after `be_quiet`."""
+        self._reserved -= NEVER_FREE if self.quiet else 0
+        self.quiet = False
+        self.dispatch_soon()
+
     def reset_peak(self) -> None:
         """Measure `peak` from now on."""
         self.peak = self.used
 
     def check_fits(self, queue: str, size: int) -> None:
         """Raise UsageError if a run of `size` units of `queue` would never fit."""
-        _check_fits(queue, size, "auto" if self.auto else self.concurrency)
+        check_run_fits(queue, size, "auto" if self.auto else self.concurrency)
 
     # The consumers, and what they hold
 
@@ -384,15 +398,3 @@ def _sum_priorities(contenders: Sequence[Contender]) -> Mapping[Pool | None, flo
 
 def _order_of(consumer: Contender) -> tuple[float, float]:
     return consumer.share.virtual_time, -consumer.share.priority
-
-
-def _check_fits(queue: str, size: int, concurrency: int | Literal["auto"]) -> None:
-    if concurrency == "auto":
-        if size > AUTO_MAX:
-            raise UsageError(
-                f"queue {queue!r}: a run of size {size} would never find room: concurrency='auto' is at most {AUTO_MAX} units"
-            )
-    elif size > concurrency:
-        raise UsageError(
-            f"queue {queue!r}: a run of size {size} would never find room: the concurrency of this peer is {concurrency} units"
-        )

@@ -61,7 +61,7 @@ class HeartbeatCounts:
 
 
 class BeatReport(NamedTuple):
-    """What a heartbeat reports to the server: units, claims, and whether the peer requests the lease of the leader."""
+    """What a heartbeat reports: units, claims, whether the peer requests the leader's lease, and its answer to an operator."""
 
     concurrency: int
     running: int
@@ -69,6 +69,8 @@ class BeatReport(NamedTuple):
     leaving: bool
     wants_lease: bool
     stale_lease: str
+    quiet: bool
+    answer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,9 @@ class Session:
                 room=report.room,
                 lag_ms=0 if registration.heartbeat is None else round(registration.heartbeat.lag * 1000),
                 leaving=report.leaving,
+                quiet=report.quiet,
                 stale_lease=report.stale_lease,
+                answer=report.answer,
             )
             return registration.record_replies(call)
 

@@ -19,7 +19,7 @@ import trio
 
 import worqr
 from tests.cli.conftest import Command
-from tests.peer.tools import Held, eventually, serving
+from tests.peer.tools import Held, eventually, serving, until
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
@@ -229,6 +229,33 @@ async def test_a_server_that_is_away_is_named_and_comes_back(own_server: Server,
         await terminal.wait("waiting 0")
         terminal.type("q")
         assert await ended(terminal, process) == 0
+
+
+async def test_a_worker_is_made_quiet_and_the_log_tells_it(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer:
+        short = peer.id.rpartition(":")[2][:8]
+        async with top(environment, "--view", "workers") as (terminal, process):
+            await terminal.wait(short)
+            terminal.type("w")
+            await terminal.wait("to take no new tasks? y: yes")
+            terminal.type("y")
+            await until(lambda: peer._engine.scheduler.quiet)
+            terminal.type("6")
+            await terminal.wait(
+                lambda text: all(kind in text for kind in ("joined", "worker_asked", "worker_answered"))
+            )
+            terminal.type("3")
+            await terminal.wait(
+                lambda text: any(
+                    short in row[:20] and "quiet" in row and "asked" not in row for row in text.splitlines()[3:-1]
+                )
+            )
+            terminal.type("w")
+            await terminal.wait("to resume? y: yes")
+            terminal.type("y")
+            await until(lambda: not peer._engine.scheduler.quiet)
+            terminal.type("q")
+            assert await ended(terminal, process) == 0
 
 
 async def test_read_only_changes_nothing(environment: dict[str, str], mesh: worqr.Mesh) -> None:

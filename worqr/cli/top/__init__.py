@@ -1,1 +1,1 @@
-"""``worqr top``: a mesh on a terminal, live. Tables of queues, running tasks, workers, failed tasks and schedules."""
+"""``worqr top``: a mesh on a terminal, live. Tables of queues, running tasks, workers, failed tasks, schedules and the log."""

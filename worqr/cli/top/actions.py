@@ -1,4 +1,4 @@
-"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop."""
+"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, make a worker quiet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from worqr.cli.named_queue import queue_by_name
 from worqr.cli.top.views import Row, View
@@ -27,6 +27,7 @@ class ActKind(Enum):
     CANCEL = "cancel"
     RETRY = "retry"
     DROP = "drop"
+    WORKER = "make quiet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,20 @@ def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
             ActKind.RETRY: Act(f"retry {what}", partial(_retry, queue=row.queue, id=entry)),
             ActKind.DROP: Act(f"delete {what}", partial(_drop, queue=row.queue, id=entry)),
         }
+    if view is View.WORKERS:
+        return {ActKind.WORKER: _act_on_worker(row)}
     if view is View.SCHEDULES:
         paused, name = row.target.paused, row.target.name
         question = f"{'resume' if paused else 'pause'} schedule {name}"
         return {ActKind.PAUSE: Act(question, partial(_pause_schedule, name=name, paused=not paused))}
     return {}
+
+
+def _act_on_worker(row: Row) -> Act:
+    worker = row.target.id
+    if row.target.state == "quiet":
+        return Act(f"ask worker {worker} to resume", partial(_ask_worker, worker=worker, what="resume"))
+    return Act(f"ask worker {worker} to take no new tasks", partial(_ask_worker, worker=worker, what="quiet"))
 
 
 def _acts_on_queue(row: Row) -> dict[ActKind, Act]:
@@ -90,6 +100,11 @@ async def _pause(mesh: Mesh, *, queue: str, paused: bool) -> str:
 async def _pause_schedule(mesh: Mesh, *, name: str, paused: bool) -> str:
     await mesh.pause_schedule(name, paused=paused)
     return f"{'Paused' if paused else 'Resumed'} schedule {name}"
+
+
+async def _ask_worker(mesh: Mesh, *, worker: str, what: Literal["quiet", "resume"]) -> str:
+    await mesh.ask_worker(worker, what)
+    return f"Asked worker {worker}: {what}"
 
 
 async def _cancel(mesh: Mesh, *, queue: str, id: str) -> str:

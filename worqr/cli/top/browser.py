@@ -38,7 +38,7 @@ class Request(Enum):
 
 QUIT: Final = Request.QUIT
 READ: Final = Request.READ
-_ACTS: Final = {"p": ActKind.PAUSE, "c": ActKind.CANCEL, "r": ActKind.RETRY, "d": ActKind.DROP}
+_ACTS: Final = {"p": ActKind.PAUSE, "c": ActKind.CANCEL, "r": ActKind.RETRY, "d": ActKind.DROP, "w": ActKind.WORKER}
 _VIEWS: Final = {str(place): view for place, view in enumerate(View, 1)}
 
 

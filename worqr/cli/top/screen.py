@@ -27,7 +27,7 @@ LEAST: Final = 6
 HEADER: Final = 4
 FOOTER: Final = 1
 HELP: Final = (
-    "1 to 5      choose a table",
+    "1 to 6      choose a table",
     "up, down    select a row; also j and k, page up, page down, home, end",
     "Enter       show only the tasks of the selected queue",
     "Escape      clear the filter, then show all queues again",
@@ -37,6 +37,7 @@ HELP: Final = (
     "c           cancel the selected running job",
     "r           retry the selected failed task, or all of the selected queue",
     "d           delete the selected failed task, or all of the selected queue",
+    "w           ask the selected worker to take no new tasks, or to resume",
     "q           quit; also Ctrl-C",
 )
 
@@ -202,6 +203,7 @@ def _nothing(browser: Browser) -> str:
         View.WORKERS: "no worker is registered",
         View.FAILED: "no task has failed for good",
         View.SCHEDULES: "no worker has declared a schedule",
+        View.LOG: "nothing has happened yet",
     }
     return nothing[browser.view]
 

@@ -16,10 +16,12 @@ from worqr.cli.terminal import Column, number
 if TYPE_CHECKING:
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
-    from worqr.records import Failed, MeshInfo, QueueInfo, TaskInfo, WorkerInfo
+    from worqr.records import Failed, LogEntry, MeshInfo, QueueInfo, TaskInfo, WorkerInfo
 
 FAILED_PER_QUEUE: Final = 50
 """Newest failed tasks that are read of each queue."""
+LOG_ENTRIES: Final = 200
+"""Newest entries of the log that are read."""
 QUEUES_READ: Final = 20
 """Queues of which tasks are read at once, if none is chosen: those with the most of them."""
 
@@ -32,6 +34,7 @@ class View(Enum):
     WORKERS = "workers"
     FAILED = "failed"
     SCHEDULES = "schedules"
+    LOG = "log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
         _seconds("last beat"),
         Column("version"),
         Column("queues", fit="cut", least=8),
+        Column("state", style="yellow"),
     ),
     View.FAILED: (
         Column("id", fit="cut", least=12),
@@ -109,6 +113,15 @@ COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
         Column("next run", shown=formatting.short_time),
         Column("last run", shown=formatting.short_time),
         Column("state", style="yellow"),
+    ),
+    View.LOG: (
+        Column("time", shown=formatting.short_time),
+        Column("kind", style=lambda kind: "red" if kind == "dead" else ""),
+        Column("who", fit="cut"),
+        Column("queue", fit="cut", least=8),
+        Column("worker", shown=formatting.short_worker_id, fit="cut"),
+        Column("n", shown=lambda count: "" if count is None else str(count), right=True),
+        Column("details", fit="cut", least=16),
     ),
 }
 
@@ -154,8 +167,12 @@ async def _workers(mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
 
 def _worker_row(info: WorkerInfo) -> Row:
     served = ", ".join(sorted(info.queues))
-    values = (info.id, info.host, info.pid, info.running, info.room, info.beat_age, info.version, served)
+    values = (info.id, info.host, info.pid, info.running, info.room, info.beat_age, info.version, served, _state(info))
     return Row(info.id, values, info)
+
+
+def _state(info: WorkerInfo) -> str:
+    return f"asked: {info.request}" if info.request else "" if info.state == "ready" else info.state
 
 
 async def _failed(mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
@@ -175,6 +192,17 @@ def _failed_row(record: Failed, now: datetime) -> Row:
 
 async def _schedules(mesh: Mesh, info: MeshInfo, _queue: str) -> Reading:
     return Reading(info, [_schedule_row(schedule) for schedule in await mesh.schedules()])
+
+
+async def _log(mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
+    found = [entry for entry in reversed(await mesh.log(LOG_ENTRIES)) if queue in ("", entry.queue)]
+    return Reading(info, list(map(_log_row, found)))
+
+
+def _log_row(entry: LogEntry) -> Row:
+    details = " ".join(filter(None, (entry.job, entry.text)))
+    values = (entry.at, entry.kind, entry.who, entry.queue, entry.worker, entry.count, details)
+    return Row(entry.id, values, entry, entry.queue)
 
 
 def _schedule_row(schedule: Schedule) -> Row:
@@ -198,4 +226,5 @@ _READERS: Final = {
     View.WORKERS: _workers,
     View.FAILED: _failed,
     View.SCHEDULES: _schedules,
+    View.LOG: _log,
 }
