@@ -160,7 +160,7 @@ def migration(session: nox.Session, library: str) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure, on a server of its own."""
-    session.install("-e", ".[dashboard,embedded]")
+    session.install("-e", ".[dashboard,embedded,otel]", "opentelemetry-sdk>=1.30")
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
