@@ -18,6 +18,7 @@ import trio
 
 from benchmarks import (
     auto,
+    bulk,
     cancel,
     cluster,
     crowd,
@@ -64,6 +65,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "memory": memory.measure,
     "names": names.measure,
     "operator": operator.measure,
+    "bulk": bulk.measure,
     "due": due.measure,
     "storm": storm.measure,
     "schedules": schedules.measure,

@@ -197,13 +197,38 @@ def stand_ins(*, socket: str, queue: str, count: int) -> None:
     sys.stdin.read()
 
 
+def bulk(*, socket: str, queue: str, meant: int, stop_at: int) -> None:
+    """The dashboard's retry of all failed tasks: tells how many were tried, and stops after `stop_at`; 0: never."""
+    from worqr.dashboard.bulk import Bulk, Order
+
+    class Telling(Bulk):
+        def _tried(self, tried: int, total: int) -> None:
+            say(str(tried))
+            if stop_at and tried >= stop_at:
+                self.stop()
+            super()._tried(tried, total)
+
+    say("ready")
+    act = Telling(Order("retry", queue, "benchmark", meant), lambda: worqr.Mesh(f"unix://{socket}"))
+    act.start()
+    act.ended.wait()
+    say("ended")
+    sys.stdin.read()
+
+
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
     if role in {"peers", "joined", "schedules"}:
         trio.run(partial({"peers": peers, "joined": joined, "schedules": schedules}[role], **settings))
     else:
-        roles = {"listener": listener, "beater": beater, "stand_ins": stand_ins, "joined_in_thread": joined_in_thread}
+        roles = {
+            "bulk": bulk,
+            "listener": listener,
+            "beater": beater,
+            "stand_ins": stand_ins,
+            "joined_in_thread": joined_in_thread,
+        }
         roles[role](**settings)
 
 

@@ -37,6 +37,7 @@ TITLES = {
         "open pages",
         "pages open 0",
     ],
+    "bulk": ["bulk:"],
     "due": ["due:"],
     "storm": ["storm:"],
     "schedules": ["schedules:"],

@@ -448,3 +448,28 @@ CONTRAST = """
 })()
 """
 """The elements whose text has a contrast of less than 4.5 to its background."""
+
+
+@pytest.mark.parametrize("java_script_enabled", [True, False])
+def test_all_records_are_deleted_by_keyboard_only(
+    site: Running, open_tab: Callable[..., Tab], java_script_enabled: bool
+) -> None:
+    for number in range(3):
+        site.dispatch("failing", b"1", id=f"bulk-{java_script_enabled}-{number}")
+    tab = open_tab(java_script_enabled=java_script_enabled)
+    tab.open("/queue?name=failing&tab=failed&error=Failure")
+    while tab.page.locator(ROWS).count() < 3:
+        tab.page.reload()
+    tab.page.get_by_role("link", name="Delete all that match").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/confirm?**")
+    question = tab.page.locator("h1").text_content()
+    assert re.fullmatch(r"Delete the records of \d+ tasks\?", question), question
+    tab.page.get_by_role("button", name="Delete all").focus()
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/bulk?**")
+    ended = tab.page.locator(".state", has_text="deleted from the list")
+    while not ended.count():
+        tab.page.reload()
+    assert "By" in tab.page.locator("dl.facts").text_content()
+    assert "ada" in tab.page.locator("dl.facts").text_content()

@@ -200,6 +200,7 @@ async def test_a_queue_has_one_act_at_a_time_and_a_page_that_moves(
     assert 'action="/stop-retry"' in page
     site.viewer = operator("bob")
     assert "100 of 250 tasks" in (await site.get("/bulk")).text
+    assert f'<a href="{location}">An act' in (await site.get("/queue", name="mails")).text
     second = await site.post("/retry-all", **form)
     assert (second.status_code, "Nothing was changed" in second.text) == (409, True)
     site.viewer = operator("eve", queues=("other",))
@@ -214,6 +215,7 @@ async def test_a_queue_has_one_act_at_a_time_and_a_page_that_moves(
         go_on.set()
         await stream.wait_for("set", lambda texts: "250 tasks were put back" in str(texts))
     assert await trio.to_thread.run_sync(act.ended.wait, PATIENCE)
+    assert "An act on many tasks" not in (await site.get("/queue", name="mails")).text
 
 
 @LEFT
