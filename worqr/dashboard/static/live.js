@@ -26,7 +26,8 @@
 
   const list = document.querySelector(".side ul");
   const current = document.querySelector(".side [aria-current]");
-  if (current) list.parentElement.scrollLeft = current.offsetLeft - list.offsetLeft - 16; // the narrow navigation scrolls
+  const right = current ? current.offsetLeft + current.offsetWidth + 16 - list.parentElement.clientWidth : 0;
+  if (right > 0) list.parentElement.scrollLeft = right; // the narrow navigation scrolls
 
   const all = document.querySelector("input[data-all]");
   if (all) {
