@@ -39,6 +39,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/workers": [{}, {"app": "{app}"}],
     "/worker": [{"id": "{worker}"}],
     "/schedules": [{}],
+    "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}],
     "/bulk": [{}],
     "/confirm": [
@@ -51,7 +52,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
 GENERAL = {"queue": "{failing}", "name": "{failing}", "id": "{job}"}
 """The query of pages that are not in `QUERIES`."""
 VIEWS = [
-    *({"view": view} for view in ("overview", "queues", "running", "failed", "workers")),
+    *({"view": view} for view in ("overview", "queues", "running", "failed", "workers", "log")),
     {"view": "queue", "name": "{slow}", "tab": "running"},
     {"view": "job", "queue": "{slow}", "id": "{job}"},
 ]

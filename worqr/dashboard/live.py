@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import anyio
 
-from worqr.dashboard import bulk_pages, reading
+from worqr.dashboard import bulk_pages, log_page, reading
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
@@ -87,8 +87,8 @@ async def stream(visit: Visit) -> Answer:
     """Return a stream of the numbers of one page."""
     if visit.looks.streams >= MOST:
         raise Refused(503, "Too many pages are open: this one is not live. Reload it to look again.")
-    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk"))
-    readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk}
+    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk", "log"))
+    readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk, "log": _log}
     if view in ("queue", "job"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
     if view == "bulk":
@@ -134,6 +134,11 @@ async def _queue(visit: Visit) -> News:
         return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
 
     return await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
+
+
+async def _log(visit: Visit) -> News:
+    state, entries = await _state(visit), await log_page.entries_of(visit, SLOW - 0.1, spare=True)
+    return News(header_numbers(state), entries[0].id if entries else "")
 
 
 async def _job(visit: Visit) -> News:

@@ -28,6 +28,7 @@ NAVIGATION: Final = (
     ("/failed", "Failed"),
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
+    ("/log", "Log"),
 )
 """The pages that the navigation names."""
 FIGURES: Final = (

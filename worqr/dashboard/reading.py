@@ -135,9 +135,9 @@ async def filtered_workers(visit: Visit) -> list[WorkerInfo]:
     ]
 
 
-def start_of_page(visit: Visit) -> int:
+def start_of_page(visit: Visit, size: int = PAGE) -> int:
     """Return the place of the first row of a page of a list."""
-    return (visit.number("page", 1, 1, 10_000) - 1) * PAGE
+    return (visit.number("page", 1, 1, 10_000) - 1) * size
 
 
 async def queue(visit: Visit) -> Response:

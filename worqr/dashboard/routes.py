@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from worqr.dashboard import acts, bulk_pages, failures, live, reading, schedules, workers
+from worqr.dashboard import acts, bulk_pages, failures, live, log_page, reading, schedules, workers
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -32,6 +32,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/workers": Route(reading.workers),
     "/worker": Route(reading.worker),
     "/schedules": Route(schedules.page),
+    "/log": Route(log_page.page),
     "/search": Route(reading.search),
     "/payload": Route(reading.payload, right="payloads"),
     "/live": Route(live.stream, streams=True),
