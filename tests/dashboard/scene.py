@@ -41,6 +41,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/schedules": [{}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}],
+    "/api/v1/scale": [{"queue": "{queue}", "places": "10"}],
     "/bulk": [{}],
     "/confirm": [
         *({"act": act, "queue": "{failing}"} for act in ("retry", "drop")),

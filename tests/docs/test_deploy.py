@@ -6,6 +6,7 @@ import configparser
 import shlex
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
@@ -14,6 +15,8 @@ from tests.docs.tables import rows
 from tests.support.children import ROOT
 from tools.pages import DOCS, Block, blocks_of, name_of
 from worqr.cli import make_app
+from worqr.dashboard.api import scale
+from worqr.dashboard.routes import ROUTES
 from worqr.hosting import service
 from worqr.peer.options import GRACE
 from worqr.probes import PATHS
@@ -114,3 +117,17 @@ def test_the_unit_is_told_when_the_worker_serves_and_when_it_is_stuck() -> None:
     assert found["TimeoutStartSec"] == "infinity"
     assert float(found["WatchdogSec"]) > 0
     typed(shlex.split(found["ExecStart"]))
+
+
+# KEDA
+
+
+def test_the_dashboard_has_what_keda_asks_it_for() -> None:
+    documents = yaml.safe_load_all((DEPLOY / "keda" / "worker-dashboard.yaml").read_text())
+    (scaled,) = [each for each in documents if each["kind"] == "ScaledObject"]
+    (trigger,) = scaled["spec"]["triggers"]
+    url = urlsplit(trigger["metadata"]["url"])
+    assert ROUTES[url.path].handler is scale
+    assert set(parse_qs(url.query)) == {"queue", "places"}
+    page = (DOCS / "howto" / "autoscaling.md").read_text("utf-8")
+    assert f"| `{trigger['metadata']['valueLocation']}` |" in page

@@ -12,7 +12,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.client import acting_for
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
@@ -193,6 +193,8 @@ class Dashboard:
     ) -> Response:
         if status == 303:
             return RedirectResponse((headers or {})["location"], 303)
+        if visit is not None and visit.path.startswith("/api/"):
+            return JSONResponse({"error": why}, status, headers)
         page = self._pages.render_error(status, HTTPStatus(status).phrase, why, root, visit=visit)
         return HTMLResponse(page, status, headers)
 

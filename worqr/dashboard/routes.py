@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from worqr.dashboard import acts, bulk_pages, failures, live, log_page, reading, schedules, workers
+from worqr.dashboard import acts, api, bulk_pages, failures, live, log_page, reading, schedules, workers
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -35,6 +35,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/log": Route(log_page.page),
     "/search": Route(reading.search),
     "/payload": Route(reading.payload, right="payloads"),
+    "/api/v1/scale": Route(api.scale),
     "/live": Route(live.stream, streams=True),
     "/cancel": Route(acts.cancel, "POST", "cancel"),
     "/retry": Route(acts.retry, "POST", "retry"),
