@@ -51,6 +51,9 @@ async def test_it_prints_its_address_and_ends_with_a_signal(
         (["--trust-header", "X-User"], "belong together"),
         (["--trusted-proxy", "10.0.0.1/8"], "--trusted-proxy must be an address or a network"),
         (["--rights", "god"], "--rights"),
+        (["--payloads", "some"], "--payloads"),
+        (["--redact", "(token"], "redact must be a regular expression"),
+        (["--trace-url", "https://traces.example.org/"], "with {trace_id} in it"),
         (["--hash", "a:b"], "colon"),
     ],
 )

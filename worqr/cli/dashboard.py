@@ -6,6 +6,7 @@ import getpass
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -48,9 +49,30 @@ Origins = Annotated[
 RootPath = Annotated[
     str, Parameter(metavar="PATH", help="Path below which a proxy serves the dashboard, such as /worqr.")
 ]
+Payloads = Annotated[
+    Literal["redacted", "never", "full"],
+    Parameter(help="How payloads are shown: with secrets hidden, never, or as they are."),
+]
+Redact = Annotated[str, Parameter(metavar="REGEX", help="Keys whose values are secret, in place of the default.")]
+TraceUrl = Annotated[
+    str, Parameter(metavar="URL", help="Address of a trace in your tracing system, with {trace_id} in it.")
+]
 Hash = Annotated[
     str, Parameter(metavar="NAME", help="Ask for a password, print a line for the password file, and exit.")
 ]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class ShownOptions:
+    """What the pages show of tasks."""
+
+    payloads: Payloads = "redacted"
+    redact: Redact = ""
+    trace_url: TraceUrl = ""
+
+
+AS_USUAL: Final = ShownOptions()
 
 
 def dashboard(
@@ -65,6 +87,7 @@ def dashboard(
     host: Hosts = (),
     origin: Origins = (),
     root_path: RootPath = "",
+    shown: ShownOptions = AS_USUAL,
     hash: Hash = "",
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
@@ -81,10 +104,8 @@ def dashboard(
     if hash:
         print(_hashed(hash, doors.hash_password))
         return
-    name, port = _address(bind)
     settings = standalone.Settings(
-        host=name,
-        port=port,
+        *_address(bind),
         hosts=host,
         origins=origin,
         passwords=None if password_file is None else _read(password_file),
@@ -94,6 +115,7 @@ def dashboard(
         rights=rights,
         read_only=read_only,
         root_path=root_path,
+        **asdict(shown),
     )
     _serve(_mesh(connect), settings)
 

@@ -33,6 +33,7 @@ from worqr.dashboard.looks import Looks
 from worqr.dashboard.pages import FOLDER, Pages
 from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor
 from worqr.dashboard.routes import ROUTES, Route
+from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
@@ -72,6 +73,8 @@ class Dashboard:
         payloads: ``"redacted"``: show the beginning of payloads, with secrets hidden. ``"never"``: show none. ``"full"``: hide
             nothing.
         redact: A regular expression of the keys whose values are secret, in place of the default.
+        trace_url: The address of a trace in your tracing system, with ``{trace_id}`` in it. The page of a job that was sent
+            with a trace then links to it.
 
     Raises:
         UsageError: `access` is missing, or an argument is not valid.
@@ -89,6 +92,7 @@ class Dashboard:
         login_url: str | None = None,
         payloads: Mode = "redacted",
         redact: str = SECRET_NAMES,
+        trace_url: str = "",
     ) -> None:
         self._access = checked_access(access)
         if payloads not in ("redacted", "never", "full"):
@@ -99,7 +103,7 @@ class Dashboard:
         self._read_only = read_only
         self._login_url = login_url
         self._redactor = Redactor(redact, payloads)
-        self._pages = Pages(_names_of(self._mesh), self._redactor)
+        self._pages = Pages(_names_of(self._mesh), self._redactor, TraceLinks(trace_url))
         self._looks = Looks()
         self._bulk_acts = BulkActs(partial(_own_mesh, mesh, url))
 

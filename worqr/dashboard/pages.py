@@ -15,6 +15,7 @@ from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import run_key
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
+from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Visit
 from worqr.escaping import escape
 from worqr.records import TaskInfo
@@ -84,10 +85,12 @@ class Pages:
     Args:
         mesh: what the header names: the prefix, and the server without its password.
         redactor: it hides secrets in payloads and errors.
+        traces: the links to the tracing system.
     """
 
-    def __init__(self, mesh: Mapping[str, str], redactor: Redactor) -> None:
+    def __init__(self, mesh: Mapping[str, str], redactor: Redactor, traces: TraceLinks) -> None:
         self._mesh = dict(mesh)
+        self._traces = traces
         self._redactor = redactor
 
     def render(self, template: str, *, visit: Visit, **context: Any) -> str:
@@ -126,6 +129,7 @@ class Pages:
                 navigation=NAVIGATION,
                 now=datetime.now(UTC),
                 redactor=self._redactor,
+                traces=self._traces,
                 run_key=run_key,
                 version=__version__,
                 **context,

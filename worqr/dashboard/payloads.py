@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from worqr.errors import UsageError
 from worqr.escaping import escape
 
 HEAD: Final = 4096
@@ -58,8 +59,12 @@ class Redactor:
     """
 
     def __init__(self, names: str = SECRET_NAMES, mode: Mode = "redacted") -> None:
+        """Raise UsageError if `names` is not a regular expression."""
         self.mode: Mode = mode
-        self._names = re.compile(names, re.IGNORECASE)
+        try:
+            self._names = re.compile(names, re.IGNORECASE)
+        except re.error as error:
+            raise UsageError(f"redact must be a regular expression, and {names!r} is none: {error}") from None
         # What may repeat is bounded: a text of 10,000 letters would take seconds otherwise.
         self._pairs = re.compile(
             rf"(?i)((?:{names})[\w.-]{{0,64}}[\"']?\s{{0,8}}[=:]\s{{0,8}})"

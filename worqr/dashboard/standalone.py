@@ -29,6 +29,7 @@ from worqr.dashboard.doors import (
     viewer_at_door,
 )
 from worqr.dashboard.guard import LOOPBACK, host_name
+from worqr.dashboard.payloads import SECRET_NAMES, Mode
 from worqr.errors import UsageError
 from worqr.mesh import Mesh
 
@@ -54,6 +55,7 @@ class Settings:
         rights: what viewers may do; on loopback with a token, all.
         read_only: viewers may only look.
         root_path: the path below which a proxy serves it, such as /worqr.
+        payloads, redact, trace_url: as for `Dashboard`. An empty `redact` is the default.
     """
 
     host: str = "127.0.0.1"
@@ -67,6 +69,9 @@ class Settings:
     rights: Rights = "operator"
     read_only: bool = False
     root_path: str = ""
+    payloads: Mode = "redacted"
+    redact: str = ""
+    trace_url: str = ""
 
     @property
     def is_loopback(self) -> bool:
@@ -111,7 +116,16 @@ def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
     hosts = frozenset({*LOOPBACK, host_name(settings.host), *map(host_name, settings.hosts)})
     # A proxy, or a login that is bound to its origin, protects against foreign names that point here.
     known = hosts if settings.hosts or (settings.is_loopback and not settings.trust_header) else None
-    inner = Dashboard(mesh, access=viewer_at_door, hosts=known, origins=settings.origins, read_only=read_only)
+    inner = Dashboard(
+        mesh,
+        access=viewer_at_door,
+        hosts=known,
+        origins=settings.origins,
+        read_only=read_only,
+        payloads=settings.payloads,
+        redact=settings.redact or SECRET_NAMES,
+        trace_url=settings.trace_url,
+    )
     address = f"http://{settings.host}:{settings.port}{settings.root_path}/"
     viewers = _VIEWERS[settings.rights]
     if settings.passwords is not None:
