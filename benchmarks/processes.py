@@ -56,9 +56,8 @@ class Desk:
         self.said = trio.Event()
         self.pids: list[int] = []
 
-    def report_progress(self, run: Run[Any]) -> None:
-        assert run.progress is not None
-        self.pids = json.loads(run.progress[1])
+    def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
+        self.pids = json.loads(message)
         self.said.set()
 
 

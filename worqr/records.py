@@ -298,13 +298,11 @@ class WorkerInfo:
     processes: int | None = None
     """The number of its processes for ``runs_in="process"``; None if it did not report it."""
     request: str = ""
-    """What ``mesh.ask_worker()`` asked of it, and it has not answered yet; empty if nothing. Workers of older versions never
-    answer.
-    """
+    """What ``mesh.ask_worker()`` asked of it, until it has replied; empty if nothing. Workers of older versions never reply."""
     requested_at: datetime | None = None
     """The time of that request, by the server's clock; None without one."""
     answer: str = ""
-    """What it answered to the last request: ``done``, or why it refused; empty if it has not answered one."""
+    """Its reply to the last request: ``done``, or why it refused; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,8 +285,8 @@ async def test_a_fleet_on_terminals_of_several_widths(
         piped = await trio.to_thread.run_sync(partial(cli, "workers"))
         assert piped.lines[1].split()[0] == peer.id
         assert piped.lines[0].split() == [
-            *("worker", "host", "pid", "app", "running", "room", "last", "beat", "lag", "since", "state", "leads"),
-            *("version", "python", "threads", "processes", "queues"),
+            *("worker", "host", "pid", "app", "running", "room", "last", "beat", "lag", "since", "state", "request"),
+            *("leads", "version", "python", "threads", "processes", "queues"),
         ]
         held.gate.set()
         await eventually(queue.running, [])

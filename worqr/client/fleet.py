@@ -118,8 +118,8 @@ class Fleet:
     ) -> None:
         """Ask a worker to take no new tasks, to take tasks again, to leave, or to run more or fewer tasks at once.
 
-        The worker reads the request with its next heartbeat, within about a second, and its `WorkerInfo` then has the answer. The
-        call does not wait for it. A request holds until the process of the worker ends, also if it registers again.
+        The worker reads the request with its next heartbeat, within about a second, and its `WorkerInfo` then says what it did.
+        The call does not wait for it. A request holds until the process of the worker ends, also if it registers again.
 
         Args:
             worker_id: As in ``mesh.workers()``.
