@@ -79,9 +79,13 @@ async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
+ASK_FOR_ONE = {"/live", "/queue", "/job", "/payload", "/worker", "/confirm", "/api/v1/scale"}
+"""Addresses that name one queue, job or worker."""
+
+
 async def test_pages_of_an_empty_mesh(site: Site) -> None:
     for path, route in ROUTES.items():
-        if route.method == "GET" and path not in {"/live", "/queue", "/job", "/payload", "/worker", "/confirm"}:
+        if route.method == "GET" and path not in ASK_FOR_ONE:
             answer = await site.get(path)
             assert answer.status_code == 200, (path, answer.text)
     assert (await site.get("/queue", name="nothing")).status_code == 404
