@@ -560,7 +560,9 @@ async def test_the_header_names_the_leader_and_who_read_the_figures(connected: w
     await connected.queue("mails").enqueue(b"1")
     assert re.search(r"Leader\s+none\s+Figures\s+read directly", text_of((await site.get("/")).text))
     async with connected.join() as peer:
-        while (await connected.info()).leader is None:
+        while (
+            await connected.info()
+        ).source != "leader":  # the site may still use what it has read before there was one
             await trio.sleep(0.01)
         paths = (
             "/queues",
