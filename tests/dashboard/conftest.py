@@ -78,7 +78,7 @@ def site(mesh: worqr.Mesh) -> Site:
 @pytest.fixture
 def unconnected() -> Callable[..., Site]:
     """A site whose server does not matter: nothing that it answers needs one."""
-    return lambda **options: Site(worqr.Mesh("redis://127.0.0.1:1/0"), **options)
+    return lambda **options: Site(worqr.Mesh("redis://127.0.0.1:1/0", patience=0.2), **options)
 
 
 def write_quiet_hour(server: Server, prefix: str, queue: str) -> None:

@@ -278,25 +278,30 @@ STOPS = {"/stop-retry", "/stop-drop"}
 async def test_each_act_leaves_one_entry_in_the_log(server: Server, prefix: str) -> None:
     posts = {path for path, route in ROUTES.items() if route.method == "POST"}
     assert posts == set(ACTS) | STOPS, "add a form for the new route"
-    for path, form in ACTS.items():
-        name = f"{prefix}-{path.strip('/')}"
-        async with open_scene(server.url, name) as scene:
-            site, before = Site(scene.mesh), await scene.mesh.log()
-            fields = {"id": scene.worker, **form} if "worker" in form else form
-            answer = await site.post(path, **fields)
-            if "/bulk" in answer.headers["location"]:
-                await ended(site, answer)
-            known = {entry.id for entry in before}
-            found = [entry for entry in await acts_in_log(scene.mesh) if entry.id not in known and entry.who == "ada"]
-            assert len(found) == 1, (path, found)
-            assert "worker" not in form or found[0].worker == scene.worker, path
-            assert found[0].queue == form.get("queue", "") or path.startswith("/schedule"), path
-            if "id" in form:
-                assert (found[0].job, found[0].count) == (form["id"], 1), path
-            assert form.get("reason", "") in found[0].text, path
-        with server.client() as client:
-            keys = [*client.scan_iter(f"{name}:*"), *client.scan_iter(f"{{{name}}}:*")]
-            client.delete(*keys)
+    async with trio.open_nursery() as nursery:
+        for path in ACTS:
+            nursery.start_soon(leaves_one_entry, server, f"{prefix}-{path.strip('/')}", path)
+
+
+async def leaves_one_entry(server: Server, name: str, path: str) -> None:
+    """Post the form of `path` in a mesh of its own, and look for its entry."""
+    form = ACTS[path]
+    async with open_scene(server.url, name) as scene:
+        site, before = Site(scene.mesh), await scene.mesh.log()
+        fields = {"id": scene.worker, **form} if "worker" in form else form
+        answer = await site.post(path, **fields)
+        if "/bulk" in answer.headers["location"]:
+            await ended(site, answer)
+        known = {entry.id for entry in before}
+        found = [entry for entry in await acts_in_log(scene.mesh) if entry.id not in known and entry.who == "ada"]
+        assert len(found) == 1, (path, found)
+        assert "worker" not in form or found[0].worker == scene.worker, path
+        assert found[0].queue == form.get("queue", "") or path.startswith("/schedule"), path
+        if "id" in form:
+            assert (found[0].job, found[0].count) == (form["id"], 1), path
+        assert form.get("reason", "") in found[0].text, path
+    with server.client() as client:
+        client.delete(*client.scan_iter(f"{name}:*"), *client.scan_iter(f"{{{name}}}:*"))
 
 
 @LEFT
