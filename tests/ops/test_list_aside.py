@@ -127,9 +127,21 @@ def test_stops_at_8_mib_but_lists_at_least_one(desk: Desk) -> None:
     assert claims(desk.call(ops.list_aside(desk.q, "failed", 9, bare=True))) == [three, one, two]
 
 
-def test_none_at_all_when_none_is_wanted(desk: Desk) -> None:
+def test_only_the_number_when_no_record_is_wanted(desk: Desk) -> None:
     set_aside(desk, b"a")
-    assert desk.send(ops.list_aside(desk.q, "failed", 0)) == [b"more", b"-", b"0"]
+    assert desk.send(ops.list_aside(desk.q, "failed", 0)) == [b"more", b"-", b"0", 1]
+
+
+@pytest.mark.parametrize("limit", [0, 2, 9])
+@pytest.mark.parametrize(("since", "before", "number"), [(None, None, 5), (1, 4, 3), (1, None, 4), (None, 0, 0), (4, 1, 0)])
+def test_the_number_is_that_of_the_times(desk: Desk, limit: int, since: int | None, before: int | None, number: int) -> None:
+    set_aside(desk, *[b"a"] * 5)
+    times = {name: None if at is None else PAST + at for name, at in (("since_ms", since), ("before_ms", before))}
+    page = desk.call(ops.list_aside(desk.q, "failed", limit, error="" if limit else "Rare", **times))
+    assert page.number == number
+    if len(page.records) < number and page.records:
+        rest = ops.list_aside(desk.q, "failed", limit, after=page.after, after_ms=page.after_ms, **times)
+        assert desk.call(rest).number == number - len(page.records)
 
 
 def test_a_record_that_is_gone_is_listed_by_its_claim(desk: Desk) -> None:
@@ -141,7 +153,7 @@ def test_a_record_that_is_gone_is_listed_by_its_claim(desk: Desk) -> None:
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert desk.send(ops.list_aside(desk.q, "failed", 9)) == [b"ok", b"-", b"0"]
+    assert desk.send(ops.list_aside(desk.q, "failed", 9)) == [b"ok", b"-", b"0", 0]
     assert desk.state() == {}
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from worqr import ops
 from worqr.client.client import Client
+from worqr.client.inspection import ask_each
 from worqr.client.notifications import sleep
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
@@ -161,6 +162,8 @@ class Aside:
     ) -> int:
         """Return the number of entries.
 
+        With an error, it reads the error of each entry: a request for 1,000 of them.
+
         Args:
             error: Only entries whose error has this type, as in `list`.
             before: Only entries from before this time.
@@ -170,8 +173,13 @@ class Aside:
             UsageError: An argument is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        found = await self._claims(Filter.checked(error, before, since), None)
-        return sum(len(claims) for _, claims in found)
+        chosen = Filter.checked(error, before, since)
+        if chosen.error:
+            return sum(len(claims) for _, claims in await self._claims(chosen, None))
+        times = {"before_ms": chosen.before_ms, "since_ms": chosen.since_ms}
+        shards = await self._shards()
+        pages = await ask_each(self._client, shards, lambda keys: ops.list_aside(keys, self._which, 0, **times))
+        return sum(page.number for page in pages)
 
     async def retry_all(
         self,

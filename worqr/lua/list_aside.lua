@@ -2,7 +2,7 @@
 -- list_aside: one page of the dead-letter queue, newest first, after the end of the last page.
 -- KEYS[1] queue LIST
 -- KEYS[2] list ZSET
--- ARGV[1] limit records
+-- ARGV[1] limit records; 0: only the number
 -- ARGV[2] budget records to look at
 -- ARGV[3] max_bytes bytes of payload after which no further record is listed
 -- ARGV[4] after claim at which the last page ended, - for the first
@@ -12,8 +12,9 @@
 -- ARGV[8] bare 1: only the claims
 -- ARGV[9] since ms, only newer ones; -inf: all
 -- ARGV[10] head bytes of a payload that are listed; -1: all of it
--- RETURNS ok after after_ms entry... | more after after_ms entry...; an entry is the claim, or claim and the record's names and
---   values in turn, and the size of the payload
+-- RETURNS ok after after_ms number entry... | more after after_ms number entry...: number is how many records of these times are
+--   on this page and behind it, of any error_type; an entry is the claim, or claim and the record's names and values in turn,
+--   and the size of the payload
 -- RESEND safe: it only reads
 local queue, list = KEYS[1], KEYS[2]
 local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -28,11 +29,11 @@ if after ~= '-' then
   local rank = redis.call('ZREVRANK', list, after)
   start = math.max(start, rank and rank + 1 or redis.call('ZCOUNT', list, '(' .. after_ms, '+inf'))
 end
-local page = redis.call('ZREVRANGE', list, start, start + budget - 1, 'WITHSCORES')
-local reply, bytes, looked = {'ok', after, after_ms}, 0, 0
 local last = redis.call('ZCOUNT', list, since, '+inf')
+local reply, bytes, looked = {'ok', after, after_ms, math.max(last - start, 0)}, 0, 0
+local page = limit > 0 and redis.call('ZREVRANGE', list, start, start + budget - 1, 'WITHSCORES') or {}
 for i = 1, #page, 2 do
-  if #reply - 3 >= limit or bytes >= max_bytes or start + looked >= last then
+  if #reply - 4 >= limit or bytes >= max_bytes or start + looked >= last then
     break
   end
   local claim, aside = page[i], queue .. ':aside:' .. page[i]

@@ -18,11 +18,15 @@ DeadLetterList = Literal["failed", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPage:
-    """Reply of list_aside: the claim and record fields of each entry, and the cursor of the next page if there is one."""
+    """Reply of list_aside: the claim and record fields of each entry, and the cursor of the next page if there is one.
+
+    `number`: the records of these times on this page and behind it, whatever their error is.
+    """
 
     more: bool
     after: str
     after_ms: str
+    number: int
     records: list[tuple[int, dict[str, bytes]]]
 
 
@@ -45,13 +49,13 @@ def list_aside(
 ) -> Call[DeadLetterPage]:
     """Return one page of records, newest first.
 
-    With `bare`, only their claims. `head`: only so many bytes of larger payloads; None: whole payloads. The field ``size`` of a
+    With a `limit` of 0, only their number; with `bare`, only their claims. `head`: only so many bytes of larger payloads; None: whole payloads. The field ``size`` of a
     record has the size of its payload.
     """
 
     def read(reply: Reply) -> DeadLetterPage:
-        records = [(int(entry[0]), _record(entry)) for entry in reply[3:]]
-        return DeadLetterPage(status_word(reply) == "more", text(reply[1]), text(reply[2]), records)
+        records = [(int(entry[0]), _record(entry)) for entry in reply[4:]]
+        return DeadLetterPage(status_word(reply) == "more", text(reply[1]), text(reply[2]), int(reply[3]), records)
 
     before = "+inf" if before_ms is None else before_ms
     since = "-inf" if since_ms is None else since_ms
