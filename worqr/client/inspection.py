@@ -118,7 +118,7 @@ async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> list[Que
         RefusedByServer: The server refuses all of them.
     """
     queues = await all_shards(client, known)
-    found = await _inspect_readable(client, [keys for _, shards in queues for keys in shards])
+    found = await ask_readable(client, [keys for _, shards in queues for keys in shards], ops.inspect)
     merged: list[QueueInfo] = []
     for name, shards in queues:
         seen = [found[keys] for keys in shards if keys in found]
@@ -127,19 +127,26 @@ async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> list[Que
     return merged
 
 
-async def _inspect_readable(client: Client, shards: Sequence[QueueKeys]) -> dict[QueueKeys, Inspected]:
-    """Read these shards together. If the server refuses one, read each half on its own, until the rest is read."""
+async def ask_readable(
+    client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]
+) -> dict[QueueKeys, T]:
+    """Send one request to each of these shards, all at once. If the server refuses one, ask each half on its own, until the rest
+    has replied.
+
+    Raises:
+        RefusedByServer: The server refuses all of them.
+    """
     try:
-        return dict(zip(shards, await client.link.call_all([ops.inspect(keys) for keys in shards]), strict=True))
+        return dict(zip(shards, await client.link.call_all([make(keys) for keys in shards]), strict=True))
     except RefusedByServer as error:
         if len(shards) == 1:
             raise
         refused = error
-    found: dict[QueueKeys, Inspected] = {}
+    found: dict[QueueKeys, T] = {}
     middle = len(shards) // 2
     for half in (shards[:middle], shards[middle:]):
         with suppress(RefusedByServer):
-            found |= await _inspect_readable(client, half)
+            found |= await ask_readable(client, half, make)
     if not found:
         raise refused
     return found

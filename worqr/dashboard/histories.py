@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Final
 
-from worqr.dashboard.batches import gathered
+from worqr.client.history import read_histories
 from worqr.dashboard.graphs import RANGES, Graphs, Sparkline, graphs_of, sparkline_of
 from worqr.dashboard.visit import Visit
 from worqr.errors import RefusedByServer
+from worqr.inside import client_of
+from worqr.keys import QueueKeys
 
 FRESH: Final = 30.0
 """Seconds for which pages use the same history: it gets a new record once a minute."""
@@ -40,16 +41,12 @@ async def read_sparklines(
         counter: the total whose rate they show.
         what: the same in words.
     """
-    names = list(queues)
+    names = sorted(queues)
 
-    async def read(name: str, _before: object) -> Sparkline | None:
-        try:
-            return sparkline_of(await visit.mesh.queue(name).history(minutes), counter, what)
-        except RefusedByServer:
-            return None
+    async def read(_before: object) -> dict[str, Sparkline]:
+        keys = [QueueKeys.of(visit.mesh.prefix, name) for name in names]
+        histories = await read_histories(client_of(visit.mesh), keys, minutes)
+        drawn = {name: sparkline_of(each, counter, what) for name, each in zip(names, histories, strict=True) if each}
+        return {name: spark for name, spark in drawn.items() if spark is not None}
 
-    calls = [
-        partial(visit.looks.get, ("spark", name, counter, minutes), partial(read, name), within=FRESH) for name in names
-    ]
-    found = await gathered(calls)
-    return {name: spark for name, spark in zip(names, found, strict=True) if spark is not None}
+    return await visit.looks.get(("sparks", tuple(names), counter, minutes), read, within=FRESH)
