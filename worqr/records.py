@@ -341,6 +341,10 @@ class MeshInfo:
     """The sum of those further queues; None if there are none. A worker counts once for each queue."""
     apps: Mapping[str, AppInfo]
     """The workers of each application, by its name in ``Mesh(app=...)``."""
+    unhealthy: Sequence[WorkerInfo] = ()
+    """Up to 20 workers that are missing or dead, or whose event loop was late by more than a second, the worst first. Their
+    ``queues`` are left out; ``mesh.workers()`` has them.
+    """
 
 
 @dataclass(frozen=True, slots=True)

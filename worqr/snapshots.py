@@ -20,6 +20,10 @@ MAX_QUEUES: Final = 1000
 MAX_REASON: Final = 300
 """Characters of the reason of a pause that a snapshot has."""
 OTHERS: Final = "(others)"
+MAX_UNHEALTHY: Final = 20
+"""Workers in trouble that a snapshot names."""
+LATE_LOOP: Final = 1.0
+"""Seconds by which the event loop of a worker may be late before the worker counts as unhealthy."""
 
 
 class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,6 +61,7 @@ class _Snapshot(msgspec.Struct, omit_defaults=True):
     left_out: int = 0
     others: _Queue | None = None
     apps: dict[str, _App] = {}
+    unhealthy: list[WorkerInfo] = []
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -71,6 +76,13 @@ def apps_of(workers: Iterable[WorkerInfo]) -> dict[str, AppInfo]:
             seen = found.get(worker.app, AppInfo(0, 0, 0))
             found[worker.app] = AppInfo(seen.workers + 1, seen.running + worker.running, seen.room + worker.room)
     return dict(sorted(found.items()))
+
+
+def unhealthy_of(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Return the workers that need an operator, the worst first, without their queues."""
+    found = [worker for worker in workers if worker.state in ("missing", "dead") or (worker.lag or 0.0) > LATE_LOOP]
+    found.sort(key=lambda worker: (worker.state not in ("missing", "dead"), -worker.beat_age, -(worker.lag or 0.0)))
+    return [replace(worker, queues=frozenset()) for worker in found[:MAX_UNHEALTHY]]
 
 
 def is_in_use(queue: QueueInfo) -> bool:
@@ -121,6 +133,7 @@ def encode_snapshot(info: MeshInfo) -> bytes:
         left_out=info.queues_left_out,
         others=None if info.others is None else _stored(info.others),
         apps={name: _App(app.workers, app.running, app.room) for name, app in info.apps.items()},
+        unhealthy=list(info.unhealthy),
     )
     return _encoder.encode(stored)
 
@@ -140,6 +153,7 @@ def decode_snapshot(stored: bytes, now_ms: int) -> MeshInfo | None:
         queues_left_out=found.left_out,
         others=None if found.others is None else _queue(found.others),
         apps={name: AppInfo(app.workers, app.running, app.room) for name, app in found.apps.items()},
+        unhealthy=found.unhealthy,
     )
 
 

@@ -125,7 +125,12 @@ def test_the_mesh_as_a_whole(cli: Command, server: Server, prefix: str) -> None:
         {"shop": {"workers": 1, "running": 2, "room": 3}},
     )
     assert [(queue["name"], queue["waiting"]) for queue in found["queues"]] == [("Q1", 2)]
-    assert set(found) == {"at", "source", "age", "leader", "queues", "queues_left_out", "others", "apps"}
+    assert set(found) == {"at", "source", "age", "leader", "queues", "queues_left_out", "others", "apps", "unhealthy"}
+    assert (shown["unhealthy"], found["unhealthy"]) == ("0", [])
+    desk.client.delete(desk.g.worker("shop:1"))
+    assert "1" in next(line for line in cli("info").lines if line.startswith("unhealthy"))
+    [missing] = cli("info", "--json").json[0]["unhealthy"]
+    assert (missing["id"], missing["state"], missing["beat_age"]) == ("shop:1", "missing", None)
     desk.wipe()
 
 

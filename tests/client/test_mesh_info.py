@@ -22,7 +22,8 @@ from worqr.client import mesh_info
 from worqr.keys import QueueKeys
 from worqr.link.live_connection import LiveConnection
 from worqr.peer.leader import scanner
-from worqr.snapshots import MAX_REASON, decode_snapshot, encode_snapshot, most_active
+from worqr.snapshots import MAX_REASON, MAX_UNHEALTHY, decode_snapshot, encode_snapshot, most_active, unhealthy_of
+from worqr.validation import from_ms
 
 
 @contextmanager
@@ -99,7 +100,7 @@ async def test_workers_are_read_page_by_page(mesh: worqr.Mesh, desk: Desk, monke
     async with mesh.connect():
         with batches(monkeypatch) as sent:
             found = await mesh.workers()
-    assert sent == 3 * [["list_workers"]]
+    assert sent == [["list_workers"], 2 * ["list_workers"]]
     assert [worker.id for worker in found] == names
     assert [worker.id for worker in found if worker.leads] == ["w0001"]
     assert {worker.id: worker.state for worker in found if worker.state != "ready"} == {
@@ -288,6 +289,33 @@ def test_a_snapshot_names_the_most_active_queues_and_adds_up_the_rest() -> None:
     assert most_active(queues[:2]) == (queues[1::-1], 0, None)
 
 
+def worker(id: str, **fields: Any) -> worqr.WorkerInfo:
+    given = {
+        "id": id,
+        "host": "h",
+        "pid": 1,
+        "app": "",
+        "version": "",
+        "queues": frozenset[str](),
+        "running": 0,
+        "room": 1,
+    }
+    return worqr.WorkerInfo(**{**given, "beat_age": 0.5, **fields})
+
+
+def test_the_workers_in_trouble_are_named_the_worst_first() -> None:
+    late, later = worker("late", lag=1.1), worker("later", lag=9.0)
+    dead, missing = (
+        worker("dead", state="dead", beat_age=7.0),
+        worker("missing", state="missing", beat_age=float("inf")),
+    )
+    served = worker("served", state="dead", beat_age=1.0, queues=frozenset({"Q1"}))
+    healthy = [worker("well", lag=1.0), worker("old"), worker("quiet", state="quiet")]
+    found = unhealthy_of([*healthy, late, served, dead, later, missing])
+    assert found == [missing, dead, replace(served, queues=frozenset()), later, late]
+    assert len(unhealthy_of([late] * 50)) == MAX_UNHEALTHY
+
+
 def test_a_snapshot_is_read_as_it_was_written() -> None:
     every = {field.name: n for n, field in enumerate(fields(worqr.QueueInfo)) if field.name != "name"}
     full = queue_info(
@@ -302,10 +330,11 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
         queues_left_out=3,
         others=queue_info("(others)", waiting=1),
         apps={"": worqr.AppInfo(1, 2, 3)},
+        unhealthy=[worker("W2", lag=1.5, started=from_ms(1))],
     )
     stored = encode_snapshot(info)
     assert decode_snapshot(stored, round(info.at.timestamp() * 1000) + 2000) == info
-    assert len(stored) < 400
+    assert len(stored) < 700
     long = replace(info, queues=[queue_info("x", paused=1000 * "y")])
     found = decode_snapshot(encode_snapshot(long), 0)
     assert found is not None

@@ -13,6 +13,7 @@ import trio
 
 import worqr
 from tests.dashboard.conftest import Site, write_quiet_hour
+from tests.ops.driver import Desk
 from tests.peer.tools import eventually
 from tests.support.servers import Server
 from worqr.client.queue_operations import QueueOperations
@@ -464,11 +465,11 @@ def test_rates_and_needs() -> None:
     rates = rates_between(before, after)
     assert rates.keys() == {"a"}  # the totals of b were reset, and c is new
     assert (rates["a"].finished, rates["a"].failed) == (5, 5)
-    assert [(need.subject, need.text) for need in needs_of(replace(after, rates=rates), [], [])] == [
+    assert [(need.subject, need.text) for need in needs_of(replace(after, rates=rates), [])] == [
         ("a", "50% of the tasks fail"),
         ("c", "1 task waits, and no worker serves the queue"),
     ]
-    assert "has no leader" in needs_of(state(now, leader=None), [], [])[0].text
+    assert "has no leader" in needs_of(state(now, leader=None), [])[0].text
 
 
 @LEFT
@@ -596,7 +597,7 @@ async def test_estimated_ages_are_marked() -> None:
     texts = state_numbers(state, [exact, estimated])
     assert (texts["queue.a.age"], texts["queue.b.age"], texts["total.age"]) == ("1 min", "~3 min", "~3 min")
     assert (texts["mesh.leader"], texts["mesh.source"]) == ("none", "by the leader, 4 s ago")
-    assert [need.text for need in needs_of(state, [], [])][-2:] == [
+    assert [need.text for need in needs_of(state, [])][-2:] == [
         "the oldest task has waited for 1 min 5 s",
         "the oldest task has waited for about 3 min 10 s",
     ]
@@ -640,3 +641,18 @@ async def test_a_history_that_may_not_be_read_does_not_hide_the_queue(
         answer = await site.ask("GET", path)
         assert answer.status_code == 200
         assert "mails" in answer.text
+
+
+@LEFT
+async def test_workers_in_trouble_are_on_the_overview(
+    server: Server, prefix: str, connected: worqr.Mesh, site: Site
+) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.register("shop:1", "shop:2", "shop:3")
+    desk.client.delete(desk.g.worker("shop:1"))
+    desk.client.hset(desk.g.info("shop:2"), "lag_ms", 2500)
+    page = (await site.get("/")).text
+    assert "sends no heartbeat any more</" in page
+    assert "has an event loop that is 2 s late" in page
+    assert page.count("/worker?id=shop%3A3") == 0
+    desk.wipe()

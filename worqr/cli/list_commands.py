@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -13,7 +12,7 @@ from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.option_types import JsonLines, flag
-from worqr.cli.output import escape, format_time, print_error, print_json
+from worqr.cli.output import escape, format_time, print_error, print_json, worker_fields
 from worqr.cli.queue_table import QUEUES, is_unserved, queue_row
 from worqr.cli.terminal import Column, is_terminal, number, show_table
 
@@ -119,7 +118,7 @@ def list_workers(*, json: JsonLines = False, connect: ConnectOptions = FROM_ENVI
     found = run_connected(connect, command)
     if json:
         for info in found:
-            print_json({**asdict(info), "beat_age": None if math.isinf(info.beat_age) else info.beat_age})
+            print_json(worker_fields(info))
     elif not found:
         print_error("no worker is registered; start one with `worqr run package.module:mesh`")
     else:

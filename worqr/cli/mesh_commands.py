@@ -14,8 +14,9 @@ from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
 from worqr.cli.option_types import JsonLines, flag
-from worqr.cli.output import format_time, print_error, print_json
+from worqr.cli.output import format_time, print_error, print_json, worker_fields
 from worqr.cli.terminal import Column, number, show_facts, show_table
+from worqr.snapshots import MAX_UNHEALTHY
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -39,7 +40,7 @@ def info(
 
     found = run_connected(connect, command)
     if json:
-        print_json(asdict(found))
+        print_json({**asdict(found), "unhealthy": [worker_fields(worker) for worker in found.unhealthy]})
         return
     facts = _facts(found)
     show_facts(facts, {"leader": "" if found.leader else "bold red"})
@@ -138,4 +139,5 @@ def _facts(found: MeshInfo) -> dict[str, str]:
         "paused": f"{sum(queue.paused is not None for queue in found.queues):,}",
         **{name: f"{total:,}" for name, total in sums.items()},
         "workers": f"{sum(app.workers for app in found.apps.values()):,}",
+        "unhealthy": f"{len(found.unhealthy)}{'' if len(found.unhealthy) < MAX_UNHEALTHY else ' or more'}",
     }

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from worqr.escaping import escape as escape
 from worqr.escaping import escape_bytes as escape_bytes
+
+if TYPE_CHECKING:
+    from worqr.records import WorkerInfo
 
 LONGEST_CELL: Final = 200
 """Characters of a payload or a message in a table; JSON has the whole of it."""
@@ -68,6 +73,11 @@ def _width(text: str) -> int:
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one object on a line of its own."""
     print(json_line(value))
+
+
+def worker_fields(worker: WorkerInfo) -> dict[str, Any]:
+    """Return a worker for JSON, which has no infinity: ``beat_age`` is null if the heartbeat key has expired."""
+    return {**asdict(worker), "beat_age": None if math.isinf(worker.beat_age) else worker.beat_age}
 
 
 def json_line(value: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from worqr.client.client import Client
 from worqr.client.stats import merge_queue_info, task_info_of, worker_info
 from worqr.errors import RefusedByServer, UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import MAX_ITEMS, Inspected, Unstarted
+from worqr.ops import MAX_ITEMS, Unstarted
 from worqr.records import QueueInfo, TaskInfo, WorkerInfo
 from worqr.script_call import Call
 
@@ -85,14 +85,17 @@ async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:
 
 
 async def all_workers(client: Client) -> list[WorkerInfo]:
-    """Return all workers, a page with each request, in no particular order."""
-    keys, found, after = RegistryKeys(client.settings.prefix), dict[str, WorkerInfo](), ""
-    while True:
-        page = await client.ask(ops.list_workers(keys, after))
-        found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
-        if not page.more:
-            return list(found.values())
-        after = page.rows[-1].worker
+    """Return all workers, in no particular order. The pages after the first are read together."""
+    keys, found = RegistryKeys(client.settings.prefix), dict[str, WorkerInfo]()
+    spans = [("", "")]
+    while spans:
+        pages = await client.link.call_all([ops.list_workers(keys, after, last) for after, last in spans])
+        further: list[tuple[str, str]] = []
+        for page, (_, last) in zip(pages, spans, strict=True):
+            found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
+            further += zip(page.cursors, [*page.cursors[1:], last], strict=False)
+        spans = further
+    return list(found.values())
 
 
 async def nearest_served(client: Client, queue: str) -> str:

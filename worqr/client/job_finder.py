@@ -25,7 +25,7 @@ class JobFinder:
     async def find(self, id: str) -> dict[str, Status]:
         """Return the queues that know a job of this id, with its status there.
 
-        It asks every queue of the mesh, about 500 in one round trip. If you know the queue, use ``queue.read(id)``.
+        It asks every queue of the mesh, up to 1,000 at once. If you know the queue, use ``queue.read(id)``.
 
         Args:
             id: The job's id.

@@ -16,7 +16,7 @@ from worqr.client.inspection import all_workers, readable_infos
 from worqr.client.stats import queue_names
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.records import MeshInfo
-from worqr.snapshots import apps_of, decode_snapshot, is_in_use, most_active
+from worqr.snapshots import apps_of, decode_snapshot, is_in_use, most_active, unhealthy_of
 from worqr.validation import from_ms
 
 FRESH_FOR: Final = 6.0
@@ -64,4 +64,5 @@ class MeshInfoReader:
             queues_left_out=left_out,
             others=others,
             apps=apps_of(workers),
+            unhealthy=unhealthy_of(workers),
         )

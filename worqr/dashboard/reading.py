@@ -16,7 +16,6 @@ from worqr.dashboard.batches import pair
 from worqr.dashboard.graphs import HOUR, NAMES
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.histories import read_graphs, read_sparklines
-from worqr.dashboard.looks import FRESH
 from worqr.dashboard.records_page import read_records
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
@@ -35,8 +34,6 @@ MOST_RUNNING: Final = 1000
 """Running tasks of a queue among which those of one worker are looked for."""
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
-WORKERS_EVERY: Final = 15.0
-"""Seconds for which the overview uses the same list of workers."""
 TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
 SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
     "name": lambda info: info.name,
@@ -60,13 +57,13 @@ async def with_state(visit: Visit, read: Callable[[], Awaitable[T]]) -> tuple[T,
     return await pair(read, partial(look, visit))
 
 
-async def all_workers(visit: Visit, within: float = FRESH) -> list[WorkerInfo]:
-    """Return the workers, read within so many seconds."""
+async def all_workers(visit: Visit) -> list[WorkerInfo]:
+    """Return the workers, read a moment ago."""
 
     async def read(_before: list[WorkerInfo] | None) -> list[WorkerInfo]:
         return await visit.mesh.workers()
 
-    return await visit.looks.get("workers", read, within=within)
+    return await visit.looks.get("workers", read)
 
 
 async def all_schedules(visit: Visit) -> list[Schedule]:
@@ -82,16 +79,14 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
 
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), partial(all_schedules, visit)]
-    calls.append(partial(all_workers, visit, within=WORKERS_EVERY))
-    state, schedules, workers = await gathered(calls)
+    state, schedules = await pair(partial(look, visit), partial(all_schedules, visit))
     busiest = state.busiest(SHORT_LIST)
     sparks = await read_sparklines(visit, [info.name for info in busiest], HOUR, "finished", "Finished")
     return visit.page(
         "overview.html",
         live=visit.link("/live", view="overview"),
         state=state,
-        needs=needs_of(state, workers, schedules),
+        needs=needs_of(state, schedules),
         busiest=busiest,
         sparks=sparks,
     )

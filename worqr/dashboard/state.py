@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from math import isinf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.dashboard import figures
-from worqr.records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
+from worqr.records import AppInfo, MeshInfo, QueueInfo
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 TOO_OLD: Final = 60.0
 """Seconds that a task may wait before the overview mentions its queue."""
-LATE_LOOP: Final = 1.0
-"""Seconds by which the event loop of a worker may be late before the overview mentions it."""
 OVERDUE: Final = timedelta(seconds=60)
 RATED: Final = 120.0
 """Seconds between two looks, at most, from which rates are made."""
@@ -155,7 +154,7 @@ def leader_text(info: MeshInfo) -> str:
     return "none" if info.leader is None else figures.worker(info.leader)
 
 
-def needs_of(state: MeshState, workers: Iterable[WorkerInfo], schedules: Iterable[Schedule]) -> list[Need]:
+def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
     """Return what needs an operator, the worst first."""
     found: list[Need] = []
     if state.info.leader is None and state.apps:
@@ -163,11 +162,12 @@ def needs_of(state: MeshState, workers: Iterable[WorkerInfo], schedules: Iterabl
         found.append(Need("bad", "The mesh", text, ("/workers", {})))
     for info in state.queues:
         found += _needs_of_queue(info, state.rates.get(info.name))
-    for worker in workers:
+    for worker in state.info.unhealthy:
         if worker.state in ("missing", "dead"):
-            text = f"sends no heartbeat any more ({figures.duration(worker.beat_age)})"
+            since = "" if isinf(worker.beat_age) else f" (the last one was {figures.duration(worker.beat_age)} ago)"
+            text = f"sends no heartbeat any more{since}"
             found.append(Need("bad", figures.worker(worker.id), text, ("/worker", {"id": worker.id})))
-        elif worker.lag is not None and worker.lag > LATE_LOOP:
+        else:
             text = f"has an event loop that is {figures.duration(worker.lag)} late"
             found.append(Need("warn", figures.worker(worker.id), text, ("/worker", {"id": worker.id})))
     for schedule in schedules:

@@ -9,30 +9,34 @@
 -- ARGV[4] worker_stem text before the worker id in its keepalive key
 -- ARGV[5] info_stem text before the worker id in the key of its facts
 -- ARGV[6] work_map_stem text before the worker id in the key of its work map
--- RETURNS ok lease entry... | more lease entry...: lease is that of the leader ('' for none), an entry is
---   worker dead ttl_ms facts queues, with dead 1 or 0
+-- ARGV[7] last worker id after which none is listed, '' for none
+-- RETURNS ok lease cursors entry...: lease is that of the leader ('' for none); cursors are the ids after which the further pages
+--   begin, so that they can be read side by side; an entry is worker dead ttl_ms facts queues, with dead 1 or 0
 -- RESEND safe: it only reads
 local registered, dying, leader = KEYS[1], KEYS[2], KEYS[3]
 local after, limit, queue_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local worker_stem, info_stem, work_map_stem = ARGV[4], ARGV[5], ARGV[6]
+local worker_stem, info_stem, work_map_stem, last = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local workers, dead = {}, {}
 for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
-  if worker > after then
+  if worker > after and (last == '' or worker <= last) then
     workers[#workers + 1] = worker
   end
 end
 for _, worker in ipairs(redis.call('SMEMBERS', dying)) do
-  if worker > after then
+  if worker > after and (last == '' or worker <= last) then
     workers[#workers + 1] = worker
     dead[worker] = 1
   end
 end
 table.sort(workers)
-local reply, listed = {'ok', redis.call('GET', leader) or ''}, 0
+local cursors, listed = {}, 0
+local reply = {'ok', redis.call('GET', leader) or '', cursors}
 for n, worker in ipairs(workers) do
   if n > limit or listed >= queue_limit then
-    reply[1] = 'more'
+    for start = n - 1, #workers - 1, limit do
+      cursors[#cursors + 1] = workers[start]
+    end
     break
   end
   local queues = redis.call('SMEMBERS', work_map_stem .. worker)

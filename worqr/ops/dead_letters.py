@@ -49,8 +49,8 @@ def list_aside(
 ) -> Call[DeadLetterPage]:
     """Return one page of records, newest first.
 
-    With a `limit` of 0, only their number; with `bare`, only their claims. `head`: only so many bytes of larger payloads; None: whole payloads. The field ``size`` of a
-    record has the size of its payload.
+    With a `limit` of 0, only their number; with `bare`, only their claims. `head`: only so many bytes of larger payloads; None:
+    whole payloads. The field ``size`` of a record has the size of its payload.
     """
 
     def read(reply: Reply) -> DeadLetterPage:

@@ -17,7 +17,7 @@ QUEUES_EXPIRE_S: Final = 30 * 24 * 3600
 INFO_EXPIRE_S: Final = 60
 QUEUES_AT_ONCE: Final = 1000
 """Names in one page of list_queues: a millisecond of the server's time."""
-WORKERS_AT_ONCE: Final = 500
+WORKERS_AT_ONCE: Final = 300
 """Workers in one page of list_workers: some milliseconds of the server's time."""
 WORK_MAPS_AT_ONCE: Final = 5000
 """Names of queues after which such a page ends."""
@@ -75,11 +75,13 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkersPage:
-    """Reply of list_workers: whether there are more, the worker id of the leader ('' for none), and workers by id."""
+    """Reply of list_workers: the worker id of the leader ('' for none), workers by id, and the ids after which the further pages
+    begin.
+    """
 
-    more: bool
     leader: str
     rows: list[WorkerRow]
+    cursors: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +208,19 @@ def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
     return new_call("forget_worker", keys.base, names, (worker,), _still_mapped)
 
 
-def list_workers(keys: RegistryKeys, after: str = "") -> Call[WorkersPage]:
-    """Return one page of the workers, by id: those after `after`."""
+def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Call[WorkersPage]:
+    """Return one page of the workers, by id: those after `after`, up to `last`."""
 
     def read(reply: Reply) -> WorkersPage:
         rows = [
             WorkerRow(text(worker), bool(dead), int(ttl), {text(k): text(v) for k, v in pairs(facts)}, texts(queues))
-            for worker, dead, ttl, facts, queues in reply[2:]
+            for worker, dead, ttl, facts, queues in reply[3:]
         ]
-        return WorkersPage(status_word(reply) == "more", text(reply[1]).rpartition(" ")[0], rows)
+        status_word(reply)
+        return WorkersPage(text(reply[1]).rpartition(" ")[0], rows, texts(reply[2]))
 
     names = (keys.registered, keys.dying, keys.leader)
-    args = (after, WORKERS_AT_ONCE, WORK_MAPS_AT_ONCE, keys.worker(""), keys.info(""), keys.work_map(""))
+    args = (after, WORKERS_AT_ONCE, WORK_MAPS_AT_ONCE, keys.worker(""), keys.info(""), keys.work_map(""), last)
     return new_call("list_workers", keys.base, names, args, read)
 
 

@@ -23,7 +23,7 @@ from worqr.peer.leader.history_sampler import HistorySampler
 from worqr.peer.registration import LEASE
 from worqr.queue_age import QueuePlaces
 from worqr.records import MeshInfo, QueueInfo, WorkerInfo
-from worqr.snapshots import apps_of, encode_snapshot, is_in_use, most_active
+from worqr.snapshots import apps_of, encode_snapshot, is_in_use, most_active, unhealthy_of
 from worqr.validation import from_ms
 
 WORKERS_EVERY: Final = 15.0
@@ -109,6 +109,7 @@ class ScanPoster:
             queues_left_out=left_out,
             others=others,
             apps=apps_of(self._workers),
+            unhealthy=unhealthy_of(self._workers),
         )
         return encode_snapshot(info)
 
@@ -138,10 +139,9 @@ class ScanPoster:
         if len(self._workers) >= ops.WORKERS_AT_ONCE and time.monotonic() - self._read_workers_at < WORKERS_EVERY:
             return
         found: dict[str, WorkerInfo] = {}
-        more, after = True, ""
-        while more:
-            page = await self._link.call(ops.list_workers(self._keys, after), patience=LEASE)
+        cursors = [""]
+        while cursors:  # one page after the other: nobody waits for them
+            page = await self._link.call(ops.list_workers(self._keys, cursors[0]), patience=LEASE)
             found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
-            self._leader, more = page.leader, page.more
-            after = page.rows[-1].worker if page.rows else ""
+            self._leader, cursors = page.leader, page.cursors
         self._workers, self._read_workers_at = list(found.values()), time.monotonic()
