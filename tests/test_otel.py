@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -13,16 +14,29 @@ import trio
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
-from opentelemetry.trace import SpanKind, StatusCode, Tracer, get_current_span
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TraceState,
+    get_current_span,
+    use_span,
+)
 
 import worqr
 from tests import traced
 from tests.peer.tools import until
 from tests.support.children import ROOT
 from tests.support.servers import Server
+from worqr.client.firing import fire
+from worqr.cron import Definition
+from worqr.keys import QueueKeys
 from worqr.otel import Tracing
-from worqr.tracing import meta_with
+from worqr.tracing import MAX_CARRIER, limit, meta_with
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
@@ -348,6 +362,186 @@ def test_a_carrier_without_room_is_left_out() -> None:
     full = {"text": "x" * 4070}
     assert len(msgspec.json.encode(full)) <= 4096
     assert meta_with(carrier, full) == full
+    assert meta_with(carrier, {"tenant": "7"}) == {**carrier, "tenant": "7"}
+
+
+# Schedules, and claims by hand
+
+
+@pytest.mark.one_server
+@pytest.mark.leaves("{Q1}:job:cron:*", "{Q1}:due")
+async def test_a_run_is_linked_to_the_firing_of_its_schedule(mesh: worqr.Mesh, spans: Spans) -> None:
+    @mesh.task(name="Q1")
+    async def tick() -> None: ...
+
+    mesh.every(0.2, tick.call(), name="s", overlap="queue")
+    with spans.tracer.start_as_current_span("startup"):  # it is no parent of firings
+        async with mesh.join():
+            runs = await spans.wait("process Q1", 3)
+    fired = {ids_of(span): span for span in spans.named("dispatch Q1")}
+    for run in runs:
+        [sender, *_] = links_of(run)
+        assert sender in fired
+    assert len({links_of(run)[0] for run in runs}) == len(runs)
+    assert len({trace_id for trace_id, _ in fired}) == len(fired)
+    for span in fired.values():
+        assert (span.parent, span.kind) == (None, SpanKind.PRODUCER)
+        attributes = dict(span.attributes or {})
+        assert attributes.pop("server.address")
+        assert attributes == {
+            "messaging.system": "worqr",
+            "messaging.operation.name": "dispatch",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": "Q1",
+            "messaging.message.id": "cron:s",
+            "worqr.schedule": "s",
+        }
+
+
+async def fire_once(mesh: worqr.Mesh, nominal: int, overlap: Literal["skip", "queue"] = "skip") -> str:
+    """Fire a schedule as a leader does; return the reply."""
+    definition = Definition(name="s", queue="Q1", task=b"tick", every_ms=60_000, overlap=overlap)
+    keys, now = QueueKeys(mesh.prefix, "Q1"), round(time.time() * 1000)
+    return await fire(mesh._client.link, keys, definition, nominal, judged_at=now, tracing=mesh.tracing)
+
+
+async def test_only_the_leader_that_has_enqueued_a_firing_has_a_span(mesh: worqr.Mesh, spans: Spans) -> None:
+    nominal = round(time.time() * 1000)
+    async with mesh.connect():
+        assert await fire_once(mesh, nominal) == "ok"
+        [dispatch] = spans.named("dispatch Q1")
+        assert await fire_once(mesh, nominal) == "again"
+        assert await fire_once(mesh, nominal - 1000) == "fired"
+        assert await fire_once(mesh, nominal + 1000, "queue") == "busy"
+        assert await fire_once(mesh, nominal + 1000) == "skipped"
+        [job] = await mesh.queue("Q1").jobs(state="waiting")
+        assert job.id == "cron:s"
+        record = await mesh.queue("Q1").read("cron:s")
+        await mesh.queue("Q1").delete()
+    assert spans.named("dispatch Q1") == [dispatch]
+
+    assert record.meta["traceparent"].split("-")[1:3] == [
+        f"{n:0{w}x}" for n, w in zip(ids_of(dispatch), (32, 16), strict=True)
+    ]
+
+
+async def test_a_firing_that_fails_has_no_span(mesh: worqr.Mesh, spans: Spans, server: Server) -> None:
+    with server.client() as client:
+        client.set(QueueKeys(mesh.prefix, "Q1").base, "not a list", ex=60)
+    async with mesh.connect():
+        with pytest.raises(worqr.WorqrError):
+            await fire_once(mesh, 1)
+    with server.client() as client:
+        client.delete(QueueKeys(mesh.prefix, "Q1").base)
+    assert spans.exporter.get_finished_spans() == ()
+
+
+async def test_a_sampler_that_fails_does_not_keep_a_schedule_from_firing(
+    server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Sampler):
+        def should_sample(self, *args: Any, **more: Any) -> Any:
+            raise ValueError("no quota")
+
+        def get_description(self) -> str:
+            return "fails"
+
+    tracing = Tracing(tracer_provider=TracerProvider(sampler=Failing()))
+    mesh = worqr.Mesh(server.url, prefix=prefix, tracing=tracing)
+    async with mesh.connect():
+        assert await fire_once(mesh, round(time.time() * 1000)) == "ok"
+        await mesh.queue("Q1").delete()
+    assert "schedule 's' is fired without a trace: ValueError('no quota')" in caplog.text
+
+
+async def test_claims_by_hand_are_linked_to_what_sent_them(mesh: worqr.Mesh, spans: Spans) -> None:
+    queue = mesh.queue("Q1")
+    async with mesh.join() as peer, peer.work("Q1") as claims:
+        await queue.dispatch(b"a")
+        await queue.dispatch(b"b")
+        await queue.enqueue(b"c")
+        with spans.tracer.start_as_current_span("batch") as batch:
+            taken: list[worqr.Claim] = []
+            while len(taken) < 3:
+                taken += await claims.take(3 - len(taken))
+        await claims.finish(taken)
+        await queue.dispatch(b"d")
+        async for claim in claims:
+            await claim.finish()
+            break
+        with trio.move_on_after(0.01):
+            await claims.take(1)  # nothing is there, and it makes no span
+    *takes, step = spans.named("take Q1")
+    first, second, third = spans.named("dispatch Q1")
+    assert [link for take in takes for link in links_of(take)] == [ids_of(first), ids_of(second)]
+    assert sum((take.attributes or {})["messaging.batch.message_count"] for take in takes) == 3  # type: ignore[misc]
+    assert links_of(step) == [ids_of(third)]
+    assert step.parent is None
+    attributes = dict(step.attributes or {})
+    assert attributes.pop("server.address")
+    assert attributes == {
+        "messaging.system": "worqr",
+        "messaging.operation.name": "take",
+        "messaging.operation.type": "receive",
+        "messaging.destination.name": "Q1",
+        "messaging.batch.message_count": 1,
+    }
+    for take in takes:
+        assert take.kind is SpanKind.CLIENT
+        assert take.parent is not None
+        assert take.parent.span_id == batch.get_span_context().span_id
+        assert take.start_time is not None
+        assert take.end_time is not None
+        assert take.start_time <= take.end_time
+
+
+# The size of a context
+
+HUGE = TraceState([(f"vendor{n}", 200 * "x") for n in range(32)])
+SMALL = TraceState([("vendor", "x")])
+
+
+@pytest.mark.parametrize(("state", "kept"), [(SMALL, "vendor=x"), (HUGE, None)], ids=["small", "huge"])
+async def test_a_huge_trace_state_is_left_out_and_the_link_stays(
+    server: Server, prefix: str, spans: Spans, state: TraceState, kept: str | None
+) -> None:
+    mesh = new_mesh(server, prefix, spans, raw=True)
+    metas: list[dict[str, str]] = []
+
+    async def handler(task: bytes) -> None:
+        metas.append(dict(worqr.current().meta))
+
+    caller = SpanContext(7, 8, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED), trace_state=state)
+    async with mesh.join(concurrency=1) as peer, trio.open_nursery() as nursery:
+        queue = mesh.queue("Q1")
+        with use_span(NonRecordingSpan(caller)):
+            await queue.dispatch(b"a")
+            await queue.enqueue(b"b")
+            await mesh.dispatch_many([mesh.call("Q1", b"c")])
+        await queue.dispatch(b"d", meta={"traceparent": "mine", "text": "x" * 4000})
+        nursery.start_soon(peer.serve, "Q1", handler)
+        runs = await spans.wait("process Q1", 4)
+        nursery.cancel_scope.cancel()
+    senders = [*spans.named("dispatch Q1")[:1], *spans.named("enqueue Q1"), *spans.named("create Q1")]
+    assert [links_of(run) for run in runs] == [*([ids_of(sender)] for sender in senders), []]
+    assert [meta.get("tracestate") for meta in metas] == [kept, kept, kept, None]
+    assert metas[3] == {"traceparent": "mine", "text": "x" * 4000}
+    for meta in metas[:3]:
+        assert len(msgspec.json.encode(meta)) <= MAX_CARRIER
+
+
+@pytest.mark.parametrize("n", range(400, 600, 7))
+def test_a_carrier_has_at_most_512_bytes(n: int) -> None:
+    carrier = {"traceparent": 55 * "t", "tracestate": n * "s"}
+    limited = limit(carrier)
+    assert len(msgspec.json.encode(limited)) <= MAX_CARRIER
+    assert limited == (carrier if len(msgspec.json.encode(carrier)) <= MAX_CARRIER else {"traceparent": 55 * "t"})
+    assert limit({"traceparent": n * "t", "more": n * "x"}) == {}
+
+
+def test_a_trace_parent_of_the_caller_stays_alone() -> None:
+    carrier = {"traceparent": "ours", "tracestate": "vendor=x"}
+    assert meta_with(carrier, {"traceparent": "mine"}) == {"traceparent": "mine"}
     assert meta_with(carrier, {"tenant": "7"}) == {**carrier, "tenant": "7"}
 
 

@@ -234,7 +234,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "fire_schedule": _event(
         (WARNING, DEBUG, INFO, ERROR),
-        "firings wait for the one before; DEBUG: a firing was enqueued; INFO, ERROR: a schedule cannot be fired now",
+        "firings wait for the one before, or have no trace; DEBUG: one was enqueued; INFO, ERROR: a schedule cannot be fired now",
         "schedule count nominal outcome error repeated",
     ),
     "rewind_schedules": _event(WARNING, "the clock of the server was set back by more than a minute", "count"),

@@ -6,7 +6,7 @@ Each run has a span, which is linked to the span of the call that sent its job. 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -16,7 +16,7 @@ from worqr.errors import UsageError
 from worqr.job_options import check_choice
 from worqr.peer.context import Context
 from worqr.policy import Broken, Failure, Retry
-from worqr.tracing import Carrier, Operation, SendSpan, Server
+from worqr.tracing import Carrier, FiringSpan, Operation, SendSpan, Server, Taken
 from worqr.validation import name_of
 
 try:
@@ -91,9 +91,7 @@ class Tracing:
 
     def carrier(self) -> Carrier:
         """Return the context of the current span."""
-        carrier: dict[str, str] = {}
-        _PROPAGATOR.inject(carrier)
-        return carrier
+        return _carrier_of(None)
 
     def plain_carrier(self) -> Carrier | None:
         """Return the context for plain tasks if the trace is sampled; None: they stay plain tasks."""
@@ -108,6 +106,23 @@ class Tracing:
         attributes = _of_queue("create", "create", queue) | _of_server(server)
         with self._tracer.start_as_current_span(f"create {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
             return self.carrier()
+
+    def firing(self, schedule: str, queue: str, server: Server) -> FiringSpan:
+        """Return the span of a firing. It is exported only if the firing is enqueued."""
+        attributes = _of_queue("dispatch", "send", queue) | _of_server(server) | {"worqr.schedule": schedule}
+        span = self._tracer.start_span(
+            f"dispatch {queue}", context=_NO_CONTEXT, kind=SpanKind.PRODUCER, attributes=attributes
+        )
+        return _Firing(span)
+
+    def taken(self, queue: str, server: Server, began_ns: int, tasks: Sequence[Taken]) -> None:
+        """Record a span of tasks that were taken by hand, with links to the spans that sent them."""
+        links = [link for task in tasks for link in _links_to(_PROPAGATOR.extract(task.meta, _NO_CONTEXT))]
+        attributes = _of_queue("take", "receive", queue) | _of_server(server)
+        attributes["messaging.batch.message_count"] = len(tasks)
+        self._tracer.start_span(
+            f"take {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links, start_time=began_ns
+        ).end()
 
     async def run(self, context: Context, call_next: Callable[[], Awaitable[object]]) -> object:
         """Run a handler inside a span. `Mesh` puts this around all middleware."""
@@ -159,6 +174,19 @@ class _Sent:
             self._span.set_attribute("messaging.batch.message_count", count)
 
 
+class _Firing:
+    """The span of a firing."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.carrier: Carrier = _carrier_of(trace.set_span_in_context(span, _NO_CONTEXT))
+
+    def end(self, id: str) -> None:
+        """Note that the firing was enqueued as the job `id`."""
+        self._span.set_attribute("messaging.message.id", id)
+        self._span.end()
+
+
 @contextmanager
 def continue_trace(carrier: Carrier) -> Generator[None]:
     """Make the span of this carrier the current one in the block. A worker process enters it around each run."""
@@ -167,6 +195,13 @@ def continue_trace(carrier: Carrier) -> Generator[None]:
         yield
     finally:
         otel_context.detach(token)
+
+
+def _carrier_of(context: otel_context.Context | None) -> Carrier:
+    """Return the context as names and texts; None: the current one."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context)
+    return carrier
 
 
 def _of_queue(operation: str, kind: str, queue: str | None) -> dict[str, Any]:

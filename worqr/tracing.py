@@ -6,9 +6,9 @@ carrier, a few names and texts, in the `meta` of a job, beside the payload. A pl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -16,6 +16,10 @@ from worqr.job_options import MAX_META
 
 Operation = Literal["enqueue", "dispatch"]
 Carrier = Mapping[str, str]
+
+TRACEPARENT: Final = "traceparent"
+MAX_CARRIER: Final = 512
+"""Bytes of the context of a trace in a job, as JSON."""
 
 
 class Server(Protocol):
@@ -45,6 +49,28 @@ class SendSpan(Protocol):
         ...
 
 
+class FiringSpan(Protocol):
+    """The span of one firing of a schedule. It is not recorded unless it is ended."""
+
+    @property
+    def carrier(self) -> Carrier:
+        """Its context."""
+        ...
+
+    def end(self, id: str) -> None:
+        """Note that the firing was enqueued as the job `id`."""
+        ...
+
+
+class Taken(Protocol):
+    """A task that was taken by hand. `worqr.Claim` is one."""
+
+    @property
+    def meta(self) -> Mapping[str, str]:
+        """The `meta` of its job."""
+        ...
+
+
 class Tracing(Protocol):
     """The tracing of a mesh."""
 
@@ -64,6 +90,14 @@ class Tracing(Protocol):
         """Return the context for one of many jobs of a call."""
         ...
 
+    def firing(self, schedule: str, queue: str, server: Server) -> FiringSpan:
+        """Return the span of a firing, which begins a trace of its own."""
+        ...
+
+    def taken(self, queue: str, server: Server, began_ns: int, tasks: Sequence[Taken]) -> None:
+        """Note that these tasks were taken by hand. `began_ns`: when they were asked for, in ns since 1970."""
+        ...
+
     def run(self, context: Any, call_next: Callable[[], Awaitable[object]]) -> Awaitable[object]:
         """Run a handler inside a span. A middleware: see ``Mesh(middleware=...)``."""
         ...
@@ -77,13 +111,28 @@ class Tracing(Protocol):
 def meta_of_plain_tasks(tracing: Tracing | None) -> str | None:
     """Return the encoded `meta` that plain tasks get; None: they are sent without one."""
     carrier = None if tracing is None else tracing.plain_carrier()
-    if not carrier:
-        return None
-    encoded = msgspec.json.encode(carrier)
-    return encoded.decode() if len(encoded) <= MAX_META else None
+    return encoded_meta(carrier or {}) or None
+
+
+def encoded_meta(carrier: Carrier) -> str:
+    """Return the encoded `meta` of a task that has no other; empty for an empty carrier."""
+    limited = limit(carrier)
+    return msgspec.json.encode(limited).decode() if limited else ""
 
 
 def meta_with(carrier: Carrier, meta: Mapping[str, str]) -> Mapping[str, str]:
-    """Return `meta` with the carrier added. What the caller put there stays, and a carrier without room is left out."""
-    both = {**carrier, **meta}
+    """Return `meta` with the carrier added.
+
+    A `traceparent` of the caller stays, without anything of the carrier. A carrier without room is left out.
+    """
+    if TRACEPARENT in meta:
+        return meta
+    both = {**limit(carrier), **meta}
     return both if len(msgspec.json.encode(both)) <= MAX_META else meta
+
+
+def limit(carrier: Carrier) -> Carrier:
+    """Return a carrier of at most `MAX_CARRIER` bytes: of a larger one only the `traceparent`, which is what links need."""
+    if len(msgspec.json.encode(carrier)) <= MAX_CARRIER:
+        return carrier
+    return {name: value for name, value in carrier.items() if name == TRACEPARENT and len(value) < MAX_CARRIER // 2}

@@ -137,7 +137,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1], {scene.twin: ("bytes", b"result")}
     ),
     "fire_schedule": lambda q, g, scene: ops.fire_schedule(
-        q, "s", T, judged_at=T, run_at=T, overlap="cancel", task=TASK
+        q, "s", T, judged_at=T, run_at=T, overlap="cancel", task=TASK, meta='{"traceparent":"00-1-2-01"}'
     ),
     "forget_queues": lambda q, g, scene: ops.forget_queues(g, ["old", "Q1", "Q2"]),
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),

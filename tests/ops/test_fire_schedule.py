@@ -300,3 +300,41 @@ def test_a_retry_of_a_clock_that_was_ahead_is_replaced_where_firings_cancel_each
     state = desk.state()
     assert (state["waiting"], state.get(":due")) == ([reference(ID)], None)
     assert state[f":job:{ID}"]["scheduled_for"] == str(T + MINUTE)
+
+
+META = '{"traceparent":"00-1-2-01"}'
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_the_job_has_the_meta_of_its_firing(desk: Desk, overlap: str) -> None:
+    assert desk.call(fire(desk, overlap=overlap, meta=META)) == "ok"
+    assert desk.state()[":job:cron:s"] == job(desk, "waiting", T, 1, meta=META)
+    with desk.nothing_changes():
+        assert desk.call(fire(desk, overlap=overlap, meta=META)) == "ok", "a resend"
+
+
+@pytest.mark.parametrize(("first", "second"), [(META, "{}"), (META, ""), ("", META)])
+def test_another_meta_tells_that_another_leader_has_enqueued_it(desk: Desk, first: str, second: str) -> None:
+    assert desk.call(fire(desk, meta=first)) == "ok"
+    for _ in range(2):
+        with desk.nothing_changes():
+            assert desk.call(fire(desk, meta=second)) == "again"
+    desk.call(ops.finish_tasks(desk.q, "A", [run(desk)]))
+    assert desk.call(fire(desk, meta=second)) == "again"
+    assert desk.call(fire(desk, T + HOUR, meta=second)) == "ok"
+
+
+def test_what_is_skipped_is_skipped_with_any_meta(desk: Desk) -> None:
+    desk.call(fire(desk, meta=META))
+    for meta in ("{}", META, ""):
+        assert desk.call(fire(desk, T + HOUR, meta=meta)) == "skipped"
+    assert desk.state()[":fired"] == Expires({"s": f"{T + HOUR} skipped"})
+
+
+@pytest.mark.parametrize(("meta", "kept"), [("{}", {"meta": "{}"}), ("", {})])
+def test_the_next_firing_replaces_the_meta(desk: Desk, meta: str, kept: dict[str, str]) -> None:
+    later = now(desk) + HOUR
+    desk.call(fire(desk, run_at=later, meta=META))
+    desk.call(fire(desk, T + HOUR, run_at=later, overlap="cancel", meta=meta))
+    stored = desk.state()[":job:cron:s"]
+    assert {name: value for name, value in stored.items() if name == "meta"} == kept

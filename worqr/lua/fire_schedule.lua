@@ -12,17 +12,20 @@
 -- ARGV[5] overlap when the job of an earlier firing is still there: skip, queue, or cancel (one that does not run is replaced)
 -- ARGV[6] expire_s s that the last firings of the queue's schedules are remembered
 -- ARGV[7] task bytes
+-- ARGV[8] meta of the job, as JSON; empty for none
 -- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
---   was judged before)
+--   was judged before) | again (this firing was enqueued before, with another meta)
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
 local queue, fired = KEYS[1], KEYS[2]
 local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local overlap, expire_s, task = ARGV[5], ARGV[6], ARGV[7]
+local overlap, expire_s, task, meta = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+meta = meta ~= '' and meta or nil
+local mark = meta and ' ' .. redis.sha1hex(meta) or '' -- whose job it is, for two leaders that trace the same firing
 
-local last, status = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)$')
+local last, status, marked = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)( ?%x*)$')
 last = tonumber(last)
 if last == nominal then
-  return {status}
+  return {status == 'ok' and marked ~= mark and 'again' or status}
 elseif last and nominal < last and last <= judged_at + AHEAD_MS then
   return {'fired'}
 end
@@ -50,12 +53,12 @@ else
   end
   local number = next_token(queue)
   store_token(queue, number)
-  local o = {id = id, run_at = run_at, scheduled_for = digits(nominal)}
+  local o = {id = id, run_at = run_at, scheduled_for = digits(nominal), meta = meta}
   local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
   redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
   count(queue, 'enqueued', more, {id})
   wake(queue, ready)
 end
-redis.call('HSET', fired, name, digits(nominal) .. ' ' .. status)
+redis.call('HSET', fired, name, digits(nominal) .. ' ' .. status .. (status == 'ok' and mark or ''))
 redis.call('EXPIRE', fired, expire_s)
 return {status}

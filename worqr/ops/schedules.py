@@ -240,9 +240,13 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call
 
 
 def fire_schedule(
-    keys: QueueKeys, name: str, nominal: int, *, judged_at: int, run_at: int, overlap: str, task: bytes
+    keys: QueueKeys, name: str, nominal: int, *, judged_at: int, run_at: int, overlap: str, task: bytes, meta: str = ""
 ) -> Call[str]:
-    """Enqueue one firing: ok, skipped, busy (try again) or fired (a later firing was decided before)."""
-    args: tuple[Any, ...] = (name, nominal, judged_at, run_at, overlap, FIRED_EXPIRE_S, task)
-    read = expect("ok", "skipped", "busy", "fired")
+    """Enqueue one firing.
+
+    The reply is ok, skipped, busy (try again), fired (a later firing was decided before) or again (this firing was enqueued
+    before, with another meta).
+    """
+    args: tuple[Any, ...] = (name, nominal, judged_at, run_at, overlap, FIRED_EXPIRE_S, task, meta)
+    read = expect("ok", "skipped", "busy", "fired", "again")
     return new_call("fire_schedule", keys.base, (keys.base, keys.fired), args, read, size=len(task))

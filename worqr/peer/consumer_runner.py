@@ -144,7 +144,8 @@ class ConsumerRunner:
                 max_result=size,
                 state=self._settings.state,
             )
-        claims = Claims(buffer)
+        tracing, server = self._settings.tracing, self._services.link.settings.address
+        claims = Claims(buffer, None if tracing is None else partial(tracing.taken, queue, server))
         async with self._startup.entered(buffer.consumers):
             try:
                 yield claims

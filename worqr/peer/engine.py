@@ -72,7 +72,7 @@ class Engine:
             keepalive=settings.keepalive or DEFAULT_KEEPALIVE,
             history_queues=settings.history_queues,
         )
-        self._ticker = ScheduleTicker(link, registry, self.leader, self.shards_of)
+        self._ticker = ScheduleTicker(link, registry, self.leader, self.shards_of, settings.tracing)
         self.queues: QueueDuties = queue_duties(
             settings, link, self.session, self.runs, lambda: self.leader.leads, self.spawn
         )

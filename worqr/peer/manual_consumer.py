@@ -10,8 +10,9 @@ the block ends return to the front of the queue, uncounted.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import trio
@@ -288,9 +289,18 @@ class Claims(AsyncIterator[Claim]):
     A claim counts against the peer's `concurrency` until it is settled. Iteration and `take` pause when the limit is reached.
     """
 
-    def __init__(self, buffer: ClaimBuffer) -> None:
+    def __init__(self, buffer: ClaimBuffer, noted: Callable[[int, Sequence[Claim]], None] | None = None) -> None:
         self._buffer = buffer
+        self._noted = noted
         self._open = True
+
+    def _now_ns(self) -> int:
+        return 0 if self._noted is None else time.time_ns()
+
+    def _note(self, began_ns: int, claims: Sequence[Claim]) -> None:
+        """Tell the tracing of the mesh, if there is one, which claims were taken."""
+        if claims and self._noted is not None:
+            self._noted(began_ns, claims)
 
     def _check_open(self) -> None:
         if not self._open:
@@ -298,9 +308,11 @@ class Claims(AsyncIterator[Claim]):
 
     async def __anext__(self) -> Claim:
         self._check_open()
+        began_ns = self._now_ns()
         claims = await self._buffer.collect(1)
         if not claims:
             raise StopAsyncIteration
+        self._note(began_ns, claims)
         return claims[0]
 
     async def take(self, n: int, *, within: Seconds = 0) -> list[Claim]:
@@ -322,6 +334,7 @@ class Claims(AsyncIterator[Claim]):
         self._check_open()
         check_count(n, "n of take")
         wait = seconds(within, "within")
+        began_ns = self._now_ns()
         taken = await self._buffer.collect(n)
         if taken and wait > 0:
             try:
@@ -331,6 +344,7 @@ class Claims(AsyncIterator[Claim]):
             except trio.Cancelled:
                 self._buffer.put_back(taken)
                 raise
+        self._note(began_ns, taken)
         return taken
 
     async def finish(self, claims: Iterable[Claim]) -> list[Claim]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from worqr import ops
+from worqr.client.firing import fire
 from worqr.client.schedules import all_schedules
-from worqr.cron import Definition, Trigger, effective, jitter_ms
+from worqr.cron import Definition, Trigger, effective
 from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
@@ -79,14 +80,11 @@ class BenchSchedules:
         )
         pending, fired = self._pending.pop(definition.name), False
         for n, nominal in enumerate(pending):
-            call = ops.fire_schedule(
-                *(keys, definition.name, nominal),
+            outcome = await fire(
+                *(self._client.link_to(keys.name), keys, definition, nominal),
                 judged_at=self._now,
-                run_at=nominal + jitter_ms(definition, nominal),
-                overlap=definition.overlap,
-                task=definition.task,
+                tracing=self._client.settings.tracing,
             )
-            outcome = await self._client.link_to(keys.name).call(call)
             if outcome == "busy":
                 self._pending[definition.name] = pending[n:][-MAX_PENDING:]
                 break

@@ -19,7 +19,8 @@ from typing import Protocol
 import trio
 
 from worqr import ops
-from worqr.cron import Definition, Trigger, at, due_firings, effective, jitter_ms
+from worqr.client.firing import fire
+from worqr.cron import Definition, Trigger, at, due_firings, effective
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -30,6 +31,7 @@ from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE, ignore_outcome
 from worqr.peer.schedule_declarer import REDECLARE
 from worqr.shard_layout import shard_of
+from worqr.tracing import Tracing
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -102,11 +104,13 @@ class ScheduleTicker:
         keys: RegistryKeys,
         leader: Leadership,
         shards_of: Callable[[str], Awaitable[tuple[QueueKeys, ...]]],
+        tracing: Tracing | None = None,
     ) -> None:
         self._link = link
         self._keys = keys
         self._leader = leader
         self._shards_of = shards_of
+        self._tracing = tracing
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
         self._throttle = ErrorThrottle(logger)
         self._term = _Term()
@@ -261,22 +265,20 @@ class ScheduleTicker:
         """Enqueue these firings in order, as far as possible; return those still pending, and the last that was enqueued."""
         keys, fired = shard_of(await self._shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
-            call = ops.fire_schedule(
-                *(keys, definition.name, nominal),
-                judged_at=now,
-                run_at=nominal + jitter_ms(definition, nominal),
-                overlap=definition.overlap,
-                task=definition.task,
-            )
             try:
-                word = await self._link.call(call, patience=self._patience)
+                word = await fire(
+                    *(self._link, keys, definition, nominal),
+                    judged_at=now,
+                    tracing=self._tracing,
+                    patience=self._patience,
+                )
             except Unavailable:
                 self._term.unreachable_until[definition.queue] = trio.current_time() + POSTPONE_MS / 1000
                 raise
             if word == "busy":
                 return nominals[n:], fired
             _log_fired(definition.name, nominal, word)
-            fired = nominal if word == "ok" else fired
+            fired = nominal if word in {"ok", "again"} else fired
         return [], fired
 
     def _limit_pending(self, name: str, pending: Sequence[int]) -> Sequence[int]:
