@@ -259,7 +259,7 @@ def tables_of(pages: list[Page], filled: str) -> list[Table]:
         table("size of a page", "bytes", BYTES, lambda page: page.size),
         table(
             *("requests to the server for a page", "requests", REQUESTS, lambda page: page.requests),
-            "of a dashboard that has read nothing before; up to 1,024 requests in one batch count once, those that connect do not count",
+            "of a dashboard that has read nothing before; a batch of up to 1,024 counts once, and connecting does not count",
         ),
         table(
             *("slowest script of a page", "ms", SCRIPT, lambda page: page.script),
