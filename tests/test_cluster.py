@@ -18,6 +18,7 @@ from tests.peer.tools import Held, Runs, eventually, serving, until
 from tests.support.children import Child
 from tests.support.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
 from tests.support.patience import PATIENCE
+from worqr.inside import client_of
 from worqr.link import pipeline
 from worqr.link.wire_form import slot_of
 
@@ -121,6 +122,9 @@ async def test_everything_works_on_a_cluster(cluster: Cluster) -> None:
         assert (
             await (await add.options(delay=0.2).dispatch(3, 4)).result(timeout=PATIENCE) == 7
         )  # promoted when it is due
+        reports = await trio.to_thread.run_sync(client_of(mesh).link.server_reports, PATIENCE)
+        assert [(report.problem, report.info["role"]) for report in reports] == [("", "master")] * len(reports)
+        assert len({report.address for report in reports}) == cluster.primaries
         jobs = await mesh.dispatch_many([add.call(i, i) for i in range(100)])
         assert [await job.result(timeout=PATIENCE) for job in jobs] == [2 * i for i in range(100)]
         await fail.enqueue("so it is")

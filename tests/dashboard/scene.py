@@ -40,6 +40,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/worker": [{"id": "{worker}"}],
     "/schedules": [{}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
+    "/server": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}],
     "/api/v1/scale": [{"queue": "{queue}", "places": "10"}],
     "/bulk": [{}],

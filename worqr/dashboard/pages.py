@@ -30,6 +30,7 @@ NAVIGATION: Final = (
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
     ("/log", "Log"),
+    ("/server", "Server"),
 )
 """The pages that the navigation names."""
 FIGURES: Final = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from worqr.dashboard import acts, api, bulk_pages, failures, live, log_page, reading, schedules, workers
+from worqr.dashboard import acts, api, bulk_pages, failures, live, log_page, reading, schedules, server_page, workers
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
@@ -33,6 +33,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/worker": Route(reading.worker),
     "/schedules": Route(schedules.page),
     "/log": Route(log_page.page),
+    "/server": Route(server_page.page),
     "/search": Route(reading.search),
     "/payload": Route(reading.payload, right="payloads"),
     "/api/v1/scale": Route(api.scale),

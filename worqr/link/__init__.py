@@ -3,7 +3,7 @@
 The rest of worqr uses `Link`. The modules behind it:
 
 * `settings`, `tls`, `server_info`, `server_errors`: parse the address, check certificate files and the server, classify errors;
-* `server_stats`: the memory and the clients of the server, for metrics;
+* `server_stats`: what the server reports of itself, for metrics and for people;
 * `reasons`, `credentials`: explain failed connections, detect other programs at the port, supply passwords;
 * `connection`: opens and checks one connection with blocking calls; `transport`: drives the same connection without blocking;
 * `request`, `request_queue`, `replication`, `session`, `wire_form`: requests, their states and their replies; no I/O;
@@ -26,7 +26,8 @@ from worqr.link.link import Link
 from worqr.link.loops import driver_here, loop_here, loop_name_here
 from worqr.link.node_client import LinkCondition
 from worqr.link.request import Request, WorkerHandle
-from worqr.link.server_stats import ServerStats
+from worqr.link.server_info import server_version
+from worqr.link.server_stats import ServerReport, ServerStats
 from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_credentials
 from worqr.link.subscription import Subscription
 from worqr.link.subscriptions import Subscriptions
@@ -48,6 +49,7 @@ __all__ = [
     "LinkCondition",
     "LinkSettings",
     "Request",
+    "ServerReport",
     "ServerStats",
     "Signal",
     "Subscription",
@@ -63,4 +65,5 @@ __all__ = [
     "loop_here",
     "loop_name_here",
     "run_blocking",
+    "server_version",
 ]

@@ -213,6 +213,10 @@ class ClusterRouter:
             self._order.passed(node, set(map(slot_of, waiting)))
         return not self._order.is_passing(node)
 
+    def nodes(self) -> list[NodeEndpoint]:
+        """Return the primaries that are known, in the order of their addresses."""
+        return [NodeEndpoint(self.topology, endpoint) for endpoint in sorted(self.topology.view.primaries, key=str)]
+
     def _client_of_new(self, slot: int) -> NodeClient | None:
         """As `_client_of`; but the client of the node that had the slot before, while it may have older requests of it."""
         client, owner = self._client_of(slot), self.topology.owner(slot)

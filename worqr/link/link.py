@@ -35,7 +35,7 @@ from worqr.link.log_thread import LogThread
 from worqr.link.node_client import LinkCondition, NodeClient
 from worqr.link.request import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
-from worqr.link.server_stats import ServerStats, read_server_stats
+from worqr.link.server_stats import ServerReport, ServerStats, read_server_report, read_server_stats
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.topology import ShardEndpoint
@@ -122,6 +122,15 @@ class Link:
             RefusedByServer, WrongVersion, Unavailable: as `wait_ready`.
         """
         return read_server_stats(self.settings, self._resolver, timeout)
+
+    def server_reports(self, timeout: float) -> list[ServerReport]:
+        """Ask the server, or each primary of a cluster, what it reports of itself; blocks, so call it in a thread.
+
+        Args:
+            timeout: seconds for each reply.
+        """
+        every = self._client.nodes() if isinstance(self._client, ClusterRouter) else [self._resolver]
+        return [read_server_report(self.settings, resolver, timeout) for resolver in every]
 
     @property
     def run_id(self) -> str:

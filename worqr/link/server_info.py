@@ -5,7 +5,7 @@ worqr needs shebang flags for scripts, which Redis has since 7.0. Valkey forked 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,11 +41,8 @@ def read_server_info(answers: Sequence[Any], address: str, *, replica: bool = Fa
     """
     info: dict[str, str] = {}
     for answer in answers:
-        if isinstance(answer, bytes):
-            lines = (line.partition(":") for line in answer.decode("utf-8", "replace").splitlines())
-            info |= {name: value.strip() for name, _, value in lines}
-    server = "Valkey" if "valkey_version" in info or info.get("server_name") == "valkey" else "Redis"
-    version = info.get("valkey_version") or info.get("redis_version", "")
+        info |= info_fields(answer)
+    server, version = server_version(info)
     facts = ServerInfo(server, version, info.get("run_id", ""), info.get("role", ""), info.get("maxmemory_policy", ""))
     if version and _numbers(version) < _OLDEST[server]:
         wanted = " or ".join(f"{name} {major}.{minor}" for name, (major, minor) in _OLDEST.items())
@@ -58,6 +55,20 @@ def read_server_info(answers: Sequence[Any], address: str, *, replica: bool = Fa
     if facts.role == "slave" and not replica:
         raise Unavailable("READONLY this server is a replica; only its primary can work")
     return facts
+
+
+def info_fields(reply: Any) -> dict[str, str]:
+    """Return the fields of a reply to INFO; none if the user may not ask."""
+    if not isinstance(reply, bytes):
+        return {}
+    lines = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def server_version(info: Mapping[str, str]) -> tuple[str, str]:
+    """Return whether it is ``Redis`` or ``Valkey``, and its version; that is empty if it is hidden."""
+    server = "Valkey" if "valkey_version" in info or info.get("server_name") == "valkey" else "Redis"
+    return server, info.get("valkey_version") or info.get("redis_version", "")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
