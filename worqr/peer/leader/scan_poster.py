@@ -140,7 +140,7 @@ class ScanPoster:
             return
         found: dict[str, WorkerInfo] = {}
         cursors = [""]
-        while cursors:  # one page after the other: nobody waits for them
+        while cursors:  # one page after the other: no caller waits
             page = await self._link.call(ops.list_workers(self._keys, cursors[0]), patience=LEASE)
             found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
             self._leader, cursors = page.leader, page.cursors
