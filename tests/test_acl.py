@@ -30,11 +30,10 @@ from tests.support.servers import Server
 from tests.test_keys import makers, plain
 from tests.test_lua import WRITES
 from worqr import ops
-from worqr.cli.metrics import read_fleet
-from worqr.client.run_totals import RunTotalsReader
 from worqr.cron import Definition
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
+from worqr.metrics.fleet_reader import FleetReader
 from worqr.script_call import Call
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
@@ -657,7 +656,7 @@ async def test_an_exporter_of_metrics_needs_no_more_than_a_viewer(users: Users, 
     desk.client.delete(desk.g.snapshot)
     mesh = users.mesh(role)
     async with mesh.connect():
-        found = await read_fleet(mesh, RunTotalsReader(mesh._client))
+        found = await FleetReader(mesh).read()
         assert {info.name for info in found.mesh.queues} >= {"Q1"}
         assert found.runs["Q1"] == {"ok": 2}
         assert found.schedules

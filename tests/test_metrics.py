@@ -30,8 +30,8 @@ from worqr.hosting.peer_thread import no_health
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
 from worqr.metrics.catalogue import FLEET, PEER
-from worqr.metrics.families import exposition
 from worqr.metrics.fleet import EVENTS, OTHER, FleetMetrics, FleetSnapshot
+from worqr.metrics.prometheus import exposition, fleet_collector
 from worqr.run_counts import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.validation import from_ms
 
@@ -176,7 +176,7 @@ def test_nothing_is_imported_that_was_not_asked_for() -> None:
 
 def test_the_global_registry_is_left_alone() -> None:
     code = (
-        "import prometheus_client, worqr.metrics.fleet\n"
+        "import prometheus_client, worqr.metrics.prometheus\n"
         "print('worqr' in prometheus_client.generate_latest().decode())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -208,7 +208,9 @@ def scraped(
         Schedule("t", from_ms(5000), None, paused=False),
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
-    text, _ = exposition(fleet.collector(FleetSnapshot(mesh, 1, schedules, {"s": 3}, runs or {}, stats)), "")
+    text, _ = exposition(
+        fleet_collector(fleet.samples(FleetSnapshot(mesh, 1, schedules, {"s": 3}, runs or {}, stats))), ""
+    )
     return values(text.decode())
 
 
@@ -326,5 +328,5 @@ def test_names_of_any_kind_are_labels() -> None:
 
 
 def test_a_server_that_is_away_leaves_one_metric() -> None:
-    text, _ = exposition(FleetMetrics(300).collector(None), "")
+    text, _ = exposition(fleet_collector(FleetMetrics(300).samples(None)), "")
     assert values(text.decode()) == {"worqr_up": 0}

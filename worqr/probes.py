@@ -94,8 +94,7 @@ class Probes:
 
     def _metrics(self, request: HttpRequest) -> HttpReply:
         try:
-            from worqr.metrics.families import exposition
-            from worqr.metrics.peer import peer_collector
+            from worqr.metrics.prometheus import exposition, peer_collector
         except ImportError as error:
             return HttpReply.of(HTTPStatus.NOT_IMPLEMENTED, str(error))
         body, content_type = exposition(peer_collector(self._source), request.accept)

@@ -15,20 +15,14 @@ from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions
 from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.output import escape
 from worqr.cli.parsing import parse_duration
-from worqr.client.run_totals import RunTotalsReader
-from worqr.client.schedules import all_schedules, schedule_of
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
-from worqr.inside import client_of
-from worqr.keys import RegistryKeys
-from worqr.ops import look_at_workers
+from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
+from worqr.metrics.fleet_reader import GIVE_UP_AFTER, FleetReader
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
 
-GIVE_UP_AFTER: Final = 1.5
-"""Seconds until a server that does not reply counts as away, so that a scrape ends within two."""
 RETRY_AFTER: Final = 1.0
 """Seconds between two attempts to connect at the start."""
 PATHS: Final = ("/metrics", "/live")
@@ -44,7 +38,7 @@ def metrics(
 ) -> None:
     """Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C."""
     try:
-        from worqr.metrics.fleet import FleetMetrics
+        import worqr.metrics.prometheus as _needed  # noqa: F401
     except ImportError as error:
         raise CommandFailed(str(error)) from None
     from worqr.mesh import Mesh
@@ -68,7 +62,7 @@ class _Exporter:
     def __init__(self, mesh: Mesh, fleet: FleetMetrics) -> None:
         self._mesh = mesh
         self._fleet = fleet
-        self._runs = RunTotalsReader(client_of(mesh))
+        self._reader = FleetReader(mesh)
         self._token: trio.lowlevel.TrioToken | None = None
         self._connected = trio.Event()
 
@@ -100,7 +94,7 @@ class _Exporter:
 
     def respond(self, request: HttpRequest) -> HttpReply:
         """Return the reply to a scrape; called in the thread of the server."""
-        from worqr.metrics.families import exposition
+        from worqr.metrics.prometheus import exposition, fleet_collector
 
         if request.path == "/live":
             return HttpReply.of(HTTPStatus.OK, "ok")
@@ -110,7 +104,7 @@ class _Exporter:
             snapshot = trio.from_thread.run(self._look, trio_token=self._token)
         except WorqrError as error:
             return HttpReply.of(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-        body, content_type = exposition(self._fleet.collector(snapshot), request.accept)
+        body, content_type = exposition(fleet_collector(self._fleet.samples(snapshot)), request.accept)
         return HttpReply(HTTPStatus.OK, body, content_type)
 
     async def _look(self) -> FleetSnapshot | None:
@@ -118,34 +112,7 @@ class _Exporter:
         with trio.move_on_after(GIVE_UP_AFTER):
             try:
                 await self._connected.wait()
-                return await read_fleet(self._mesh, self._runs)
+                return await self._reader.read()
             except Unavailable:
                 return None
         return None
-
-
-async def read_fleet(mesh: Mesh, runs: RunTotalsReader) -> FleetSnapshot:
-    """Look at the mesh once.
-
-    Args:
-        mesh: the mesh, which is connected.
-        runs: the reader of the run totals, the same for each look.
-
-    Raises:
-        RefusedByServer: The user lacks a permission of an operator.
-        Unavailable: The server did not reply.
-    """
-    from worqr.metrics.fleet import FleetSnapshot
-
-    client, keys = client_of(mesh), RegistryKeys(mesh.prefix)
-    info = await mesh.info()
-    rows, now = await all_schedules(client.ask, keys)
-    workers = await client.link.call(look_at_workers(keys))
-    return FleetSnapshot(
-        mesh=info,
-        dying=len(workers.dying),
-        schedules=[schedule_of(row, now) for row in rows],
-        pending={row.name: len(row.pending) for row in rows},
-        runs=await runs.read(info.queues),
-        server=await trio.to_thread.run_sync(client.link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True),
-    )

@@ -1,15 +1,22 @@
-"""Metrics for Prometheus: of a peer that your program embeds, and of the whole mesh. Needs ``pip install 'worqr[metrics]'``.
+"""Metrics of a peer that your program embeds, and of the whole mesh; for Prometheus with ``pip install 'worqr[metrics]'``.
 
 ``worqr run --probe`` serves those of a worker at ``/metrics``, and ``worqr metrics`` those of the mesh. `peer_collector` is for
-programs that embed a peer and serve metrics themselves. `catalogue` has all metrics. The global registry of the client library
-is never used.
+programs that embed a peer and serve metrics themselves. `catalogue` has all metrics, and `prometheus` alone needs the client
+library, whose global registry is never used. `worqr.otel` exports the same metrics by OpenTelemetry.
 """
 
-try:
-    import prometheus_client as prometheus_client
-except ImportError as _missing:
-    raise ImportError("worqr.metrics needs the Prometheus client: pip install 'worqr[metrics]'") from _missing
+from typing import TYPE_CHECKING, Any
 
-from worqr.metrics.peer import peer_collector
+if TYPE_CHECKING:
+    from worqr.metrics.prometheus import peer_collector
 
 __all__ = ["peer_collector"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Prometheus client when it is used."""
+    if name == "peer_collector":
+        from worqr.metrics.prometheus import peer_collector
+
+        return peer_collector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,18 +7,14 @@ others as one. A queue that was shown stays, so that its counters do not jump.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from worqr.cron import Schedule
 from worqr.link import ServerStats
-from worqr.metrics.catalogue import FLEET
-from worqr.metrics.families import Families
 from worqr.metrics.runs import add_runs
+from worqr.metrics.samples import Samples
 from worqr.records import MeshInfo, QueueInfo
 
 OTHER: Final = "(other)"
@@ -59,9 +55,9 @@ class FleetMetrics:
         self._max_queues = max_queues
         self._shown: set[str] = set()
 
-    def collector(self, snapshot: FleetSnapshot | None) -> Collector:
-        """Return a collector of this snapshot; None: the server does not reply."""
-        found = Families(FLEET)
+    def samples(self, snapshot: FleetSnapshot | None) -> Samples:
+        """Return the metrics of this snapshot; None: the server does not reply."""
+        found = Samples()
         found.add("worqr_up", snapshot is not None)
         if snapshot is not None:
             found.add("worqr_snapshot_age_seconds", snapshot.mesh.age)
@@ -72,9 +68,9 @@ class FleetMetrics:
                 _add_schedule(found, schedule)
                 found.add("worqr_schedule_pending", snapshot.pending.get(schedule.name, 0), schedule.name)
             _add_server(found, snapshot.server)
-        return _Collected(found.all())
+        return found
 
-    def _add_queues(self, found: Families, mesh: MeshInfo, runs: Mapping[str, Mapping[str, int]]) -> None:
+    def _add_queues(self, found: Samples, mesh: MeshInfo, runs: Mapping[str, Mapping[str, int]]) -> None:
         queues = mesh.queues
         self._shown &= {info.name for info in queues}
         for info in sorted(queues, key=_activity, reverse=True):
@@ -100,21 +96,11 @@ class FleetMetrics:
             add_runs(found, OTHER, others_ran)
 
 
-class _Collected(Collector):
-    """Metrics that were collected before."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
 def _activity(info: QueueInfo) -> tuple[int, int]:
     return info.running + info.waiting + info.scheduled + info.blocked, sum(info.counts.values())
 
 
-def _add_queue(found: Families, name: str, infos: Sequence[QueueInfo]) -> None:
+def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo]) -> None:
     """Add the sums of these queues."""
     found.add("worqr_queue_waiting", sum(info.waiting for info in infos), name)
     found.add("worqr_queue_scheduled", sum(info.scheduled for info in infos), name)
@@ -129,7 +115,7 @@ def _add_queue(found: Families, name: str, infos: Sequence[QueueInfo]) -> None:
         found.add("worqr_tasks_total", count, name, event)
 
 
-def _add_workers(found: Families, mesh: MeshInfo) -> None:
+def _add_workers(found: Samples, mesh: MeshInfo) -> None:
     found.add("worqr_has_leader", mesh.leader is not None)
     for name, app in sorted(mesh.apps.items()):
         found.add("worqr_workers", app.workers, name)
@@ -137,14 +123,14 @@ def _add_workers(found: Families, mesh: MeshInfo) -> None:
         found.add("worqr_worker_room", app.room, name)
 
 
-def _add_schedule(found: Families, schedule: Schedule) -> None:
+def _add_schedule(found: Samples, schedule: Schedule) -> None:
     last = None if schedule.last_run is None else schedule.last_run.timestamp()
     found.add("worqr_schedule_next_timestamp_seconds", schedule.next_run.timestamp(), schedule.name)
     found.add("worqr_schedule_last_timestamp_seconds", last, schedule.name)
     found.add("worqr_schedule_paused", schedule.paused, schedule.name)
 
 
-def _add_server(found: Families, server: ServerStats) -> None:
+def _add_server(found: Samples, server: ServerStats) -> None:
     found.add("worqr_server_memory_bytes", server.memory)
     found.add("worqr_server_max_bytes", server.max_memory)
     found.add("worqr_server_keeps_everything", server.keeps_everything)

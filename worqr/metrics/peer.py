@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from worqr.inside import readings_of
-from worqr.metrics.catalogue import PEER
-from worqr.metrics.families import Families
+from worqr.metrics.samples import Samples
 from worqr.peer.readings import PeerReadings
 from worqr.records import Health
 
@@ -25,39 +20,21 @@ class HasReadings(Protocol):
     def _readings(self) -> PeerReadings | None: ...
 
 
-def peer_collector(peer: HasReadings) -> Collector:
-    """Return a collector of the metrics of a peer, for a registry of the Prometheus client.
-
-    Collecting does no I/O, and does not wait for the event loop.
-
-    Args:
-        peer: The peer, or the object that ``mesh.join_in_thread()`` returns.
-    """
-    return _PeerCollector(peer)
-
-
-class _PeerCollector(Collector):
-    def __init__(self, peer: HasReadings) -> None:
-        self._peer = peer
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: registering it must not collect."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        readings = readings_of(self._peer)
-        health = self._peer.health() if readings is None else readings.health
-        found = Families(PEER)
-        for name, value in (("alive", health.alive), ("ready", health.ready), ("running", health.running)):
-            found.add(f"worqr_peer_{name}", value)
-        found.add("worqr_peer_room", health.room)
-        found.add("worqr_peer_loop_lag_seconds", health.loop_lag)
-        if readings is not None:
-            _add(found, readings)
-        return found.all()
+def peer_samples(peer: HasReadings) -> Samples:
+    """Return the metrics of a peer, without I/O and without waiting for the event loop. From any thread."""
+    readings = readings_of(peer)
+    health = peer.health() if readings is None else readings.health
+    found = Samples()
+    for name, value in (("alive", health.alive), ("ready", health.ready), ("running", health.running)):
+        found.add(f"worqr_peer_{name}", value)
+    found.add("worqr_peer_room", health.room)
+    found.add("worqr_peer_loop_lag_seconds", health.loop_lag)
+    if readings is not None:
+        _add(found, readings)
+    return found
 
 
-def _add(found: Families, readings: PeerReadings) -> None:
+def _add(found: Samples, readings: PeerReadings) -> None:
     found.add("worqr_peer_leads", readings.leads)
     found.add("worqr_peer_concurrency", readings.concurrency)
     found.add("worqr_peer_stuck", readings.stuck)

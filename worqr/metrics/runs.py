@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
-from worqr.metrics.families import Families
+from worqr.metrics.samples import Samples
 from worqr.run_counts import (
     OUTCOMES,
     RUN_BOUNDS,
@@ -22,7 +22,7 @@ BOUNDS: Final = tuple(4**i / 1000 for i in range(1, 10))
 """The upper bounds of the buckets that Prometheus gets, in seconds: 4 ms to 262 s. Fewer bounds are fewer series."""
 
 
-def add_runs(found: Families, name: str, queues: Iterable[Mapping[str, int]]) -> None:
+def add_runs(found: Samples, name: str, queues: Iterable[Mapping[str, int]]) -> None:
     """Add the sums of the totals of these queues."""
     totals: Counter[str] = Counter()
     for each in queues:
