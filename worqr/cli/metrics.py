@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import signal
 import sys
@@ -38,7 +39,7 @@ def metrics(
 ) -> None:
     """Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C."""
     try:
-        import worqr.metrics.prometheus as _needed  # noqa: F401
+        importlib.import_module("worqr.metrics.prometheus")  # a scrape needs it: tell now if it is missing
     except ImportError as error:
         raise CommandFailed(str(error)) from None
     from worqr.mesh import Mesh

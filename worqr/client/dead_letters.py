@@ -176,10 +176,11 @@ class Aside:
         chosen = Filter.checked(error, before, since)
         if chosen.error:
             return sum(len(claims) for _, claims in await self._claims(chosen, None))
-        times = {"before_ms": chosen.before_ms, "since_ms": chosen.since_ms}
-        shards = await self._shards()
-        pages = await ask_each(self._client, shards, lambda keys: ops.list_aside(keys, self._which, 0, **times))
-        return sum(page.number for page in pages)
+
+        def number(keys: QueueKeys) -> Call[DeadLetterPage]:
+            return ops.list_aside(keys, self._which, 0, before_ms=chosen.before_ms, since_ms=chosen.since_ms)
+
+        return sum(page.number for page in await ask_each(self._client, await self._shards(), number))
 
     async def retry_all(
         self,
