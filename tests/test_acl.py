@@ -343,7 +343,9 @@ def test_no_right_of_a_role_is_idle(users: Users, role: str) -> None:
         users.client.execute_command("ACL", "LOG", "RESET")
         client.close()
     also = {"&worqr:{*"} if role == "viewer" else set[str]()  # for events and results, which it hears and never sends
-    assert set(idle) == IDLE.keys() - ({"+info"} if role == "peer" else also) | also  # the leader's look asks for +info
+    assert (
+        set(idle) == IDLE.keys() - (set() if role == "producer" else {"+info"}) | also
+    )  # the others look at the memory
 
 
 # Stories: programs as applications write them, each with the rights of its role alone

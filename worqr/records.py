@@ -345,6 +345,14 @@ class MeshInfo:
     """Up to 20 workers that are missing or dead, or whose event loop was late by more than a second, the worst first. Their
     ``queues`` are left out; ``mesh.workers()`` has them.
     """
+    unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Up to 100 queues that the server refuses to read, and its words: a key has a foreign type, or the user lacks a
+    permission.
+    """
+    memory: float | None = None
+    """The used part of the limit of the server's memory; from 1 on, the server refuses new tasks. None: there is no limit, or
+    the user lacks the permission for INFO. On a cluster: of the node that has the registry of the mesh.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,23 @@ The leader writes snapshots while programs read them: `worqr.peer.leader.scan_po
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
+from worqr.keys import QueueKeys
 from worqr.records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
 from worqr.validation import from_ms
 
 MAX_QUEUES: Final = 1000
 """Queues that a snapshot names; the others are added up."""
 MAX_REASON: Final = 300
-"""Characters of the reason of a pause that a snapshot has."""
+"""Characters of the reason of a pause, or of a refusal, that a snapshot has."""
 OTHERS: Final = "(others)"
+MAX_UNREADABLE: Final = 100
+"""Queues that cannot be read that a snapshot names."""
 MAX_UNHEALTHY: Final = 20
 """Workers in trouble that a snapshot names."""
 LATE_LOOP: Final = 1.0
@@ -62,6 +65,7 @@ class _Snapshot(msgspec.Struct, omit_defaults=True):
     others: _Queue | None = None
     apps: dict[str, _App] = {}
     unhealthy: list[WorkerInfo] = []
+    unreadable: dict[str, str] = {}
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -83,6 +87,12 @@ def unhealthy_of(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
     found = [worker for worker in workers if worker.state in ("missing", "dead") or (worker.lag or 0.0) > LATE_LOOP]
     found.sort(key=lambda worker: (worker.state not in ("missing", "dead"), -worker.beat_age, -(worker.lag or 0.0)))
     return [replace(worker, queues=frozenset()) for worker in found[:MAX_UNHEALTHY]]
+
+
+def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
+    """Return the queues that the server refuses to read, by their names for people, with its words."""
+    found = {QueueKeys.of("", name).display_name: why[:MAX_REASON] for name, why in refused.items()}
+    return dict(sorted(found.items())[:MAX_UNREADABLE])
 
 
 def is_in_use(queue: QueueInfo) -> bool:
@@ -134,6 +144,7 @@ def encode_snapshot(info: MeshInfo) -> bytes:
         others=None if info.others is None else _stored(info.others),
         apps={name: _App(app.workers, app.running, app.room) for name, app in info.apps.items()},
         unhealthy=list(info.unhealthy),
+        unreadable=dict(info.unreadable),
     )
     return _encoder.encode(stored)
 
@@ -154,6 +165,7 @@ def decode_snapshot(stored: bytes, now_ms: int) -> MeshInfo | None:
         others=None if found.others is None else _queue(found.others),
         apps={name: AppInfo(app.workers, app.running, app.room) for name, app in found.apps.items()},
         unhealthy=found.unhealthy,
+        unreadable=found.unreadable,
     )
 
 

@@ -17,12 +17,22 @@ from tests.ops.conftest import desk  # noqa: F401 - a fixture
 from tests.ops.driver import KEEPALIVE, Desk
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Held, eventually, serving
+from tests.support.servers import Server
 from worqr import ops
 from worqr.client import mesh_info
 from worqr.keys import QueueKeys
 from worqr.link.live_connection import LiveConnection
 from worqr.peer.leader import scanner
-from worqr.snapshots import MAX_REASON, MAX_UNHEALTHY, decode_snapshot, encode_snapshot, most_active, unhealthy_of
+from worqr.snapshots import (
+    MAX_REASON,
+    MAX_UNHEALTHY,
+    MAX_UNREADABLE,
+    decode_snapshot,
+    encode_snapshot,
+    most_active,
+    unhealthy_of,
+    unreadable_of,
+)
 from worqr.validation import from_ms
 
 
@@ -256,7 +266,10 @@ async def test_a_queue_that_cannot_be_read_hides_no_other(mesh: worqr.Mesh, desk
         keys = QueueKeys(mesh.prefix, "broken")
         desk.client.delete(keys.base)
         desk.client.set(keys.base, "no list")
-        assert [queue.name for queue in (await mesh.info()).queues] == ["a", "b", "c"]
+        found = await mesh.info()
+        assert [queue.name for queue in found.queues] == ["a", "b", "c"]
+        assert set(found.unreadable) == {"broken"}
+        assert "WRONGTYPE" in found.unreadable["broken"]
         for name in ("a", "b", "c"):
             await mesh.queue(name).cancel_all()
         mesh._client.mesh_info._began -= mesh_info.DIRECT_EVERY
@@ -264,6 +277,39 @@ async def test_a_queue_that_cannot_be_read_hides_no_other(mesh: worqr.Mesh, desk
             desk.client.zrem(desk.g.queues, name)
         with pytest.raises(worqr.RefusedByServer, match="WRONGTYPE"):
             await mesh.info()
+
+
+@pytest.mark.leaves("{broken}*")
+async def test_the_leader_names_the_queues_that_cannot_be_read_until_they_can(
+    mesh: worqr.Mesh, other: worqr.Mesh, desk: Desk
+) -> None:
+    async with other.connect(), mesh.join():
+        await other.queue("a").enqueue(b"x")
+        await other.queue("broken").enqueue(b"x")
+        keys = QueueKeys(mesh.prefix, "broken")
+        desk.client.delete(keys.base)
+        desk.client.set(keys.base, "no list")
+        await eventually(lambda: unreadable(other), ("leader", ["broken"]))
+        assert "WRONGTYPE" in (await other.info()).unreadable["broken"]
+        desk.client.delete(keys.base)
+        await eventually(lambda: unreadable(other), ("leader", []))
+        await other.queue("a").cancel_all()
+
+
+async def unreadable(mesh: worqr.Mesh) -> tuple[str, list[str]]:
+    found = await mesh.info()
+    return found.source, list(found.unreadable)
+
+
+async def test_the_part_of_the_memory_that_is_used_comes_with_each_look(own_server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(own_server.url, prefix=prefix)
+    async with mesh.connect():
+        assert (await mesh.info()).memory is None
+        with own_server.client() as client:
+            client.config_set("maxmemory", 4 * int(client.info("memory")["used_memory"]))
+        assert (await mesh.info()).memory == pytest.approx(
+            0.25, abs=0.1
+        )  # though the queues are those of the look before
 
 
 def test_the_mesh_at_one_moment_in_plain_threads(mesh: worqr.Mesh) -> None:
@@ -331,6 +377,7 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
         others=queue_info("(others)", waiting=1),
         apps={"": worqr.AppInfo(1, 2, 3)},
         unhealthy=[worker("W2", lag=1.5, started=from_ms(1))],
+        unreadable={"broken": "WRONGTYPE"},
     )
     stored = encode_snapshot(info)
     assert decode_snapshot(stored, round(info.at.timestamp() * 1000) + 2000) == info
@@ -339,3 +386,9 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
     found = decode_snapshot(encode_snapshot(long), 0)
     assert found is not None
     assert found.queues[0].paused == MAX_REASON * "y"
+
+
+def test_the_queues_that_cannot_be_read_are_limited_in_number_and_in_words() -> None:
+    found = unreadable_of({f"q{n:03}": 1000 * "x" for n in range(2 * MAX_UNREADABLE)})
+    assert list(found) == [f"q{n:03}" for n in range(MAX_UNREADABLE)]
+    assert set(found.values()) == {MAX_REASON * "x"}

@@ -14,6 +14,7 @@ import worqr
 from tests.dashboard.conftest import Site
 from tests.dashboard.scene import open_scene, why_not
 from tests.dashboard.test_live import opened
+from tests.peer.tools import eventually
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
@@ -117,6 +118,50 @@ async def test_a_key_of_a_foreign_type_spoils_one_queue_only(server: Server, pre
         answer = await site.get("/queue", name="spoilt")
         assert answer.status_code == 502
         assert "WRONGTYPE" in answer.text
+        await eventually(lambda: says(site, "/", "spoilt", "cannot be read"), True)
+        assert await says(site, "/queues", "spoilt", "WRONGTYPE")
+        assert not await says(site, "/queues?q=slow", "WRONGTYPE")
+        site.viewer = reader("bob", ("orders*",))
+        for path in ("/", "/queues"):
+            assert "spoilt" not in (await site.get(path)).text
+
+
+async def says(site: Site, address: str, *words: str) -> bool:
+    """True if a page has all these words."""
+    text = (await site.ask("GET", address)).text
+    return all(word in text for word in words)
+
+
+PART = ("on", "nopass", "~*", "&*", "+@all", "-lrange", "-hstrlen", "-sort_ro", "-getrange", "-hscan", "-info")
+"""A user who may read the numbers of queues, and no list."""
+
+
+@LEFT
+async def test_what_the_server_refuses_spoils_one_part_of_a_page_only(server: Server, prefix: str) -> None:
+    async with open_scene(server.url, prefix) as scene:
+        user, names = f"{prefix}-part", scene.names
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", user, *PART)
+            try:
+                url = server.tcp_url.replace("redis://", f"redis://{user}:any@")
+                site = Site(scene.mesh, options={"url": url})
+                for path, what, shown in [
+                    ("/", "the schedules", "Busiest queues"),
+                    (f"/queue?name={names['queue']}", "these tasks", "No history yet"),
+                    (f"/queue?name={names['slow']}&tab=running", "these tasks", "Longest wait"),
+                    (f"/queue?name={names['failing']}&tab=failed", "these tasks", "Longest wait"),
+                    ("/running", f"the running tasks of {names['slow']}", "Running"),
+                    (f"/worker?id={scene.worker}", f"the running tasks of {names['slow']}", "Last heartbeat"),
+                    ("/failed", "refused", names["failing"]),
+                ]:
+                    answer = await site.ask("GET", path)
+                    assert answer.status_code == 200, (path, answer.text)
+                    for word in (what, shown, "has no permissions"):
+                        assert word in answer.text, (path, word, answer.text)
+                async with opened(site, f"view=queue&name={names['slow']}&tab=running") as stream:
+                    await stream.wait_for("set")
+            finally:
+                client.execute_command("ACL", "DELUSER", user)
 
 
 @LEFT
@@ -130,6 +175,13 @@ async def test_a_full_server_can_be_looked_at(own_server: Server, prefix: str) -
                 for address in scene.addresses():
                     answer = await site.ask("GET", address)
                     assert answer.status_code == 200, (why_not(address, answer.status_code), answer.text)
+                assert await says(site, "/", "refuses new tasks, because its memory is full")
+                assert await says(site, "/queues", "The memory of the server is full")
+                used = int(client.info("memory")["used_memory"])
+                client.config_set("maxmemory", used * 10 // 9)
+                await eventually(lambda: says(site, "/", "% of its memory"), True)
+                assert not await says(site, "/queues", "The memory of the server is full")
+                client.config_set("maxmemory", 1)
                 for path in ("/retry", "/drop", "/resume", "/pause", "/cancel"):
                     answer = await site.post(path, queue=scene.names["failing"], id=scene.texts.job, back="/")
                     assert answer.status_code == 303, (path, answer.text)

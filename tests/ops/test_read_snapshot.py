@@ -38,3 +38,18 @@ def test_a_snapshot_of_a_foreign_type_is_an_error_and_watches_nothing(desk: Desk
     desk.client.rpush(desk.g.snapshot, "foreign")
     with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         desk.call(ops.read_snapshot(desk.g))
+
+
+def test_the_memory_is_compared_with_its_limit(own_desk: Desk) -> None:
+    assert own_desk.call(ops.read_snapshot(own_desk.g)).memory is None
+    used = int(own_desk.client.info("memory")["used_memory"])
+    own_desk.client.config_set("maxmemory", 2 * used)
+    assert own_desk.call(ops.read_snapshot(own_desk.g)).memory == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_user_who_may_not_ask_for_the_memory_reads_the_snapshot(own_desk: Desk) -> None:
+    own_desk.call(ops.post_scan(own_desk.g, [], b"stored"))
+    own_desk.client.config_set("maxmemory", "1gb")
+    own_desk.client.execute_command("ACL", "SETUSER", "default", "-info")
+    found = own_desk.call(ops.read_snapshot(own_desk.g))
+    assert (found.stored, found.memory) == (b"stored", None)

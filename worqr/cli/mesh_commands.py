@@ -138,6 +138,8 @@ def _facts(found: MeshInfo) -> dict[str, str]:
         "queues": f"{len(found.queues) + found.queues_left_out:,}",
         "paused": f"{sum(queue.paused is not None for queue in found.queues):,}",
         **{name: f"{total:,}" for name, total in sums.items()},
+        **({"unreadable": ", ".join(found.unreadable)} if found.unreadable else {}),
+        **({"memory": f"{found.memory:.0%} of the limit"} if found.memory is not None else {}),
         "workers": f"{sum(app.workers for app in found.apps.values()):,}",
         "unhealthy": f"{len(found.unhealthy)}{'' if len(found.unhealthy) < MAX_UNHEALTHY else ' or more'}",
     }

@@ -34,7 +34,7 @@ async def read_histories(client: Client, queues: Sequence[QueueKeys], minutes: i
     span = _Span.of(minutes)
     shards = [await client.sharding.shards(keys, declare=False) for keys in queues]
     try:
-        found = await ask_readable(client, list(chain(*shards)), span.request)
+        found, _ = await ask_readable(client, list(chain(*shards)), span.request)
     except RefusedByServer:
         return [None] * len(queues)
     return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Final, Literal, TypeVar
@@ -114,45 +113,51 @@ async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInf
     return [merge_queue_info(name, list(islice(replies, len(shards)))) for name, shards in queues]
 
 
-async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """Return the same as `all_infos`, without the queues that the server refuses to read.
+async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> tuple[list[QueueInfo], dict[str, str]]:
+    """Return the same as `all_infos`, without the queues that the server refuses to read; and its words for each of those.
 
     Raises:
         RefusedByServer: The server refuses all of them.
     """
     queues = await all_shards(client, known)
-    found = await ask_readable(client, [keys for _, shards in queues for keys in shards], ops.inspect)
-    merged: list[QueueInfo] = []
+    found, refused = await ask_readable(client, [keys for _, shards in queues for keys in shards], ops.inspect)
+    merged, why = list[QueueInfo](), dict[str, str]()
     for name, shards in queues:
-        seen = [found[keys] for keys in shards if keys in found]
-        if len(seen) == len(shards):
-            merged.append(merge_queue_info(name, seen))
-    return merged
+        if errors := [str(refused[keys]) for keys in shards if keys in refused]:
+            why[name] = errors[0]
+        else:
+            merged.append(merge_queue_info(name, [found[keys] for keys in shards]))
+    return merged, why
 
 
 async def ask_readable(
     client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]
-) -> dict[QueueKeys, T]:
-    """Send one request to each of these shards, all at once. If the server refuses one, ask each half on its own, until the rest
-    has replied.
+) -> tuple[dict[QueueKeys, T], dict[QueueKeys, RefusedByServer]]:
+    """Send one request to each of these shards, all at once. Return the replies, and the errors of those that the server refuses.
+
+    If it refuses one, each half is asked on its own, until the rest has replied.
 
     Raises:
         RefusedByServer: The server refuses all of them.
     """
     try:
-        return dict(zip(shards, await client.link.call_all([make(keys) for keys in shards]), strict=True))
+        return dict(zip(shards, await client.link.call_all([make(keys) for keys in shards]), strict=True)), {}
     except RefusedByServer as error:
         if len(shards) == 1:
             raise
-        refused = error
-    found: dict[QueueKeys, T] = {}
+        last = error
+    found, refused = dict[QueueKeys, T](), dict[QueueKeys, RefusedByServer]()
     middle = len(shards) // 2
     for half in (shards[:middle], shards[middle:]):
-        with suppress(RefusedByServer):
-            found |= await ask_readable(client, half, make)
+        try:
+            replies, errors = await ask_readable(client, half, make)
+        except RefusedByServer as error:
+            replies, errors = {}, dict.fromkeys(half, error)
+        found |= replies
+        refused |= errors
     if not found:
-        raise refused
-    return found
+        raise last
+    return found, refused
 
 
 async def all_shards(client: Client, known: Iterable[QueueKeys]) -> list[tuple[str, list[QueueKeys]]]:

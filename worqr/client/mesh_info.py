@@ -16,7 +16,7 @@ from worqr.client.inspection import all_workers, readable_infos
 from worqr.client.stats import queue_names
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.records import MeshInfo
-from worqr.snapshots import apps_of, decode_snapshot, is_in_use, most_active, unhealthy_of
+from worqr.snapshots import apps_of, decode_snapshot, is_in_use, most_active, unhealthy_of, unreadable_of
 from worqr.validation import from_ms
 
 FRESH_FOR: Final = 6.0
@@ -39,20 +39,20 @@ class MeshInfoReader:
         if found.stored is not None:
             info = decode_snapshot(found.stored, found.now_ms)
             if info is not None and info.age < FRESH_FOR:
-                return info
+                return replace(info, memory=found.memory)
         known = self._direct
         if known is not None and time.monotonic() - self._began < DIRECT_EVERY:
             info, read_at = known
-            return replace(info, age=time.monotonic() - read_at)
+            return replace(info, age=time.monotonic() - read_at, memory=found.memory)
         self._began = time.monotonic()
-        info = await self._read_directly(found.now_ms)
+        info = replace(await self._read_directly(found.now_ms), memory=found.memory)
         self._direct = info, time.monotonic()
         return info
 
     async def _read_directly(self, now_ms: int) -> MeshInfo:
         keys = RegistryKeys(self._client.settings.prefix)
         names = await queue_names(self._client.ask, keys)
-        infos = await readable_infos(self._client, [QueueKeys.of(keys.prefix, name) for name in names])
+        infos, refused = await readable_infos(self._client, [QueueKeys.of(keys.prefix, name) for name in names])
         workers = await all_workers(self._client)
         named, left_out, others = most_active(filter(is_in_use, infos))
         return MeshInfo(
@@ -65,4 +65,5 @@ class MeshInfoReader:
             others=others,
             apps=apps_of(workers),
             unhealthy=unhealthy_of(workers),
+            unreadable=unreadable_of(refused),
         )

@@ -7,6 +7,9 @@ from typing import TypeVar, cast
 
 import anyio
 
+from worqr.errors import RefusedByServer
+from worqr.escaping import escape
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -30,6 +33,16 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
     if errors:
         raise errors[0]
     return [found[place] for place in range(len(calls))]
+
+
+async def unless_refused(call: Callable[[], Awaitable[T]], otherwise: U) -> tuple[T | U, str]:
+    """Make a call for one part of a page. If the server refuses it, return `otherwise` and the server's words, so that the other
+    parts are shown.
+    """
+    try:
+        return await call(), ""
+    except RefusedByServer as error:
+        return otherwise, escape(str(error))
 
 
 async def pair(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:

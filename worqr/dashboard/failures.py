@@ -9,7 +9,7 @@ from typing import Final
 
 from starlette.responses import Response
 
-from worqr.dashboard.batches import gathered, pair
+from worqr.dashboard.batches import gathered, pair, unless_refused
 from worqr.dashboard.graphs import DAY
 from worqr.dashboard.histories import read_sparklines
 from worqr.dashboard.reading import QUEUES_OF_RUNNING, look
@@ -42,8 +42,8 @@ async def failed(visit: Visit) -> Response:
     found = failing_queues(state)
     shown = found[:MOST_QUEUES]
 
-    async def newest(name: str) -> list[Failed]:
-        return await visit.mesh.queue(name).failed.list(1)
+    async def newest(name: str) -> tuple[list[Failed], str]:
+        return await unless_refused(partial(visit.mesh.queue(name).failed.list, 1), list[Failed]())
 
     newests, sparks = await pair(
         partial(gathered, [partial(newest, info.name) for info in shown]),

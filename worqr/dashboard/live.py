@@ -17,6 +17,7 @@ from typing import Any, Final
 import anyio
 
 from worqr.dashboard import bulk_pages, log_page, reading
+from worqr.dashboard.batches import unless_refused
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
@@ -25,6 +26,7 @@ from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import Unavailable, WorqrError
 from worqr.escaping import escape
 from worqr.log_events import emit
+from worqr.records import TaskInfo
 
 logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
 
@@ -128,8 +130,9 @@ async def _queue(visit: Visit) -> News:
         info = state.age_in(await queue.info())
         texts = queue_numbers(info, full=True) | header_numbers(state)
         if tab == "running":
-            tasks = [(name, task) for task in await queue.running(reading.PAGE)]
-            return News(texts | running_numbers(tasks, visit.redactor), [task.claim for _, task in tasks])
+            found, _ = await unless_refused(partial(queue.running, reading.PAGE), list[TaskInfo]())
+            numbers = running_numbers([(name, task) for task in found], visit.redactor, state.now())
+            return News(texts | numbers, [task.claim for task in found])
         steps = {"waiting": ("enqueued", "claimed"), "failed": ("failed",), "broken": ("broken",)}.get(tab, ())
         return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
 
@@ -143,11 +146,12 @@ async def _log(visit: Visit) -> News:
 
 async def _job(visit: Visit) -> News:
     name = visit.text("queue")
-    job = visit.queue(name).job(visit.text("id"))
+    job, state = visit.queue(name).job(visit.text("id")), await _state(visit)
 
     async def read(_before: News | None) -> News:
         status = await job.status()
-        return News(job_numbers(status, visit.redactor), (status.state, status.attempts))
+        texts = job_numbers(status, visit.redactor, state.now()) | header_numbers(state)
+        return News(texts, (status.state, status.attempts))
 
     return await visit.looks.get(("job", name, job.id), read, within=QUICK - 0.1, spare=True)
 
@@ -158,8 +162,9 @@ async def _running(visit: Visit) -> News:
 
     async def read(_before: News | None) -> News:
         served = await reading.served_by(visit, worker)
-        tasks = (await reading.running_tasks(visit, state, served, worker))[: reading.PAGE]
-        return News(running_numbers(tasks, visit.redactor), [(name, task.claim) for name, task in tasks])
+        every, _ = await reading.running_tasks(visit, state, served, worker)
+        tasks = every[: reading.PAGE]
+        return News(running_numbers(tasks, visit.redactor, state.now()), [(name, task.claim) for name, task in tasks])
 
     news = await visit.looks.get(("running", worker, seen), read, within=SLOW - 0.1, spare=True)
     return News({**news.texts, **state_numbers(state)}, news.rows)

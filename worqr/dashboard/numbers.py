@@ -6,7 +6,7 @@ A template shows `text` of the same functions, so a page does not change at its 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 
 from worqr.dashboard import figures
 from worqr.dashboard.payloads import Redactor
@@ -69,9 +69,9 @@ def worker_numbers(worker: WorkerInfo) -> dict[str, str]:
     }
 
 
-def running_numbers(tasks: Iterable[tuple[str, TaskInfo]], redactor: Redactor) -> dict[str, str]:
+def running_numbers(tasks: Iterable[tuple[str, TaskInfo]], redactor: Redactor, now: datetime) -> dict[str, str]:
     """Return how far running tasks are."""
-    now, texts = datetime.now(UTC), dict[str, str]()
+    texts: dict[str, str] = {}
     for queue, task in tasks:
         start = run_key(queue, task)
         texts[f"{start}.for"] = figures.since(task.since, now)
@@ -91,9 +91,8 @@ def bar(progress: float | None) -> str:
     return "0" if progress is None else f"{min(max(progress, 0.0), 1.0):.3f}"
 
 
-def job_numbers(status: Status, redactor: Redactor) -> dict[str, str]:
+def job_numbers(status: Status, redactor: Redactor, now: datetime) -> dict[str, str]:
     """Return what changes on the page of a job while its state stays."""
-    now = datetime.now(UTC)
     return {
         "job.state": status.state,
         "job.for": figures.since(status.since, now),

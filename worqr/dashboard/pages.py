@@ -74,10 +74,13 @@ def _of_queue(tasks: list[TaskInfo], queue: str) -> list[tuple[str, TaskInfo]]:
     return [(queue, task) for task in tasks]
 
 
-def _header(visit: Visit) -> MeshState | None:
-    """Return what is known of the mesh. Handlers read it in one batch with the figures of their page."""
-    state: MeshState | None = visit.looks.last("state")
-    return state
+def _header(visit: Visit | None) -> dict[str, Any]:
+    """Return what is known of the mesh, which handlers read in one batch with the figures of their page; and the time.
+
+    Times in a page are those of the server. So ages are right, even if the clock of this host is not.
+    """
+    state: MeshState | None = None if visit is None else visit.looks.last("state")
+    return {"header": state, "now": datetime.now(UTC) if state is None else state.now()}
 
 
 class Pages:
@@ -103,7 +106,7 @@ class Pages:
             viewer=visit.viewer,
             root=visit.root,
             path=visit.path,
-            header=_header(visit),
+            **_header(visit),
             **context,
         )
 
@@ -115,7 +118,7 @@ class Pages:
             viewer=None if visit is None else visit.viewer,
             root=root,
             path="" if visit is None else visit.path,
-            header=None if visit is None else _header(visit),
+            **_header(visit),
             status=status,
             title=title,
             why=why,
@@ -128,7 +131,6 @@ class Pages:
             .render(
                 mesh=self._mesh,
                 navigation=NAVIGATION,
-                now=datetime.now(UTC),
                 redactor=self._redactor,
                 traces=self._traces,
                 run_key=run_key,

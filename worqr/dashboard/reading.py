@@ -12,7 +12,7 @@ from starlette.responses import Response
 from worqr.cron import Schedule
 from worqr.dashboard.advice import advice, request_text
 from worqr.dashboard.batches import gathered as gathered
-from worqr.dashboard.batches import pair
+from worqr.dashboard.batches import pair, unless_refused
 from worqr.dashboard.graphs import HOUR, NAMES
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.histories import read_graphs, read_sparklines
@@ -79,7 +79,8 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
 
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
-    state, schedules = await pair(partial(look, visit), partial(all_schedules, visit))
+    read = partial(unless_refused, partial(all_schedules, visit), list[Schedule]())
+    state, (schedules, refused) = await pair(partial(look, visit), read)
     busiest = state.busiest(SHORT_LIST)
     sparks = await read_sparklines(visit, [info.name for info in busiest], HOUR, "finished", "Finished")
     return visit.page(
@@ -87,6 +88,7 @@ async def overview(visit: Visit) -> Response:
         live=visit.link("/live", view="overview"),
         state=state,
         needs=needs_of(state, schedules),
+        refused=refused,
         busiest=busiest,
         sparks=sparks,
     )
@@ -110,6 +112,9 @@ async def queues(visit: Visit) -> Response:
         size=PAGE,
         word=fields["q"],
         sort=fields["sort"] or "activity",
+        unreadable={
+            name: why for name, why in state.info.unreadable.items() if fields["q"].strip().lower() in name.lower()
+        },
     )
 
 
@@ -141,10 +146,11 @@ async def queue(visit: Visit) -> Response:
     tab = visit.choice("tab", TABS)
     span = visit.choice("range", tuple(NAMES))
     calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), queue.info]
-    calls += [partial(_tasks_of, visit, queue, tab), partial(read_graphs, visit, queue.name, span)]
-    state, info, context, graphs = await gathered(calls)
+    calls += [partial(unless_refused, partial(_tasks_of, visit, queue, tab), dict[str, Any]())]
+    calls += [partial(read_graphs, visit, queue.name, span)]
+    state, info, (context, refused), graphs = await gathered(calls)
     info = state.age_in(info)
-    context |= {"graphs": graphs, "range": span, "ranges": NAMES}
+    context |= {"graphs": graphs, "range": span, "ranges": NAMES, "refused": refused}
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
     context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
@@ -199,7 +205,7 @@ async def payload(visit: Visit) -> Response:
 async def running(visit: Visit) -> Response:
     """The running tasks of all queues, the longest first."""
     state, worker = await look(visit), visit.text("worker")
-    tasks = await running_tasks(visit, state, await served_by(visit, worker), worker)
+    tasks, refused = await running_tasks(visit, state, await served_by(visit, worker), worker)
     busy = sum(1 for info in state.queues if info.running)
     return visit.page(
         "running.html",
@@ -207,6 +213,7 @@ async def running(visit: Visit) -> Response:
         tasks=tasks[:PAGE],
         left_out=max(len(tasks) - PAGE, 0),
         queues_left_out=max(busy - QUEUES_OF_RUNNING, 0),
+        refused=refused,
         worker=worker,
         total=sum(info.running for info in state.queues),
     )
@@ -221,18 +228,22 @@ async def served_by(visit: Visit, worker: str) -> Collection[str] | None:
 
 async def running_tasks(
     visit: Visit, state: MeshState, served: Collection[str] | None, worker: str = ""
-) -> list[tuple[str, TaskInfo]]:
-    """Return the tasks that run longest, with their queues; of one worker, if its id and the queues that it serves are given."""
+) -> tuple[list[tuple[str, TaskInfo]], dict[str, str]]:
+    """Return the tasks that run longest, with their queues; and the queues whose running tasks the server refuses to list, with
+    its words. If the id of a worker and the queues that it serves are given: the tasks of this worker.
+    """
     busy = [each for each in state.queues if each.running and (served is None or each.name in served)]
     names = [each.name for each in sorted(busy, key=lambda info: -info.running)]
 
-    async def read(name: str) -> list[tuple[str, TaskInfo]]:
+    async def read(name: str) -> tuple[list[TaskInfo], str]:
         limit = PAGE + 1 if served is None else MOST_RUNNING
-        return [(name, task) for task in await visit.mesh.queue(name).running(limit)]
+        return await unless_refused(partial(visit.mesh.queue(name).running, limit), list[TaskInfo]())
 
     lists = await gathered([partial(read, name) for name in names[:QUEUES_OF_RUNNING]])
-    found = [(name, task) for tasks in lists for name, task in tasks if not worker or task.worker == worker]
-    return sorted(found, key=lambda pair: pair[1].since or datetime.max.replace(tzinfo=UTC))
+    every = [(name, task) for name, (tasks, _) in zip(names, lists, strict=False) for task in tasks]
+    found = [(name, task) for name, task in every if not worker or task.worker == worker]
+    found.sort(key=lambda pair: pair[1].since or datetime.max.replace(tzinfo=UTC))
+    return found, {name: why for name, (_, why) in zip(names, lists, strict=False) if why}
 
 
 async def workers(visit: Visit) -> Response:
@@ -258,13 +269,14 @@ async def worker(visit: Visit) -> Response:
     if not found or not visit.text("id"):
         raise Refused(404, "There is no worker with this id: it has left, or its tasks were given back after it died.")
     info = found[0]
-    tasks = await running_tasks(visit, state, info.queues, info.id)
+    tasks, refused = await running_tasks(visit, state, info.queues, info.id)
     return visit.page(
         "worker.html",
         live=visit.link("/live", view="workers", id=info.id),
         info=info,
         request=request_text(info, state.at),
         advice=advice(info),
+        refused=refused,
         tasks=tasks[:PAGE],
         left_out=max(len(tasks) - PAGE, 0),
         served=sorted(name for name in info.queues if visit.viewer.sees(name)),

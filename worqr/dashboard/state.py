@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import isinf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.dashboard import figures
+from worqr.escaping import escape
 from worqr.records import AppInfo, MeshInfo, QueueInfo
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ OVERDUE: Final = timedelta(seconds=60)
 RATED: Final = 120.0
 """Seconds between two looks, at most, from which rates are made."""
 FAILING: Final = 0.1
+NEARLY_FULL: Final = 0.85
+"""The used part of the server's memory from which the overview mentions it. The alerts of `deploy/` have the same limit."""
 
 Level = Literal["bad", "warn"]
 
@@ -41,6 +44,12 @@ class MeshState:
 
     info: MeshInfo
     rates: Mapping[str, Rates] = field(default_factory=dict[str, Rates])
+    ahead: timedelta = timedelta()
+    """By how much the server's clock is ahead of the clock of this host."""
+
+    def now(self) -> datetime:
+        """Return the time by the server's clock."""
+        return datetime.now(UTC) + self.ahead
 
     @property
     def at(self) -> datetime:
@@ -63,7 +72,9 @@ class MeshState:
             return self
         queues = [info for info in self.queues if viewer.sees(info.name)]
         rates = {info.name: self.rates[info.name] for info in queues if info.name in self.rates}
-        return MeshState(replace(self.info, queues=queues, queues_left_out=0, others=None), rates)
+        unreadable = {name: why for name, why in self.info.unreadable.items() if viewer.sees(name)}
+        info = replace(self.info, queues=queues, queues_left_out=0, others=None, unreadable=unreadable)
+        return replace(self, info=info, rates=rates)
 
     @property
     def total(self) -> dict[str, float | None]:
@@ -107,7 +118,8 @@ class Need:
 
 async def read_state(mesh: Mesh[Any], before: MeshState | None) -> MeshState:
     """Read the snapshot of the mesh; make rates from what was read `before`."""
-    state = MeshState(await mesh.info())
+    info = await mesh.info()
+    state = MeshState(info, ahead=info.at + timedelta(seconds=info.age) - datetime.now(UTC))
     if before is None:
         return state
     seconds = (state.at - before.at).total_seconds()
@@ -160,6 +172,11 @@ def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
     if state.info.leader is None and state.apps:
         text = "has no leader: scheduled jobs do not start, and dead workers are not noticed"
         found.append(Need("bad", "The mesh", text, ("/workers", {})))
+    if (used := state.info.memory) is not None and used > NEARLY_FULL:
+        full = "refuses new tasks, because its memory is full" if used >= 1 else f"has used {used:.0%} of its memory"
+        found.append(Need("bad" if used >= 1 else "warn", "The server", full, ("/server", {})))
+    for name, why in state.info.unreadable.items():
+        found.append(Need("bad", name, f"cannot be read: {escape(why)}", ("/queue", {"name": name})))
     for info in state.queues:
         found += _needs_of_queue(info, state.rates.get(info.name))
     for worker in state.info.unhealthy:

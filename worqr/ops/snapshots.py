@@ -18,10 +18,13 @@ WATCHED_EXPIRE_S: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """Reply of read_snapshot: the server's time, and the snapshot as it is stored; None if there is none."""
+    """Reply of read_snapshot: the server's time, and the snapshot as it is stored; None if there is none. `memory`: the used part
+    of the limit of the server's memory; None if there is none, or the user may not ask.
+    """
 
     now_ms: int
     stored: bytes | None
+    memory: float | None = None
 
 
 def post_scan(keys: RegistryKeys, waiting: Sequence[str], snapshot: bytes = b"") -> Call[str]:
@@ -35,6 +38,7 @@ def read_snapshot(keys: RegistryKeys) -> Call[StoredSnapshot]:
 
     def read(reply: Reply) -> StoredSnapshot:
         status_word(reply)
-        return StoredSnapshot(int(reply[1]), reply[2])
+        used, limit = int(reply[3]), int(reply[4])
+        return StoredSnapshot(int(reply[1]), reply[2], used / limit if limit else None)
 
     return new_call("read_snapshot", keys.base, (keys.snapshot, keys.watched), (WATCHED_EXPIRE_S,), read)

@@ -33,15 +33,21 @@ class QueueInspector:
 
     Attributes:
         unreachable: names of queues whose node did not reply.
+        refused: names of queues that the server refuses to read, and its words.
     """
 
     def __init__(self, link: Link, prefix: str, known: KnownQueues) -> None:
         self.unreachable: set[str] = set()
+        self.refused: dict[str, str] = {}
         self._link = link
         self._prefix = prefix
         self._known = known
         self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
         self._throttle = ErrorThrottle(logger)
+
+    def begin(self) -> None:
+        """This peer leads now: forget what the server refused when it led before."""
+        self.refused.clear()
 
     async def inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
         """Inspect these queues. The result lacks queues that cannot be read."""
@@ -73,11 +79,13 @@ class QueueInspector:
             emit(logger, "leader", "queue %(queue)r was not scanned: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
             self._known.mark_read(name)
+            self.refused[name] = str(error)
             text = "queue %(queue)r cannot be scanned: %(error)s"
             self._throttle.error(name, "leader", text, queue=name, error=str(error))
         else:
             self._known.mark_read(name)
             self._throttle.resolve(name)
+            self.refused.pop(name, None)
 
     async def inspect(self, name: str) -> Inspected:
         """Inspect one queue."""

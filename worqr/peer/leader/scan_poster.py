@@ -23,7 +23,7 @@ from worqr.peer.leader.history_sampler import HistorySampler
 from worqr.peer.registration import LEASE
 from worqr.queue_age import QueuePlaces
 from worqr.records import MeshInfo, QueueInfo, WorkerInfo
-from worqr.snapshots import apps_of, encode_snapshot, is_in_use, most_active, unhealthy_of
+from worqr.snapshots import apps_of, encode_snapshot, is_in_use, most_active, unhealthy_of, unreadable_of
 from worqr.validation import from_ms
 
 WORKERS_EVERY: Final = 15.0
@@ -90,14 +90,17 @@ class ScanPoster:
             self._queues.pop(name, None)
             self._places.pop(name, None)
 
-    async def post(self, waiting: Sequence[str], *, complete: bool, server_ms: int) -> None:
-        """Announce the queues that wait, and store a snapshot if programs read them and all queues were read."""
-        snapshot = await self._snapshot(server_ms) if self.watched and complete else b""
+    async def post(self, waiting: Sequence[str], *, complete: bool, server_ms: int, refused: Mapping[str, str]) -> None:
+        """Announce the queues that wait, and store a snapshot if programs read them and all queues were read.
+
+        `refused`: the queues that the server refuses to read, and its words.
+        """
+        snapshot = await self._snapshot(server_ms, refused) if self.watched and complete else b""
         if waiting or self._posted or snapshot:
             await self._link.call(ops.post_scan(self._keys, waiting, snapshot), patience=LEASE)
             self._posted = bool(waiting)
 
-    async def _snapshot(self, server_ms: int) -> bytes:
+    async def _snapshot(self, server_ms: int, refused: Mapping[str, str]) -> bytes:
         await self._read_workers()
         named, left_out, others = most_active(await self._infos())
         info = MeshInfo(
@@ -110,6 +113,7 @@ class ScanPoster:
             others=others,
             apps=apps_of(self._workers),
             unhealthy=unhealthy_of(self._workers),
+            unreadable=unreadable_of(refused),
         )
         return encode_snapshot(info)
 

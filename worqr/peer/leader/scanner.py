@@ -71,6 +71,7 @@ class Scanner:
         """Scan at once, because this peer leads now."""
         self._began = time.monotonic()
         self._unserved.begin(self._began)
+        self._inspector.begin()
         self._poster.begin()
         self._soon.set()
 
@@ -118,7 +119,8 @@ class Scanner:
         self._unserved.report(found, time.monotonic())
         self._poster.record(found, self._names.server_ms)
         waiting = self._known.waiting(found)
-        await self._poster.post(waiting, complete=not self._unfinished, server_ms=self._names.server_ms)
+        server_ms, refused = self._names.server_ms, self._inspector.refused
+        await self._poster.post(waiting, complete=not self._unfinished, server_ms=server_ms, refused=refused)
         for name in [name for name, queue in found.items() if queue.trash]:
             await self._inspector.purge(name)
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
