@@ -60,6 +60,7 @@ LAYERS = (
     ("probes",),
     ("hosting",),
     ("mesh",),
+    ("side_mesh",),
     ("",),  # worqr/__init__.py: the public names
     ("otel",),
     ("dashboard",),

@@ -37,9 +37,10 @@ from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
-from worqr.link import Address, Credentials
+from worqr.link import Address
 from worqr.log_events import emit
 from worqr.mesh import Mesh
+from worqr.side_mesh import side_mesh
 
 logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
 
@@ -97,7 +98,7 @@ class Dashboard:
         self._access = checked_access(access)
         if payloads not in ("redacted", "never", "full"):
             raise UsageError(f"payloads must be 'redacted', 'never' or 'full', not {payloads!r}")
-        self._mesh = _own_mesh(mesh, url)
+        self._mesh = side_mesh(mesh, "dashboard", PATIENCE, url)
         self._hosts = None if hosts is None else frozenset(map(host_name, hosts))
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._read_only = read_only
@@ -105,7 +106,7 @@ class Dashboard:
         self._redactor = Redactor(redact, payloads)
         self._pages = Pages(_names_of(self._mesh), self._redactor, TraceLinks(trace_url))
         self._looks = Looks()
-        self._bulk_acts = BulkActs(partial(_own_mesh, mesh, url))
+        self._bulk_acts = BulkActs(partial(side_mesh, mesh, "dashboard", PATIENCE, url))
 
     def __repr__(self) -> str:
         return f"<Dashboard of {self._mesh!r}>"
@@ -208,20 +209,6 @@ def check_right(viewer: Viewer, route: Route) -> None:
     for right in ("look", route.right):
         if right not in viewer.may:
             raise Refused(403, f"You are {viewer.name!r}, and lack the right {right!r} for this.")
-
-
-def _own_mesh(mesh: Mesh[Any], url: str | None) -> Mesh[None]:
-    """Return the same mesh with connections of the dashboard's own: a long page does not stand before the application's."""
-    given = mesh.credentials
-    credentials = None if given is None or url is not None else partial(_asked, given)
-    patience = min(mesh.patience, PATIENCE)
-    return Mesh(url or mesh.url, prefix=mesh.prefix, app="dashboard", patience=patience, credentials=credentials)
-
-
-def _asked(credentials: Credentials) -> tuple[str, str]:
-    """Ask the mesh's credentials for a connection of the dashboard."""
-    found = credentials.get("the dashboard's server")
-    return ("default", found[0]) if len(found) == 1 else (found[0], found[1])
 
 
 def _names_of(mesh: Mesh[Any]) -> dict[str, str]:

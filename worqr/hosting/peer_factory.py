@@ -7,7 +7,7 @@ is in `worqr.peer`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -16,6 +16,7 @@ from worqr.client.mesh_client import MeshClient
 from worqr.errors import UsageError
 from worqr.functions.declarations import Declarations
 from worqr.handler_options import refuse_unknown
+from worqr.hosting.measuring import Measuring
 from worqr.hosting.settings import WorkerSettings
 from worqr.inside import definition_of
 from worqr.peer.cpu import default_processes
@@ -47,6 +48,7 @@ class PeerFactory(Generic[S]):
         self.client = client
         self.declarations = declarations
         self._states = LifespanStates[S]()
+        self._measuring: Measuring | None = None
 
     def __repr__(self) -> str:
         return repr(self.settings)
@@ -64,6 +66,19 @@ class PeerFactory(Generic[S]):
             if self.settings.lifespan is None:
                 return cast("S", None)
         raise UsageError("mesh.state is what the lifespan gives, so it is there inside `async with mesh.join():` only")
+
+    def measure_with(self, measuring: Measuring) -> None:
+        """Tell `measuring` of the peers that join from now on.
+
+        Raises:
+            UsageError: The peers of this mesh are measured already.
+        """
+        if self._measuring is not None:
+            raise UsageError(f"the workers of {self!r} are measured already: call measure_workers(mesh) once")
+        self._measuring = measuring
+
+    def _measured(self, peer: Peer) -> AbstractContextManager[object]:
+        return nullcontext() if self._measuring is None else self._measuring.joined(peer)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise UsageError for options of a join that do not exist or are not valid."""
@@ -108,7 +123,9 @@ class PeerFactory(Generic[S]):
                     engine.spawn(watch)
                 await engine.serve_all(handlers)
                 with serving_late(engine, self.declarations, only, known):
-                    yield Peer(engine)
+                    peer = Peer(engine)
+                    with self._measured(peer):
+                        yield peer
         if host is not None:
             host.raise_if_ended()
 
@@ -130,7 +147,10 @@ class PeerFactory(Generic[S]):
             processes=check_count(options.get("processes", default_processes()), "processes"),
             process_memory=None if memory is None else check_count(memory, "process_memory"),
             why_idle=nothing if self.declarations.is_empty else "",
-            middleware=ours.middleware if server.tracing is None else (server.tracing.run, *ours.middleware),
+            middleware=(
+                *(each.run for each in (server.tracing, self._measuring) if each is not None),
+                *ours.middleware,
+            ),
             tracing=server.tracing,
             around_thread=ours.around_thread,
             process_lifespan=ours.process_lifespan,

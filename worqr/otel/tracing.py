@@ -1,8 +1,4 @@
-"""Tracing with OpenTelemetry: ``Mesh(tracing=worqr.otel.Tracing())``.
-
-Each run has a span, which is linked to the span of the call that sent its job. Payloads are neither changed nor recorded. Needs
-``pip install 'worqr[otel]'``, and an SDK in the application, which exports the spans.
-"""
+"""`Tracing`: the spans of a mesh."""
 
 from __future__ import annotations
 
@@ -11,23 +7,17 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import trio
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from worqr.errors import UsageError
 from worqr.job_options import check_choice
+from worqr.otel.attributes import ERRORS, error_type, of_queue, of_server, outcome_of
 from worqr.peer.context import Context
-from worqr.policy import Broken, Failure, Retry
 from worqr.tracing import Carrier, FiringSpan, Operation, SendSpan, Server, Taken
-from worqr.validation import name_of
 
-try:
-    from opentelemetry import context as otel_context
-    from opentelemetry import trace
-    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError:
-    raise ImportError("worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'") from None
-
-_SYSTEM: Final = {"messaging.system": "worqr"}
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _NO_CONTEXT: Final = otel_context.Context()
 """The parent of root spans. Without it, a span that was current when the worker joined would be the parent of every run."""
@@ -79,7 +69,7 @@ class Tracing:
         with self._tracer.start_as_current_span(
             operation if queue is None else f"{operation} {queue}",
             kind=kind,
-            attributes=_of_queue(operation, "send", queue) | _of_server(server),
+            attributes=of_queue(operation, "send", queue) | of_server(server),
             record_exception=self._record_errors,
             set_status_on_exception=False,
         ) as span:
@@ -103,13 +93,13 @@ class Tracing:
         """Return the context for one of many jobs: that of a span of its own, unless ``creates=False``."""
         if not self._creates:
             return self.carrier()
-        attributes = _of_queue("create", "create", queue) | _of_server(server)
+        attributes = of_queue("create", "create", queue) | of_server(server)
         with self._tracer.start_as_current_span(f"create {queue}", kind=SpanKind.PRODUCER, attributes=attributes):
             return self.carrier()
 
     def firing(self, schedule: str, queue: str, server: Server) -> FiringSpan:
         """Return the span of a firing. It is exported only if the firing is enqueued."""
-        attributes = _of_queue("dispatch", "send", queue) | _of_server(server) | {"worqr.schedule": schedule}
+        attributes = of_queue("dispatch", "send", queue) | of_server(server) | {"worqr.schedule": schedule}
         span = self._tracer.start_span(
             f"dispatch {queue}", context=_NO_CONTEXT, kind=SpanKind.PRODUCER, attributes=attributes
         )
@@ -118,7 +108,7 @@ class Tracing:
     def taken(self, queue: str, server: Server, began_ns: int, tasks: Sequence[Taken]) -> None:
         """Record a span of tasks that were taken by hand, with links to the spans that sent them."""
         links = [link for task in tasks for link in _links_to(_PROPAGATOR.extract(task.meta, _NO_CONTEXT))]
-        attributes = _of_queue("take", "receive", queue) | _of_server(server)
+        attributes = of_queue("take", "receive", queue) | of_server(server)
         attributes["messaging.batch.message_count"] = len(tasks)
         self._tracer.start_span(
             f"take {queue}", kind=SpanKind.CLIENT, attributes=attributes, links=links, start_time=began_ns
@@ -129,7 +119,7 @@ class Tracing:
         sender = _PROPAGATOR.extract(context.meta, _NO_CONTEXT)
         is_child = self._child and context.attempt == 1
         links = [] if is_child else _links_to(sender)
-        attributes = _of_queue("process", "process", context.queue) | {
+        attributes = of_queue("process", "process", context.queue) | {
             "messaging.message.id": context.id,
             "worqr.attempt": context.attempt,
             "worqr.last_attempt": context.last_attempt,
@@ -149,7 +139,7 @@ class Tracing:
                 _end_with(span, context.cancel_reason or "cancel", None)
                 raise
             except BaseException as error:
-                _end_with(span, _outcome_of(error, context), error)
+                _end_with(span, outcome_of(error, context), error)
                 raise
             span.set_attribute("worqr.outcome", "ok")
             return result
@@ -204,39 +194,18 @@ def _carrier_of(context: otel_context.Context | None) -> Carrier:
     return carrier
 
 
-def _of_queue(operation: str, kind: str, queue: str | None) -> dict[str, Any]:
-    named = {} if queue is None else {"messaging.destination.name": queue}
-    return {**_SYSTEM, "messaging.operation.name": operation, "messaging.operation.type": kind, **named}
-
-
-def _of_server(server: Server) -> dict[str, Any]:
-    return (
-        {"server.address": server.path} if server.path else {"server.address": server.host, "server.port": server.port}
-    )
-
-
 def _links_to(context: otel_context.Context) -> list[Link]:
     sender = trace.get_current_span(context).get_span_context()
     return [Link(sender)] if sender.is_valid else []
 
 
-def _outcome_of(error: BaseException, context: Context) -> str:
-    if isinstance(error, Retry):
-        return "retry"
-    if isinstance(error, Broken):
-        return "broken"
-    if isinstance(error, Failure):
-        return "failure"
-    return context.cancel_reason or "raised"
-
-
 def _end_with(span: Span, outcome: str, error: BaseException | None) -> None:
     """Note how the run ended. A retry, a cancellation and a task that is given back are no errors."""
     span.set_attribute("worqr.outcome", outcome)
-    if outcome in {"raised", "failure", "broken", "timeout"}:
+    if outcome in ERRORS:
         _set_error(span, error)
 
 
 def _set_error(span: Span, error: BaseException | None) -> None:
-    span.set_attribute("error.type", "timeout" if error is None else name_of(type(error)))
+    span.set_attribute("error.type", error_type(error))
     span.set_status(Status(StatusCode.ERROR))

@@ -1,0 +1,43 @@
+"""The attributes of spans and metrics, after the semantic conventions of OpenTelemetry for messaging."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from worqr.peer.context import Context
+from worqr.policy import Broken, Failure, Retry
+from worqr.tracing import Server
+from worqr.validation import name_of
+
+SYSTEM: Final = {"messaging.system": "worqr"}
+ERRORS: Final = frozenset({"raised", "failure", "broken", "timeout"})
+"""Outcomes of runs that are errors. A retry, a cancellation and a task that is given back are none."""
+
+
+def of_queue(operation: str, kind: str, queue: str | None) -> dict[str, Any]:
+    """Return the attributes of an operation on a queue; None: on several."""
+    named = {} if queue is None else {"messaging.destination.name": queue}
+    return {**SYSTEM, "messaging.operation.name": operation, "messaging.operation.type": kind, **named}
+
+
+def of_server(server: Server) -> dict[str, Any]:
+    """Return the attributes of the server of a request."""
+    return (
+        {"server.address": server.path} if server.path else {"server.address": server.host, "server.port": server.port}
+    )
+
+
+def outcome_of(error: BaseException, context: Context) -> str:
+    """Return how the run ended that raised this error."""
+    if isinstance(error, Retry):
+        return "retry"
+    if isinstance(error, Broken):
+        return "broken"
+    if isinstance(error, Failure):
+        return "failure"
+    return context.cancel_reason or "raised"
+
+
+def error_type(error: BaseException | None) -> str:
+    """Return the type of an error; None: a timeout."""
+    return "timeout" if error is None else name_of(type(error))

@@ -1,0 +1,135 @@
+"""Metrics by OpenTelemetry: of the workers of a process, and of a whole mesh. They are those of `worqr.metrics.catalogue`.
+
+The instruments are observed in the exporter's thread. A worker's metrics are numbers in memory. Those of a mesh are read from the
+server in that thread, over a connection of its own: no event loop of the application waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import trio
+from opentelemetry import metrics
+from opentelemetry.metrics import Meter, MeterProvider
+
+from worqr.errors import Unavailable
+from worqr.inside import client_of, peers_of
+from worqr.link import loop_name_here
+from worqr.mesh import Mesh
+from worqr.metrics.catalogue import FLEET, PEER
+from worqr.metrics.fleet import FleetMetrics
+from worqr.metrics.fleet_reader import GIVE_UP_AFTER, FleetReader
+from worqr.metrics.peer import HasReadings, peer_samples
+from worqr.metrics.samples import Samples
+from worqr.otel.attributes import ERRORS, error_type, of_queue, outcome_of
+from worqr.otel.instruments import observe
+from worqr.peer.context import Context
+from worqr.side_mesh import side_mesh
+from worqr.validation import check_count
+
+DURATION: Final = "messaging.process.duration"
+BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""Of its buckets, in seconds, as the semantic conventions have them."""
+
+
+def measure_workers(mesh: Mesh[Any], *, meter_provider: MeterProvider | None = None) -> None:
+    """Export the metrics of each worker of this process that joins the mesh from now on, and the durations of its runs.
+
+    They are those of ``/metrics`` of the probes, and ``messaging.process.duration``. If several workers of the mesh run in this
+    process, the gauges and counters are those of the one that joined last.
+
+    Args:
+        mesh: The mesh, before it is joined.
+        meter_provider: The provider of the SDK. None: the global one.
+
+    Raises:
+        UsageError: The workers of this mesh are measured already.
+    """
+    peers_of(mesh).measure_with(_Workers(_meter(meter_provider)))
+
+
+def measure_mesh(mesh: Mesh[Any], *, max_queues: int = 300, meter_provider: MeterProvider | None = None) -> None:
+    """Export the metrics of the whole mesh, those of ``worqr metrics``. Call it in one process of the mesh.
+
+    Each collection reads the server in the thread of the exporter, over a connection of its own, for about 1.5 s at most.
+    Without a reply, ``worqr_up`` is 0 and no other metric is there.
+
+    Args:
+        mesh: The mesh. It need not be connected.
+        max_queues: Queues that are shown by name, at least 1. The others are summed up as ``(other)``.
+        meter_provider: The provider of the SDK. None: the global one.
+
+    Raises:
+        UsageError: `max_queues` is not valid.
+    """
+    observe(_meter(meter_provider), FLEET, _MeshLook(mesh, check_count(max_queues, "max_queues")))
+
+
+class _Workers:
+    """Measures the workers of a mesh that run in this process."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._peers: list[HasReadings] = []
+        self._durations = meter.create_histogram(
+            DURATION,
+            unit="s",
+            description="Duration of processing operation.",
+            explicit_bucket_boundaries_advisory=BOUNDS,
+        )
+        observe(meter, PEER, self._look)
+
+    @contextmanager
+    def joined(self, peer: HasReadings) -> Generator[None]:
+        """Measure this peer in the block."""
+        self._peers.append(peer)
+        try:
+            yield
+        finally:
+            self._peers.remove(peer)
+
+    def _look(self) -> Samples:
+        peers = tuple(self._peers)
+        return peer_samples(peers[-1]) if peers else Samples()
+
+    async def run(self, context: Context, call_next: Callable[[], Awaitable[object]]) -> object:
+        """Run a handler, and record its duration."""
+        began = time.perf_counter()
+        outcome, error = "ok", None
+        try:
+            return await call_next()
+        except trio.Cancelled:
+            outcome = context.cancel_reason or "cancel"
+            raise
+        except BaseException as raised:
+            outcome, error = outcome_of(raised, context), raised
+            raise
+        finally:
+            attributes = of_queue("process", "process", context.queue) | {"worqr.outcome": outcome}
+            if outcome in ERRORS:
+                attributes["error.type"] = error_type(error)
+            self._durations.record(time.perf_counter() - began, attributes)
+
+
+class _MeshLook:
+    """Reads the metrics of a mesh, in the thread of an exporter."""
+
+    def __init__(self, mesh: Mesh[Any], max_queues: int) -> None:
+        self._metrics = FleetMetrics(max_queues)
+        self._mesh = side_mesh(mesh, "metrics", GIVE_UP_AFTER)
+        self._reader = FleetReader(self._mesh)
+
+    def __call__(self) -> Samples | None:
+        if loop_name_here():  # an application collects in its loop, which must not wait
+            return None
+        try:
+            snapshot = client_of(self._mesh).connections.run_blocking(self._reader.read())
+        except Unavailable:
+            snapshot = None
+        return self._metrics.samples(snapshot)
+
+
+def _meter(provider: MeterProvider | None) -> Meter:
+    return metrics.get_meter("worqr", meter_provider=provider)
