@@ -15,6 +15,8 @@ from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, Start, start  # noqa: F401 - a fixture
 from tests.support.servers import Server, free_port
 from worqr.dashboard.doors import read_passwords
+from worqr.dashboard.standalone import VIEWERS
+from worqr.dashboard.tokens import hash_token, read_tokens
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -55,6 +57,8 @@ async def test_it_prints_its_address_and_ends_with_a_signal(
         (["--redact", "(token"], "redact must be a regular expression"),
         (["--trace-url", "https://traces.example.org/"], "with {trace_id} in it"),
         (["--hash", "a:b"], "colon"),
+        (["--new-token", "a:b", "--token-file", "tokens"], "colon"),
+        (["--new-token", "keda"], "--token-file FILE"),
     ],
 )
 def test_wrong_options(cli: Command, arguments: list[str], text: str) -> None:
@@ -69,6 +73,27 @@ def test_a_password_file_must_be_there_and_right(cli: Command, tmp_path: Path) -
     (tmp_path / "passwords").write_text("ada:secret\n", "utf-8")
     answer = cli("dashboard", "--password-file", str(tmp_path / "passwords"))
     assert (answer.code, "worqr dashboard --hash NAME" in answer.err) == (2, True)
+
+
+def test_a_new_token_is_added_to_the_file(cli: Command, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    made = {
+        cli("dashboard", "--new-token", name, "--rights", name, "--token-file", str(path)).out.strip(): name
+        for name in VIEWERS
+    }
+    assert len(made) == 3
+    found = read_tokens(path.read_text("utf-8"), VIEWERS)
+    assert {name: found[hash_token(token)].name for token, name in made.items()} == {name: name for name in VIEWERS}
+    assert path.stat().st_mode & 0o077 == 0
+    assert cli("dashboard", "--new-token", "keda", "--token-file", str(tmp_path)).code == 1
+
+
+def test_a_token_file_must_be_there_and_right(cli: Command, tmp_path: Path) -> None:
+    answer = cli("dashboard", "--token-file", str(tmp_path / "none"))
+    assert (answer.code, "cannot read the token file" in answer.err) == (1, True)
+    (tmp_path / "tokens").write_text("keda:secret\n", "utf-8")
+    answer = cli("dashboard", "--token-file", str(tmp_path / "tokens"))
+    assert (answer.code, "worqr dashboard --new-token NAME" in answer.err) == (2, True)
 
 
 def test_a_port_that_is_taken(cli: Command) -> None:

@@ -43,6 +43,20 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/server": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}],
     "/api/v1/scale": [{"queue": "{queue}", "places": "10"}],
+    "/api/v1/queues": [{}, {"format": "csv"}],
+    "/api/v1/tasks": [
+        *({"queue": "{queue}", "state": state} for state in ("waiting", "scheduled", "blocked")),
+        {"queue": "{slow}", "state": "running", "format": "csv"},
+    ],
+    "/api/v1/running": [{}, {"worker": "{worker}", "format": "csv"}],
+    "/api/v1/dead-letters": [
+        {"queue": "{failing}", "list": "failed"},
+        {"queue": "{typed}", "list": "broken", "format": "csv"},
+    ],
+    "/api/v1/workers": [{}, {"format": "csv"}],
+    "/api/v1/schedules": [{}, {"format": "csv"}],
+    "/api/v1/log": [{}, {"format": "csv"}],
+    "/api/v1/job": [{"queue": "{queue}", "id": "{job}"}, {"queue": "{failing}", "id": "{job}"}],
     "/bulk": [{}],
     "/confirm": [
         *({"act": act, "queue": "{failing}"} for act in ("retry", "drop")),
@@ -92,7 +106,7 @@ class Scene:
 
     def addresses(self) -> list[str]:
         """The pages, and the downloads; streams are in `views`."""
-        paths = [path for path, route in ROUTES.items() if route.method == "GET" and not route.streams]
+        paths = [path for path, route in ROUTES.items() if route.method == "GET" and path != "/live"]
         return [self.address(path, query) for path in paths for query in QUERIES.get(path, [GENERAL])]
 
     def views(self) -> list[str]:

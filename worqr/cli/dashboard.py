@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import getpass
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
@@ -62,6 +63,45 @@ Hash = Annotated[
 ]
 
 
+TokenFile = Annotated[
+    Path | None, Parameter(metavar="FILE", help="Let in programs with the tokens of this file, made with --new-token.")
+]
+NewToken = Annotated[
+    str,
+    Parameter(
+        metavar="NAME", help="Add a token for a program with these --rights to the token file, print it, and exit."
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class LoginOptions:
+    """Who gets in, and what they may do."""
+
+    password_file: PasswordFile = None
+    trust_header: TrustHeader = ""
+    trusted_proxy: Proxies = ()
+    token_file: TokenFile = None
+    i_know_it_is_open: Open = False
+    rights: Rights = "operator"
+    read_only: ReadOnly = False
+    hash: Hash = ""
+    new_token: NewToken = ""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the same as fields of the settings of the dashboard."""
+        return {
+            "passwords": None if self.password_file is None else _read(self.password_file, "password file"),
+            "tokens": None if self.token_file is None else _read(self.token_file, "token file"),
+            "trust_header": self.trust_header,
+            "proxies": tuple(map(_network, self.trusted_proxy)),
+            "open_to_all": self.i_know_it_is_open,
+            "rights": self.rights,
+            "read_only": self.read_only,
+        }
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class ShownOptions:
@@ -73,22 +113,17 @@ class ShownOptions:
 
 
 AS_USUAL: Final = ShownOptions()
+BY_ADDRESS: Final = LoginOptions()
 
 
 def dashboard(
     *,
     bind: Bind = "127.0.0.1:9090",
-    password_file: PasswordFile = None,
-    trust_header: TrustHeader = "",
-    trusted_proxy: Proxies = (),
-    i_know_it_is_open: Open = False,
-    rights: Rights = "operator",
-    read_only: ReadOnly = False,
+    login: LoginOptions = BY_ADDRESS,
     host: Hosts = (),
     origin: Origins = (),
     root_path: RootPath = "",
     shown: ShownOptions = AS_USUAL,
-    hash: Hash = "",
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Serve the dashboard, until Ctrl-C.
@@ -96,25 +131,25 @@ def dashboard(
     On 127.0.0.1 it prints an address with a token, which works once. Other addresses need a login.
     """
     try:
-        from worqr.dashboard import doors, standalone
+        from worqr.dashboard import doors, standalone, tokens
     except ModuleNotFoundError as error:
         raise CommandFailed(
             f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
         ) from None
-    if hash:
-        print(_hashed(hash, doors.hash_password))
+    if login.hash:
+        print(_hashed(login.hash, doors.hash_password))
         return
+    if login.new_token:
+        print(_added_token(login, tokens.new_token(), tokens.token_line))
+        return
+    address, port = _address(bind)
     settings = standalone.Settings(
-        *_address(bind),
+        host=address,
+        port=port,
         hosts=host,
         origins=origin,
-        passwords=None if password_file is None else _read(password_file),
-        trust_header=trust_header,
-        proxies=tuple(map(_network, trusted_proxy)),
-        open_to_all=i_know_it_is_open,
-        rights=rights,
-        read_only=read_only,
         root_path=root_path,
+        **login.settings(),
         **asdict(shown),
     )
     _serve(_mesh(connect), settings)
@@ -154,9 +189,14 @@ def _serve(mesh: Mesh[None], settings: Settings) -> None:
     print_error("the dashboard has stopped")
 
 
-def _hashed(name: str, make: Callable[[str], str]) -> str:
+def _name(name: str) -> str:
     if ":" in name or not name.isprintable():
         raise InvalidArguments(f"a name must not contain a colon or control characters, got {name!r}")
+    return name
+
+
+def _hashed(name: str, make: Callable[[str], str]) -> str:
+    _name(name)
     if sys.stdin.isatty():
         password = getpass.getpass("Password: ")
         if getpass.getpass("The same again: ") != password:
@@ -166,6 +206,22 @@ def _hashed(name: str, make: Callable[[str], str]) -> str:
     if len(password) < SHORTEST:
         raise CommandFailed(f"the password is shorter than {SHORTEST} characters; choose a longer one")
     return f"{name}:{make(password)}"
+
+
+def _added_token(login: LoginOptions, token: str, line_of: Callable[[str, str, str], str]) -> str:
+    """Add a token to the token file, which only its owner may read, and return it."""
+    name, path = _name(login.new_token), login.token_file
+    if path is None:
+        raise InvalidArguments("name the file to which --new-token adds the token: --token-file FILE")
+    try:
+        with open(path, "a", encoding="utf-8", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
+            file.write(f"{line_of(name, login.rights, token)}\n")
+    except OSError as error:
+        raise CommandFailed(f"cannot write the token file: {error}") from None
+    print_error(
+        f"{path} now has a hash of the token of {name}, with the rights of {login.rights!r}; the token is not kept"
+    )
+    return token
 
 
 def _address(bind: str) -> tuple[str, int]:
@@ -182,8 +238,8 @@ def _network(text: str) -> Network:
         raise InvalidArguments(f"--trusted-proxy must be an address or a network: {error}") from None
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, what: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandFailed(f"cannot read the password file: {error}") from None
+        raise CommandFailed(f"cannot read the {what}: {error}") from None

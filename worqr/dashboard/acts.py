@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from worqr.dashboard.guard import Refused
+from worqr.dashboard.notices import UNKNOWN, UNSENT
 from worqr.dashboard.reading import gathered
 from worqr.dashboard.visit import LONGEST_VALUE, Visit
 from worqr.errors import Unavailable
@@ -50,7 +51,7 @@ async def done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
     try:
         done = await act()
     except Unavailable as error:
-        done = "unsent" if error.sent is False else "unknown"
+        done = UNSENT if error.sent is False else UNKNOWN
     return visit.see_other(done)
 
 

@@ -18,6 +18,7 @@ from worqr.client.client import acting_for
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
+    BY_TOKEN,
     SECURITY_HEADERS,
     Disconnected,
     Message,
@@ -129,7 +130,7 @@ class Dashboard:
 
     async def _response(self, scope: Scope, receive: Receive) -> Answer:
         """Return the response to a request: a page, or the page of an error."""
-        root, visit = scope.get("root_path", "").rstrip("/"), None
+        root, visit = _root(scope), None
         try:
             check_host(scope, self._hosts)
             path = _path(scope, root)
@@ -138,23 +139,23 @@ class Dashboard:
             visit = await self._visit(scope, root, path)
             return await self._answer(scope, receive, visit)
         except Refused as refused:
-            return self._error(refused.status, refused.why, root, visit, refused.headers)
+            return self._error(scope, refused.status, refused.why, visit, refused.headers)
         except Unavailable as error:
             self._looks.failed(error)
             why = f"{escape(str(error))}. The figures come back when the server does."
-            return self._error(503, why, root, visit, {"retry-after": "5"})
+            return self._error(scope, 503, why, visit, {"retry-after": "5"})
         except RefusedByServer as error:
-            return self._error(502, f"The server rejected the request: {escape(str(error))}", root, visit)
+            return self._error(scope, 502, f"The server rejected the request: {escape(str(error))}", visit)
         except UsageError as error:
-            return self._error(400, escape(str(error)), root, visit)
+            return self._error(scope, 400, escape(str(error)), visit)
         except WorqrError as error:
-            return self._error(502, escape(str(error)), root, visit)
+            return self._error(scope, 502, escape(str(error)), visit)
         except Disconnected:
             raise
         except Exception as error:  # the page shows no details, which could be secret
             text = "a request for %(path)s failed: %(error)s"
             emit(logger, "dashboard.failed", text, exc_info=error, path=scope.get("path"), error=repr(error)[:500])
-            return self._error(500, "An error occurred. The log of this program has the details.", root, visit)
+            return self._error(scope, 500, "An error occurred. The log of this program has the details.", visit)
 
     async def _visit(self, scope: Scope, root: str, path: str) -> Visit:
         """Return the visit of a known viewer. Raises Refused; and what the application's `access` raises."""
@@ -166,7 +167,7 @@ class Dashboard:
             raise Refused(401, "You have to log in to see this dashboard.")
         seen = viewer.without_acts() if self._read_only else viewer
         given = (self._mesh, self._looks, self._redactor, self._bulk_acts, self._pages.render)
-        return Visit(seen, *given, root, path, query)
+        return Visit(seen, *given, root, path, query, by_token=bool(scope.get(BY_TOKEN)))
 
     async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> Answer:
         """Check what the route requires, connect, and call its handler."""
@@ -185,7 +186,7 @@ class Dashboard:
             form = await read_form(scope, receive)
             visit = replace(visit, form=tuple(form))
             self._looks.forget()
-        if route.streams:
+        if route.connects:
             return await route.handler(visit)
         with acting_for(visit.viewer.name):
             async with self._mesh.connect():
@@ -194,11 +195,12 @@ class Dashboard:
         return response
 
     def _error(
-        self, status: int, why: str, root: str, visit: Visit | None, headers: dict[str, str] | None = None
+        self, scope: Scope, status: int, why: str, visit: Visit | None, headers: dict[str, str] | None = None
     ) -> Response:
         if status == 303:
             return RedirectResponse((headers or {})["location"], 303)
-        if visit is not None and visit.path.startswith("/api/"):
+        root = _root(scope)
+        if _path(scope, root).startswith("/api/") or scope.get(BY_TOKEN):
             return JSONResponse({"error": why}, status, headers)
         page = self._pages.render_error(status, HTTPStatus(status).phrase, why, root, visit=visit)
         return HTMLResponse(page, status, headers)
@@ -220,6 +222,12 @@ def _names_of(mesh: Mesh[Any]) -> dict[str, str]:
     else:
         server = Address.parse(mesh.url).redacted
     return {"prefix": mesh.prefix, "server": server}
+
+
+def _root(scope: Scope) -> str:
+    """Return the path below which the dashboard is served."""
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
 
 
 def _path(scope: Scope, root: str) -> str:

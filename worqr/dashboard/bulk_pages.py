@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from worqr.dashboard.access import Right
 from worqr.dashboard.acts import reason_of
@@ -93,7 +93,7 @@ async def start(verb: Verb, visit: Visit) -> Response:
             409, f"Nothing was changed: another act on queue {queue.name!r} runs. Wait until it ends, or stop it."
         )
     await anyio.to_thread.run_sync(made.ended.wait, WAIT)
-    return RedirectResponse(visit.link("/bulk", id=made.id), 303)
+    return visit.show_act(made.id, sentence(made))
 
 
 def _confirmed(verb: Verb, visit: Visit) -> int:
@@ -143,7 +143,7 @@ async def stop(right: Right, visit: Visit) -> Response:
         raise Refused(400, "Nothing was stopped: there is no such act, or it ended long ago.")
     found.stop()
     await anyio.to_thread.run_sync(found.ended.wait, WAIT)
-    return RedirectResponse(visit.link("/bulk", id=found.id), 303)
+    return visit.show_act(found.id, sentence(found))
 
 
 def numbers(visit: Visit) -> tuple[dict[str, str], str]:

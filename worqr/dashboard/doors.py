@@ -72,7 +72,7 @@ class TokenDoor:
         if scope["type"] == "http":
             root = scope.get("root_path", "")
             if scope["path"] in {"/login", f"{root}/login"} and (response := self._login(scope)) is not None:
-                await response(scope, receive, _with_headers(send, SECURITY_HEADERS))
+                await response(scope, receive, with_headers(send, SECURITY_HEADERS))
                 return
             if self._has_cookie(scope):
                 scope[VIEWER] = self._viewer
@@ -133,12 +133,12 @@ class PasswordDoor:
         if given is not None:
             if self._attempts >= MOST_ATTEMPTS:
                 busy = PlainTextResponse("Too many passwords at once: try again in a second.\n", 429)
-                await busy(scope, receive, _with_headers(send, SECURITY_HEADERS))
+                await busy(scope, receive, with_headers(send, SECURITY_HEADERS))
                 return
             if await self._is_right(*given):
                 scope[VIEWER] = self._viewer(given[0])
         challenge = ((b"www-authenticate", b'Basic realm="worqr", charset="UTF-8"'),)
-        await self._app(scope, receive, _with_headers(send, challenge, status=401))
+        await self._app(scope, receive, with_headers(send, challenge, status=401))
 
     async def _is_right(self, name: str, password: str) -> bool:
         mark = hmac.new(self._key, f"{name}\0{password}".encode(), "sha256").digest()
@@ -268,7 +268,7 @@ def _basic(scope: Scope) -> tuple[str, str] | None:
     return (name, password) if kind.lower() == "basic" and colon else None
 
 
-def _with_headers(send: Send, more: Sequence[tuple[bytes, bytes]], *, status: int | None = None) -> Send:
+def with_headers(send: Send, more: Sequence[tuple[bytes, bytes]], *, status: int | None = None) -> Send:
     """Return `send` with more headers on the response; with `status`, on responses with this status only."""
 
     async def sending(message: Any) -> None:

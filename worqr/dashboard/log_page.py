@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
@@ -21,10 +22,7 @@ MOST: Final = 1000
 async def page(visit: Visit) -> Response:
     """One page of the log, newest first, filtered by kind, queue and person."""
     entries, _ = await with_state(visit, partial(entries_of, visit))
-    chosen = {name: visit.text(name).strip() for name in ("kind", "queue", "who")}
-    found = [
-        entry for entry in entries if all(getattr(entry, name) == value for name, value in chosen.items() if value)
-    ]
+    chosen, found = _chosen(visit), _matching(visit, entries)
     start = start_of_page(visit, PAGE)
     return visit.page(
         "log.html",
@@ -38,6 +36,20 @@ async def page(visit: Visit) -> Response:
         people=sorted({entry.who for entry in entries} | {chosen["who"]} - {""}),
         cut=len(entries) == MOST,
     )
+
+
+async def chosen_entries(visit: Visit) -> list[LogEntry]:
+    """Return the entries that match the filter of the address."""
+    return _matching(visit, await entries_of(visit))
+
+
+def _chosen(visit: Visit) -> dict[str, str]:
+    return {name: visit.text(name).strip() for name in ("kind", "queue", "who")}
+
+
+def _matching(visit: Visit, entries: Iterable[LogEntry]) -> list[LogEntry]:
+    chosen = _chosen(visit)
+    return [entry for entry in entries if all(getattr(entry, name) == value for name, value in chosen.items() if value)]
 
 
 async def entries_of(visit: Visit, within: float = FRESH, *, spare: bool = False) -> list[LogEntry]:

@@ -74,6 +74,7 @@ class Looks:
 
     def __init__(self) -> None:
         self._looks: dict[object, _Look] = {}
+        self._kept: dict[str, Any] = {}
         self._streams = 0
         self._is_away = False
         self.closing: bool = False
@@ -99,6 +100,12 @@ class Looks:
             if look.failure is not None:
                 raise look.failure.with_traceback(None)
             return cast("T", look.value)
+
+    def kept(self, key: str, make: Callable[[], T]) -> T:
+        """Return an object that lives as long as the dashboard, such as a reader that remembers what it has read."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast("T", self._kept[key])
 
     def last(self, key: object) -> Any:
         """Return what was read last, without reading; None if nothing was read lately, or if that failed."""

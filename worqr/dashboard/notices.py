@@ -6,6 +6,11 @@ from typing import Final
 
 from worqr.dashboard.figures import plural
 
+UNSENT: Final = "unsent"
+UNKNOWN: Final = "unknown"
+UNANSWERED: Final = frozenset({UNSENT, UNKNOWN})
+"""What an act did to which the server did not reply."""
+
 
 def notice(done: str) -> str:
     """Return what an act did as a sentence; empty if `done` is not from an act. It is made of numbers only, so a foreign link
@@ -38,8 +43,8 @@ _FIXED: Final = {
     "schedule-busy": "Nothing was enqueued, because the previous run of the schedule still waits or runs.",
     "schedule-override": "The schedule has other times now, until you return to those of the code.",
     "schedule-reset": "The schedule has the times of its code.",
-    "unsent": "The server did not answer, and nothing was sent. Nothing was changed.",
-    "unknown": "The server did not answer. The change may have taken effect: look before you try again.",
+    UNSENT: "The server did not answer, and nothing was sent. Nothing was changed.",
+    UNKNOWN: "The server did not answer. The change may have taken effect: look before you try again.",
 }
 
 

@@ -75,17 +75,17 @@ def time_of(visit: Visit, name: str) -> datetime | None:
         raise Refused(400, f"{name!r} must be a time in ISO 8601, such as 2026-01-31T12:00:00+00:00.") from None
 
 
-async def read_records(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
+async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS) -> dict[str, Any]:
     """Return one page of records, as its template needs it. Of each payload, only the beginning is read."""
     chosen, older, job = Chosen.of(visit, tab), time_of(visit, "older"), visit.text("job").strip()
     before = min((when for when in (chosen.before, older) if when is not None), default=None)
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, queue, chosen, before, job)]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, queue, chosen, before, job, size)]
     if visit.text("count") == "errors":
         calls.append(chosen.aside(queue).errors)
     records, *counted = await gathered(calls)
     return {
-        "records": records[:RECORDS],
-        "more": len(records) > RECORDS and not job,
+        "records": records[:size],
+        "more": len(records) > size and not job,
         "chosen": chosen,
         "older": older,
         "job": job,
@@ -93,12 +93,12 @@ async def read_records(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
     }
 
 
-async def _page(queue: Queue, chosen: Chosen, before: datetime | None, job: str) -> list[Failed]:
+async def _page(queue: Queue, chosen: Chosen, before: datetime | None, job: str, size: int) -> list[Failed]:
     if not job:
         options = replace(chosen, before=before).options
-        return await chosen.aside(queue).list(RECORDS + 1, payload=False, **options)
+        return await chosen.aside(queue).list(size + 1, payload=False, **options)
     records = (await queue.read(job)).dead_letters
-    return [each for each in records if _matches(each, chosen, before)][:RECORDS]
+    return [each for each in records if _matches(each, chosen, before)][:size]
 
 
 def _matches(record: Failed, chosen: Chosen, before: datetime | None) -> bool:

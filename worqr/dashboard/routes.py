@@ -7,19 +7,40 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from worqr.dashboard import acts, api, bulk_pages, failures, live, log_page, reading, schedules, server_page, workers
+from worqr.dashboard import (
+    acts,
+    api,
+    bulk_pages,
+    failures,
+    live,
+    log_page,
+    metrics,
+    reading,
+    schedules,
+    server_page,
+    tables,
+    workers,
+)
 from worqr.dashboard.access import Right
 from worqr.dashboard.visit import Answer, Visit
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One address. `streams`: the handler connects by itself, for as long as the client listens."""
+    """One address.
+
+    Attributes:
+        handler: makes the response.
+        method: the method that it accepts; with GET, also HEAD.
+        right: the right that a viewer needs.
+        connects: the handler connects to the server by itself: a stream while its client listens, a scrape because it reports a
+            server that is away.
+    """
 
     handler: Callable[[Visit], Awaitable[Answer]]
     method: Literal["GET", "POST"] = "GET"
     right: Right = "look"
-    streams: bool = False
+    connects: bool = False
 
 
 ROUTES: Final[dict[str, Route]] = {
@@ -37,7 +58,10 @@ ROUTES: Final[dict[str, Route]] = {
     "/search": Route(reading.search),
     "/payload": Route(reading.payload, right="payloads"),
     "/api/v1/scale": Route(api.scale),
-    "/live": Route(live.stream, streams=True),
+    "/api/v1/job": Route(tables.job),
+    **{path: Route(partial(tables.serve, read)) for path, read in tables.READERS.items()},
+    "/metrics": Route(metrics.scrape, connects=True),
+    "/live": Route(live.stream, connects=True),
     "/cancel": Route(acts.cancel, "POST", "cancel"),
     "/retry": Route(acts.retry, "POST", "retry"),
     "/run-now": Route(acts.run_now, "POST", "retry"),

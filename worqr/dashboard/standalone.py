@@ -30,13 +30,14 @@ from worqr.dashboard.doors import (
 )
 from worqr.dashboard.guard import LOOPBACK, host_name
 from worqr.dashboard.payloads import SECRET_NAMES, Mode
+from worqr.dashboard.tokens import TokenFileDoor, read_tokens
 from worqr.errors import UsageError
 from worqr.mesh import Mesh
 
 STOPS_WITHIN: Final = 3.0
 _ROOT_PATH: Final = re.compile(r"(?:/[A-Za-z0-9_.~-]+)*")
 Rights = Literal["reader", "operator", "admin"]
-_VIEWERS: Final[dict[str, Callable[[str], Viewer]]] = {"reader": reader, "operator": operator, "admin": admin}
+VIEWERS: Final[dict[str, Callable[[str], Viewer]]] = {"reader": reader, "operator": operator, "admin": admin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Settings:
         passwords: the text of a password file.
         trust_header: the header in which a proxy names the viewer.
         proxies: the addresses of that proxy.
+        tokens: the text of a token file, for programs.
         open_to_all: no login; viewers may only look.
         rights: what viewers may do; on loopback with a token, all.
         read_only: viewers may only look.
@@ -65,6 +67,7 @@ class Settings:
     passwords: str | None = None
     trust_header: str = ""
     proxies: tuple[Network, ...] = ()
+    tokens: str | None = None
     open_to_all: bool = False
     rights: Rights = "operator"
     read_only: bool = False
@@ -97,10 +100,11 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(
             "--trust-header and --trusted-proxy belong together: name the addresses of the proxy whose header is true"
         )
-    if not settings.is_loopback and not any(doors):
+    if not settings.is_loopback and not any(doors) and settings.tokens is None:
         raise UsageError(
             f"{settings.host} can be reached from other machines, so viewers must log in. Add --password-file FILE (made with "
-            "`worqr dashboard --hash NAME`), or --trust-header NAME --trusted-proxy ADDRESS behind a proxy that knows them. "
+            "`worqr dashboard --hash NAME`), or --trust-header NAME --trusted-proxy ADDRESS behind a proxy that knows them. For "
+            "programs only: --token-file FILE. "
             "For a page that everyone may read, and where nothing can be changed: --i-know-it-is-open"
         )
 
@@ -126,16 +130,25 @@ def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
         redact=settings.redact or SECRET_NAMES,
         trace_url=settings.trace_url,
     )
-    address = f"http://{settings.host}:{settings.port}{settings.root_path}/"
-    viewers = _VIEWERS[settings.rights]
+    door, login = _door(inner, settings, hosts)
+    if settings.tokens is not None:
+        door = TokenFileDoor(inner, door, read_tokens(settings.tokens, VIEWERS))
+    return door, f"http://{settings.host}:{settings.port}{settings.root_path}/{login}"
+
+
+def _door(inner: App, settings: Settings, hosts: frozenset[str]) -> tuple[App, str]:
+    """Return the dashboard behind its door for people, and the rest of the address of their first visit."""
+    viewers = VIEWERS[settings.rights]
     if settings.passwords is not None:
-        return PasswordDoor(inner, read_passwords(settings.passwords), viewers), address
+        return PasswordDoor(inner, read_passwords(settings.passwords), viewers), ""
     if settings.trust_header:
-        return ProxyDoor(inner, settings.trust_header, settings.proxies, viewers), address
+        return ProxyDoor(inner, settings.trust_header, settings.proxies, viewers), ""
     if settings.open_to_all:
-        return OpenDoor(inner, reader("everyone")), address
+        return OpenDoor(inner, reader("everyone")), ""
+    if not settings.is_loopback:
+        return inner, ""  # for programs with tokens only
     door = TokenDoor(inner, admin("you"), hosts)
-    return door, f"{address}login?token={door.token}"
+    return door, f"login?token={door.token}"
 
 
 async def serve(app: App, settings: Settings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.dashboard.access import Scope, Viewer
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.looks import Looks
+from worqr.dashboard.notices import UNANSWERED, notice
 from worqr.dashboard.payloads import Redactor
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Visit:
     path: str
     query: Mapping[str, str]
     form: tuple[tuple[str, str], ...] = field(default=())
+    by_token: bool = False
+    """A program with a token made it, and gets JSON in place of a redirection."""
 
     def text(self, name: str, default: str = "") -> str:
         """Return a field of the query, or of the form of a POST."""
@@ -87,8 +90,16 @@ class Visit:
         """Return a page made of a template."""
         return HTMLResponse(self.render(template, visit=self, **context), http_status)
 
+    def show_act(self, id: str, outcome: str) -> Response:
+        """Return the browser to the page of an act on many tasks; tell a program the same."""
+        if self.by_token:
+            return JSONResponse({"outcome": outcome, "act": id})
+        return RedirectResponse(self.link("/bulk", id=id), 303)
+
     def see_other(self, done: str) -> Response:
-        """Return the browser to the page of the form, with a notice that is made of `done`."""
+        """Return the browser to the page of the form, with a notice that is made of `done`; tell a program the notice."""
+        if self.by_token:
+            return JSONResponse({"outcome": notice(done)}, 503 if done in UNANSWERED else 200)
         back = urlsplit(self.text("back", "/"))
         if back.scheme or back.netloc or not back.path.startswith("/") or "\\" in back.path or back.path[:2] == "//":
             raise Refused(400, "'back' must be the path of a page of this dashboard.")

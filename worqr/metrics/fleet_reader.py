@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 import trio
 
@@ -16,19 +19,22 @@ from worqr.link import Link, ServerStats, loop_name_here
 from worqr.metrics.fleet import FleetSnapshot
 from worqr.ops import look_at_workers
 
+Together = Callable[[Sequence[Callable[[], Awaitable[Any]]]], Awaitable[list[Any]]]
 GIVE_UP_AFTER: Final = 1.5
 """Seconds until a server that does not reply counts as away, so that a scrape ends within two."""
 
 
 class FleetReader:
-    """Looks at one mesh for one caller, on Trio or in a plain thread.
+    """Looks at one mesh for one caller, on Trio, on asyncio or in a plain thread.
 
     Args:
         mesh: The mesh, which is connected when it is read.
+        together: Makes calls, and returns what they return. It may make them side by side, so that they are one batch.
     """
 
-    def __init__(self, mesh: Fleet) -> None:
+    def __init__(self, mesh: Fleet, together: Together | None = None) -> None:
         self._mesh = mesh
+        self._together: Together = _one_by_one if together is None else together
         self._client: MeshClient = client_of(mesh)
         self._runs = RunTotalsReader(self._client)
 
@@ -40,20 +46,32 @@ class FleetReader:
             Unavailable: The server did not reply.
         """
         client, keys = self._client, RegistryKeys(self._client.settings.prefix)
-        info = await self._mesh.info()
-        rows, now = await all_schedules(client.ask, keys)
-        workers = await client.link.call(look_at_workers(keys))
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            self._mesh.info,
+            partial(all_schedules, client.ask, keys),
+            partial(client.link.call, look_at_workers(keys)),
+            partial(_server_stats, client.link),
+        ]
+        info, (rows, now), workers, server = await self._together(calls)
         return FleetSnapshot(
             mesh=info,
             dying=len(workers.dying),
             schedules=[schedule_of(row, now) for row in rows],
             pending={row.name: len(row.pending) for row in rows},
             runs=await self._runs.read(info.queues),
-            server=await _server_stats(client.link),
+            server=server,
         )
 
 
+async def _one_by_one(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    return [await call() for call in calls]
+
+
 async def _server_stats(link: Link) -> ServerStats:
-    if loop_name_here():
-        return await trio.to_thread.run_sync(link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True)
-    return link.server_stats(GIVE_UP_AFTER)
+    match loop_name_here():
+        case "Trio":
+            return await trio.to_thread.run_sync(link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True)
+        case "asyncio":
+            return await asyncio.to_thread(link.server_stats, GIVE_UP_AFTER)
+        case _:
+            return link.server_stats(GIVE_UP_AFTER)
