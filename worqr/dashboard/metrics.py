@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import anyio
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from worqr.errors import Unavailable
 from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
 from worqr.metrics.fleet_reader import GIVE_UP_AFTER, FleetReader
 
-MAX_QUEUES = 300
+MAX_QUEUES: Final = 300
 """Queues that are shown by name; the others are summed up."""
 
 
@@ -24,7 +25,7 @@ class FleetSource:
     def __init__(self, visit: Visit) -> None:
         self._mesh = visit.mesh
         self._reader = FleetReader(visit.mesh, gathered)
-        self.metrics = FleetMetrics(MAX_QUEUES)
+        self.metrics: FleetMetrics = FleetMetrics(MAX_QUEUES)
 
     async def read(self, _before: object) -> FleetSnapshot | None:
         """Look at the mesh; None if its server does not reply."""
