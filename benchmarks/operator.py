@@ -58,7 +58,7 @@ def addresses() -> list[str]:
     """Every page, some with several queries."""
     from worqr.dashboard.routes import ROUTES
 
-    pages = [path for path, route in ROUTES.items() if route.method == "GET" and not route.streams]
+    pages = [path for path, route in ROUTES.items() if route.method == "GET" and path != "/live"]
     return [f"{path}?{query}".rstrip("?") for path in pages for query in ADDRESSES.get(path, (GENERAL,))]
 
 

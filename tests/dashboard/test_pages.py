@@ -80,7 +80,9 @@ async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
-ASK_FOR_ONE = {"/live", "/queue", "/job", "/payload", "/worker", "/confirm", "/api/v1/scale"}
+ASK_FOR_ONE = {"/live", "/queue", "/job", "/payload", "/worker", "/confirm"} | {
+    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "dead-letters")
+}
 """Addresses that name one queue, job or worker."""
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 
-from worqr.dashboard.batches import gathered, pair, unless_refused
+from worqr.dashboard.batches import gathered, unless_refused
+from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.graphs import DAY
 from worqr.dashboard.histories import read_sparklines
 from worqr.dashboard.reading import QUEUES_OF_RUNNING, look
@@ -19,8 +20,6 @@ from worqr.records import Failed, QueueInfo
 
 MOST_QUEUES: Final = QUEUES_OF_RUNNING
 """Queues whose records are read for the page."""
-MOST_COUNTED: Final = 20_000
-"""Records that one page counts by the type of their error: 1,000 of them are a request."""
 MOST_TYPES: Final = 50
 
 
@@ -32,8 +31,6 @@ class ErrorTable:
     rows: Sequence[tuple[str, int, Sequence[int]]]
     """The type of the error, its sum, and its number in each queue."""
     types_left_out: int
-    not_counted: Sequence[str]
-    """Queues with too many records to count on this page."""
 
 
 async def failed(visit: Visit) -> Response:
@@ -45,19 +42,28 @@ async def failed(visit: Visit) -> Response:
     async def newest(name: str) -> tuple[list[Failed], str]:
         return await unless_refused(partial(visit.mesh.queue(name).failed.list, 1), list[Failed]())
 
-    newests, sparks = await pair(
+    calls: list[Callable[[], Awaitable[Any]]] = [
         partial(gathered, [partial(newest, info.name) for info in shown]),
         partial(read_sparklines, visit, [info.name for info in shown], DAY, "failed", "Failed"),
-    )
-    counting = visit.text("count") == "errors"
+    ]
+    if visit.text("count") == "errors":
+        calls.append(partial(read_counts, visit, names_to_count(state), "failed"))
+    newests, sparks, *counted = await gathered(calls)
     return visit.page(
         "failed.html",
-        live=visit.link("/live", view="failed"),
+        live=visit.link("/live", view="failed", count=visit.text("count")),
         found=list(zip(shown, newests, strict=True)),
         sparks=sparks,
         left_out=len(found) - len(shown),
-        errors=await count_errors(visit, shown) if counting else None,
+        errors=error_table(counted[0].counts) if counted else None,
+        counted=counted[0] if counted else None,
+        total=sum(info.failed for info in shown),
     )
+
+
+def names_to_count(state: MeshState) -> list[str]:
+    """Return the queues whose records the page counts."""
+    return [info.name for info in failing_queues(state)[:MOST_QUEUES] if info.failed]
 
 
 def failing_queues(state: MeshState) -> list[QueueInfo]:
@@ -66,20 +72,7 @@ def failing_queues(state: MeshState) -> list[QueueInfo]:
     return sorted(found, key=lambda info: (-(info.failed + info.broken), info.name))
 
 
-async def count_errors(visit: Visit, queues: Sequence[QueueInfo]) -> ErrorTable:
-    """Count the records of these queues by the type of their error, until the page has counted enough."""
-    left, names, not_counted = MOST_COUNTED, list[str](), list[str]()
-    for info in sorted(queues, key=lambda info: info.failed):
-        if info.failed and info.failed <= left:
-            left -= info.failed
-            names.append(info.name)
-        elif info.failed:
-            not_counted.append(info.name)
-    counts = await gathered([visit.mesh.queue(name).failed.errors for name in names])
-    return error_table(dict(zip(names, counts, strict=True)), not_counted)
-
-
-def error_table(counts: Mapping[str, Mapping[str, int]], not_counted: Sequence[str] = ()) -> ErrorTable:
+def error_table(counts: Mapping[str, Mapping[str, int]]) -> ErrorTable:
     """Return the table of the counts of each queue."""
     by_queue = {name: found for name, found in counts.items() if found}
     queues = sorted(by_queue, key=lambda name: (-sum(by_queue[name].values()), name))
@@ -89,4 +82,4 @@ def error_table(counts: Mapping[str, Mapping[str, int]], not_counted: Sequence[s
             sums[error] = sums.get(error, 0) + number
     errors = sorted(sums, key=lambda error: (-sums[error], error))
     rows = [(error, sums[error], [by_queue[name].get(error, 0) for name in queues]) for error in errors[:MOST_TYPES]]
-    return ErrorTable(queues, rows, len(errors) - len(rows), not_counted)
+    return ErrorTable(queues, rows, len(errors) - len(rows))

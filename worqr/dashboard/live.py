@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,8 @@ import anyio
 
 from worqr.dashboard import bulk_pages, log_page, reading
 from worqr.dashboard.batches import unless_refused
-from worqr.dashboard.failures import MOST_QUEUES, failing_queues
+from worqr.dashboard.error_counts import read_counts
+from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
 from worqr.dashboard.state import MeshState, read_state
@@ -112,7 +113,8 @@ async def _mesh(visit: Visit) -> News:
         case "queues":
             return News(state_numbers(state, queues=reading.sorted_queues(visit, state)[part]))
         case "failed":
-            return News(state_numbers(state, queues=failing_queues(state)[:MOST_QUEUES]))
+            news = News(state_numbers(state, queues=failing_queues(state)[:MOST_QUEUES]))
+            return await _with_counts(visit, news, names_to_count(state), "failed")
         case "workers":
             return News(state_numbers(state, workers=(await reading.filtered_workers(visit))[part]))
         case _:
@@ -136,7 +138,18 @@ async def _queue(visit: Visit) -> News:
         steps = {"waiting": ("enqueued", "claimed"), "failed": ("failed",), "broken": ("broken",)}.get(tab, ())
         return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
 
-    return await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
+    news = await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
+    return await _with_counts(visit, news, [name], tab)
+
+
+async def _with_counts(visit: Visit, news: News, queues: Sequence[str], tab: str) -> News:
+    """Count some more records, if the page counts them by the type of their error."""
+    if visit.text("count") != "errors" or tab not in ("failed", "broken"):
+        return news
+    counted = await read_counts(visit, queues, "failed" if tab == "failed" else "broken")
+    totals = [each for each in (await _state(visit)).queues if each.name in queues]
+    text = counted.text(sum(getattr(each, tab) for each in totals))
+    return News({**news.texts, "errors.read": text}, (news.rows, not counted.left))
 
 
 async def _log(visit: Visit) -> News:

@@ -154,7 +154,7 @@ async def queue(visit: Visit) -> Response:
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
     context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
-    view = visit.link("/live", view="queue", name=info.name, tab=tab)
+    view = visit.link("/live", view="queue", name=info.name, tab=tab, count=visit.text("count"))
     return visit.page("queue.html", 404 if unknown else 200, live=view, info=info, tab=tab, tabs=TABS, **context)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.dashboard.batches import gathered
+from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
 
@@ -81,7 +82,7 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
     before = min((when for when in (chosen.before, older) if when is not None), default=None)
     calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, queue, chosen, before, job, size)]
     if visit.text("count") == "errors":
-        calls.append(chosen.aside(queue).errors)
+        calls.append(partial(read_counts, visit, [queue.name], chosen.which))
     records, *counted = await gathered(calls)
     return {
         "records": records[:size],
@@ -89,7 +90,8 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
         "chosen": chosen,
         "older": older,
         "job": job,
-        "errors": counted[0] if counted else None,
+        "errors": counted[0].of_queue(queue.name) if counted else None,
+        "counted": counted[0] if counted else None,
     }
 
 
