@@ -32,7 +32,7 @@ async def handler(task: bytes) -> None:
 async def main(url: str, prefix: str, queue: str) -> None:
     mesh = worqr.Mesh(url, prefix=prefix, keepalive=1, patience=20)
     quick = worqr.RetryPolicy(min_backoff=0, max_backoff=0.01)
-    async with mesh.join(grace=10, concurrency=20) as peer, trio.open_nursery() as nursery:
+    async with mesh.join(grace=10, concurrency=60) as peer, trio.open_nursery() as nursery:
         await nursery.start(partial(peer.serve, queue, handler, retry=quick))
         print("joined", peer.id)
         await peer._engine.leader.wait_leading()

@@ -16,12 +16,16 @@ from tests.support.children import Child
 from tests.support.leaks import assert_no_leaks, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from tests.test_metrics import values
 from worqr import ops
 from worqr.history import COUNTERS
 from worqr.history_records import MINUTE_RECORDS, TEN_MINUTE_RECORDS, decode_records
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import script
-from worqr.run_counts import run_bucket
+from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
+from worqr.metrics.fleet_reader import FleetReader
+from worqr.metrics.prometheus import exposition, fleet_collector
+from worqr.run_counts import OUTCOMES, run_bucket
 from worqr.testing.clock import bench_scripts
 
 CHILD = Path(__file__).parent / "child_counted.py"
@@ -99,25 +103,26 @@ async def test_sums_and_run_times_are_true_while_leaders_and_workers_die(
             first = spawn(*arguments)
             await first.line_with("leads")
             await until(lambda: scans.update(spy.calls()) or scans["inspect"])
-        await account.enqueue(q, 1000)
+        await account.enqueue(q, 3000)
         await begun(q)
         second = spawn(*arguments)
         await second.line_with("joined")
-        await account.enqueue(q, 1000)
+        await account.enqueue(q, 3000)
         await killed(first, took)  # the leader
         await second.line_with("leads")
-        await account.enqueue(q, 600)
+        await account.enqueue(q, 2000)
         third = spawn(*arguments)
         await third.line_with("joined")
         await killed(second, took)  # the next leader
         await third.line_with("leads")
-        await account.enqueue(q, 400)
+        await account.enqueue(q, 2000)
         await eventually(lambda: settled(q), 0, PATIENCE * 3)
         await eventually(lambda: workers(mesh), 1)
         third.send("leave")
         await printed(third, took)
 
         history, counts = await q.history(60), (await q.info()).counts
+        snapshot = await FleetReader(mesh).read()
     sums = {name: history.total(name) for name in COUNTERS}
     assert sums == {name: counts.get(name, 0) for name in COUNTERS}
     assert (sums["enqueued"], sums["failed"]) == (account.enqueued, account.failing)
@@ -131,6 +136,18 @@ async def test_sums_and_run_times_are_true_while_leaders_and_workers_die(
     estimate = history.runs.quantile(0.95)
     assert estimate is not None
     assert abs(run_bucket(estimate) - run_bucket(measured)) <= 1, (estimate, measured)
+    assert account.enqueued == 10_000
+    scraped = scrape(snapshot)
+    assert {name: scraped.get(f'worqr_tasks_total{{event="{name}",queue="Q1"}}', 0) for name in COUNTERS} == sums
+    runs = {outcome: scraped.get(f'worqr_runs_total{{outcome="{outcome}",queue="Q1"}}', 0) for outcome in OUTCOMES}
+    assert runs["ok"] == history.runs.count == scraped['worqr_run_seconds_count{queue="Q1"}']
+    assert runs["raised"] <= sums["failed"] + sums["retried"]
+
+
+def scrape(snapshot: FleetSnapshot) -> dict[str, float]:
+    """What Prometheus gets."""
+    text, _ = exposition(fleet_collector(FleetMetrics(300).samples(snapshot)), "")
+    return values(text.decode())
 
 
 # Memory

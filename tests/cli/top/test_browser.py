@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from worqr.cli.top.actions import Act
+from worqr.cli.top.actions import Act, ActKind, acts_of
 from worqr.cli.top.browser import QUIT, READ, Browser, Mode
 from worqr.cli.top.keyboard import split_keys
-from worqr.cli.top.views import Reading, View, _failed_row, _queue_row, _running_row
+from worqr.cli.top.views import Reading, Row, View, _failed_row, _queue_row, _running_row
 from worqr.records import Failed, MeshInfo, QueueInfo, RemoteError, TaskInfo
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
@@ -145,6 +146,23 @@ def test_an_act_on_many_tasks_wants_the_name_to_be_typed(browser: Browser) -> No
     assert browser.notice == "nothing was done"
     assert isinstance(press(browser, "d", "x", "backspace", "b", "enter"), Act)
     assert press(browser, "r", "b", "escape") is None
+
+
+@pytest.mark.parametrize("word", ["quiet", "resume", "drain", "auto", "12", " 3 "])
+def test_a_worker_is_asked_by_a_word_or_a_number(word: str) -> None:
+    act = acts_of(View.WORKERS, worker_row())[ActKind.WORKER]
+    confirmed = act.confirmed(word)
+    assert confirmed is not None
+    assert confirmed.question == f"ask worker shop:w1: {word.strip()}"
+
+
+@pytest.mark.parametrize("word", ["", "y", "0", "-1", "1.5", "²", "1" * 10, "quiet!"])
+def test_other_words_ask_a_worker_nothing(word: str) -> None:
+    assert acts_of(View.WORKERS, worker_row())[ActKind.WORKER].confirmed(word) is None
+
+
+def worker_row() -> Row:
+    return Row("shop:w1", (), SimpleNamespace(id="shop:w1"))
 
 
 def test_what_cannot_be_done_is_said(browser: Browser) -> None:

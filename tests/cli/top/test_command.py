@@ -237,8 +237,9 @@ async def test_a_worker_is_made_quiet_and_the_log_tells_it(environment: dict[str
         async with top(environment, "--view", "workers") as (terminal, process):
             await terminal.wait(short)
             terminal.type("w")
-            await terminal.wait("to take no new tasks? y: yes")
-            terminal.type("y")
+            await terminal.wait("quiet, resume, drain, auto or a number? type one and Enter")
+            terminal.type("quiet\r")
+            await terminal.wait("Asked worker")
             await until(lambda: peer._engine.scheduler.quiet)
             terminal.type("6")
             await terminal.wait(
@@ -250,10 +251,16 @@ async def test_a_worker_is_made_quiet_and_the_log_tells_it(environment: dict[str
                     short in row[:20] and "quiet" in row and "asked" not in row for row in text.splitlines()[3:-1]
                 )
             )
-            terminal.type("w")
-            await terminal.wait("to resume? y: yes")
-            terminal.type("y")
+            terminal.type("wresume\r")
+            await terminal.wait(": resume")
             await until(lambda: not peer._engine.scheduler.quiet)
+            terminal.type("w7\r")
+            await terminal.wait("to run 7 tasks at once")
+            await until(lambda: peer.health().running + peer.health().room == 7)
+            terminal.type("wseven\r")
+            await terminal.wait("nothing was done")
+            terminal.type("w\x1b")
+            await terminal.wait("nothing was done")
             terminal.type("q")
             assert await ended(terminal, process) == 0
 

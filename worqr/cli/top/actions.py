@@ -1,4 +1,4 @@
-"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, make a worker quiet."""
+"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, ask a worker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Literal
 
+from worqr.cli.formatting import short_worker_id
 from worqr.cli.named_queue import queue_by_name
 from worqr.cli.top.views import Row, View
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 ACKNOWLEDGED_WITHIN: Final = 5.0
 """Seconds for which a cancel waits for the acknowledgement of the worker."""
+MODES: Final[dict[str, Literal["quiet", "resume", "drain"]]] = {"quiet": "quiet", "resume": "resume", "drain": "drain"}
 REASON: Final = "worqr top"
 
 
@@ -27,7 +29,7 @@ class ActKind(Enum):
     CANCEL = "cancel"
     RETRY = "retry"
     DROP = "drop"
-    WORKER = "make quiet"
+    WORKER = "ask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,24 @@ class Act:
         question: asked before the act.
         run: carries the act out, and returns what it did.
         name: must be typed before an act on many tasks; empty: `y` is enough.
+        choose: makes the act of the words that are typed, or returns None if they mean nothing; None: there is nothing to choose.
     """
 
     question: str
     run: Callable[[Mesh], Awaitable[str]]
     name: str = ""
+    choose: Callable[[str], Act | None] | None = None
+
+    @property
+    def is_typed(self) -> bool:
+        """True if words are typed before the act, and not only `y`."""
+        return bool(self.name) or self.choose is not None
+
+    def confirmed(self, words: str) -> Act | None:
+        """Return the act that these words confirm; None if they are wrong."""
+        if self.choose is not None:
+            return self.choose(words.strip())
+        return self if words == (self.name or "y") else None
 
 
 def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
@@ -70,9 +85,16 @@ def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
 
 def _act_on_worker(row: Row) -> Act:
     worker = row.target.id
-    if row.target.state == "quiet":
-        return Act(f"ask worker {worker} to resume", partial(_ask_worker, worker=worker, what="resume"))
-    return Act(f"ask worker {worker} to take no new tasks", partial(_ask_worker, worker=worker, what="quiet"))
+    question = f"worker {short_worker_id(worker)}: quiet, resume, drain, auto or a number"
+    return Act(question, partial(_ask_worker, worker=worker, word="quiet"), choose=partial(_asking, worker))
+
+
+def _asking(worker: str, word: str) -> Act | None:
+    """Return the request to a worker that a word means: a mode, or how many tasks it runs at once."""
+    is_number = word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0
+    if not is_number and word not in (*MODES, "auto"):
+        return None
+    return Act(f"ask worker {worker}: {word}", partial(_ask_worker, worker=worker, word=word))
 
 
 def _acts_on_queue(row: Row) -> dict[ActKind, Act]:
@@ -102,9 +124,12 @@ async def _pause_schedule(mesh: Mesh, *, name: str, paused: bool) -> str:
     return f"{'Paused' if paused else 'Resumed'} schedule {name}"
 
 
-async def _ask_worker(mesh: Mesh, *, worker: str, what: Literal["quiet", "resume"]) -> str:
-    await mesh.ask_worker(worker, what)
-    return f"Asked worker {worker}: {what}"
+async def _ask_worker(mesh: Mesh, *, worker: str, word: str) -> str:
+    if word in MODES:
+        await mesh.ask_worker(worker, MODES[word])
+        return f"Asked worker {worker}: {word}"
+    await mesh.ask_worker(worker, concurrency="auto" if word == "auto" else int(word))
+    return f"Asked worker {worker} to run {word} tasks at once"
 
 
 async def _cancel(mesh: Mesh, *, queue: str, id: str) -> str:

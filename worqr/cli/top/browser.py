@@ -18,7 +18,7 @@ class Mode(Enum):
     |--------|---------------------------------------------------------|-----------------------------------|
     | BROWSE | move, choose a view, sort, ask for an act               | FILTER, ASK, HELP                 |
     | FILTER | are the text of the filter                              | BROWSE by Enter or Escape         |
-    | ASK    | `y`, or the name and Enter, carries the act out         | BROWSE, also by any other answer  |
+    | ASK    | `y`, or the words and Enter, carries the act out        | BROWSE, also by any other answer  |
     | HELP   | any key closes the help                                 | BROWSE                            |
     """
 
@@ -101,15 +101,17 @@ class Browser:
 
     def _confirm(self, key: str) -> Act | None:
         """Return the act that was asked about, once the answer is complete and right."""
-        name = "" if self.pending is None else self.pending.name
-        if name and key not in ("enter", "escape"):
-            self.typed = self.typed[:-1] if key == "backspace" else self.typed + (key if len(key) == 1 else "")
-            return None
-        right = (self.typed == name and key == "enter") if name else key == "y"
-        act, self.pending, self.typed, self.mode = self.pending, None, "", Mode.BROWSE
-        if not right:
+        act, words = self.pending, key
+        if act is not None and act.is_typed:
+            if key not in ("enter", "escape"):
+                self.typed = self.typed[:-1] if key == "backspace" else self.typed + (key if len(key) == 1 else "")
+                return None
+            words = self.typed if key == "enter" else ""
+        self.pending, self.typed, self.mode = None, "", Mode.BROWSE
+        confirmed = None if act is None else act.confirmed(words)
+        if confirmed is None:
             self.notice = "nothing was done"
-        return act if right else None
+        return confirmed
 
     def _browse(self, key: str) -> Act | Request | None:
         if key == "q":

@@ -37,7 +37,7 @@ HELP: Final = (
     "c           cancel the selected running job",
     "r           retry the selected failed task, or all of the selected queue",
     "d           delete the selected failed task, or all of the selected queue",
-    "w           ask the selected worker to take no new tasks, or to resume",
+    "w           ask the selected worker to be quiet, resume, drain, or run N tasks",
     "q           quit; also Ctrl-C",
 )
 
@@ -214,11 +214,8 @@ def _footer(browser: Browser, header: Header, width: int) -> Text:
     if browser.mode is Mode.FILTER:
         return Text(cut(f"/{escape(browser.filter)}_", width), "bold")
     if browser.mode is Mode.ASK and browser.pending is not None:
-        answer = (
-            f"type {browser.pending.name} and Enter: {browser.typed}_"
-            if browser.pending.name
-            else "y: yes, any other key: no"
-        )
+        what = browser.pending.name or "one"
+        answer = f"type {what} and Enter: {browser.typed}_" if browser.pending.is_typed else "y: yes, any other key: no"
         return Text(cut(f"{escape(browser.pending.question)}? {escape(answer)}", width), "bold yellow")
     if browser.notice:
         return Text(cut(escape(browser.notice), width), "bold")
