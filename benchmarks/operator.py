@@ -39,9 +39,18 @@ SETTLE: Final = 5.0
 CONNECTION: Final = "worqr:dashboard"
 CONNECTING: Final = ["list_shards"]
 """The batch with which each connection begins."""
+PLAIN: Final = ("/", "/running", "/failed", "/schedules", "/log", "/server", "/bulk", "/metrics")
+TABLES: Final = ("queues", "running", "workers", "schedules", "log")
 ADDRESSES: Final = {
+    **dict.fromkeys((*PLAIN, *(f"/api/v1/{name}" for name in TABLES)), ("",)),
+    **dict.fromkeys(("/api/v1/tasks", "/api/v1/dead-letters"), (f"queue={FIRST}&limit=200",)),
+    "/api/v1/scale": (f"queue={FIRST}",),
+    "/api/v1/job": (f"queue={FIRST}&id={FIRST}-job-7",),
     "/queues": ("", "page=20&sort=name", "sort=waiting", "q=queue-09"),
-    "/queue": (f"name={FIRST}", *(f"name={FIRST}&tab={tab}" for tab in ("scheduled", "running", "failed"))),
+    "/queue": (
+        f"name={FIRST}",
+        *(f"name={FIRST}&tab={tab}" for tab in ("scheduled", "running", "failed", "failed&count=errors")),
+    ),
     "/job": (f"queue={FIRST}&id={FIRST}-job-7", f"queue={FIRST}&id=failed-7"),
     "/payload": (f"queue={FIRST}&id={FIRST}-job-7",),
     "/workers": ("", "page=20", "app=app-1"),
@@ -145,6 +154,11 @@ class Page:
     script: list[float] = field(default_factory=list[float])
     slowest: str = ""
 
+    @property
+    def is_scrape(self) -> bool:
+        """True for the metrics, whose size is that of 300 queues by name."""
+        return self.address.startswith("/metrics")
+
 
 class ScriptClock:
     """Reads from the server's slow log how long each script took that the dashboard has called."""
@@ -247,7 +261,10 @@ def tables_of(pages: list[Page], filled: str) -> list[Table]:
     """One table for each bar, with a line for each page."""
 
     def table(what: str, unit: str, bar: Bar, values: Callable[[Page], list[float]], *notes: str) -> Table:
-        rows = [Row(page.address, unit, values(page), bar=bar) for page in pages]
+        rows = [
+            Row(page.address, unit, values(page), bar=None if page.is_scrape and bar is BYTES else bar)
+            for page in pages
+        ]
         return Table(f"operator: {what}", "", rows, list(notes))
 
     first = table("first byte of a page, p95", "ms", FIRST_BYTE, lambda page: page.slow, filled)

@@ -208,6 +208,9 @@ async def test_a_running_job_is_cancelled_and_acknowledged(connected: worqr.Mesh
             assert "a quarter &lt;i&gt;" in page
         assert peer.id in (await site.get("/workers")).text
         assert text_of((await site.get("/search", q="job-1")).text).count("running") >= 1
+        named = text_of((await site.get("/search", q="slow:job-1")).text)
+        assert "running" in named
+        assert "No queue knows a job" in text_of((await site.get("/search", q="other:job-1")).text)
         answer = await site.post("/cancel", queue="slow", id="job-1", reason="enough", back="/job?queue=slow&id=job-1")
         assert re.search(r"done=cancel%3A0%3A1%3A1%3A\d+$", answer.headers["location"])
         page = (await site.ask("GET", answer.headers["location"])).text

@@ -26,7 +26,7 @@ ClaimsByShard = list[tuple[QueueKeys, list[int]]]
 Change = Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
 """Makes the request that changes some entries."""
 Progress = Callable[[int, int], object]
-PIECE: Final = 100
+PIECE: Final = 25
 """Entries that one request changes. A request of 1,000 would occupy the server for 60 ms."""
 
 
@@ -193,7 +193,7 @@ class Aside:
     ) -> int:
         """Put all tasks back to the end of their queue, the oldest first; see `retry`.
 
-        Requests of 100 tasks are sent one after the other, and each is followed by a pause of the same length. So the server
+        Requests of 25 tasks are sent one after the other, and each is followed by a pause of the same length. So the server
         serves others at least half of the time. If you cancel the call, the other tasks stay where they are.
 
         Args:
@@ -222,7 +222,7 @@ class Aside:
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> int:
-        """Delete all entries, by requests of 100 with pauses between them, as `retry_all`.
+        """Delete all entries, by requests of 25 with pauses between them, as `retry_all`.
 
         Args:
             error: Only entries whose error has this type, as in `list`.

@@ -19,6 +19,7 @@ from worqr.dashboard.histories import read_graphs, read_sparklines
 from worqr.dashboard.records_page import read_records
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
+from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.snapshots import is_in_use
@@ -32,6 +33,8 @@ SHORT_LIST: Final = 8
 PAGE: Final = 50
 MOST_RUNNING: Final = 1000
 """Running tasks of a queue among which those of one worker are looked for."""
+MOST_COLONS: Final = 4
+"""Colons at which the text of a search is split into a queue and an id. Both may have some."""
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
 TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
@@ -284,13 +287,32 @@ async def worker(visit: Visit) -> Response:
 
 
 async def search(visit: Visit) -> Response:
-    """A job by its id, in all queues; and queues by a part of their name."""
+    """A job by its id, in all queues or in the one that is named before a colon; and queues by a part of their name."""
     word = visit.text("q").strip()
-    found: dict[str, Status] = {}
+    found: list[tuple[str, str, Status]] = []
     names: list[str] = []
     if word:
-        statuses, state = await with_state(visit, partial(visit.mesh.find, word))
-        found = {name: status for name, status in statuses.items() if visit.viewer.sees(name)}
+        found, state = await with_state(visit, partial(_jobs_called, visit, word))
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
-    shown, left_out = list(found.items())[:PAGE], max(len(found) - PAGE, 0)
+    shown, left_out = found[:PAGE], max(len(found) - PAGE, 0)
     return visit.page("search.html", live="", word=word, found=shown, left_out=left_out, names=names)
+
+
+async def _jobs_called(visit: Visit, word: str) -> list[tuple[str, str, Status]]:
+    """Return the queues that know a job of this id, the id and its status there; ``QUEUE:ID`` means one queue."""
+
+    async def everywhere() -> list[tuple[str, str, Status]]:
+        statuses = await visit.mesh.find(word)
+        return [(name, word, status) for name, status in statuses.items() if visit.viewer.sees(name)]
+
+    async def in_queue(name: str, id: str) -> list[tuple[str, str, Status]]:
+        try:
+            status = await visit.mesh.queue(name).job(id).status()
+        except UsageError:  # the name of no queue, or the id of no job
+            return []
+        return [(name, id, status)] if status.state != "gone" else []
+
+    splits = [(word[:place], word[place + 1 :]) for place, letter in enumerate(word) if letter == ":"][:MOST_COLONS]
+    calls: list[Callable[[], Awaitable[list[tuple[str, str, Status]]]]] = [everywhere]
+    calls += [partial(in_queue, name, rest) for name, rest in splits if name and rest and visit.viewer.sees(name)]
+    return [each for found in await gathered(calls) for each in found]
