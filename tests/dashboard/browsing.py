@@ -56,7 +56,7 @@ def served(
         config.bind, config.graceful_timeout = [f"127.0.0.1:{port}"], 1
         config.errorlog = config.accesslog = None
         async with open_scene(server.url, prefix, texts) as scene, trio.open_nursery() as nursery:
-            app = Dashboard(scene.mesh, access=lambda scope: admin("ada"), hosts=hosts)
+            app = Dashboard(scene.mesh, access=lambda scope: admin("ada"), hosts=hosts, allow_enqueue=True)
             await nursery.start(partial(serve, app, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
             ready.put((Served(scene, f"http://127.0.0.1:{port}"), partial(token.run_sync_soon, stop.set)))
             await stop.wait()

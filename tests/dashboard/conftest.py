@@ -40,7 +40,7 @@ class Site:
     @property
     def app(self) -> Dashboard:
         if self._app is None:
-            self._app = Dashboard(self.mesh, access=self._access, **self.options)
+            self._app = Dashboard(self.mesh, access=self._access, **{"allow_enqueue": True, **self.options})
         return self._app
 
     def _access(self, scope: Scope) -> Viewer | None:

@@ -57,6 +57,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/api/v1/schedules": [{}, {"format": "csv"}],
     "/api/v1/log": [{}, {"format": "csv"}],
     "/api/v1/job": [{"queue": "{queue}", "id": "{job}"}, {"queue": "{failing}", "id": "{job}"}],
+    "/new": [{}, {"queue": "{queue}"}, {"queue": "{typed}"}],
     "/bulk": [{}],
     "/confirm": [
         *({"act": act, "queue": "{failing}"} for act in ("retry", "drop")),

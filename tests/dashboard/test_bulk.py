@@ -287,6 +287,7 @@ async def test_scheduled_jobs_run_now_and_a_queue_is_cancelled_or_deleted(connec
 
 ACTS: dict[str, dict[str, str]] = {
     "/cancel": {"queue": "orders", "id": "later", "reason": "because"},
+    "/enqueue": {"queue": "orders", "payload": "by hand"},
     "/retry": {"queue": "orders-failing", "id": "job-1"},
     "/run-now": {"queue": "orders", "id": "later"},
     "/drop": {"queue": "orders-failing", "id": "job-1"},

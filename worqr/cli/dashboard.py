@@ -43,6 +43,7 @@ Rights = Annotated[
     Literal["reader", "operator", "admin"], Parameter(help="What viewers with a password or a header may do.")
 ]
 ReadOnly = Annotated[bool, flag("Let viewers look only.")]
+AllowEnqueue = Annotated[bool, flag("Let administrators enqueue tasks by hand.")]
 Hosts = Annotated[tuple[str, ...], Parameter(metavar="NAME", help="A further host name that requests may have.")]
 Origins = Annotated[
     tuple[str, ...], Parameter(metavar="URL", help="Public origin, such as https://ops.example.org, behind a proxy.")
@@ -86,6 +87,7 @@ class LoginOptions:
     i_know_it_is_open: Open = False
     rights: Rights = "operator"
     read_only: ReadOnly = False
+    allow_enqueue: AllowEnqueue = False
     hash: Hash = ""
     new_token: NewToken = ""
 
@@ -99,6 +101,7 @@ class LoginOptions:
             "open_to_all": self.i_know_it_is_open,
             "rights": self.rights,
             "read_only": self.read_only,
+            "allow_enqueue": self.allow_enqueue,
         }
 
 

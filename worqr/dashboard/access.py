@@ -13,10 +13,11 @@ from typing import Any, Final, Literal, cast, get_args
 
 from worqr.errors import UsageError, did_you_mean
 
-Right = Literal["look", "payloads", "cancel", "retry", "drop", "delete", "pause", "schedules", "workers"]
+Right = Literal["look", "payloads", "cancel", "retry", "drop", "delete", "pause", "schedules", "workers", "enqueue"]
 """``look``: every page, with the beginning of payloads, redacted. ``payloads``: download a whole payload. ``cancel``, ``retry``,
 ``drop`` (delete dead-letter records), ``delete`` (all waiting tasks of a queue), ``pause`` (queues, and resume), ``schedules``
-(pause, run now, other times) and ``workers`` (quiet, drain, concurrency): the acts.
+(pause, run now, other times), ``workers`` (quiet, drain, concurrency) and ``enqueue`` (by hand, if the dashboard allows it): the
+acts.
 """
 RIGHTS: Final[tuple[str, ...]] = get_args(Right)
 _OPERATOR: Final = ("look", "cancel", "retry", "drop", "pause", "schedules")
@@ -62,6 +63,10 @@ class Viewer:
     def sees_all(self) -> bool:
         """True if no queue is hidden from this viewer."""
         return "*" in self.queues
+
+    def without(self, right: Right) -> Viewer:
+        """Return the same viewer without a right."""
+        return Viewer(self.name, tuple(each for each in self.may if each != right), self.queues)
 
     def without_acts(self) -> Viewer:
         """Return the same viewer with the right to look only."""

@@ -38,6 +38,7 @@ from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
+from worqr.inside import declarations_of
 from worqr.link import Address
 from worqr.log_events import emit
 from worqr.mesh import Mesh
@@ -75,6 +76,7 @@ class Dashboard:
         payloads: ``"redacted"``: show the beginning of payloads, with secrets hidden. ``"never"``: show none. ``"full"``: hide
             nothing.
         redact: A regular expression of the keys whose values are secret, in place of the default.
+        allow_enqueue: Let viewers with the right ``enqueue`` put tasks into queues by hand.
         trace_url: The address of a trace in your tracing system, with ``{trace_id}`` in it. The page of a job that was sent
             with a trace then links to it.
 
@@ -94,6 +96,7 @@ class Dashboard:
         login_url: str | None = None,
         payloads: Mode = "redacted",
         redact: str = SECRET_NAMES,
+        allow_enqueue: bool = False,
         trace_url: str = "",
     ) -> None:
         self._access = checked_access(access)
@@ -103,6 +106,8 @@ class Dashboard:
         self._hosts = None if hosts is None else frozenset(map(host_name, hosts))
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._read_only = read_only
+        self._allow_enqueue = allow_enqueue
+        self._declarations = declarations_of(mesh)
         self._login_url = login_url
         self._redactor = Redactor(redact, payloads)
         self._pages = Pages(_names_of(self._mesh), self._redactor, TraceLinks(trace_url))
@@ -165,9 +170,13 @@ class Dashboard:
             if self._login_url is not None:
                 raise Refused(303, "You have to log in.", {"location": self._login_url})
             raise Refused(401, "You have to log in to see this dashboard.")
-        seen = viewer.without_acts() if self._read_only else viewer
+        seen = (
+            viewer.without_acts() if self._read_only else viewer if self._allow_enqueue else viewer.without("enqueue")
+        )
         given = (self._mesh, self._looks, self._redactor, self._bulk_acts, self._pages.render)
-        return Visit(seen, *given, root, path, query, by_token=bool(scope.get(BY_TOKEN)))
+        return Visit(
+            seen, *given, root, path, query, functions=self._declarations.functions, by_token=bool(scope.get(BY_TOKEN))
+        )
 
     async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> Answer:
         """Check what the route requires, connect, and call its handler."""
@@ -210,7 +219,12 @@ def check_right(viewer: Viewer, route: Route) -> None:
     """Raise Refused if the viewer lacks the right that the route requires."""
     for right in ("look", route.right):
         if right not in viewer.may:
-            raise Refused(403, f"You are {viewer.name!r}, and lack the right {right!r} for this.")
+            more = (
+                " The dashboard must allow it, too: allow_enqueue=True, or --allow-enqueue."
+                if right == "enqueue"
+                else ""
+            )
+            raise Refused(403, f"You are {viewer.name!r}, and lack the right {right!r} for this.{more}")
 
 
 def _names_of(mesh: Mesh[Any]) -> dict[str, str]:

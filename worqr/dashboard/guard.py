@@ -128,7 +128,10 @@ async def read_form(scope: MutableMapping[str, Any], receive: Receive) -> list[t
         body += message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) > MAX_BODY:
-            raise Refused(413, f"The form is larger than {MAX_BODY // 1024} KiB. Choose fewer tasks at a time.")
+            raise Refused(
+                413,
+                f"The form is larger than {MAX_BODY // 1024} KiB. Choose fewer tasks, or enqueue the payload by a program.",
+            )
     return _parsed(bytes(body), "form")
 
 

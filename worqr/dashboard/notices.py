@@ -8,6 +8,7 @@ from worqr.dashboard.figures import plural
 
 UNSENT: Final = "unsent"
 UNKNOWN: Final = "unknown"
+NEW: Final = "new"
 UNANSWERED: Final = frozenset({UNSENT, UNKNOWN})
 """What an act did to which the server did not reply."""
 
@@ -34,6 +35,7 @@ def notice(done: str) -> str:
 
 
 _FIXED: Final = {
+    NEW: "The task is in the queue.",
     "pause": "The queue is paused. Running tasks continue.",
     "resume": "The queue is resumed.",
     "schedule-pause": "The schedule is paused.",

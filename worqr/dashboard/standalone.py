@@ -56,6 +56,7 @@ class Settings:
         open_to_all: no login; viewers may only look.
         rights: what viewers may do; on loopback with a token, all.
         read_only: viewers may only look.
+        allow_enqueue: as for `Dashboard`.
         root_path: the path below which a proxy serves it, such as /worqr.
         payloads, redact, trace_url: as for `Dashboard`. An empty `redact` is the default.
     """
@@ -71,6 +72,7 @@ class Settings:
     open_to_all: bool = False
     rights: Rights = "operator"
     read_only: bool = False
+    allow_enqueue: bool = False
     root_path: str = ""
     payloads: Mode = "redacted"
     redact: str = ""
@@ -126,6 +128,7 @@ def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
         hosts=known,
         origins=settings.origins,
         read_only=read_only,
+        allow_enqueue=settings.allow_enqueue,
         payloads=settings.payloads,
         redact=settings.redact or SECRET_NAMES,
         trace_url=settings.trace_url,

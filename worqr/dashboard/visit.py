@@ -41,6 +41,8 @@ class Visit:
     path: str
     query: Mapping[str, str]
     form: tuple[tuple[str, str], ...] = field(default=())
+    functions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The functions of the application's mesh by their queues; none in a dashboard that stands alone."""
     by_token: bool = False
     """A program with a token made it, and gets JSON in place of a redirection."""
 

@@ -1,0 +1,166 @@
+"""A task that an operator enqueues by hand: the form, and the act.
+
+If the dashboard is mounted with the mesh that declares the function of the queue, the form has a field for each argument. What is
+typed is decoded as a worker would decode it, before anything is sent. For other queues, the payload is typed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from worqr.dashboard.acts import note
+from worqr.dashboard.guard import Refused
+from worqr.dashboard.notices import NEW, UNKNOWN, UNSENT, notice
+from worqr.dashboard.reading import look
+from worqr.dashboard.visit import Visit
+from worqr.errors import Unavailable, UsageError, WorqrError
+from worqr.escaping import escape
+from worqr.inside import definition_of
+from worqr.policy import Broken
+from worqr.validation import encode_json
+
+if TYPE_CHECKING:
+    from worqr.functions.definition import FunctionDefinition
+
+PAYLOAD: Final = "payload"
+ARGUMENT: Final = "arg."
+"""The beginning of the names of fields for arguments."""
+OFF: Final = (
+    "You may not enqueue tasks by hand. It needs the right 'enqueue', and a dashboard that allows it: allow_enqueue=True, "
+    "or --allow-enqueue."
+)
+LONGEST_DELAY: Final = 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One argument of a function: its name, its type and its default as the form names them, and what was typed."""
+
+    name: str
+    kind: str
+    default: str
+    text: str
+    is_text: bool
+    needed: bool
+
+    def value(self) -> Any:
+        """Return the argument: a text as it is typed, anything else as JSON. Raise UsageError if it is neither."""
+        if self.is_text:
+            return self.text
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            raise UsageError(f"The argument {self.name!r} must be JSON, such as 42, true or [1, 2]: {error}.") from None
+
+
+async def page(visit: Visit) -> Response:
+    """The form."""
+    if "enqueue" not in visit.viewer.may:
+        raise Refused(403, OFF)
+    if name := visit.text("queue"):
+        visit.queue(name)
+    await look(visit)  # for the header
+    return _form(visit, "", 200)
+
+
+def _form(visit: Visit, why: str, status: int) -> Response:
+    """Return the form with what was typed, and what is wrong with it."""
+    if why and visit.by_token:
+        return JSONResponse({"error": why}, status)
+    name = visit.text("queue").strip()
+    given = {field: visit.text(field) for field in ("id", "delay")}
+    fields = _fields(visit, _definition(visit, name))
+    return visit.page(
+        "new.html", status, live="", queue=name, fields=fields, payload=_typed(visit, PAYLOAD), why=why, **given
+    )
+
+
+def _typed(visit: Visit, name: str) -> str:
+    """Return a field that may be long. Browsers end lines of a text with two characters."""
+    return dict(visit.form).get(name, "").replace("\r\n", "\n")
+
+
+def _definition(visit: Visit, name: str) -> FunctionDefinition | None:
+    function = visit.functions.get(name)
+    return None if function is None else definition_of(function)
+
+
+def _fields(visit: Visit, definition: FunctionDefinition | None) -> Sequence[Field]:
+    """Return a field for each argument; none if there is no function, or it takes any arguments."""
+    if definition is None:
+        return ()
+    parameters = inspect.signature(definition.fn).parameters.values()
+    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters):
+        return ()
+    return [_field(each, _typed(visit, f"{ARGUMENT}{each.name}")) for each in parameters]
+
+
+def _field(parameter: inspect.Parameter, text: str) -> Field:
+    hint, default = parameter.annotation, parameter.default
+    kind = "" if hint is parameter.empty else hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+    needed = default is parameter.empty
+    return Field(parameter.name, kind, "" if needed else repr(default)[:100], text, kind == "str", needed)
+
+
+def _payload(visit: Visit, name: str) -> bytes:
+    """Return the payload that was typed. Raise UsageError if the queue's function cannot take it."""
+    definition = _definition(visit, name)
+    fields = _fields(visit, definition)
+    if fields:
+        values = {each.name: each.value() for each in fields if each.text or (each.needed and each.is_text)}
+        missing = [each.name for each in fields if each.needed and each.name not in values]
+        if missing:
+            raise UsageError(f"The argument {missing[0]!r} needs a value.")
+        only = definition is not None and definition.codec.payload_is_argument
+        payload = encode_json(next(iter(values.values())) if only else values)
+    else:
+        payload = _typed(visit, PAYLOAD).encode()
+    if definition is not None:
+        try:
+            definition.codec.decode(payload)
+        except Broken as error:
+            raise UsageError(f"A worker could not decode this: {error}") from None
+    return payload
+
+
+def _delay(visit: Visit) -> float | None:
+    text = visit.text("delay").strip()
+    if not text:
+        return None
+    if not text.isascii() or not text.replace(".", "", 1).isdigit() or float(text) > LONGEST_DELAY:
+        raise UsageError("The delay must be a number of seconds, at most a year, such as 90 or 0.5.")
+    return float(text)
+
+
+async def create(visit: Visit) -> Response:
+    """Enqueue what was typed: a plain task, or a job if there is an id or a delay."""
+    name = visit.text("queue").strip()
+    try:
+        queue, job = visit.queue(name), await _enqueued(visit, name)
+    except Unavailable as error:
+        return _form(visit, notice(UNSENT if error.sent is False else UNKNOWN), 503)
+    except WorqrError as error:
+        return _form(visit, escape(str(error)), 400)
+    await note(visit, "enqueued", queue.name, [job] if job else [], 1)
+    if visit.by_token:
+        return JSONResponse({"outcome": notice(NEW), "id": job or None})
+    target = partial(visit.link, "/job", queue=name, id=job) if job else partial(visit.link, "/queue", name=name)
+    return RedirectResponse(target(done=NEW), 303)
+
+
+async def _enqueued(visit: Visit, name: str) -> str:
+    """Enqueue it. Return the id of the job; empty for a plain task."""
+    queue, payload = visit.queue(name), _payload(visit, name)
+    given = {"id": visit.text("id").strip() or None, "delay": _delay(visit)}
+    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    if not options:
+        await queue.enqueue(payload)
+        return ""
+    return (await queue.dispatch(payload, if_exists="raise", **options)).id
