@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import worqr
+from tests.dashboard.conftest import Site
 from worqr.dashboard.payloads import HEAD, HIDDEN, LINE, Redactor
+from worqr.errors import UsageError
 
 REDACTOR = Redactor()
 SECRET = "s3cr3t"
@@ -31,6 +34,50 @@ def test_values_of_secret_keys_are_hidden_at_any_depth(value: Any) -> None:
     assert SECRET not in shown.text + shown.line
     assert HIDDEN in shown.text
     assert (shown.kind, shown.cut, shown.note) == ("JSON", False, "")
+
+
+def unpacked(queue: str, data: bytes) -> str:
+    if queue != "packed":
+        raise KeyError(queue)
+    return data[::-1].decode()
+
+
+def test_a_function_of_the_application_makes_payloads_readable() -> None:
+    redactor = Redactor(show=unpacked)
+    stored = json.dumps({"password": SECRET, "city": "Tromso"}).encode()[::-1]
+    shown = redactor.payload(stored, queue="packed")
+    assert (shown.kind, shown.size, shown.note) == ("JSON", len(stored), "")
+    assert "Tromso" in shown.text
+    assert SECRET not in shown.text + shown.line, "it is redacted like any payload"
+    for part in (
+        redactor.payload(stored[:10], len(stored), queue="packed"),
+        redactor.payload(stored, cut=True, queue="packed"),
+    ):
+        assert "Tromso" not in part.text, "a part cannot be unpacked"
+        assert part.cut
+    large = redactor.payload(b"x" * HEAD * 2, queue="packed")
+    assert (large.cut, large.size) == (True, HEAD * 2)
+    failed = redactor.payload(b"abc", queue="other")
+    assert (failed.kind, failed.text) == ("text", "abc")
+    assert "raised KeyError" in failed.note
+    assert Redactor(mode="never", show=unpacked).payload(stored, queue="packed").kind == "hidden"
+    with pytest.raises(UsageError, match="show must be a function"):
+        Redactor(show="decrypt")  # type: ignore[arg-type]
+
+
+@pytest.mark.leaves("*")
+async def test_every_page_names_the_queue_to_the_function(connected: worqr.Mesh) -> None:
+    site = Site(connected, options={"show": lambda queue, data: f"{queue} has {data[::-1].decode()}"})
+    queue = connected.queue("mails")
+    await queue.dispatch(b"cba", id="one")
+    for address in (
+        "/queue?name=mails",
+        "/job?queue=mails&id=one",
+        "/api/v1/tasks?queue=mails",
+        "/api/v1/job?queue=mails&id=one",
+    ):
+        assert "mails has abc" in (await site.ask("GET", address)).text, address
+    await queue.cancel_all()
 
 
 def test_what_follows_a_secret_is_shown() -> None:

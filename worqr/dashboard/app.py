@@ -32,7 +32,7 @@ from worqr.dashboard.guard import (
 )
 from worqr.dashboard.looks import Looks
 from worqr.dashboard.pages import FOLDER, Pages
-from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor
+from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor, Show
 from worqr.dashboard.routes import ROUTES, Route
 from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Answer, Visit
@@ -76,6 +76,9 @@ class Dashboard:
         payloads: ``"redacted"``: show the beginning of payloads, with secrets hidden. ``"never"``: show none. ``"full"``: hide
             nothing.
         redact: A regular expression of the keys whose values are secret, in place of the default.
+        show: A function of the name of a queue and a payload, which returns the payload as a text that people can read: for
+            encrypted or packed payloads. What it returns is redacted like any other payload. It gets whole payloads of at most
+            4 KiB, and of the lists of tasks those below 100 bytes.
         allow_enqueue: Let viewers with the right ``enqueue`` put tasks into queues by hand.
         trace_url: The address of a trace in your tracing system, with ``{trace_id}`` in it. The page of a job that was sent
             with a trace then links to it.
@@ -96,6 +99,7 @@ class Dashboard:
         login_url: str | None = None,
         payloads: Mode = "redacted",
         redact: str = SECRET_NAMES,
+        show: Show | None = None,
         allow_enqueue: bool = False,
         trace_url: str = "",
     ) -> None:
@@ -109,7 +113,7 @@ class Dashboard:
         self._allow_enqueue = allow_enqueue
         self._declarations = declarations_of(mesh)
         self._login_url = login_url
-        self._redactor = Redactor(redact, payloads)
+        self._redactor = Redactor(redact, payloads, show)
         self._pages = Pages(_names_of(self._mesh), self._redactor, TraceLinks(trace_url))
         self._looks = Looks()
         self._bulk_acts = BulkActs(partial(side_mesh, mesh, "dashboard", PATIENCE, url))

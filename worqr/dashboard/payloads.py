@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from worqr.errors import UsageError
@@ -27,6 +27,8 @@ HEX_LINES: Final = 32
 SECRET_NAMES: Final = r"password|passwd|secret|token|api[_-]?key|authorization|cookie|card|iban|ssn"  # noqa: S105 - names of secrets
 """The values of keys that contain one of these are hidden, in any case."""
 
+Show = Callable[[str, bytes], str | bytes]
+"""Makes a payload readable, given the name of its queue and the stored bytes."""
 Kind = Literal["JSON", "text", "binary", "empty", "hidden"]
 Mode = Literal["redacted", "never", "full"]
 
@@ -56,11 +58,15 @@ class Redactor:
     Args:
         names: a regular expression; values of keys that contain it are hidden.
         mode: ``redacted``, ``full`` (nothing is hidden), or ``never`` (payloads and error texts are hidden).
+        show: the application's function, which makes a payload readable.
     """
 
-    def __init__(self, names: str = SECRET_NAMES, mode: Mode = "redacted") -> None:
-        """Raise UsageError if `names` is not a regular expression."""
+    def __init__(self, names: str = SECRET_NAMES, mode: Mode = "redacted", show: Show | None = None) -> None:
+        """Raise UsageError if `names` is not a regular expression, or `show` is not a function."""
+        if show is not None and not callable(show):
+            raise UsageError(f"show must be a function of a queue's name and a payload, not {show!r}")
         self.mode: Mode = mode
+        self._show = show
         try:
             self._names = re.compile(names, re.IGNORECASE)
         except re.error as error:
@@ -71,15 +77,30 @@ class Redactor:
             rf"((?:bearer|basic) \S+|\"[^\"]*\"|'[^']*'|[^\s,;&]+)"
         )
 
-    def payload(self, data: bytes, size: int | None = None, *, cut: bool = False) -> Shown:
+    def payload(self, data: bytes, size: int | None = None, *, cut: bool = False, queue: str = "") -> Shown:
         """Return the first bytes of a payload for a page.
+
+        A whole payload goes through the application's `show` first. Of a payload that is cut, or that `show` cannot read, the
+        stored bytes are shown.
 
         Args:
             data: the payload, or its beginning.
             size: the size of the whole payload; None: `data` is the whole, unless `cut`.
             cut: `data` is the beginning of a payload of unknown size.
+            queue: the name of its queue.
         """
         total = len(data) if size is None else size
+        if self._show is None or self.mode == "never" or not data or cut or total > len(data):
+            return self._stored(data, total, cut=cut)
+        try:
+            readable = self._show(queue, data)
+            found = readable.encode() if isinstance(readable, str) else bytes(readable)
+        except Exception as error:
+            note = f"show= of the dashboard raised {type(error).__name__}, so this is what is stored."
+            return replace(self._stored(data, total), note=note)
+        return replace(self._stored(found, len(found)), size=total)
+
+    def _stored(self, data: bytes, total: int, *, cut: bool = False) -> Shown:
         head = data[:HEAD]
         cut = cut or total > len(head)
         if self.mode == "never":

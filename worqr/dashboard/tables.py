@@ -239,7 +239,7 @@ def task_row(queue: str, task: TaskInfo, redactor: Redactor) -> Row:
         "deadline": task.deadline,
         "cancelling": task.cancelling,
         "size": task.size,
-        "payload": redactor.payload(task.task, task.size).line,
+        "payload": redactor.payload(task.task, task.size, queue=queue).line,
     }
 
 
@@ -257,7 +257,7 @@ def record_row(record: Failed, redactor: Redactor) -> Row:
         "worker": record.worker,
         "meta": {name: redactor.meta(name, value) for name, value in record.meta.items()},
         "size": record.size,
-        "payload": redactor.payload(record.task, record.size).line,
+        "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
     }
 
 
@@ -298,7 +298,7 @@ def job_fields(record: JobRecord, redactor: Redactor) -> Row:
         "options": dict(record.options),
         "meta": {name: redactor.meta(name, value) for name, value in record.meta.items()},
         "size": record.size,
-        "payload": redactor.payload(record.task, record.size).line,
+        "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
         "tries": [_try(each, redactor) for each in record.tries],
         "dead_letters": [record_row(each, redactor) for each in record.dead_letters],
     }
