@@ -118,7 +118,7 @@ class Browser:
 async def open_dashboard(server: EmbeddedServer) -> AsyncGenerator[Browser]:
     """``worqr dashboard`` in a process of its own."""
     path = os.pathsep.join(filter(None, (os.fspath(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "worqr", "dashboard", "--url", f"unix://{server.socket_path}"]
+    command = [sys.executable, "-m", "worqr", "dashboard", "--allow-enqueue", "--url", f"unix://{server.socket_path}"]
     process = await trio.lowlevel.open_process(
         [*command, "--bind", f"127.0.0.1:{free_port()}"],
         stdout=subprocess.PIPE,
@@ -208,7 +208,7 @@ async def batches_of(server: EmbeddedServer, address: str) -> float:
     """Return how many batches a dashboard that has just started sends for a page."""
     from worqr.dashboard import Dashboard, admin
 
-    app = Dashboard(worqr.Mesh(f"unix://{server.socket_path}"), access=lambda scope: admin("ada"))
+    app = Dashboard(worqr.Mesh(f"unix://{server.socket_path}"), access=lambda scope: admin("ada"), allow_enqueue=True)
     path, _, query = address.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
 

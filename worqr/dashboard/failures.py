@@ -42,13 +42,13 @@ async def failed(visit: Visit) -> Response:
     async def newest(name: str) -> tuple[list[Failed], str]:
         return await unless_refused(partial(visit.mesh.queue(name).failed.list, 1), list[Failed]())
 
-    calls: list[Callable[[], Awaitable[Any]]] = [
-        partial(gathered, [partial(newest, info.name) for info in shown]),
-        partial(read_sparklines, visit, [info.name for info in shown], DAY, "failed", "Failed"),
-    ]
+    names = [info.name for info in shown]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(newest, name) for name in names]
+    calls.append(partial(read_sparklines, visit, names, DAY, "failed", "Failed"))
     if visit.text("count") == "errors":
         calls.append(partial(read_counts, visit, names_to_count(state), "failed"))
-    newests, sparks, *counted = await gathered(calls)
+    found_all = await gathered(calls)  # all of them at once, so that they are one batch
+    newests, (sparks, *counted) = found_all[: len(names)], found_all[len(names) :]
     return visit.page(
         "failed.html",
         live=visit.link("/live", view="failed", count=visit.text("count")),

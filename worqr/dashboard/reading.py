@@ -292,20 +292,25 @@ async def search(visit: Visit) -> Response:
     found: list[tuple[str, str, Status]] = []
     names: list[str] = []
     if word:
-        found, state = await with_state(visit, partial(_jobs_called, visit, word))
+        calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), *_searches(visit, word)]
+        state, *lists = await gathered(calls)
+        found = [each for some in lists for each in some]
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
     shown, left_out = found[:PAGE], max(len(found) - PAGE, 0)
     return visit.page("search.html", live="", word=word, found=shown, left_out=left_out, names=names)
 
 
-async def _jobs_called(visit: Visit, word: str) -> list[tuple[str, str, Status]]:
-    """Return the queues that know a job of this id, the id and its status there; ``QUEUE:ID`` means one queue."""
+Found = list[tuple[str, str, Status]]
 
-    async def everywhere() -> list[tuple[str, str, Status]]:
+
+def _searches(visit: Visit, word: str) -> list[Callable[[], Awaitable[Found]]]:
+    """Return the calls that look for a job: in all queues, and in one for ``QUEUE:ID``. Each returns queues, ids and statuses."""
+
+    async def everywhere() -> Found:
         statuses = await visit.mesh.find(word)
         return [(name, word, status) for name, status in statuses.items() if visit.viewer.sees(name)]
 
-    async def in_queue(name: str, id: str) -> list[tuple[str, str, Status]]:
+    async def in_queue(name: str, id: str) -> Found:
         try:
             status = await visit.mesh.queue(name).job(id).status()
         except UsageError:  # the name of no queue, or the id of no job
@@ -313,6 +318,5 @@ async def _jobs_called(visit: Visit, word: str) -> list[tuple[str, str, Status]]
         return [(name, id, status)] if status.state != "gone" else []
 
     splits = [(word[:place], word[place + 1 :]) for place, letter in enumerate(word) if letter == ":"][:MOST_COLONS]
-    calls: list[Callable[[], Awaitable[list[tuple[str, str, Status]]]]] = [everywhere]
-    calls += [partial(in_queue, name, rest) for name, rest in splits if name and rest and visit.viewer.sees(name)]
-    return [each for found in await gathered(calls) for each in found]
+    named = [partial(in_queue, name, rest) for name, rest in splits if name and rest and visit.viewer.sees(name)]
+    return [everywhere, *named]
