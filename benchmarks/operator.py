@@ -43,13 +43,13 @@ PLAIN: Final = ("/", "/running", "/failed", "/schedules", "/log", "/server", "/b
 TABLES: Final = ("queues", "running", "workers", "schedules", "log")
 ADDRESSES: Final = {
     **dict.fromkeys((*PLAIN, *(f"/api/v1/{name}" for name in TABLES)), ("",)),
-    **dict.fromkeys(("/api/v1/tasks", "/api/v1/dead-letters"), (f"queue={FIRST}&limit=200",)),
+    **dict.fromkeys(("/api/v1/tasks", "/api/v1/dead-letters", "/api/v1/ended"), (f"queue={FIRST}&limit=200",)),
     "/api/v1/scale": (f"queue={FIRST}",),
     "/api/v1/job": (f"queue={FIRST}&id={FIRST}-job-7",),
     "/queues": ("", "page=20&sort=name", "sort=waiting", "q=queue-09"),
     "/queue": (
         f"name={FIRST}",
-        *(f"name={FIRST}&tab={tab}" for tab in ("scheduled", "running", "failed", "failed&count=errors")),
+        *(f"name={FIRST}&tab={tab}" for tab in ("scheduled", "running", "failed", "failed&count=errors", "ended")),
     ),
     "/job": (f"queue={FIRST}&id={FIRST}-job-7", f"queue={FIRST}&id=failed-7"),
     "/payload": (f"queue={FIRST}&id={FIRST}-job-7",),

@@ -54,7 +54,7 @@ OPERATORS_ONLY = {
         "list_workers",
     ),
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
-    *("list_events", "read_history", "read_runs"),
+    *("list_events", "read_history", "read_runs", "list_ended"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
     "ask_worker",
 }
@@ -90,7 +90,7 @@ SCRIPTS = {
             "job_status",
         ),
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
-        *("read_snapshot", "list_events", "read_history", "read_runs"),
+        *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended"),
     },
 }
 """What the programs of each role send."""
@@ -560,6 +560,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "payload": lambda queue: queue.payload("waits"),
         "peek": lambda queue: queue.peek(),
         "history": lambda queue: queue.history(),
+        "recent": lambda queue: queue.recent(),
         "read": lambda queue: queue.read("runs", payload=True),
         "running": lambda queue: queue.running(),
         "tasks": lambda queue: queue.tasks(),
@@ -840,7 +841,7 @@ def test_and_for_every_kind_of_key() -> None:
     assert {name for name, key in known.items() if key not in words} == {
         *("cancel_channel", "cancelled_channel"),
         "event_ids_channel",  # without the right to it, events have no ids
-        "runs",  # and runs are not counted
+        *("runs", "recent"),  # and runs are neither counted nor kept
     }
     assert {word for word in words if word.startswith(KEYS.base)} <= set(known.values())
 

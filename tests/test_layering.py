@@ -26,6 +26,7 @@ LAYERS = (
         "snapshots",
         "queue_age",
         "run_counts",
+        "ended_runs",
         "history",
         "history_records",
         "remote_error",

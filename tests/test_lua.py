@@ -293,6 +293,7 @@ def test_unpack_is_bounded() -> None:
     found = {(stem, each) for stem in STEMS for each in re.findall(r"unpack\(([^)]*)\)", read(stem).body)}
     assert found == {
         ("_claim", "claims, from, math.min(from + 999, #claims"),
+        ("note_runs", "lines"),  # of ended runs: 1000
         ("_producer", "kept[1]"),  # cmsgpack's
         ("_job", "kept"),  # of twelve fields
         ("_history", "fields"),  # 38 at most

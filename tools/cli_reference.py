@@ -36,6 +36,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr workers": ("worqr workers",),
     "worqr log": ("worqr log", "worqr log --kind dead --kind recovered --json", "worqr log --queue mails --follow"),
     "worqr history": ("worqr history mails", "worqr history mails --minutes 1440 --json"),
+    "worqr recent": ("worqr recent mails", "worqr recent mails --limit 20 --json"),
     "worqr info": ("worqr info", "worqr info --json"),
     "worqr workers evict": ("worqr workers evict shop:51924699",),
     "worqr running": ("worqr running", "worqr running reports --json"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.queue import Queue as Queue
     from worqr.cron import Schedule as Schedule
     from worqr.cron import ScheduleOverride as ScheduleOverride
+    from worqr.ended_runs import EndedRun as EndedRun
     from worqr.errors import ClaimLost as ClaimLost
     from worqr.errors import ClaimSettled as ClaimSettled
     from worqr.errors import Duplicate as Duplicate
@@ -94,6 +95,7 @@ _HOMES = {
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
     "worqr.cron": "Schedule ScheduleOverride",
+    "worqr.ended_runs": "EndedRun",
     "worqr.errors": (
         "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge "
         "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"

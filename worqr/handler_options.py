@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypedDict
 
+from worqr.ended_runs import MOST_RECENT
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.policy import Policy, RetryPolicy, retry_fields
@@ -65,6 +66,8 @@ class HandlerOptions(TypedDict, total=False):
     """
     result_ttl: Seconds | None
     """Seconds, at least 0, to keep the result of a job. Default: None, it is not kept."""
+    recent: int
+    """How many of the runs that ended last the queue keeps for a day, 0 to 1000, for ``queue.recent()``. Default: 0."""
     max_length: int | None
     """An enqueue or dispatch raises `QueueFull` if this many tasks wait, at least 1. Only for ``@mesh.task``. Default: None, no
     limit.
@@ -92,6 +95,7 @@ class Handling:
     priority: int = 100
     on_failure: Callable[[Failed], object] | None = None
     runs_in: RunsIn | None = None
+    recent: int = 0
     max_length: int | None = None
     shards: int = 1
 
@@ -119,6 +123,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     found |= {name: options[name] for name in ("size", "priority") if name in options}
     for name, value in found.items():
         check_count(value, f"{name} of {where}")
+    found["recent"] = _check_recent(options.get("recent", 0))
     found["shards"] = check_shards(options.get("shards", 1))
     runs_in = options.get("runs_in")
     if runs_in is not None and runs_in not in RUNS_IN:
@@ -134,6 +139,13 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         on_failure=on_failure is not None,
     )
     return Handling(policy, _failing(options), on_failure=on_failure, runs_in=runs_in, **found)
+
+
+def _check_recent(number: object) -> int:
+    """Return how many ended runs a queue keeps. Raise UsageError if that is no number, or too many."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_RECENT:
+        raise UsageError(f"recent must be a whole number of runs, 0 to {MOST_RECENT:,}, not {number!r}")
+    return number
 
 
 def _failing(options: Mapping[str, Any]) -> Policy | None:

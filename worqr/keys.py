@@ -130,6 +130,13 @@ class QueueKeys:
         return f"{self.base}:runs"
 
     @property
+    def recent(self) -> str:
+        """LIST of the runs that ended last (`worqr.ended_runs`), the last one first, expires a day after it; only with
+        ``serve(recent=...)``.
+        """
+        return f"{self.base}:recent"
+
+    @property
     def history(self) -> str:
         """STRING: a ring of records, one for each of the last 480 minutes (`worqr.history_records`); expires 7 to 8 days after
         the last one.

@@ -6,8 +6,8 @@ are counted in buckets. So quantiles of a whole mesh can be computed from the su
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 OUTCOMES: Final = ("ok", "raised", "timeout", "cancelled", "lost")
@@ -69,13 +69,18 @@ def waited_ms(record: Mapping[bytes, bytes], fence: int) -> int | None:
 
 
 class RunCounts:
-    """The counts of the runs of one queue that were not sent yet."""
+    """The counts of the runs of one queue that were not sent yet, and the last of these runs, if the queue keeps some.
 
-    __slots__ = ("_counts", "_run_seconds")
+    Args:
+        keep: how many of the last runs the queue keeps.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_counts", "_ended", "_run_seconds")
+
+    def __init__(self, keep: int = 0) -> None:
         self._counts: Counter[str] = Counter()
         self._run_seconds: float = 0.0
+        self._ended: deque[bytes] = deque(maxlen=keep)
 
     def __bool__(self) -> bool:
         return bool(self._counts)
@@ -106,18 +111,25 @@ class RunCounts:
         for size in set(sizes):
             counts[WAIT_FIELDS[_wait_bucket_of(size)]] += sizes.count(size)
 
-    def take(self) -> dict[str, int]:
-        """Return the counts by field, and begin anew. A fraction of a millisecond stays for the next time."""
+    def keep(self, runs: Iterable[bytes]) -> None:
+        """Keep runs that have ended, as they are stored (`worqr.ended_runs`). The last ones stay if there are too many."""
+        self._ended.extend(runs)
+
+    def take(self) -> tuple[dict[str, int], tuple[bytes, ...]]:
+        """Return the counts by field, and the kept runs, and begin anew. A fraction of a millisecond stays for the next time."""
         taken: dict[str, int] = dict(self._counts)
         ms = int(self._run_seconds * 1000)
         if ms > 0:
             taken[RUN_SUM] = ms
             self._run_seconds -= ms / 1000
         self._counts.clear()
-        return taken
+        ended = tuple(self._ended)
+        self._ended.clear()
+        return taken, ended
 
-    def put_back(self, taken: Mapping[str, int]) -> None:
-        """Add counts that could not be sent."""
+    def put_back(self, taken: Mapping[str, int], ended: Sequence[bytes] = ()) -> None:
+        """Add counts that could not be sent, and runs that ended before those that are kept."""
+        self._ended = deque([*ended, *self._ended], self._ended.maxlen)
         for field, n in taken.items():
             if field == RUN_SUM:
                 self._run_seconds += n / 1000

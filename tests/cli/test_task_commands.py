@@ -146,3 +146,30 @@ async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr
 @pytest.mark.parametrize("words", [("status",), ("jobs",)])
 async def test_what_is_missing_is_wrong_use(beside: Beside, words: tuple[str, ...]) -> None:
     assert (await beside(*words)).code == 2
+
+
+@pytest.mark.leaves("{mails}:recent", "{mails}:failed", "{mails}:aside*")
+async def test_the_runs_that_ended_last_are_listed(beside: Beside, mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        if task == b"bad":
+            raise worqr.Failure("as told")
+
+    async with serving(mesh, "mails", handler, recent=10) as peer:
+        assert "recent=100" in (await beside("recent", "mails")).err
+        assert "no queue 'mail' is in use; did you mean 'mails'?" in (await beside("recent", "mail")).err
+        q = mesh.queue("mails")
+        await q.enqueue(b"plain")
+        await eventually(lambda: ended(q), 1)
+        await q.dispatch(b"bad", id="mail-7")
+        await eventually(lambda: ended(q), 2)
+        header, *listed = (await beside("recent", "mails")).lines
+        assert header.split() == ["id", "claim", "outcome", "started", "took", "worker", "error"]
+        assert [line.split()[0] for line in listed] == ["mail-7", "-"]
+        assert listed[0].endswith("worqr.policy.Failure")
+        (found,) = (await beside("recent", "mails", "--limit", "1", "--json")).json
+        assert (found["queue"], found["id"], found["outcome"], found["worker"]) == ("mails", "mail-7", "raised", peer.id)
+        assert found["error"] == "worqr.policy.Failure"
+
+
+async def ended(q: worqr.Queue) -> int:
+    return len(await q.recent())

@@ -28,6 +28,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
         {"name": "{failing}", "tab": "failed"},
         {"name": "{failing}", "tab": "failed", "count": "errors"},
         {"name": "{typed}", "tab": "broken"},
+        {"name": "{failing}", "tab": "ended"},
     ],
     "/job": [
         {"queue": "{queue}", "id": "{job}"},
@@ -49,6 +50,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
         {"queue": "{slow}", "state": "running", "format": "csv"},
     ],
     "/api/v1/running": [{}, {"worker": "{worker}", "format": "csv"}],
+    "/api/v1/ended": [{"queue": "{failing}"}, {"queue": "{failing}", "format": "csv"}],
     "/api/v1/dead-letters": [
         {"queue": "{failing}", "list": "failed"},
         {"queue": "{typed}", "list": "broken", "format": "csv"},
@@ -147,7 +149,7 @@ async def open_scene(
 
     mesh.every(86_400, mesh.call(names["typed"], number=1), name=texts.schedule)
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
-        await nursery.start(partial(peer.serve, result_ttl=60), names["failing"], fails)
+        await nursery.start(partial(peer.serve, result_ttl=60, recent=100), names["failing"], fails)
         await nursery.start(peer.serve, names["slow"], runs)
         await _fill(mesh, names, texts)
         yield Scene(mesh, texts, peer.id)
@@ -165,7 +167,7 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
     await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)
     await mesh.queue(names["slow"]).enqueue(texts.payload)
     with trio.fail_after(PATIENCE):
-        while (await mesh.queue(names["failing"]).info()).failed < 1:
+        while not await mesh.queue(names["failing"]).recent():
             await trio.sleep(0.01)
         while (await mesh.queue(names["typed"]).info()).broken < 1:
             await trio.sleep(0.01)

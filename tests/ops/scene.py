@@ -153,6 +153,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_running": lambda q, g, scene: ops.list_running(q),
     "list_schedules": lambda q, g, scene: ops.list_schedules(g),
     "list_shards": lambda q, g, scene: ops.list_shards(g),
+    "list_ended": lambda q, g, scene: ops.list_ended(q, 9),
     "list_events": lambda q, g, scene: ops.list_events(g, 9),
     "list_jobs": lambda q, g, scene: ops.list_jobs(q, "waiting"),
     "list_tasks": lambda q, g, scene: ops.list_tasks(q, 9),
@@ -165,7 +166,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, "A", [(scene.raw, 0.5, "half"), (scene.twin, None, "some"), (1, 1.0, "gone")]
     ),
     "note_queues": lambda q, g, scene: ops.note_queues(g, ["Q3"]),
-    "note_runs": lambda q, g, scene: ops.note_runs(q, "A", 100, {"ok": 2, "r3": 2, "rs": 9}),
+    "note_runs": lambda q, g, scene: ops.note_runs(
+        q, "A", 100, {"ok": 2, "r3": 2, "rs": 9}, [b'[1,null,"ok",2,"A",""]'], 9
+    ),
     "ask_worker": lambda q, g, scene: ops.ask_worker(g, "A", "quiet", "5"),
     "override_schedule": lambda q, g, scene: ops.override_schedule(g, "s", b"other times"),
     "pause": lambda q, g, scene: ops.pause(q, "why"),

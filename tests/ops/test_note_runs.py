@@ -88,3 +88,58 @@ def test_the_expiry_is_renewed_in_the_second_half_only(desk: Desk) -> None:
     desk.client.expire(desk.q.runs, 10 * 24 * 3600)
     note(desk, number=3)
     assert desk.client.ttl(desk.q.runs) > 29 * 24 * 3600
+
+
+# The runs that ended last
+
+
+def note_ended(desk: Desk, *runs: bytes, number: int = 1, keep: int = 3) -> list[bytes]:
+    return desk.send(ops.note_runs(desk.q, "A", number, {"ok": len(runs)}, runs, keep))
+
+
+def test_ended_runs_are_kept_the_last_one_first(desk: Desk) -> None:
+    desk.enter("A")
+    before = desk.state()
+    assert note_ended(desk, b"1", b"2") == [b"ok"]
+    assert note_ended(desk, b"3", b"4", number=2) == [b"ok"]
+    kept = {":runs": Expires({"ok": "4"}), ":recent": Expires([b"4", b"3", b"2"])}
+    assert desk.state() == {**before, ":policy:A": policy(noted=2), **kept}
+    assert 86_390 <= desk.client.ttl(desk.q.recent) <= 86_400
+    assert desk.call(ops.list_ended(desk.q, 2)) == [b"4", b"3"]
+
+
+def test_ended_runs_that_come_twice_or_late_are_stored_once(desk: Desk) -> None:
+    desk.enter("A")
+    note_ended(desk, b"1", number=7)
+    with desk.nothing_changes():
+        assert note_ended(desk, b"1", number=7) == [b"ok"]
+        assert note_ended(desk, b"0", number=6) == [b"ok"]
+
+
+def test_a_former_worker_stores_no_ended_runs(desk: Desk) -> None:
+    desk.enter("A")
+    desk.call(ops.fail_worker(desk.q, "A"))
+    with desk.nothing_changes():
+        assert note_ended(desk, b"1") == [b"gone"]
+
+
+def test_a_foreign_value_over_the_ended_runs_keeps_the_counts_and_stays(desk: Desk) -> None:
+    desk.enter("A")
+    desk.client.set(desk.q.recent, "mine")
+    assert note_ended(desk, b"1") == [b"ok"]
+    assert desk.client.get(desk.q.recent) == b"mine"
+    assert desk.state()[":runs"] == Expires({"ok": "1"})
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        desk.send(ops.list_ended(desk.q, 9))
+
+
+def test_a_queue_without_ended_runs_lists_none(desk: Desk) -> None:
+    desk.client.delete(desk.q.counts)
+    assert desk.call(ops.list_ended(desk.q, 9)) == []
+    assert desk.state() == {}
+
+
+def test_the_most_runs_that_a_request_has_fit_the_stack_of_a_script(desk: Desk) -> None:
+    desk.enter("A")
+    assert note_ended(desk, *[b"%d" % n for n in range(ops.MAX_ITEMS)], keep=ops.MAX_ITEMS) == [b"ok"]
+    assert desk.call(ops.list_ended(desk.q, 5000))[:2] == [b"999", b"998"]

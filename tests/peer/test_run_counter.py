@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -158,6 +159,7 @@ class Consumer:
     def __init__(self, name: str) -> None:
         self.keys = QueueKeys("t", name)
         self.queue = name
+        self.recent = 0
         self.registration: Registration | None = Registration("w")
         self.lifecycle = Lifecycle()
 
@@ -167,6 +169,7 @@ class Desk:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.sent: list[tuple[str, dict[str, int]]] = []
+        self.ended: list[list[bytes]] = []
         self.counter = RunCounter(self)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         self._answers: list[Callable[..., None]] = []
         nursery.start_soon(self.counter.send_forever)
@@ -175,7 +178,8 @@ class Desk:
         return trio.CancelScope()
 
     def post(self, call: Any, deliver: Callable[..., None], **_options: Any) -> None:
-        _, *flat = call.args
+        _, _, lines, *flat = call.args
+        self.ended.append(lines.splitlines())
         name = call.base.partition("{")[2].rstrip("}")
         self.sent.append((name, dict(zip(flat[::2], flat[1::2], strict=True))))
         self._answers.append(deliver)
@@ -194,14 +198,16 @@ async def desk(nursery: trio.Nursery) -> Desk:
     return Desk(nursery)
 
 
-def returned(began: float = 0.0) -> Any:
-    return SimpleNamespace(began=began, cancel_reason=None, record=None, fence=1)
+def a_run(consumer: Consumer, fence: int = 1) -> Any:
+    return SimpleNamespace(
+        host=consumer, registration=consumer.registration, began=0.0, cancel_reason=None, record=None, fence=fence
+    )
 
 
 async def test_nothing_is_sent_while_no_run_ends(autojump_clock: MockClock, desk: Desk, consumer: Consumer) -> None:
     await trio.sleep(1000)
     assert desk.sent == []
-    desk.counter.ended(consumer, "raised")
+    desk.counter.ended(a_run(consumer), "raised")
     await trio.sleep(2 * SEND_EVERY)
     desk.answer()
     await trio.sleep(1000)
@@ -212,7 +218,7 @@ async def test_a_queue_is_sent_once_a_second_and_never_twice_at_the_same_time(
     autojump_clock: MockClock, desk: Desk, consumer: Consumer
 ) -> None:
     for _ in range(300):
-        desk.counter.ended(consumer, "raised")
+        desk.counter.ended(a_run(consumer), "raised")
         await trio.sleep(SEND_EVERY / 100)
     assert len(desk.sent) == 1
     desk.answer()
@@ -225,10 +231,10 @@ async def test_a_queue_is_sent_once_a_second_and_never_twice_at_the_same_time(
 async def test_counts_that_the_server_refuses_are_sent_again(
     autojump_clock: MockClock, desk: Desk, consumer: Consumer
 ) -> None:
-    desk.counter.ended(consumer, "raised")
+    desk.counter.ended(a_run(consumer), "raised")
     await trio.sleep(2 * SEND_EVERY)
     desk.answer(None, RefusedByServer("OOM"))
-    desk.counter.ended(consumer, "raised")
+    desk.counter.ended(a_run(consumer), "raised")
     await trio.sleep(2 * SEND_EVERY)
     assert desk.sent == [("Q1", {"raised": 1}), ("Q1", {"raised": 2})]
     assert desk.counter.lost == 0
@@ -238,7 +244,7 @@ async def test_counts_that_the_server_refuses_are_sent_again(
 async def test_counts_of_a_dead_registration_are_sent_by_the_next(
     autojump_clock: MockClock, desk: Desk, consumer: Consumer, word: str | None, failure: Exception | None
 ) -> None:
-    desk.counter.ended(consumer, "lost")
+    desk.counter.ended(a_run(consumer), "lost")
     await trio.sleep(2 * SEND_EVERY)
     assert consumer.registration is not None
     consumer.registration.end()
@@ -253,9 +259,9 @@ async def test_counts_of_a_dead_registration_are_sent_by_the_next(
 async def test_counts_that_cannot_be_sent_any_more_are_counted(
     autojump_clock: MockClock, desk: Desk, consumer: Consumer
 ) -> None:
-    desk.counter.ended(consumer, "raised")
+    desk.counter.ended(a_run(consumer), "raised")
     desk.counter.leaves(consumer)
-    desk.counter.ended(consumer, "raised")
+    desk.counter.ended(a_run(consumer), "raised")
     desk.counter.left(consumer)
     consumer.lifecycle.drain()
     consumer.lifecycle.leave()
@@ -267,9 +273,100 @@ async def test_counts_that_cannot_be_sent_any_more_are_counted(
 
 async def test_of_very_many_queues_some_are_sent_each_second(autojump_clock: MockClock, desk: Desk) -> None:
     for n in range(250):
-        desk.counter.returned(Consumer(f"Q{n}"), [returned()])
+        desk.counter.returned(one := Consumer(f"Q{n}"), [a_run(one)])
     for sent in (100, 200, 250):
         await trio.sleep(SEND_EVERY * 1.01)
         assert len(desk.sent) == sent
     assert QUEUES_AT_ONCE == 100
     assert len({name for name, _ in desk.sent}) == 250
+
+
+# The runs that ended last
+
+
+def claims_of(runs: list[bytes]) -> list[int]:
+    return [json.loads(run)[0] for run in runs]
+
+
+async def test_of_many_runs_the_last_are_sent_and_a_refusal_loses_none_of_them(
+    autojump_clock: MockClock, desk: Desk, consumer: Consumer
+) -> None:
+    consumer.recent = 3
+    for fence in range(1, 6):
+        desk.counter.returned(consumer, [a_run(consumer, fence)])
+    await trio.sleep(2 * SEND_EVERY)
+    assert claims_of(desk.ended[0]) == [3, 4, 5]
+    desk.counter.ended(a_run(consumer, 6), "raised", "ValueError")
+    desk.answer(None, RefusedByServer("OOM"))
+    await trio.sleep(2 * SEND_EVERY)
+    assert claims_of(desk.ended[1]) == [4, 5, 6]
+    desk.answer()
+    desk.counter.ended(a_run(consumer, 7), "timeout", "Timeout")
+    await trio.sleep(2 * SEND_EVERY)
+    assert claims_of(desk.ended[2]) == [7]
+
+
+async def test_a_queue_that_keeps_no_runs_sends_none(autojump_clock: MockClock, desk: Desk, consumer: Consumer) -> None:
+    desk.counter.returned(consumer, [a_run(consumer)])
+    desk.counter.ended(a_run(consumer), "raised", "ValueError")
+    await trio.sleep(2 * SEND_EVERY)
+    assert desk.ended == [[]]
+
+
+@pytest.mark.leaves(*FAILED, "{Q1}:recent")
+async def test_the_last_runs_of_a_queue_can_be_listed(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    async def handler(task: bytes) -> None:
+        if task == b"raise":
+            raise worqr.Failure("as told")
+        if task in (b"hold", b"late"):
+            await trio.sleep_forever()
+        await trio.sleep(0.05)
+
+    q = mesh.queue("Q1")
+    async with serving(mesh, "Q1", handler, retry=worqr.RetryPolicy(max_timeouts=1), recent=4) as peer:
+        await q.enqueue(b"dropped, because four later ones follow")
+        await eventually(outcomes(server, prefix), {"ok": 1})
+        await q.enqueue(b"plain")
+        await q.dispatch(b"raise", id="raises")
+        await q.dispatch(b"late", id="late", timeout=0.1)
+        held = await q.dispatch(b"hold", id="held")
+        await eventually(outcomes(server, prefix), {"ok": 2, "raised": 1, "timeout": 1})
+        await held.cancel(wait=60)
+        await eventually(outcomes(server, prefix), {"ok": 2, "raised": 1, "timeout": 1, "cancelled": 1})
+        found = {run.id: run for run in await q.recent()}
+        now = datetime.now(UTC)
+        worker = peer.id
+    assert {name: (run.outcome, run.error) for name, run in found.items()} == {
+        None: ("ok", None),
+        "raises": ("raised", "worqr.policy.Failure"),
+        "late": ("timeout", "Timeout"),
+        "held": ("cancelled", None),
+    }
+    assert {run.worker for run in found.values()} == {worker}
+    assert found[None].seconds >= 0.05
+    assert found["late"].seconds >= 0.1
+    assert all(run.started < now and run.claim.isdecimal() for run in found.values())
+    async with mesh.connect():
+        assert [run.id for run in await q.recent(1)] == ["held"]
+        assert server.client().ttl(QueueKeys(prefix, "Q1").recent) > 23 * 3600
+
+
+@pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
+@pytest.mark.leaves("{Q1}:recent")
+async def test_ended_runs_are_stored_once_when_the_connection_is_cut(
+    new_mesh: NewMesh, server: Server, proxy: FaultProxy, prefix: str, fault: str
+) -> None:
+    mesh, runs = new_mesh(url=proxy.url), Runs()
+    cut = getattr(proxy, fault)(script("note_runs").sha)
+    async with serving(mesh, "Q1", runs, recent=1000):
+        await mesh.queue("Q1").enqueue(*[b"%d" % n for n in range(50)])
+        await cut.wait_fired()
+        await eventually(outcomes(server, prefix), {"ok": 50})
+        claims = [run.claim for run in await mesh.queue("Q1").recent(1000)]
+    assert len(claims) == len(set(claims)) == 50
+
+
+@pytest.mark.parametrize("recent", [-1, 1001, 2.5, True, "9"])
+async def test_a_number_of_ended_runs_that_no_queue_keeps_is_refused(mesh: worqr.Mesh, recent: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="recent must be a whole number of runs, 0 to 1,000"):
+        mesh.task(recent=recent)(lambda: None)

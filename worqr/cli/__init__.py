@@ -68,6 +68,11 @@ GROUPS: Final = {
             "Show what has happened in a queue lately: tasks, failures, run times and waiting times.\n\nA terminal shows "
             "curves, and sums of several minutes. In a pipe, each minute is a row.",
         ),
+        "recent": (
+            "worqr.cli.task_commands:recent",
+            "List the runs of a queue that ended last: how each ended, how long it took, and where it ran.\n\nFor queues that "
+            "are served with recent=N.",
+        ),
         "log": (
             "worqr.cli.mesh_commands:log",
             "Show what has happened in the mesh: workers that joined, left or died, and what operators did.",

@@ -41,6 +41,13 @@ def short_duration(seconds: float | None) -> str:
     return f"{seconds:.1f} s"
 
 
+def millis(seconds: float | None) -> str:
+    """Return a duration from milliseconds to days: ``12 ms``, ``3.4 s``, ``12 min``."""
+    if seconds is None or seconds >= 1:
+        return short_duration(seconds)
+    return f"{seconds * 1000:.0f} ms"
+
+
 def exact_seconds(value: float | None) -> str:
     """Return a number of seconds as pipes and files get it: ``3.4 s``, ``7300.0 s``."""
     return "-" if value is None else "never" if math.isinf(value) else f"{value:.1f} s"

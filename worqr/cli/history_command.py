@@ -30,19 +30,12 @@ WIDEST: Final = 60
 """Characters of a curve, at most."""
 
 
-def _millis(seconds: float | None) -> str:
-    """Return a duration from milliseconds to days: ``12 ms``, ``3.4 s``, ``12 min``."""
-    if seconds is None or seconds >= 1:
-        return formatting.short_duration(seconds)
-    return f"{seconds * 1000:.0f} ms"
-
-
 def _exact_millis(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.3f} s"
 
 
 def _time(title: str, short: str = "") -> Column:
-    return Column(title, short, plain=_exact_millis, shown=_millis, right=True)
+    return Column(title, short, plain=_exact_millis, shown=formatting.millis, right=True)
 
 
 HISTORY: Final = (
@@ -168,7 +161,7 @@ def _curves(found: History, width: int) -> list[str]:
     curves.append(_Curve("waiting", waiting, f"{points[-1].waiting or 0:,} now"))
     if (p95 := found.runs.quantile(0.95)) is not None:
         slow = [None if point.is_gap else point.runs.quantile(0.95) or 0.0 for point in points]
-        curves.append(_Curve("run p95", slow, _millis(p95)))
+        curves.append(_Curve("run p95", slow, formatting.millis(p95)))
     return [f"  {curve.title:9}{curve.line(max(10, width))}  {curve.total}" for curve in curves]
 
 

@@ -1,4 +1,4 @@
-"""``worqr running`` and ``worqr jobs``: commands that list single tasks, not counts."""
+"""``worqr running``, ``worqr jobs`` and ``worqr recent``: commands that list single tasks, not counts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from worqr.cli.output import escape_bytes, format_time, payload_fields, print_er
 from worqr.cli.terminal import Column, show_table
 
 if TYPE_CHECKING:
+    from worqr.ended_runs import EndedRun
     from worqr.mesh import Mesh
     from worqr.records import RemoteError, Status, TaskInfo
 
@@ -118,6 +119,49 @@ def jobs(
         print_error(f"there may be more; for the next page add --after {found[-1].cursor!r}")
     elif not found:
         print_error(hint or f"no task of queue {queue!r} is {state}")
+
+
+RECENT: Final = (
+    Column("id", plain=_or_dash, fit="fold", least=11, always=True),
+    Column("claim", hidden=True),
+    Column("outcome", style=lambda outcome: "" if outcome == "ok" else "red"),
+    Column("started", plain=format_time, shown=formatting.short_time),
+    Column("took", plain=lambda seconds: f"{seconds:.3f} s", shown=formatting.millis, right=True),
+    Column("worker", shown=formatting.short_worker_id, fit="fold", least=13),
+    Column("error", plain=_or_dash, style="red", fit="cut", spare=True),
+)
+
+
+def recent(
+    queue: QueueName,
+    /,
+    *,
+    limit: Annotated[int, Parameter(help="List at most N runs.", metavar="N")] = 100,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """List the runs of a queue that ended last: how each ended, how long it took, and where it ran.
+
+    For queues that are served with recent=N.
+    """
+
+    async def command(mesh: Mesh) -> tuple[list[EndedRun], str]:
+        found = await queue_by_name(mesh, queue).recent(limit)
+        return found, "" if found else await unknown_queue_hint(mesh, queue)
+
+    found, hint = run_connected(connect, command)
+    if json:
+        for run in found:
+            print_json({"queue": queue, **asdict(run)})
+    elif found:
+        show_table(RECENT, map(_ended_row, found))
+    else:
+        why = "none has ended for a day, or its workers keep none; recent=100 in @mesh.task or peer.serve keeps the last 100"
+        print_error(hint or f"queue {queue!r} has no ended runs: {why}")
+
+
+def _ended_row(run: EndedRun) -> Sequence[object]:
+    return (run.id, run.claim, run.outcome, run.started, run.seconds, run.worker, run.error)
 
 
 def _running_row(queue: str, task: TaskInfo) -> Sequence[object]:

@@ -16,6 +16,7 @@ from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
+from worqr.ended_runs import EndedRun
 from worqr.history import History
 from worqr.job_options import JobOptions
 from worqr.ops import MAX_ITEMS
@@ -282,6 +283,17 @@ class BlockingQueue:
             UsageError: `minutes` is not valid.
         """
         return run_coroutine(self._client, self._queue.history(minutes))
+
+    def recent(self, limit: int = 100) -> list[EndedRun]:
+        """Return the runs that ended last, the last one first. See ``queue.recent``.
+
+        Args:
+            limit: At most this many, up to 1,000.
+
+        Raises:
+            UsageError: `limit` is less than 1.
+        """
+        return run_coroutine(self._client, self._queue.recent(limit))
 
     def read(self, id: str, *, payload: bool = False) -> JobRecord:
         """Return everything that is stored about one job. See ``queue.read``.

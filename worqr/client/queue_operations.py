@@ -10,15 +10,17 @@ from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.client import Client
 from worqr.client.history import read_history
+from worqr.client.inspection import ask_each
 from worqr.client.job_reader import job_record
-from worqr.client.running import claim_of
+from worqr.client.running import claim_name, claim_of
+from worqr.ended_runs import MOST_RECENT, EndedRun, decode_run
 from worqr.errors import UsageError
 from worqr.history import History
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount, JobRecord
-from worqr.validation import Seconds, check_text, seconds
+from worqr.validation import Seconds, check_count, check_text, from_ms, seconds
 
 
 class QueueOperations:
@@ -47,6 +49,25 @@ class QueueOperations:
             Unavailable: The server did not reply within `patience`.
         """
         return await read_history(self._client, self._keys, minutes)
+
+    async def recent(self, limit: int = 100) -> list[EndedRun]:
+        """Return the runs that ended last, the last one first: how each ended, how long it took, and where it ran.
+
+        Workers that serve the queue with ``recent=N`` store the last N runs for a day, once a second. A worker that dies loses
+        those of its last second. Other queues have none.
+
+        Args:
+            limit: At most this many, up to 1,000.
+
+        Raises:
+            UsageError: `limit` is less than 1; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        most = min(check_count(limit, "limit"), MOST_RECENT)
+        shards = await self._client.sharding.shards(self._keys)
+        replies = await ask_each(self._client, shards, lambda keys: ops.list_ended(keys, most))
+        found = [ended_run(keys, raw) for keys, runs in zip(shards, replies, strict=True) for raw in runs]
+        return sorted(filter(None, found), key=lambda run: run.started.timestamp() + run.seconds, reverse=True)[:most]
 
     async def read(self, id: str, *, payload: bool = False) -> JobRecord:
         """Return everything that is stored about one job: its state, options and tries with their errors, the payload, its last
@@ -146,3 +167,12 @@ class QueueOperations:
         for start in range(0, len(ids), MAX_ITEMS):
             promoted += await self._client.ask(ops.promote_jobs(keys, ids[start : start + MAX_ITEMS]))
         return promoted
+
+
+def ended_run(keys: QueueKeys, raw: bytes) -> EndedRun | None:
+    """Return a stored run; None if another application has written something else."""
+    run = decode_run(raw)
+    if run is None:
+        return None
+    started, name = from_ms(run.claim / 1000), claim_name(keys, run.claim)
+    return EndedRun(run.id, name, run.outcome, started, run.ms / 1000, run.worker, run.error or None)

@@ -40,6 +40,13 @@ AWAY: Final = 2.0
 """Seconds between two attempts while the server is away."""
 MOST: Final = 64
 """Streams of one process."""
+MOVED: Final = {
+    "waiting": ("enqueued", "claimed"),
+    "failed": ("failed",),
+    "broken": ("broken",),
+    "ended": ("finished", "retried", "failed", "cancelled"),
+}
+"""The counters of a queue that grow when one of its lists has changed, besides the length of the list."""
 SLOW: Final = 3.0
 QUICK: Final = 1.0
 
@@ -122,10 +129,7 @@ async def _mesh(visit: Visit) -> News:
 
 
 async def _queue(visit: Visit) -> News:
-    name, tab = (
-        visit.text("name"),
-        visit.choice("tab", ("waiting", "scheduled", "blocked", "running", "failed", "broken")),
-    )
+    name, tab = visit.text("name"), visit.choice("tab", reading.TABS)
     queue, state = visit.queue(name), await _state(visit)
 
     async def read(_before: News | None) -> News:
@@ -135,8 +139,7 @@ async def _queue(visit: Visit) -> News:
             found, _ = await unless_refused(partial(queue.running, reading.PAGE), list[TaskInfo]())
             numbers = running_numbers([(name, task) for task in found], visit.redactor, state.now())
             return News(texts | numbers, [task.claim for task in found])
-        steps = {"waiting": ("enqueued", "claimed"), "failed": ("failed",), "broken": ("broken",)}.get(tab, ())
-        return News(texts, (getattr(info, tab), *(info.counts.get(step, 0) for step in steps)))
+        return News(texts, (getattr(info, tab, 0), *(info.counts.get(step, 0) for step in MOVED.get(tab, ()))))
 
     news = await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
     return await _with_counts(visit, news, [name], tab)

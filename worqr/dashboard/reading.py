@@ -37,7 +37,8 @@ MOST_COLONS: Final = 4
 """Colons at which the text of a search is split into a queue and an id. Both may have some."""
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
-TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
+TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "ended")
+"""The lists of the page of a queue."""
 SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
     "name": lambda info: info.name,
     "waiting": lambda info: info.waiting,
@@ -173,6 +174,8 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
     """Return one page of the tasks of a queue, as its template needs it."""
     if tab in ("failed", "broken"):
         return await read_records(visit, queue, tab)
+    if tab == "ended":
+        return {"ended": await queue.recent(PAGE)}
     if tab == "running":
         return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
     tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))

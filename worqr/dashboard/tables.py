@@ -157,6 +157,12 @@ async def running(visit: Visit) -> Rows:
     return Rows([task_row(name, task, visit.redactor) for name, task in found[: _limit(visit)]], {})
 
 
+async def ended(visit: Visit) -> Rows:
+    """The runs of a queue that ended last."""
+    queue = visit.queue(visit.text("queue"))
+    return Rows([{"queue": queue.name, **asdict(run)} for run in await queue.recent(_limit(visit))], {})
+
+
 async def dead_letters(visit: Visit) -> Rows:
     """The dead-letter records of a queue."""
     queue = visit.queue(visit.text("queue"))
@@ -200,6 +206,7 @@ READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/queues": queues,
     "/api/v1/tasks": tasks,
     "/api/v1/running": running,
+    "/api/v1/ended": ended,
     "/api/v1/dead-letters": dead_letters,
     "/api/v1/workers": workers,
     "/api/v1/schedules": schedules,

@@ -71,6 +71,7 @@ class Registry(ScheduleRegistry):
         on_failure_timeout: Seconds | None = ...,
         runs_in: RunsIn = ...,
         result_ttl: Seconds | None = ...,
+        recent: int = ...,
         max_length: int | None = ...,
         shards: int = ...,
         **unknown: NoSuchOption,

@@ -81,6 +81,16 @@ def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
     return new_call("read_runs", keys.base, (keys.runs,), (), read)
 
 
+def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
+    """Return up to `limit` of the runs that ended last (`worqr.ended_runs`), the last one first."""
+
+    def read(reply: Reply) -> list[bytes]:
+        status_word(reply)
+        return reply[1:]
+
+    return new_call("list_ended", keys.base, (keys.recent,), (limit,), read)
+
+
 def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call[tuple[int, list[bytes]]]:
     """Count the waiting tasks; return up to `limit` payloads, newest first or in the order in which workers take them."""
 

@@ -155,10 +155,22 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
     return new_call("note_progress", keys.base, (keys.base, keys.claims(worker)), tuple(args), read)
 
 
-def note_runs(keys: QueueKeys, worker: str, number: int, counts: Mapping[str, int]) -> Call[str]:
-    """Add counts of runs (`worqr.run_counts`) to the totals of the queue: ok, or gone. `number` grows with each request."""
-    args = (number, *(part for each in counts.items() for part in each))
-    return new_call("note_runs", keys.base, (keys.policy(worker), keys.runs), args, expect("ok", "gone"))
+def note_runs(
+    keys: QueueKeys, worker: str, number: int, counts: Mapping[str, int], ended: Sequence[bytes] = (), keep: int = 0
+) -> Call[str]:
+    """Add counts of runs (`worqr.run_counts`) to the totals of the queue: ok, or gone.
+
+    Args:
+        keys: those of the queue.
+        worker: the id of the worker.
+        number: grows with each request.
+        counts: how much to add to each field.
+        ended: runs to store (`worqr.ended_runs`), at most MAX_ITEMS, the last one at the end.
+        keep: how many of them the queue keeps.
+    """
+    args = (number, keep, b"\n".join(ended), *(part for each in counts.items() for part in each))
+    names = (keys.policy(worker), keys.runs, keys.recent)
+    return new_call("note_runs", keys.base, names, args, expect("ok", "gone"))
 
 
 def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import trio
 
 from worqr import ops
+from worqr.ended_runs import Outcome
 from worqr.errors import ClaimLost, ClaimSettled, UsageError
 from worqr.log_events import emit
 from worqr.ops import Result
@@ -48,7 +49,7 @@ class ClaimOwner(Protocol):
         """Note that the claim is being settled. Raise ClaimSettled or ClaimLost if it may not be."""
         ...
 
-    def count(self, outcome: str) -> None:
+    def count(self, run: HeldRun, outcome: Outcome) -> None:
         """Count a claim that ended otherwise than finished."""
         ...
 
@@ -215,7 +216,7 @@ class Claim(Context):
         """Settle as the run of a handler would be settled."""
         if self.cancel_reason == "lost":
             self._owner.release(self)
-            self._owner.count("lost")
+            self._owner.count(self._held, "lost")
         elif error is not None and self.cancel_reason is None:
             decision = decide_retry(error, self._held.policy, self.failures)
             log_failure(self._held, decision)
@@ -225,14 +226,14 @@ class Claim(Context):
         else:
             await self.finish()
 
-    async def _settle(self, call: Call[Any], outcome: str = "") -> Any:
+    async def _settle(self, call: Call[Any], outcome: Outcome | None = None) -> Any:
         """Send the request that settles this claim. The claim counts as settled from now on, whatever the reply.
 
-        `outcome`: how the run is counted; empty: not at all.
+        `outcome`: how the run is counted; None: not at all.
         """
         self._owner.release(self)
-        if outcome:
-            self._owner.count("lost" if self._held.registration.dead else outcome)
+        if outcome is not None:
+            self._owner.count(self._held, "lost" if self._held.registration.dead else outcome)
         if self._held.registration.dead:
             raise ClaimLost(f"{self!r} was lost: its worker was declared dead and the task runs or ran elsewhere")
         return await self._owner.send([self.fence], lambda _: call, self._held.registration)

@@ -155,6 +155,11 @@ class QueueConsumer:
         return self.admission.registration
 
     @property
+    def recent(self) -> int:
+        """How many of the runs that ended last the queue keeps."""
+        return 0
+
+    @property
     def scheduler(self) -> Scheduler:
         """The scheduler of the peer."""
         return self._scheduler
@@ -327,7 +332,10 @@ class QueueConsumer:
 
 
 class HandlerConsumer(QueueConsumer):
-    """Consumes a queue whose tasks run in slots. `begun` is filled while DEBUG is logged."""
+    """Consumes a queue whose tasks run in slots. `begun` is filled while DEBUG is logged.
+
+    `recent`: how many of the runs that ended last the queue keeps.
+    """
 
     def __init__(
         self,
@@ -338,11 +346,17 @@ class HandlerConsumer(QueueConsumer):
         handler: Handler,
         run: Callable[[Run[Any]], None],
         state: object = None,
+        recent: int = 0,
     ) -> None:
         super().__init__(keys, services, policy, share, state)
+        self._recent = recent
         self.handler: Handler = handler
         self.begun: dict[int, Began] = {}
         self._run = run
+
+    @property
+    def recent(self) -> int:
+        return self._recent
 
     def capacity_wanted(self) -> int:
         limit = self.share.limit

@@ -103,6 +103,7 @@ class ConsumerRunner:
             HandlerConsumer(
                 *(keys, self._services, how.policy, Share(how.size, priority, pool, limit), run, self._slots.run),
                 state=self._executors.state_in(place),
+                recent=how.recent,
             )
             for keys in shards
         ]

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import trio
 
+from worqr.ended_runs import Outcome
 from worqr.errors import ClaimLost, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Result, StartReply
@@ -100,9 +101,9 @@ class ManualConsumer(QueueConsumer):
         self.ended(claim._held)
         self._scheduler.dispatch_soon()
 
-    def count(self, outcome: str) -> None:
+    def count(self, run: HeldRun, outcome: Outcome) -> None:
         """Count a claim that ended otherwise than finished."""
-        self._services.counter.ended(self, outcome)
+        self._services.counter.ended(run, outcome)
 
     def give_back(self, claims: Iterable[Claim]) -> None:
         """Stop claims of one registration without waiting for the reply.
@@ -147,7 +148,7 @@ class ManualConsumer(QueueConsumer):
             self.release(claim)
             if claim._held.registration.dead:
                 lost.append(claim)
-                self.count("lost")
+                self.count(claim._held, "lost")
             else:
                 alive.setdefault(claim._held.registration, []).append(claim)
         for registration, held in alive.items():

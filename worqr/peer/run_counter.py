@@ -1,8 +1,8 @@
 """`RunCounter`: counts the runs of a peer by queue, and adds the counts to the queue's totals on the server once a second.
 
-It sends nothing while no run ends. A request carries a number, so a resend adds nothing twice. If the server refuses the counts,
-they stay here and are sent with later ones. A worker that leaves a queue sends its last counts first. A worker that dies loses
-those of its last second.
+It sends nothing while no run ends. With the counts go the runs that ended last, of queues that keep some (``serve(recent=...)``).
+A request carries a number, so a resend adds nothing twice. If the server refuses the counts, they stay here and are sent with
+later ones. A worker that leaves a queue sends its last counts first. A worker that dies loses those of its last second.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
+from worqr.ended_runs import Outcome, StoredRun, encode_run
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.lifecycle import Lifecycle
 from worqr.peer.registration import Registration
-from worqr.peer.run import Run
 from worqr.run_counts import OUTCOMES, RunCounts, waited_ms
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -46,9 +46,33 @@ class CountedConsumer(Protocol):
         ...
 
     @property
+    def recent(self) -> int:
+        """How many of the runs that ended last the queue keeps."""
+        ...
+
+    @property
     def registration(self) -> Registration | None:
         """The registration under which the consumer serves the queue."""
         ...
+
+
+class CountedRun(Protocol):
+    """What the counter uses of a run. See `worqr.peer.run.Run`."""
+
+    @property
+    def host(self) -> CountedConsumer: ...
+    @property
+    def registration(self) -> Registration: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def began(self) -> float: ...
+    @property
+    def record(self) -> dict[bytes, bytes] | None: ...
+    @property
+    def cancel_reason(self) -> str | None: ...
 
 
 class RunCounter:
@@ -69,29 +93,42 @@ class RunCounter:
 
     # Counting
 
-    def returned(self, consumer: CountedConsumer, runs: Sequence[Run[Any]]) -> None:
+    def returned(self, consumer: CountedConsumer, runs: Sequence[CountedRun]) -> None:
         """Count runs of this consumer whose handlers have returned in this turn of the loop."""
         began = [run.began for run in runs if run.cancel_reason != "cancel"]
-        counts = self._counts.get(consumer) or self._counts_of(consumer)
+        counts, now = self._counts.get(consumer) or self._counts_of(consumer), monotonic()
         if began:
-            counts.add_returned(began, monotonic())
+            counts.add_returned(began, now)
             self.totals[consumer.queue, "ok"] += len(began)
-        for _ in range(len(runs) - len(began)):
-            self.ended(consumer, "cancelled")
+            if consumer.recent:
+                counts.keep([_stored(run, "ok", now) for run in runs if run.cancel_reason != "cancel"])
+        if len(began) < len(runs):
+            for run in [run for run in runs if run.cancel_reason == "cancel"]:
+                self.ended(run, "cancelled")
         jobs = [run for run in runs if run.record is not None]
         if jobs:
             waits = [waited_ms(run.record, run.fence) for run in jobs if run.record is not None]
             counts.add_waits([ms for ms in waits if ms is not None])
 
-    def ended(self, consumer: CountedConsumer, outcome: str) -> None:
-        """Count a run of this consumer that ended in another way (`worqr.run_counts.OUTCOMES`)."""
-        (self._counts.get(consumer) or self._counts_of(consumer)).add(outcome)
+    def ended(self, run: CountedRun, outcome: Outcome, error: str = "") -> None:
+        """Count a run that ended in another way.
+
+        Args:
+            run: of a consumer of this peer.
+            outcome: one of `worqr.run_counts.OUTCOMES`.
+            error: the type of its error; empty if it had none.
+        """
+        consumer = run.host
+        counts = self._counts.get(consumer) or self._counts_of(consumer)
+        counts.add(outcome)
         self.totals[consumer.queue, outcome] += 1
+        if consumer.recent:
+            counts.keep([_stored(run, outcome, monotonic(), error)])
 
     def _counts_of(self, consumer: CountedConsumer) -> RunCounts:
         """Return the counts of a consumer that has no unsent ones, and wake the task that sends them."""
         self._counted.set()
-        return self._counts.setdefault(consumer, RunCounts())
+        return self._counts.setdefault(consumer, RunCounts(consumer.recent))
 
     # Sending
 
@@ -115,28 +152,29 @@ class RunCounter:
         registration = consumer.registration
         if registration is None or registration.dead:
             return
-        taken = self._counts[consumer].take()
-        call = ops.note_runs(consumer.keys, registration.worker, registration.next_number(), taken)
+        taken, runs = self._counts[consumer].take()
+        number = registration.next_number()
+        call = ops.note_runs(consumer.keys, registration.worker, number, taken, runs, consumer.recent)
 
         def answered(word: str | None, failure: Exception | None) -> None:
             self._sending.discard(consumer)
-            self._answered(consumer, taken, word, failure)
+            if word != "ok":
+                self._failed(consumer, taken, runs, failure)
 
         self._sending.add(consumer)
         self._link.post(call, answered, owner=registration)
 
-    def _answered(
-        self, consumer: CountedConsumer, taken: Mapping[str, int], word: str | None, failure: Exception | None
+    def _failed(
+        self, consumer: CountedConsumer, taken: Mapping[str, int], runs: Sequence[bytes], failure: Exception | None
     ) -> None:
-        if word == "ok":
-            return
+        """Keep what was not stored for the next request, if there will be one."""
         if consumer.lifecycle.left.is_set():
             self.lost += _runs_of(taken)
             return
         if failure is not None and not isinstance(failure, ClaimLost):
             text = "queue %(queue)r: the counts of runs were not stored: %(error)s"
             emit(logger, "note_runs", text, queue=consumer.queue, error=str(failure))
-        self._counts_of(consumer).put_back(taken)
+        self._counts_of(consumer).put_back(taken, runs)
 
     def leaves(self, consumer: CountedConsumer) -> None:
         """Send the last counts of a consumer that is about to leave its queue."""
@@ -147,7 +185,15 @@ class RunCounter:
         """Drop the counts of a consumer that has left its queue."""
         counts = self._counts.pop(consumer, None)
         if counts is not None:
-            self.lost += _runs_of(counts.take())
+            taken, _ = counts.take()
+            self.lost += _runs_of(taken)
+
+
+def _stored(run: CountedRun, outcome: Outcome, now: float, error: str = "") -> bytes:
+    """Return a run that ended at `now` in the form in which it is stored."""
+    ms = max(0, round((now - run.began) * 1000))
+    job = None if run.record is None else run.id
+    return encode_run(StoredRun(run.fence, job, outcome, ms, run.registration.worker, error))
 
 
 def _runs_of(taken: Mapping[str, int]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -28,7 +28,7 @@ from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, decide_retry
-from worqr.remote_error import error_from_text, remote_error, with_stderr
+from worqr.remote_error import error_from_text, error_type, remote_error, with_stderr
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from worqr.peer.settings import RunObserver
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+TIMEOUT: Final = "Timeout"
+"""The type of the error of a run that took too long."""
 
 
 class Settler:
@@ -74,7 +77,7 @@ class Settler:
             pass  # its queue was left, and the claim went back
         elif reason == "lost" or run.registration.dead:
             run.settle()
-            self._counter.ended(run.host, "lost")
+            self._counter.ended(run, "lost")
         elif returned:
             if reason == "timeout":
                 log_late(run)
@@ -174,7 +177,7 @@ class Settler:
         """Give a claim back to the front, uncounted, with the next flush."""
         run.settle()
         if run.cancel_reason == "cancel":
-            self._counter.ended(run.host, "cancelled")
+            self._counter.ended(run, "cancelled")
         self._stopped.setdefault(run.host, []).append(run.fence)
 
     def give_back(self, consumer: QueueConsumer, claims: Iterable[int]) -> None:
@@ -186,7 +189,7 @@ class Settler:
         """End a claim whose run raised: retry the task, or move it to the dead-letter queue, as the policy decides."""
         decision = decide_retry(error, run.policy, run.failures, run.stalls)
         run.settle()
-        self._counter.ended(run.host, "raised")
+        self._counter.ended(run, "raised", error_type(decision.error))
         self._send_one(run, settle_call(run, decision))
         log_failure(run, decision)
         if self._observer is not None:
@@ -195,7 +198,7 @@ class Settler:
     def time_out(self, run: Run[QueueConsumer]) -> None:
         """End a claim whose run took too long: retry the task, up to the limit of timeouts."""
         run.settle()
-        self._counter.ended(run.host, "timeout")
+        self._counter.ended(run, "timeout", TIMEOUT)
         error, delay = f"it ran longer than {run.policy.timeout:g} s", run.policy.delay(run.timeouts)
         self._send_one(run, timeout_call(run, error, delay))
         log_timeout(run, delay, error)
@@ -252,7 +255,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
 
 def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Call[str]:
     """Return the call that ends a claim whose run took too long. Its task is tried again after `delay` seconds."""
-    error = error_from_text("Timeout", why)
+    error = error_from_text(TIMEOUT, why)
     if run.offloaded is not None and run.offloaded.killed_output:
         error = with_stderr(error, run.offloaded.killed_output)
     return ops.retry_task(
