@@ -90,12 +90,14 @@ async def test_a_run_is_linked_to_the_dispatch_that_is_part_of_the_callers_trace
     async def double(n: int) -> int:
         return 2 * n
 
-    async with mesh.join():
+    async with mesh.join() as peer:
         with spans.tracer.start_as_current_span("request") as request:
             job = await double.dispatch(21)
         assert await job.result() == 42
         [run] = await spans.wait("process Q1")
     [dispatch] = spans.named("dispatch Q1")
+    attributes = dict(run.attributes or {})
+    assert attributes.pop("worqr.wait_ms", -1) in range(60_000)
     assert dispatch.parent is not None
     assert dispatch.parent.span_id == request.get_span_context().span_id
     assert dispatch.kind is SpanKind.PRODUCER
@@ -111,16 +113,40 @@ async def test_a_run_is_linked_to_the_dispatch_that_is_part_of_the_callers_trace
     assert run.parent is None
     assert links_of(run) == [ids_of(dispatch)]
     assert run.status.status_code is StatusCode.UNSET
-    assert dict(run.attributes or {}) == {
+    assert attributes == {
         "messaging.system": "worqr",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "messaging.destination.name": "Q1",
         "messaging.message.id": job.id,
+        "messaging.client.id": peer.id,
         "worqr.attempt": 1,
         "worqr.last_attempt": False,
         "worqr.outcome": "ok",
     }
+
+
+@pytest.mark.leaves("shards")
+async def test_a_run_names_its_shard_and_if_asked_for_the_size_of_its_payload(
+    server: Server, prefix: str, spans: Spans
+) -> None:
+    mesh = new_mesh(server, prefix, spans, body_size=True)
+
+    @mesh.task(name="Q1", shards=3, result_ttl=60)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with mesh.join():
+        jobs = [await double.dispatch(7) for _ in range(3)]
+        for job in jobs:
+            assert await job.result() == 14
+        runs = {dict(run.attributes or {})["messaging.message.id"]: run for run in await spans.wait("process Q1", 3)}
+    for job in jobs:
+        attributes = dict(runs[job.id].attributes or {})
+        _, _, shard = job.id.partition("~")
+        assert attributes.get("messaging.destination.partition.id", "") == shard
+        assert attributes["messaging.message.body.size"] == len(b'{"n":7}')
+    assert {job.id.partition("~")[1] for job in jobs} == {"", "~"}
 
 
 async def test_the_first_attempt_may_be_a_child_and_later_ones_are_linked(

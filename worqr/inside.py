@@ -43,6 +43,11 @@ class _HasEngine(Protocol[T_co]):
     def _engine(self) -> T_co: ...
 
 
+class _HasRun(Protocol[T_co]):
+    @property
+    def _run(self) -> T_co: ...
+
+
 class _HasReadings(Protocol[T_co]):
     def _readings(self) -> T_co: ...
 
@@ -75,6 +80,11 @@ def definition_of(function: _HasDefinition[T_co]) -> T_co:
 def engine_of(peer: _HasEngine[T_co]) -> T_co:
     """Return the engine that runs a peer."""
     return peer._engine
+
+
+def run_of(context: _HasRun[T_co]) -> T_co:
+    """Return the run that a context shows to its handler."""
+    return context._run
 
 
 def readings_of(peer: _HasReadings[T_co]) -> T_co:

@@ -81,7 +81,7 @@ async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
 
 
 ASK_FOR_ONE = {"/live", "/queue", "/job", "/payload", "/worker", "/confirm"} | {
-    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "dead-letters")
+    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "ended", "dead-letters")
 }
 """Addresses that name one queue, job or worker."""
 

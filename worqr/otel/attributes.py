@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from worqr.inside import run_of
 from worqr.peer.context import Context
 from worqr.policy import Broken, Failure, Retry
+from worqr.run_counts import waited_ms
 from worqr.tracing import Server
 from worqr.validation import name_of
 
@@ -25,6 +27,24 @@ def of_server(server: Server) -> dict[str, Any]:
     return (
         {"server.address": server.path} if server.path else {"server.address": server.host, "server.port": server.port}
     )
+
+
+def of_run(context: Context, *, body_size: bool) -> dict[str, Any]:
+    """Return the attributes of a run. `body_size`: with the bytes of its payload."""
+    run = run_of(context)
+    found: dict[str, Any] = {
+        "messaging.message.id": context.id,
+        "messaging.client.id": run.registration.worker,
+        "worqr.attempt": context.attempt,
+        "worqr.last_attempt": context.last_attempt,
+    }
+    if shard := run.host.id_suffix.removeprefix("~"):
+        found["messaging.destination.partition.id"] = shard
+    if run.record is not None and (waited := waited_ms(run.record, run.fence)) is not None:
+        found["worqr.wait_ms"] = waited
+    if body_size:
+        found["messaging.message.body.size"] = len(run.task)
+    return found
 
 
 def outcome_of(error: BaseException, context: Context) -> str:

@@ -14,7 +14,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from worqr.errors import UsageError
 from worqr.job_options import check_choice
-from worqr.otel.attributes import ERRORS, error_type, of_queue, of_server, outcome_of
+from worqr.otel.attributes import ERRORS, error_type, of_queue, of_run, of_server, outcome_of
 from worqr.peer.context import Context
 from worqr.tracing import Carrier, FiringSpan, Operation, SendSpan, Server, Taken
 
@@ -36,6 +36,7 @@ class Tracing:
         creates: True: with ``dispatch_many``, each job has a span of its own. False: all are linked to the span of the call.
         raw: True: plain tasks of sampled traces are stored as jobs, with the context in their `meta`. They take more memory
             and time on the server. Order, retries, and cancelling by payload stay what they are for plain tasks.
+        body_size: True: note the bytes of the payload of each run.
         record_errors: True: add the text and the traceback of an error to its span. They may contain parts of the payload. False:
             record only its type.
         tracer_provider: The provider of the SDK. None: the global one.
@@ -50,15 +51,18 @@ class Tracing:
         parent: Literal["link", "child"] = "link",
         creates: bool = True,
         raw: bool = False,
+        body_size: bool = False,
         record_errors: bool = False,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
         self._child: bool = check_choice(parent, "parent", ("link", "child")) == "child"
-        for name, value in (("creates", creates), ("raw", raw), ("record_errors", record_errors)):
+        options = {"creates": creates, "raw": raw, "body_size": body_size, "record_errors": record_errors}
+        for name, value in options.items():
             if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         self._creates: bool = creates
         self._raw: bool = raw
+        self._body_size: bool = body_size
         self._record_errors: bool = record_errors
         self._tracer: trace.Tracer = trace.get_tracer("worqr", tracer_provider=tracer_provider)
 
@@ -119,11 +123,7 @@ class Tracing:
         sender = _PROPAGATOR.extract(context.meta, _NO_CONTEXT)
         is_child = self._child and context.attempt == 1
         links = [] if is_child else _links_to(sender)
-        attributes = of_queue("process", "process", context.queue) | {
-            "messaging.message.id": context.id,
-            "worqr.attempt": context.attempt,
-            "worqr.last_attempt": context.last_attempt,
-        }
+        attributes = of_queue("process", "process", context.queue) | of_run(context, body_size=self._body_size)
         with self._tracer.start_as_current_span(
             f"process {context.queue}",
             context=sender if is_child else _NO_CONTEXT,
