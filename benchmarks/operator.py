@@ -40,7 +40,7 @@ CONNECTION: Final = "worqr:dashboard"
 CONNECTING: Final = ["list_shards"]
 """The batch with which each connection begins."""
 PLAIN: Final = ("/", "/running", "/failed", "/schedules", "/log", "/server", "/bulk", "/metrics")
-TABLES: Final = ("queues", "running", "workers", "schedules", "log")
+TABLES: Final = ("queues", "running", "workers", "schedules", "log", "bulk")
 ADDRESSES: Final = {
     **dict.fromkeys((*PLAIN, *(f"/api/v1/{name}" for name in TABLES)), ("",)),
     **dict.fromkeys(("/api/v1/tasks", "/api/v1/dead-letters", "/api/v1/ended"), (f"queue={FIRST}&limit=200",)),

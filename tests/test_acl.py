@@ -54,7 +54,7 @@ OPERATORS_ONLY = {
         "list_workers",
     ),
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
-    *("list_events", "read_history", "read_runs", "list_ended"),
+    *("list_events", "read_history", "read_runs", "list_ended", "find_task"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
     "ask_worker",
 }
@@ -90,7 +90,7 @@ SCRIPTS = {
             "job_status",
         ),
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
-        *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended"),
+        *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
     },
 }
 """What the programs of each role send."""
@@ -561,6 +561,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "peek": lambda queue: queue.peek(),
         "history": lambda queue: queue.history(),
         "recent": lambda queue: queue.recent(),
+        "find": lambda queue: queue.find(b"raw"),
         "read": lambda queue: queue.read("runs", payload=True),
         "running": lambda queue: queue.running(),
         "tasks": lambda queue: queue.tasks(),

@@ -27,6 +27,7 @@ LAYERS = (
         "queue_age",
         "run_counts",
         "ended_runs",
+        "matches",
         "history",
         "history_records",
         "remote_error",

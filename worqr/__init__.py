@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
+    from worqr.matches import Matches as Matches
     from worqr.mesh import Mesh as Mesh
     from worqr.peer.claims import Claim as Claim
     from worqr.peer.context import Context as Context
@@ -108,6 +109,7 @@ _HOMES = {
     "worqr.history": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
+    "worqr.matches": "Matches",
     "worqr.mesh": "Mesh",
     "worqr.peer.claims": "Claim",
     "worqr.peer.context": "Context current",

@@ -221,6 +221,8 @@ class JobRecord:
     """The stored results of the last two runs, the newest first."""
     dead_letters: tuple[Failed, ...]
     """The dead-letter records of this id, at most ten, the newest first. Each `task` has the first 4,096 bytes of the payload."""
+    twins: tuple[str, ...] = ()
+    """For a plain task that became a job: the ids of others with the same payload, at most ten."""
 
 
 @dataclass(frozen=True, slots=True)

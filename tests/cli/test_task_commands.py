@@ -167,7 +167,12 @@ async def test_the_runs_that_ended_last_are_listed(beside: Beside, mesh: worqr.M
         assert [line.split()[0] for line in listed] == ["mail-7", "-"]
         assert listed[0].endswith("worqr.policy.Failure")
         (found,) = (await beside("recent", "mails", "--limit", "1", "--json")).json
-        assert (found["queue"], found["id"], found["outcome"], found["worker"]) == ("mails", "mail-7", "raised", peer.id)
+        assert (found["queue"], found["id"], found["outcome"], found["worker"]) == (
+            "mails",
+            "mail-7",
+            "raised",
+            peer.id,
+        )
         assert found["error"] == "worqr.policy.Failure"
 
 

@@ -536,3 +536,42 @@ async def test_plain_threads_can_do_the_same(mesh: worqr.Mesh) -> None:
         held.gate.set()
         await eventually(mesh.queue("Q1").running, [])
     await here(calm.close)
+
+
+# By the payload
+
+
+@pytest.mark.leaves("*")
+async def test_plain_tasks_are_found_by_their_payload(mesh: worqr.Mesh) -> None:
+    q, held = mesh.queue("Q1"), Held()
+    async with mesh.connect():
+        await q.enqueue(b"first", b"x", b"x")
+        assert await q.find(b"x") == worqr.Matches(waiting=(1, 2), jobs=(), running=(), complete=True)
+        assert await q.find(bytearray(b"x"), 1) == worqr.Matches(waiting=(1,), jobs=(), running=(), complete=False)
+        await q.cancel_all()
+        await q.dispatch(b"x", id="not plain")
+        assert await q.find(b"x") == worqr.Matches(waiting=(), jobs=(), running=(), complete=True)
+        await q.cancel_all()
+    async with serving(mesh, "Q1", held):
+        await q.enqueue(b"x")
+        await held.wait(1)
+        [claim] = (await q.find(b"x")).running
+        assert claim == (await q.running())[0].claim
+        assert (await q.cancel_claims(claim, wait=PATIENCE)).acknowledged == 1
+
+
+@pytest.mark.leaves("*")
+async def test_plain_tasks_are_found_in_all_shards(mesh: worqr.Mesh) -> None:
+    q = mesh.queue("Q1", shards=3)
+    async with mesh.connect():
+        for _ in range(6):
+            await q.enqueue(b"x")
+        assert await q.find(b"x") == worqr.Matches(waiting=(0, 0, 0, 1, 1, 1), jobs=(), running=(), complete=True)
+        assert await q.find(b"x", 4) == worqr.Matches(waiting=(0, 0, 0, 1), jobs=(), running=(), complete=False)
+
+
+@pytest.mark.parametrize(("task", "limit", "message"), [("x", 9, "bytes"), (b"x", 0, "limit")])
+async def test_what_is_no_payload_or_no_limit_is_refused(mesh: worqr.Mesh, task: Any, limit: int, message: str) -> None:
+    async with mesh.connect():
+        with pytest.raises(worqr.UsageError, match=message):
+            await mesh.queue("Q1").find(task, limit)

@@ -42,7 +42,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/schedules": [{}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/server": [{}],
-    "/search": [{"q": "{job}"}, {"q": "{queue}"}],
+    "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{payload}"}],
     "/api/v1/scale": [{"queue": "{queue}", "places": "10"}],
     "/api/v1/queues": [{}, {"format": "csv"}],
     "/api/v1/tasks": [
@@ -58,6 +58,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/api/v1/workers": [{}, {"format": "csv"}],
     "/api/v1/schedules": [{}, {"format": "csv"}],
     "/api/v1/log": [{}, {"format": "csv"}],
+    "/api/v1/bulk": [{}, {"format": "csv"}],
     "/api/v1/job": [{"queue": "{queue}", "id": "{job}"}, {"queue": "{failing}", "id": "{job}"}],
     "/new": [{}, {"queue": "{queue}"}, {"queue": "{typed}"}],
     "/bulk": [{}],
@@ -105,7 +106,14 @@ class Scene:
     def names(self) -> dict[str, str]:
         queue, texts = self.texts.queue, self.texts
         queues = {"queue": queue, **{name: f"{queue}-{name}" for name in ("slow", "failing", "typed")}}
-        return queues | {"job": texts.job, "worker": self.worker, "app": texts.app, "schedule": texts.schedule}
+        payload = texts.payload.decode("utf-8", "replace")
+        return queues | {
+            "payload": payload,
+            "job": texts.job,
+            "worker": self.worker,
+            "app": texts.app,
+            "schedule": texts.schedule,
+        }
 
     def addresses(self) -> list[str]:
         """The pages, and the downloads; streams are in `views`."""

@@ -26,7 +26,7 @@ from tests.dashboard.conftest import write_quiet_hour
 from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
-from worqr.dashboard import Dashboard, admin
+from worqr.dashboard import Dashboard, admin, histories
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -264,6 +264,38 @@ def test_the_pointer_shows_the_values_of_its_time_in_all_charts(
     tab.page.locator(".values summary").focus()
     tab.page.keyboard.press("Enter")
     assert tab.page.locator("#values").is_visible()
+
+
+COUNT_GRAPHS = """
+const listen = EventSource.prototype.addEventListener;
+EventSource.prototype.addEventListener = function (name, listener) {
+  const counted = (event) => { listener(event); if (name === "graphs") window.graphs = (window.graphs || 0) + 1; };
+  listen.call(this, name, counted);
+};
+"""
+
+
+def test_graphs_are_drawn_again_but_not_under_the_pointer(
+    site: Running, server_of_session: Server, open_tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "FRESH", 0.5)
+    write_quiet_hour(server_of_session, PREFIX, "redrawn")
+    site.enqueue("redrawn", b"1")
+    tab = open_tab(timezone_id="Asia/Kolkata")
+    tab.page.add_init_script(COUNT_GRAPHS)
+    tab.open("/queue?name=redrawn")
+    tab.page.locator(".values summary").click()
+    tab.page.locator("h1").click()  # so that the focus and the pointer leave the graphs
+    site.enqueue("redrawn", *[b"1"] * 6)
+    tab.wait_for("[...document.querySelectorAll('figure .value')].some((value) => value.textContent === '7')")
+    assert tab.page.locator("#values").is_visible()
+    assert tab.page.locator(".zone").count() == 0
+    box = tab.page.locator(".plot > svg").first.bounding_box()
+    tab.page.mouse.move(box["x"] + 2, box["y"] + 20)
+    assert tab.page.locator(".cross[visibility=visible]").count() == 6
+    tab.page.evaluate("window.graphs = 0")
+    tab.wait_for("window.graphs > 1")
+    assert tab.page.locator(".cross[visibility=visible]").count() == 6
 
 
 def test_charts_are_drawn_without_javascript(

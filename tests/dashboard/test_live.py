@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -14,10 +15,11 @@ import redis
 import trio
 
 import worqr
-from tests.dashboard.conftest import Site
+from tests.dashboard.conftest import Site, write_quiet_hour
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.dashboard import live
+from worqr.dashboard import histories, live
+from worqr.dashboard.graphs import Graphs
 from worqr.dashboard.live import News, _Sent  # pyright: ignore[reportPrivateUsage]
 from worqr.dashboard.looks import Looks
 from worqr.errors import Unavailable
@@ -169,18 +171,45 @@ async def test_a_server_that_goes_away_and_comes_back(own_server: Server, prefix
         await stream.wait_for("up")
 
 
+def draw(graphs: object) -> str:
+    return "drawn"
+
+
 def test_only_changes_are_sent() -> None:
     sent = _Sent()
-    assert sent.events(News({"a": "1", "b": "2"}, 1)) == 'event: set\ndata: {"a":"1","b":"2"}\n\n'
-    assert sent.events(News({"a": "1", "b": "2"}, 1)) == ""
-    assert sent.events(News({"a": "3", "b": "2"}, 2)) == 'event: set\ndata: {"a":"3"}\n\nevent: moved\ndata: {}\n\n'
+    assert sent.events(News({"a": "1", "b": "2"}, 1), draw) == 'event: set\ndata: {"a":"1","b":"2"}\n\n'
+    assert sent.events(News({"a": "1", "b": "2"}, 1), draw) == ""
+    assert (
+        sent.events(News({"a": "3", "b": "2"}, 2), draw) == 'event: set\ndata: {"a":"3"}\n\nevent: moved\ndata: {}\n\n'
+    )
     assert "down" in sent.is_away("x")
     assert sent.is_away("x") == ""
-    assert sent.events(News({"a": "3", "b": "2"}, 2)) == "event: up\ndata: {}\n\n"
+    assert sent.events(News({"a": "3", "b": "2"}, 2), draw) == "event: up\ndata: {}\n\n"
+
+
+def test_graphs_are_sent_when_they_are_others_than_before() -> None:
+    sent, graphs = _Sent(), [Graphs((), (), (), datetime.now(UTC)) for _ in range(2)]
+    assert "graphs" not in sent.events(News({"a": "1"}, graphs=graphs[0]), draw), "the page has them"
+    assert sent.events(News({"a": "1"}, graphs=graphs[0]), draw) == ""
+    assert sent.events(News({"a": "1"}, graphs=graphs[1]), draw) == 'event: graphs\ndata: {"html":"drawn"}\n\n'
+    assert sent.events(News({"a": "1"}), draw) == ""
+
+
+@LEFT
+async def test_the_graphs_of_a_queue_are_drawn_again(
+    connected: worqr.Mesh, site: Site, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "FRESH", 0.2)
+    await connected.queue("drawn").enqueue(b"1")
+    write_quiet_hour(server, connected.prefix, "drawn")
+    async with opened(site, "view=queue&name=drawn&range=8h&tab=scheduled") as stream:
+        html = (await stream.wait_for("graphs"))["html"]
+    assert html.count("<figure") == 6
+    assert "name=drawn&amp;tab=scheduled&amp;range=3d" in html
 
 
 def test_a_text_cannot_end_an_event() -> None:
-    text = _Sent().events(News({"a\n\nevent: down": "x\r\n\r\nevent: bye\ndata: {}\n\n\u2028"}))
+    text = _Sent().events(News({"a\n\nevent: down": "x\r\n\r\nevent: bye\ndata: {}\n\n\u2028"}), draw)
     assert len(text.split("\n\n")) == 2
     assert text.count("\n") == 3
 

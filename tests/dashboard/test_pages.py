@@ -15,6 +15,7 @@ import worqr
 from tests.dashboard.conftest import Site, write_quiet_hour
 from tests.ops.driver import Desk
 from tests.peer.tools import eventually
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client.queue_operations import QueueOperations
 from worqr.dashboard import Viewer, admin, figures, operator, reader
@@ -661,3 +662,39 @@ async def test_workers_in_trouble_are_on_the_overview(
     assert "has an event loop that is 2 s late" in page
     assert page.count("/worker?id=shop%3A3") == 0
     desk.wipe()
+
+
+@LEFT
+async def test_plain_tasks_are_searched_by_their_payload(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("mails").enqueue(b"first", b'{"to":"<ada>"}')
+    text = (await site.get("/search", queue="mails", payload='{"to":"<ada>"}')).text
+    assert "<dt>Waiting</dt><dd>after 1 other task</dd>" in text
+    assert "<ada>" not in text
+    text = (await site.get("/search", queue="mails", payload="second")).text
+    assert "No plain task of this queue has this payload." in text
+    assert (await site.get("/search", payload="first")).status_code == 400
+    blind = Site(connected, Viewer("bob", may={"look"}))
+    assert "with a payload" not in (await blind.get("/search")).text
+    refused = await blind.get("/search", queue="mails", payload="first")
+    assert (refused.status_code, "lack the right &#39;payloads&#39;" in refused.text) == (403, True)
+
+
+@LEFT
+async def test_a_job_names_those_with_the_same_payload(connected: worqr.Mesh, site: Site) -> None:
+    async def handler(task: bytes) -> None:
+        worqr.current().progress(0.5)
+        await trio.sleep_forever()
+
+    queue = connected.queue("mails")
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "mails", handler)
+        await queue.enqueue(b"same", b"same")
+        with trio.fail_after(PATIENCE):
+            while len(ids := [task.id for task in await queue.running() if task.progress is not None]) < 2:
+                await trio.sleep(0.01)
+            while not (await queue.read(str(ids[0]))).twins:
+                await trio.sleep(0.01)
+        text = (await site.get("/job", queue="mails", id=str(ids[0]))).text
+        assert re.search(rf"<dt>Same payload</dt><dd><a [^>]*>{ids[1]}</a></dd>", text)
+        assert (await site.get("/api/v1/job", queue="mails", id=str(ids[0]))).json()["twins"] == [ids[1]]
+        nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+import trio
 
 import worqr
 from tests.support.patience import PATIENCE
@@ -60,8 +61,19 @@ async def test_a_program_acts_with_its_token_and_gets_the_outcome(connected: wor
     act = await ask(app, "POST", "/cancel-all", OPERATOR, data={"queue": "mails", "count": "2"})
     assert act.json()["act"]
     assert act.json()["outcome"]
+    with trio.fail_after(PATIENCE):
+        while (row := await act_row(app, act.json()["act"]))["state"] == "running":
+            await trio.sleep(0.01)
+    assert (row["act"], row["queue"], row["who"], row["changed"]) == ("cancel", "mails", "deploy", 2)
+    assert row["outcome"] == "2 tasks were cancelled."
+    assert (await ask(app, "GET", "/api/v1/bulk?id=unknown", READER)).status_code == 404
     wrong = await ask(app, "POST", "/cancel-all", OPERATOR, data={"queue": "mails"})
     assert (wrong.status_code, "not confirmed" in wrong.json()["error"]) == (400, True)
+
+
+async def act_row(app: Any, act: str) -> dict[str, Any]:
+    [row] = (await ask(app, "GET", f"/api/v1/bulk?id={act}", READER)).json()["rows"]
+    return dict(row)
 
 
 async def test_a_wrong_token_is_refused_at_every_door() -> None:

@@ -136,6 +136,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "finish_tasks": lambda q, g, scene: ops.finish_tasks(
         q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1], {scene.twin: ("bytes", b"result")}
     ),
+    "find_task": lambda q, g, scene: ops.find_task(q, b"raw", 9),
     "fire_schedule": lambda q, g, scene: ops.fire_schedule(
         q, "s", T, judged_at=T, run_at=T, overlap="cancel", task=TASK, meta='{"traceparent":"00-1-2-01"}'
     ),

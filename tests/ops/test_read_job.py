@@ -21,7 +21,7 @@ def texts(stored: Stored | None) -> dict[str, str]:
 
 def test_on_an_empty_database_nothing_is_made(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
-    assert read(desk) == Everything(False, -1, None, None, [None, None], [])
+    assert read(desk) == Everything(False, -1, None, None, [None, None], [], [])
     assert desk.state() == {}
 
 
@@ -122,3 +122,16 @@ def test_a_record_that_is_gone_or_foreign_ends_the_list(desk: Desk, kind: str) -
     else:
         desk.client.set(desk.q.dead_letter(first), "foreign")
     assert len(read(desk).records) == 1
+
+
+def test_a_plain_task_that_became_a_job_has_twins(desk: Desk) -> None:
+    first, second, third = desk.hold("A", b"x", b"x", b"other")
+    desk.call(ops.note_progress(desk.q, "A", [(claim, 0.5, "half") for claim in (first, second, third)]))
+    with desk.nothing_changes():
+        assert desk.call(ops.read_job(desk.q, f"@{first}")).twins == [f"@{second}"]
+        assert desk.call(ops.read_job(desk.q, f"@{third}")).twins == []
+    desk.retry("A", second)
+    assert desk.call(ops.read_job(desk.q, f"@{second}")).twins == [f"@{first}"]
+    desk.client.delete(f"{desk.q.base}:twins:11f6ad8ec52a2984abaafd7c3b516503785c2072")
+    desk.client.set(f"{desk.q.base}:twins:11f6ad8ec52a2984abaafd7c3b516503785c2072", "mine")
+    assert desk.call(ops.read_job(desk.q, f"@{first}")).twins == []

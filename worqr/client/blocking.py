@@ -19,6 +19,7 @@ from worqr.client.queue import Queue
 from worqr.ended_runs import EndedRun
 from worqr.history import History
 from worqr.job_options import JobOptions
+from worqr.matches import Matches
 from worqr.ops import MAX_ITEMS
 from worqr.records import CancelCount, JobRecord, LogEntry, MeshInfo, QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.validation import Seconds
@@ -283,6 +284,18 @@ class BlockingQueue:
             UsageError: `minutes` is not valid.
         """
         return run_coroutine(self._client, self._queue.history(minutes))
+
+    def find(self, task: bytes | bytearray | memoryview, limit: int = 100) -> Matches:
+        """Return where the plain tasks with this payload are, and the jobs that were such tasks. See ``queue.find``.
+
+        Args:
+            task: The payload.
+            limit: At most this many tasks of each kind, up to 1,000.
+
+        Raises:
+            UsageError: The task is not bytes-like, or `limit` is less than 1.
+        """
+        return run_coroutine(self._client, self._queue.find(task, limit))
 
     def recent(self, limit: int = 100) -> list[EndedRun]:
         """Return the runs that ended last, the last one first. See ``queue.recent``.

@@ -18,9 +18,10 @@ from worqr.errors import UsageError
 from worqr.history import History
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
+from worqr.matches import Matches
 from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount, JobRecord
-from worqr.validation import Seconds, check_count, check_text, from_ms, seconds
+from worqr.validation import Seconds, check_count, check_task, check_text, from_ms, seconds
 
 
 class QueueOperations:
@@ -68,6 +69,30 @@ class QueueOperations:
         replies = await ask_each(self._client, shards, lambda keys: ops.list_ended(keys, most))
         found = [ended_run(keys, raw) for keys, runs in zip(shards, replies, strict=True) for raw in runs]
         return sorted(filter(None, found), key=lambda run: run.started.timestamp() + run.seconds, reverse=True)[:most]
+
+    async def find(self, task: bytes | bytearray | memoryview, limit: int = 100) -> Matches:
+        """Return where the plain tasks with this payload are, and the jobs that were such tasks. One request to each shard.
+
+        It compares the 100,000 tasks at each end of the queue, and 1,000 running tasks; see ``Matches.complete``. A job that was
+        dispatched is found by its id: ``mesh.find(id)``.
+
+        Args:
+            task: The payload.
+            limit: At most this many tasks of each kind, up to 1,000.
+
+        Raises:
+            UsageError: The task is not bytes-like, or `limit` is less than 1; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        checked = check_task(task, self._client.settings.max_payload)
+        most = min(check_count(limit, "limit"), MAX_ITEMS)
+        shards = await self._client.sharding.shards(self._keys)
+        found = await ask_each(self._client, shards, lambda keys: ops.find_task(keys, checked, most))
+        named = [claim_name(keys, claim) for keys, each in zip(shards, found, strict=True) for claim in each.claims]
+        places = sorted(place for each in found for place in each.places)
+        ids = [name for each in found for name in each.ids]
+        whole = all(each.complete for each in found) and max(map(len, (places, ids, named))) <= most
+        return Matches(tuple(places[:most]), tuple(ids[:most]), tuple(named[:most]), whole)
 
     async def read(self, id: str, *, payload: bool = False) -> JobRecord:
         """Return everything that is stored about one job: its state, options and tries with their errors, the payload, its last

@@ -114,13 +114,19 @@ def _confirmed(verb: Verb, visit: Visit) -> int:
 START: Final[dict[Verb, Callable[[Visit], Awaitable[Response]]]] = {verb: partial(start, verb) for verb in RIGHTS}
 
 
-async def bulk(visit: Visit) -> Response:
-    """One act, and how far it is; without an id, all that this process has."""
+def seen_acts(visit: Visit) -> list[Bulk]:
+    """Return the act that the address names; without an id, all that this process has, the newest first."""
     name = visit.text("id")
     acts = [each for each in visit.bulk_acts.newest_first() if visit.viewer.sees(each.order.queue)]
     found = [each for each in acts if not name or each.id == name]
     if name and not found:
         raise Refused(404, "There is no such act: it ended long ago, or this program was started since.")
+    return found
+
+
+async def bulk(visit: Visit) -> Response:
+    """One act, and how far it is; without an id, all that this process has."""
+    name, found = visit.text("id"), seen_acts(visit)
     live = visit.link("/live", view="bulk", id=name) if name and found[0].running else ""
     rows: list[dict[str, Any]] = [
         {

@@ -1,7 +1,8 @@
 """Live numbers: a stream of server-sent events for each open page.
 
-A stream looks again every one to three seconds, and sends the texts that have changed. Streams that show the same share one look.
-A stream ends after two minutes, and the browser opens the next one. So a client that vanished silently costs two minutes.
+A stream looks again every one to three seconds, and sends the texts that have changed. The graphs of a queue are sent when its
+history was read again. Streams that show the same share one look. A stream ends after two minutes, and the browser opens the next
+one. So a client that vanished silently costs two minutes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,7 +21,9 @@ from worqr.dashboard import bulk_pages, log_page, reading
 from worqr.dashboard.batches import unless_refused
 from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
+from worqr.dashboard.graphs import NAMES, Graphs
 from worqr.dashboard.guard import Message, Receive, Refused
+from worqr.dashboard.histories import read_graphs
 from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
@@ -54,11 +57,12 @@ QUICK: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class News:
     """What a page shows now: a text for each key, and the names of the rows of its list. Another set of names means that the
-    list has changed.
+    list has changed. And the graphs of its queue.
     """
 
     texts: Mapping[str, str]
     rows: object = None
+    graphs: Graphs | None = None
 
 
 @dataclass
@@ -67,19 +71,22 @@ class _Sent:
 
     texts: dict[str, str] = field(default_factory=dict[str, str])
     rows: object = None
+    graphs: Graphs | None = None
     away: bool = False
     at: float = field(default_factory=time.monotonic)
 
-    def events(self, news: News) -> str:
-        """Return the events that bring the client up to date; empty if it is."""
+    def events(self, news: News, draw: Callable[[Graphs], str]) -> str:
+        """Return the events that bring the client up to date; empty if it is. `draw` returns the HTML of graphs."""
         new = {key: text for key, text in news.texts.items() if self.texts.get(key) != text}
         out = _event("up", {}) if self.away else ""
         if new:
             out += _event("set", {escape(key): text for key, text in new.items()})  # the page has them escaped
         if self.texts and news.rows != self.rows:
             out += _event("moved", {})
+        if self.texts and news.graphs is not None and news.graphs is not self.graphs:
+            out += _event("graphs", {"html": draw(news.graphs)})
         self.texts |= new
-        self.rows, self.away = news.rows, False
+        self.rows, self.graphs, self.away = news.rows, news.graphs, False
         return out
 
     def is_away(self, why: str) -> str:
@@ -142,7 +149,15 @@ async def _queue(visit: Visit) -> News:
         return News(texts, (getattr(info, tab, 0), *(info.counts.get(step, 0) for step in MOVED.get(tab, ()))))
 
     news = await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
-    return await _with_counts(visit, news, [name], tab)
+    graphs = await read_graphs(visit, name, visit.choice("range", tuple(NAMES)))
+    return replace(await _with_counts(visit, news, [name], tab), graphs=graphs)
+
+
+def _draw(visit: Visit, graphs: Graphs) -> str:
+    """Return the graphs of the queue of a stream as HTML."""
+    shown = {"name": visit.text("name")}
+    span, tab = visit.choice("range", tuple(NAMES)), visit.choice("tab", reading.TABS)
+    return visit.render("history.html", visit=visit, info=shown, tab=tab, graphs=graphs, range=span, ranges=NAMES)
 
 
 async def _with_counts(visit: Visit, news: News, queues: Sequence[str], tab: str) -> News:
@@ -239,7 +254,7 @@ class EventStream:
     async def _send_news(self, send: Send, end: float) -> None:
         silent_since = time.monotonic()
         while time.monotonic() < end and not self._visit.looks.closing:
-            events = self._sent.events(await self._read())
+            events = self._sent.events(await self._read(), partial(_draw, self._visit))
             self._visit.looks.answered()
             if not events and time.monotonic() - silent_since > COMMENT_EVERY:
                 events = ": nothing new\n\n"

@@ -21,6 +21,8 @@ from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
 from worqr.errors import UsageError
 from worqr.inside import client_of
+from worqr.matches import Matches
+from worqr.ops import FIND_DEPTH
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 from worqr.snapshots import is_in_use
 
@@ -158,7 +160,7 @@ async def queue(visit: Visit) -> Response:
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
     context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
-    view = visit.link("/live", view="queue", name=info.name, tab=tab, count=visit.text("count"))
+    view = visit.link("/live", view="queue", name=info.name, tab=tab, range=span, count=visit.text("count"))
     return visit.page("queue.html", 404 if unknown else 200, live=view, info=info, tab=tab, tabs=TABS, **context)
 
 
@@ -290,8 +292,11 @@ async def worker(visit: Visit) -> Response:
 
 
 async def search(visit: Visit) -> Response:
-    """A job by its id, in all queues or in the one that is named before a colon; and queues by a part of their name."""
+    """A job by its id, in all queues or in the one that is named before a colon; and queues by a part of their name. Or the plain
+    tasks of a queue with a payload.
+    """
     word = visit.text("q").strip()
+    matches = await _matches(visit) if "payload" in visit.query else None
     found: list[tuple[str, str, Status]] = []
     names: list[str] = []
     if word:
@@ -300,7 +305,25 @@ async def search(visit: Visit) -> Response:
         found = [each for some in lists for each in some]
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
     shown, left_out = found[:PAGE], max(len(found) - PAGE, 0)
-    return visit.page("search.html", live="", word=word, found=shown, left_out=left_out, names=names)
+    return visit.page(
+        "search.html",
+        live="",
+        word=word,
+        found=shown,
+        left_out=left_out,
+        names=names,
+        matches=matches,
+        depth=FIND_DEPTH,
+    )
+
+
+async def _matches(visit: Visit) -> Matches:
+    """Return where a payload is. A viewer who may not read payloads may not test guesses of them, either."""
+    if "payloads" not in visit.viewer.may:
+        raise Refused(403, f"You are {visit.viewer.name!r}, and lack the right 'payloads' for this.")
+    queue = visit.queue(visit.text("queue").strip())
+    matches, _ = await with_state(visit, partial(queue.find, visit.text("payload").encode(), PAGE))
+    return matches
 
 
 Found = list[tuple[str, str, Status]]

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from starlette.responses import Response
 
 from worqr.dashboard import log_page, reading, records_page
+from worqr.dashboard.bulk_pages import seen_acts, sentence
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
 from worqr.escaping import escape
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
+    from worqr.dashboard.bulk import Bulk
     from worqr.dashboard.payloads import Redactor
     from worqr.records import Failed, JobRecord, LogEntry, RemoteError, Status, TaskInfo, Try, WorkerInfo
 
@@ -191,6 +193,11 @@ async def log(visit: Visit) -> Rows:
     return _page(visit, found, partial(entry_row, visit.redactor))
 
 
+async def bulk(visit: Visit) -> Rows:
+    """The acts on many tasks that this process has started."""
+    return _page(visit, seen_acts(visit), act_row)
+
+
 async def job(visit: Visit) -> Response:
     """One job, as JSON."""
     queue = visit.queue(visit.text("queue"))
@@ -211,6 +218,7 @@ READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/workers": workers,
     "/api/v1/schedules": schedules,
     "/api/v1/log": log,
+    "/api/v1/bulk": bulk,
 }
 
 
@@ -284,6 +292,23 @@ def entry_row(redactor: Redactor, entry: LogEntry) -> Row:
     return {**asdict(entry), "text": redactor.text(entry.text)}
 
 
+def act_row(act: Bulk) -> Row:
+    """Return an act on many tasks, and how far it is."""
+    order, progress = act.order, act.progress
+    return {
+        "id": act.id,
+        "act": order.verb,
+        "queue": order.queue,
+        "who": order.who,
+        "began": act.began,
+        "state": progress.state,
+        "tried": progress.tried,
+        "total": progress.total,
+        "changed": progress.changed,
+        "outcome": sentence(act),
+    }
+
+
 def _try(each: Try, redactor: Redactor) -> Row:
     fields = {"at": each.at, "seconds": each.seconds, "worker": each.worker, "reason": each.reason}
     return {**fields, "error": _error(each.error, redactor)}
@@ -306,6 +331,7 @@ def job_fields(record: JobRecord, redactor: Redactor) -> Row:
         "meta": {name: redactor.meta(name, value) for name, value in record.meta.items()},
         "size": record.size,
         "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
+        "twins": list(record.twins),
         "tries": [_try(each, redactor) for each in record.tries],
         "dead_letters": [record_row(each, redactor) for each in record.dead_letters],
     }

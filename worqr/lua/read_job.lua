@@ -12,11 +12,11 @@
 -- ARGV[1] id of the job
 -- ARGV[2] head bytes of each payload that are returned
 -- ARGV[3] max_bytes bytes of payload that are read; a longer one is returned as empty
--- ARGV[4] most dead-letter records, the newest first
--- RETURNS ok cancelling reserved run job results records: cancelling is 1 if the run is to be cancelled, reserved ms until the id
+-- ARGV[4] most dead-letter records, the newest first; and other jobs that were plain tasks with this payload
+-- RETURNS ok cancelling reserved run job results records twins: cancelling is 1 if the run is to be cancelled, reserved ms until the id
 --   is free again (-1: it is not reserved); run and job are records, or false; results are the newest and the one before
 --   it, each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
---   and values in turn
+--   and values in turn; twins are ids
 -- RESEND safe: it only reads
 local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local dead_letter_index, cancelling, taken = KEYS[7], KEYS[8], KEYS[9]
@@ -58,4 +58,12 @@ while claim and #records < most do
   records[#records + 1] = record or nil
   claim = record and redis.call('HGET', queue .. ':aside:' .. claim, 'older')
 end
-return {'ok', marked, math.max(-1, redis.call('PTTL', taken)), run, kept, results, records}
+local digest = run and redis.call('HGET', active, 'twin') or kept and redis.call('HGET', job, 'twin')
+local scanned = digest and own(redis.pcall('SSCAN', queue .. ':twins:' .. digest, '0', 'COUNT', most + 1))
+local twins = {}
+for _, twin in ipairs(scanned and scanned[2] or {}) do
+  if twin ~= id and #twins < most then
+    twins[#twins + 1] = twin
+  end
+end
+return {'ok', marked, math.max(-1, redis.call('PTTL', taken)), run, kept, results, records, twins}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from worqr.keys import QueueKeys
-from worqr.ops.replies import Reply, new_call, pairs, status_word, text
+from worqr.ops.replies import Reply, new_call, pairs, status_word, text, texts
 from worqr.script_call import Call
 
 HEAD_BYTES: Final = 4096
@@ -15,7 +15,7 @@ HEAD_BYTES: Final = 4096
 READ_BYTES: Final = 1 << 20
 """Bytes of payload that the server reads for one record and its dead letters: it reads 1 MiB in about 6 ms."""
 MANY_RECORDS: Final = 10
-"""Dead-letter records of one id that are read, at most."""
+"""Dead-letter records of one id that are read, at most; and other jobs with its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class StoredResult:
 @dataclass(frozen=True, slots=True)
 class Everything:
     """Reply of read_job. `run` and `job` are None if the id does not run, or does not wait; `reserved_ms` is -1 if it is free.
-    `results` are the newest and the one before it; None: it is not stored.
+    `results` are the newest and the one before it; None: it is not stored. `twins` are other jobs that were plain tasks with the
+    same payload.
     """
 
     cancelling: bool
@@ -46,6 +47,7 @@ class Everything:
     job: Stored | None
     results: list[StoredResult | None]
     records: list[Stored]
+    twins: list[str]
 
 
 def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
@@ -61,7 +63,7 @@ def read_job(keys: QueueKeys, id: str) -> Call[Everything]:
 
     def read(reply: Reply) -> Everything:
         status_word(reply)
-        _, cancelling, reserved_ms, run, job, results, records = reply
+        _, cancelling, reserved_ms, run, job, results, records, twins = reply
         return Everything(
             bool(cancelling),
             int(reserved_ms),
@@ -69,6 +71,7 @@ def read_job(keys: QueueKeys, id: str) -> Call[Everything]:
             _stored(job) if job else None,
             [StoredResult(int(entry[0]), _fields(entry[1:])) if entry else None for entry in results],
             [_stored(entry) for entry in records],
+            texts(twins),
         )
 
     kept = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id))

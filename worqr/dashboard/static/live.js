@@ -1,21 +1,58 @@
-// Live numbers, times in the zone of the browser, and "choose all". Pages work without this file: a reload looks again.
+// Live numbers and graphs, times in the zone of the browser, and "choose all". Pages work without this file: a reload looks again.
 "use strict";
 (() => {
   const zone = Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
   const clock = Intl.DateTimeFormat("sv-SE", { timeStyle: "medium" });
 
-  const today = new Date().toDateString();
-  for (const time of document.querySelectorAll("time[datetime]")) {
-    const when = new Date(time.dateTime);
-    time.title = `${time.textContent} UTC`;
-    time.textContent = (when.toDateString() === today ? clock : zone).format(when);
-  }
-  for (const name of document.querySelectorAll(".zone")) name.remove();
   const hour = Intl.DateTimeFormat("en-GB", { timeStyle: "short" });
-  for (const text of document.querySelectorAll("text[data-at]")) {
-    const day = text.textContent.includes(" ") ? `${Intl.DateTimeFormat("en-GB", { weekday: "short" }).format(new Date(text.dataset.at))} ` : "";
-    text.textContent = day + hour.format(new Date(text.dataset.at));
+  const weekday = Intl.DateTimeFormat("en-GB", { weekday: "short" });
+
+  function localize(part) {
+    const today = new Date().toDateString();
+    for (const time of part.querySelectorAll("time[datetime]")) {
+      const when = new Date(time.dateTime);
+      time.title = `${time.textContent} UTC`;
+      time.textContent = (when.toDateString() === today ? clock : zone).format(when);
+    }
+    for (const name of part.querySelectorAll(".zone")) name.remove();
+    for (const text of part.querySelectorAll("text[data-at]")) {
+      const when = new Date(text.dataset.at);
+      text.textContent = (text.textContent.includes(" ") ? `${weekday.format(when)} ` : "") + hour.format(when);
+    }
   }
+
+  // Shows the values of all charts at the time under the pointer. They are taken from the table below the charts.
+  function followPointer(charts) {
+    const rows = [...document.querySelectorAll("#values tbody tr")].reverse();
+    const values = [...charts.querySelectorAll(".value")];
+    const latest = values.map((value) => value.textContent);
+    const lines = charts.querySelectorAll(".cross");
+    const title = document.getElementById("history-at");
+    const last = title.textContent;
+
+    function show(place) {
+      const row = rows[place];
+      values.forEach((value, index) => {
+        value.textContent = row ? row.cells[Number(value.dataset.column) + 1].textContent : latest[index];
+      });
+      for (const line of lines) {
+        const x = `${((place + 0.5) / rows.length) * 100}%`;
+        if (row) { line.setAttribute("x1", x); line.setAttribute("x2", x); }
+        line.setAttribute("visibility", row ? "visible" : "hidden");
+      }
+      title.textContent = row ? row.cells[0].textContent : last;
+    }
+
+    charts.addEventListener("pointermove", (event) => {
+      const plot = event.target.closest(".chart")?.querySelector(".plot > svg");
+      const box = plot?.getBoundingClientRect();
+      if (box?.width) show(Math.max(0, Math.min(rows.length - 1, Math.floor(((event.clientX - box.left) / box.width) * rows.length))));
+    });
+    charts.addEventListener("pointerleave", () => show(-1));
+  }
+
+  localize(document);
+  document.querySelectorAll("[data-charts]").forEach(followPointer);
 
   for (const button of navigator.clipboard ? document.querySelectorAll("button.copy") : []) {
     button.hidden = false;
@@ -71,6 +108,18 @@
     seen();
   }
 
+  // Replaces the graphs, unless the pointer or the focus is in them: the next ones come soon.
+  function redraw(event) {
+    const old = document.querySelector("section.history");
+    if (!old || old.matches(":hover") || old.contains(document.activeElement)) return;
+    const made = new DOMParser().parseFromString(JSON.parse(event.data).html, "text/html").querySelector("section.history");
+    const [before, after] = [old.querySelector("details"), made.querySelector("details")];
+    if (before && after) after.open = before.open;
+    localize(made);
+    old.replaceWith(made);
+    made.querySelectorAll("[data-charts]").forEach(followPointer);
+  }
+
   function away(why) {
     document.body.classList.add("away");
     banner.textContent = `${why} The figures are of ${shown}.`;
@@ -91,6 +140,7 @@
     stream = new EventSource(address);
     stream.addEventListener("open", () => { if (banner.hidden) seen(); });
     stream.addEventListener("set", set);
+    stream.addEventListener("graphs", redraw);
     stream.addEventListener("moved", () => { pill.hidden = false; });
     stream.addEventListener("down", () => away("The server does not answer."));
     stream.addEventListener("up", back);
@@ -109,36 +159,4 @@
   window.addEventListener("pagehide", close);
   window.addEventListener("pageshow", open);
   open();
-})();
-
-// The values of all charts at the time under the pointer. They are taken from the table below the charts.
-(() => {
-  const charts = document.querySelector("[data-charts]");
-  if (!charts) return;
-  const rows = [...document.querySelectorAll("#values tbody tr")].reverse();
-  const values = [...charts.querySelectorAll(".value")];
-  const latest = values.map((value) => value.textContent);
-  const lines = charts.querySelectorAll(".cross");
-  const title = document.getElementById("history-at");
-  const last = title.textContent;
-
-  function show(place) {
-    const row = rows[place];
-    values.forEach((value, index) => {
-      value.textContent = row ? row.cells[Number(value.dataset.column) + 1].textContent : latest[index];
-    });
-    for (const line of lines) {
-      const x = `${((place + 0.5) / rows.length) * 100}%`;
-      if (row) { line.setAttribute("x1", x); line.setAttribute("x2", x); }
-      line.setAttribute("visibility", row ? "visible" : "hidden");
-    }
-    title.textContent = row ? row.cells[0].textContent : last;
-  }
-
-  charts.addEventListener("pointermove", (event) => {
-    const plot = event.target.closest(".chart")?.querySelector(".plot > svg");
-    const box = plot?.getBoundingClientRect();
-    if (box?.width) show(Math.max(0, Math.min(rows.length - 1, Math.floor(((event.clientX - box.left) / box.width) * rows.length))));
-  });
-  charts.addEventListener("pointerleave", () => show(-1));
 })();
