@@ -42,7 +42,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/schedules": [{}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/server": [{}],
-    "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{payload}"}],
+    "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{job}"}],
     "/api/v1/scale": [{"queue": "{queue}", "places": "10"}],
     "/api/v1/queues": [{}, {"format": "csv"}],
     "/api/v1/tasks": [
@@ -106,9 +106,7 @@ class Scene:
     def names(self) -> dict[str, str]:
         queue, texts = self.texts.queue, self.texts
         queues = {"queue": queue, **{name: f"{queue}-{name}" for name in ("slow", "failing", "typed")}}
-        payload = texts.payload.decode("utf-8", "replace")
         return queues | {
-            "payload": payload,
             "job": texts.job,
             "worker": self.worker,
             "app": texts.app,

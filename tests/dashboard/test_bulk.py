@@ -219,39 +219,6 @@ async def test_a_queue_has_one_act_at_a_time_and_a_page_that_moves(
 
 
 @LEFT
-async def test_the_same_act_in_two_programs_at_once_does_nothing_twice(
-    connected: worqr.Mesh, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await fill_failed(connected, "mails", 250)
-    other, told = Site(worqr.Mesh(connected.url, prefix=connected.prefix, patience=10)), Bulk._tried  # pyright: ignore[reportPrivateUsage]
-    both = threading.Barrier(2, timeout=PATIENCE)
-
-    def wait_for_the_other(self: Bulk, tried: int, total: int) -> None:
-        if tried == 100:
-            both.wait()  # both have read which tasks are meant
-        told(self, tried, total)
-
-    monkeypatch.setattr(Bulk, "_tried", wait_for_the_other)
-    acts: list[Bulk] = []
-
-    async def retry(site: Site) -> None:
-        answer = await site.post("/retry-all", **await confirmed(site, "retry", queue="mails"))
-        acts.append(act_of(site, answer.headers["location"]))
-
-    with trio.fail_after(PATIENCE):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(retry, site)
-            nursery.start_soon(retry, other)
-    for act in acts:
-        assert await trio.to_thread.run_sync(act.ended.wait, PATIENCE)
-    assert [act.progress.state for act in acts] == ["finished", "finished"]
-    assert sum(act.progress.changed or 0 for act in acts) == 250
-    tasks = await connected.queue("mails").tasks(1000)
-    assert sorted(map(int, tasks)) == list(range(250))
-    assert (await connected.queue("mails").info()).failed == 0
-
-
-@LEFT
 async def test_scheduled_jobs_run_now_and_a_queue_is_cancelled_or_deleted(connected: worqr.Mesh, site: Site) -> None:
     queue = connected.queue("mails")
     for number in range(120):

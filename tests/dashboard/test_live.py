@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,15 +14,18 @@ import anyio
 import pytest
 import redis
 import trio
+import trio.testing
 
 import worqr
 from tests.dashboard.conftest import Site, write_quiet_hour
+from tests.dashboard.scene import open_scene
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.dashboard import histories, live
+from worqr.dashboard import histories, live, reading
 from worqr.dashboard.graphs import Graphs
 from worqr.dashboard.live import News, _Sent  # pyright: ignore[reportPrivateUsage]
 from worqr.dashboard.looks import Looks
+from worqr.dashboard.numbers import signature
 from worqr.errors import Unavailable
 
 LEFT = pytest.mark.leaves("*")
@@ -185,6 +189,29 @@ def test_only_changes_are_sent() -> None:
     assert "down" in sent.is_away("x")
     assert sent.is_away("x") == ""
     assert sent.events(News({"a": "3", "b": "2"}, 2), draw) == "event: up\ndata: {}\n\n"
+
+
+def test_a_list_that_has_changed_before_the_first_look_has_moved() -> None:
+    assert "moved" not in _Sent(signature([1])).events(News({"a": "1"}, [1]), draw)
+    assert "moved" in _Sent(signature([1])).events(News({"a": "1"}, [2]), draw)
+
+
+@LEFT
+@pytest.mark.parametrize("tab", reading.TABS)
+async def test_a_page_tells_its_stream_which_list_it_shows(
+    connected: worqr.Mesh, site: Site, server: Server, tab: str
+) -> None:
+    queues = {"running": "slow", "failed": "failing", "ended": "failing", "broken": "typed"}
+    async with open_scene(server.url, connected.prefix) as scene:
+        page = (await site.get("/queue", name=scene.names[queues.get(tab, "queue")], tab=tab)).text
+        address = html.unescape(page.split('data-live="/live?')[1].split('"')[0])
+        async with opened(site, address) as stream:
+            await stream.wait_for("set")
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            with pytest.raises(trio.WouldBlock):
+                stream.events.receive_nowait()
+        async with opened(site, f"{address}0") as stream:
+            await stream.wait_for("moved")
 
 
 def test_graphs_are_sent_when_they_are_others_than_before() -> None:

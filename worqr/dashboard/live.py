@@ -24,7 +24,15 @@ from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
 from worqr.dashboard.graphs import NAMES, Graphs
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.histories import read_graphs
-from worqr.dashboard.numbers import header_numbers, job_numbers, queue_numbers, running_numbers, state_numbers
+from worqr.dashboard.numbers import (
+    header_numbers,
+    job_numbers,
+    queue_numbers,
+    rows_of,
+    running_numbers,
+    signature,
+    state_numbers,
+)
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import Unavailable, WorqrError
@@ -43,21 +51,14 @@ AWAY: Final = 2.0
 """Seconds between two attempts while the server is away."""
 MOST: Final = 64
 """Streams of one process."""
-MOVED: Final = {
-    "waiting": ("enqueued", "claimed"),
-    "failed": ("failed",),
-    "broken": ("broken",),
-    "ended": ("finished", "retried", "failed", "cancelled"),
-}
-"""The counters of a queue that grow when one of its lists has changed, besides the length of the list."""
 SLOW: Final = 3.0
 QUICK: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a page shows now: a text for each key, and the names of the rows of its list. Another set of names means that the
-    list has changed. And the graphs of its queue.
+    """What a page shows now: a text for each key, the rows of its list, and the graphs of its queue. The list has changed if the
+    `signature` of its rows is another one.
     """
 
     texts: Mapping[str, str]
@@ -69,8 +70,9 @@ class News:
 class _Sent:
     """What one client knows."""
 
+    rows: str = ""
+    """The signature of the rows of its list; empty: it is not known yet."""
     texts: dict[str, str] = field(default_factory=dict[str, str])
-    rows: object = None
     graphs: Graphs | None = None
     away: bool = False
     at: float = field(default_factory=time.monotonic)
@@ -81,12 +83,13 @@ class _Sent:
         out = _event("up", {}) if self.away else ""
         if new:
             out += _event("set", {escape(key): text for key, text in new.items()})  # the page has them escaped
-        if self.texts and news.rows != self.rows:
+        rows = signature(news.rows)
+        if self.rows and rows != self.rows:
             out += _event("moved", {})
         if self.texts and news.graphs is not None and news.graphs is not self.graphs:
             out += _event("graphs", {"html": draw(news.graphs)})
         self.texts |= new
-        self.rows, self.graphs, self.away = news.rows, news.graphs, False
+        self.rows, self.graphs, self.away = rows, news.graphs, False
         return out
 
     def is_away(self, why: str) -> str:
@@ -145,8 +148,8 @@ async def _queue(visit: Visit) -> News:
         if tab == "running":
             found, _ = await unless_refused(partial(queue.running, reading.PAGE), list[TaskInfo]())
             numbers = running_numbers([(name, task) for task in found], visit.redactor, state.now())
-            return News(texts | numbers, [task.claim for task in found])
-        return News(texts, (getattr(info, tab, 0), *(info.counts.get(step, 0) for step in MOVED.get(tab, ()))))
+            return News(texts | numbers, rows_of(info, tab, found))
+        return News(texts, rows_of(info, tab, ()))
 
     news = await visit.looks.get(("queue", name, tab), read, within=QUICK - 0.1, spare=True)
     graphs = await read_graphs(visit, name, visit.choice("range", tuple(NAMES)))
@@ -213,7 +216,7 @@ class EventStream:
         self._visit = visit
         self._read = read
         self._every = every
-        self._sent = _Sent()
+        self._sent = _Sent(visit.text("seen"))
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Send events until the client has gone, or the stream is old."""

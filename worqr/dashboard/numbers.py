@@ -5,13 +5,23 @@ A template shows `text` of the same functions, so a page does not change at its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Final
 
 from worqr.dashboard import figures
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+
+MOVED: Final = {
+    "waiting": ("enqueued", "claimed"),
+    "failed": ("failed",),
+    "broken": ("broken",),
+    "ended": ("finished", "retried", "failed", "cancelled"),
+}
+"""The counters of a queue that grow when one of its lists has changed, besides the length of the list."""
 
 
 def state_numbers(
@@ -56,6 +66,18 @@ def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     if full:
         texts |= {f"{start}.count.{name}": figures.count(number) for name, number in info.counts.items()}
     return texts
+
+
+def rows_of(info: QueueInfo, tab: str, running: Sequence[TaskInfo]) -> object:
+    """Return what differs when a list of a queue has changed: the claims that are shown of running tasks, or numbers."""
+    if tab == "running":
+        return [task.claim for task in running]
+    return (getattr(info, tab, 0), *(info.counts.get(name, 0) for name in MOVED.get(tab, ())))
+
+
+def signature(rows: object) -> str:
+    """Return a short text for the rows of a list. Other rows have another one."""
+    return f"{zlib.crc32(repr(rows).encode()):08x}"
 
 
 def worker_numbers(worker: WorkerInfo) -> dict[str, str]:

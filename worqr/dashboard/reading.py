@@ -16,6 +16,7 @@ from worqr.dashboard.batches import pair, unless_refused
 from worqr.dashboard.graphs import HOUR, NAMES
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.histories import read_graphs, read_sparklines
+from worqr.dashboard.numbers import rows_of, signature
 from worqr.dashboard.records_page import read_records
 from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
 from worqr.dashboard.visit import Visit
@@ -160,7 +161,9 @@ async def queue(visit: Visit) -> Response:
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
     context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
-    view = visit.link("/live", view="queue", name=info.name, tab=tab, range=span, count=visit.text("count"))
+    counts = visit.text("count")
+    seen = "" if counts else signature(rows_of(info, tab, context.get("tasks", ())))
+    view = visit.link("/live", view="queue", name=info.name, tab=tab, range=span, count=counts, seen=seen)
     return visit.page("queue.html", 404 if unknown else 200, live=view, info=info, tab=tab, tabs=TABS, **context)
 
 
