@@ -475,21 +475,22 @@ class Model(Lines):
         return waiting
 
     def purge_queue(self, limit: int, blocked_left: set[str]) -> Reply:
-        """`blocked_left`: those of the deleted blocked ones that are there still, for a set has no order."""
+        """A job counts as ten plain tasks. `blocked_left`: the deleted blocked ones that are there still; a set has no order."""
         self.begin("purge_queue")
         for part in ("", ":suspects"):
             line: list[bytes] = self.trash.get(part, [])
             while limit > 0 and line:
-                limit -= 1
-                self._purge(id_of(line.pop(0)))
+                job = id_of(line.pop(0))
+                limit -= 1 if job is None else 10
+                self._purge(job)
         due: dict[str, int] = self.trash.get(":due", {})
-        for _, job_id in sorted((score, job_id) for job_id, score in due.items())[:limit]:
-            limit -= 1
+        for _, job_id in sorted((score, job_id) for job_id, score in due.items())[: max(0, -(-limit // 10))]:
+            limit -= 10
             del due[job_id]
             self._purge(job_id)
         blocked: set[str] = self.trash.get(":blocked", set())
         gone = blocked - blocked_left
-        assert len(gone) == min(limit, len(blocked))
+        assert len(gone) == min(max(0, -(-limit // 10)), len(blocked))
         for job_id in sorted(gone):
             blocked.discard(job_id)
             self._purge(job_id)

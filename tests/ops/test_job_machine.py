@@ -537,7 +537,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @action(4, lambda machine: any(machine.model.trash.values()))
     def purge(self, data: st.DataObject) -> None:
-        self._purge(data.draw(limits))
+        self._purge(data.draw(st.sampled_from([1, 2, 15, MAX_ITEMS])))
 
     def _purge(self, limit: int) -> None:
         reply = self.world.send(ops.purge_queue(self.q, limit))

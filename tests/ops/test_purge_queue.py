@@ -23,6 +23,14 @@ def test_empties_the_trash_in_steps(desk: Desk) -> None:
         assert not desk.call(ops.purge_queue(desk.q))
 
 
+def test_a_job_counts_as_ten_plain_tasks(desk: Desk) -> None:
+    desk.put(*[b"a"] * 5)
+    desk.call(ops.dispatch_jobs(desk.q, [job(f"w{n}") for n in range(4)]))
+    desk.call(ops.delete_queue(desk.q))
+    assert desk.call(ops.purge_queue(desk.q, 16))  # five plain tasks, one job, and another one for the last place
+    assert len(desk.state()[":trash"]) == 2
+
+
 def test_takes_the_records_of_the_jobs_along(desk: Desk) -> None:
     desk.stall(b"suspect")
     desk.hold("A", b"a")
@@ -30,7 +38,7 @@ def test_takes_the_records_of_the_jobs_along(desk: Desk) -> None:
     desk.retry("B", held)
     desk.put(MARKER, b"c")
     desk.call(ops.delete_queue(desk.q))
-    assert desk.call(ops.purge_queue(desk.q, 3))
+    assert desk.call(ops.purge_queue(desk.q, 21))
     assert not desk.call(ops.purge_queue(desk.q, 1))
     assert not any(name.startswith((":trash", ":job", "waiting")) for name in desk.state())
 
@@ -118,7 +126,7 @@ def test_in_steps_through_all_that_is_there(desk: Desk) -> None:
     desk.call(ops.dispatch_jobs(desk.q, [job(f"w{n}") for n in range(4)]))
     desk.call(ops.delete_queue(desk.q))
     left = []
-    while desk.call(ops.purge_queue(desk.q, 3)):
+    while desk.call(ops.purge_queue(desk.q, 30)):
         left.append(len([name for name in desk.state() if name.startswith(":job:")]))
     assert left == [9, 6, 3]
     assert not any(name.startswith((":trash", ":job:")) for name in desk.state())

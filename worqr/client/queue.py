@@ -6,6 +6,7 @@ one; none holds a lock, none polls unless it says so.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from worqr.client.dispatcher import send_chunks, send_dispatch, send_enqueue, se
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
+from worqr.client.notifications import sleep
 from worqr.client.queue_operations import QueueOperations
 from worqr.client.running import list_active, longest_running
 from worqr.client.stats import interleave, merge_queue_info
@@ -364,8 +366,11 @@ class Queue(QueueOperations):
             await self._client.sharding.forget(self.name)
 
     async def _purge(self, keys: QueueKeys) -> None:
+        """Delete the trash in batches, each followed by a pause of the same length: the server serves others meanwhile."""
+        began = time.monotonic()
         while await self._client.ask(ops.purge_queue(keys)):
-            pass
+            await sleep(self._client.link, time.monotonic() - began)
+            began = time.monotonic()
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Return a block in which you receive the events of this queue, as an iterator of `Event`.

@@ -7,11 +7,13 @@
 -- KEYS[4] trash_due ZSET
 -- KEYS[5] trash_blocked SET
 -- KEYS[6] counts HASH
--- ARGV[1] limit items
+-- ARGV[1] limit plain tasks; a job counts as ten of them, because its record is deleted as well
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
 local queue, trash, trash_suspects, trash_due, trash_blocked = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local counts, limit = KEYS[6], tonumber(ARGV[1])
+
+local JOB = 10 -- the time that a job takes, in plain tasks
 
 redis.call('LLEN', trash_suspects)
 redis.call('ZCARD', trash_due)
@@ -23,7 +25,7 @@ local function purge(id)
   if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer job of this id waits in the queue
     delete_cancelled_job(queue, id, ttl, why)
   end
-  limit = limit - 1
+  limit = limit - JOB
 end
 
 for _, list in ipairs({trash, trash_suspects}) do
@@ -37,13 +39,13 @@ for _, list in ipairs({trash, trash_suspects}) do
   end
 end
 if limit > 0 then
-  local due = redis.call('ZPOPMIN', trash_due, limit)
+  local due = redis.call('ZPOPMIN', trash_due, math.ceil(limit / JOB))
   for i = 1, #due, 2 do
     purge(due[i])
   end
 end
 if limit > 0 then
-  for _, id in ipairs(redis.call('SPOP', trash_blocked, limit)) do
+  for _, id in ipairs(redis.call('SPOP', trash_blocked, math.ceil(limit / JOB))) do
     purge(id)
   end
 end

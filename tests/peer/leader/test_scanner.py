@@ -18,11 +18,13 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.client import queue_registration, stats
 from worqr.client.queue_registration import NotedQueues
+from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops import QueuesPage, WorkerHeartbeats, registry
+from worqr.ops import QueuesPage, WorkerHeartbeats, operators, registry
 from worqr.peer import queue_registrar
 from worqr.peer.leader import scanner
 from worqr.peer.leader.leader import Leader
+from worqr.peer.leader.queue_inspector import QueueInspector
 
 
 class StuckScan:
@@ -207,3 +209,28 @@ async def test_what_a_producer_remembers_of_names_is_bounded(monkeypatch: pytest
     for n in range(1000, 1100):
         noted.is_due(f"Q{n}")
     assert len(noted) <= 100
+
+
+async def test_a_scan_removes_what_a_program_deleted_that_has_ended(
+    mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scan sends several batches. Here they are small, and one scan sends all of them."""
+    monkeypatch.setattr(operators, "MAX_ITEMS", 10)
+    keys, queue, scans = QueueKeys(prefix, "Q1"), mesh.queue("Q1"), Counter[str]()
+    purge = QueueInspector.purge
+
+    async def counted(self: QueueInspector, name: str) -> None:
+        scans[name] += 1
+        await purge(self, name)
+
+    monkeypatch.setattr(QueueInspector, "purge", counted)
+    async with mesh.join():
+        for n in range(5):
+            await queue.dispatch(b"1", id=f"job-{n}", delay=3600)
+        await client_of(mesh).ask(ops.delete_queue(keys))
+
+        async def left() -> int:
+            return sum(1 for _ in server.client().scan_iter(f"*{keys.base}:trash*"))
+
+        await eventually(left, 0)
+    assert scans == {"Q1": 1}

@@ -26,6 +26,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 AT_ONCE = 100
 """Queues per round trip."""
+PURGES = 10
+"""Batches of the deleted tasks of a queue that one scan removes, if the program that deleted them does not: it may have ended."""
 
 
 class QueueInspector:
@@ -92,9 +94,13 @@ class QueueInspector:
         return await self._link.call(ops.inspect(QueueKeys.of(self._prefix, name)), patience=self._patience)
 
     async def purge(self, name: str) -> None:
-        """Remove the deleted tasks of a queue, or log why that failed."""
+        """Remove some of the deleted tasks of a queue, or log why that failed."""
         try:
-            await self._link.call(ops.purge_queue(QueueKeys.of(self._prefix, name)), patience=self._patience)
+            for _ in range(PURGES):
+                if not await self._link.call(
+                    ops.purge_queue(QueueKeys.of(self._prefix, name)), patience=self._patience
+                ):
+                    return
         except Unavailable as error:
             emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
         except WorqrError as error:
