@@ -61,7 +61,8 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             assert (await q.cancel(b"held", wait=PATIENCE)).acknowledged == 1
             await q.pause("for the test")
             await q.enqueue(b"T3")
-            assert await q.count() == 1
+            assert (await q.count(), (await q.find(b"T3")).waiting) == (1, (0,))
+            assert await q.recent() == []
             await q.resume()
             await until(b"T3")
             await hand.enqueue(b"H1", b"H2", b"H3")
