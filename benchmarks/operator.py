@@ -56,7 +56,7 @@ ADDRESSES: Final = {
     "/workers": ("", "page=20", "app=app-1"),
     "/worker": (f"id=host-07:{7:032x}",),
     "/confirm": (f"act=retry&queue={FIRST}", f"act=cancel&queue={FIRST}"),
-    "/search": ("", f"q={FIRST}-job-7", "q=failed-7", "q=queue-0"),
+    "/search": ("", f"q={FIRST}-job-7", "q=failed-7", "q=queue-0", f"queue={FIRST}&payload=x"),
 }
 """Queries of pages that need one. All other pages get `GENERAL`."""
 GENERAL: Final = f"queue={FIRST}&name={FIRST}&id={FIRST}-job-7"

@@ -538,6 +538,26 @@ async def test_plain_threads_can_do_the_same(mesh: worqr.Mesh) -> None:
     await here(calm.close)
 
 
+# Running
+
+
+async def test_the_running_tasks_of_one_worker(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    mine, theirs = Held(), Held()
+    async with serving(mesh, "Q1", mine, concurrency=2) as first, serving(other, "Q1", theirs, concurrency=2) as second:
+        q = mesh.queue("Q1")
+        await q.enqueue(*[b"%d" % n for n in range(4)])
+        await mine.wait(2)
+        await theirs.wait(2)
+        for peer in (first, second):
+            assert [task.worker for task in await q.running(worker=peer.id)] == [peer.id] * 2
+            assert len(await q.running(1, worker=peer.id)) == 1
+        assert await q.running(worker="unknown") == []
+        with pytest.raises(worqr.UsageError, match="worker must be a str"):
+            await q.running(worker=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        mine.gate.set()
+        theirs.gate.set()
+
+
 # By the payload
 
 

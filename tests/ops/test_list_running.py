@@ -85,6 +85,16 @@ def test_a_page_without_a_claim_says_all_the_same_whether_there_is_more(desk: De
     assert (page.more, page.worker, page.tasks) == (False, "W200", [])
 
 
+def test_of_one_worker_if_it_is_named(desk: Desk) -> None:
+    a, b = desk.hold("A", b"1", b"2"), desk.hold("B", b"3")
+    with desk.nothing_changes():
+        for worker, claims in (("A", a), ("B", b), ("C", [])):
+            page = desk.call(ops.list_running(desk.q, only=worker))
+            assert [(task.claim, task.worker) for task in page.tasks] == [(claim, worker) for claim in claims]
+            assert not page.more
+        assert [task.claim for task in desk.call(ops.list_running(desk.q, after_claim=a[0], only="A")).tasks] == a[1:]
+
+
 def test_of_one_that_is_being_swept_too(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b")
     desk.call(ops.fail_worker(desk.q, "A", 1))

@@ -263,16 +263,17 @@ class BlockingQueue:
         """
         return run_coroutine(self._client, self._queue.cancel(task, reason=reason, wait=wait))
 
-    def running(self, limit: int = MAX_ITEMS) -> list[TaskInfo]:
+    def running(self, limit: int = MAX_ITEMS, *, worker: str = "") -> list[TaskInfo]:
         """Return the tasks that run now, the longest-running first. See ``queue.running``.
 
         Args:
             limit: At most this many, up to 10,000.
+            worker: Only tasks of the worker with this id. Empty: of all workers.
 
         Raises:
-            UsageError: `limit` is less than 1.
+            UsageError: `limit` is less than 1, or `worker` is not a str.
         """
-        return run_coroutine(self._client, self._queue.running(limit))
+        return run_coroutine(self._client, self._queue.running(limit, worker=worker))
 
     def history(self, minutes: int = 60) -> History:
         """Return what has happened in the queue lately. See ``queue.history``.

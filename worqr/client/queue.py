@@ -203,7 +203,7 @@ class Queue(QueueOperations):
         most = min(check_count(limit, "limit"), MAX_LISTED)
         return interleave([tasks for _, tasks in await self._ask_all(lambda keys: ops.list_tasks(keys, most))], most)
 
-    async def running(self, limit: int = MAX_ITEMS) -> list[TaskInfo]:
+    async def running(self, limit: int = MAX_ITEMS, *, worker: str = "") -> list[TaskInfo]:
         """Return the tasks that run now, the longest-running first.
 
         Each has its job id, or the first 100 bytes of the payload of a plain task; the worker that runs it; the time at which
@@ -211,13 +211,14 @@ class Queue(QueueOperations):
 
         Args:
             limit: At most this many, up to 10,000.
+            worker: Only tasks of the worker with this id. Empty: of all workers.
 
         Raises:
-            UsageError: `limit` is less than 1.
+            UsageError: `limit` is less than 1, or `worker` is not a str.
         """
-        most = min(check_count(limit, "limit"), MAX_LISTED)
-        shards = await self._client.sharding.shards(self._keys)
-        return [info for _, info in await longest_running(self._client, shards, most)]
+        most, shards = min(check_count(limit, "limit"), MAX_LISTED), await self._client.sharding.shards(self._keys)
+        found = await longest_running(self._client, shards, most, worker=check_text(worker, "worker"))
+        return [info for _, info in found]
 
     async def jobs(
         self,

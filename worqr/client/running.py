@@ -28,13 +28,13 @@ START: Final[Place] = (0, -1)
 
 
 async def longest_running(
-    client: Client, shards: Sequence[QueueKeys], limit: int, after: Place = START
+    client: Client, shards: Sequence[QueueKeys], limit: int, after: Place = START, worker: str = ""
 ) -> list[tuple[Place, TaskInfo]]:
-    """Return up to `limit` running tasks, the longest-running first, after a place in this order."""
+    """Return up to `limit` running tasks, the longest-running first, after a place in this order; of one worker, or of all."""
     found: list[tuple[Place, TaskInfo]] = []
     while True:
         most = min(limit - len(found), RUNNING_AT_ONCE)
-        page = await _page(client, shards, most, after)
+        page = await _page(client, shards, most, after, worker)
         found += page
         if len(page) < most or len(found) == limit:
             return found
@@ -51,27 +51,29 @@ async def list_active(client: Client, shards: Sequence[QueueKeys], limit: int, c
     return [replace(info, cursor=f"active {n} {claim}") for (claim, n), info in found]
 
 
-async def _page(client: Client, shards: Sequence[QueueKeys], limit: int, after: Place) -> list[tuple[Place, TaskInfo]]:
+async def _page(
+    client: Client, shards: Sequence[QueueKeys], limit: int, after: Place, only: str
+) -> list[tuple[Place, TaskInfo]]:
     claim, last = after
     after_claim = {keys: claim if n <= last else claim - 1 for n, keys in enumerate(shards)}
-    first = await ask_each(client, shards, lambda keys: _ask(keys, limit, after_claim[keys]))
+    first = await ask_each(client, shards, lambda keys: _ask(keys, limit, after_claim[keys], only=only))
     found: list[tuple[Place, TaskInfo]] = []
     for n, keys in enumerate(shards):
         page = first[n]
         tasks = page.tasks
         while page.more:
             before = tasks[-1].claim if len(tasks) == limit else 0
-            page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker, before))
+            page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker, before, only))
             tasks = sorted([*tasks, *page.tasks], key=_claim_of)[:limit]
         found += [((each.claim, n), running_task(keys, each)) for each in tasks]
     return sorted(found, key=lambda each: each[0])[:limit]
 
 
 def _ask(
-    keys: QueueKeys, limit: int, after_claim: int, worker: str = "", before_claim: int = 0
+    keys: QueueKeys, limit: int, after_claim: int, worker: str = "", before_claim: int = 0, only: str = ""
 ) -> ops.Call[ops.RunningPage]:
     return ops.list_running(
-        keys, limit, after_worker=worker, after_claim=max(0, after_claim), before_claim=before_claim
+        keys, limit, after_worker=worker, after_claim=max(0, after_claim), before_claim=before_claim, only=only
     )
 
 

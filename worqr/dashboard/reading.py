@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 SHORT_LIST: Final = 8
 PAGE: Final = 50
-MOST_RUNNING: Final = 1000
-"""Running tasks of a queue among which those of one worker are looked for."""
+OF_ONE_WORKER: Final = 250
+"""Running tasks of one worker in one queue that are read, so that the page can say how many are left out."""
 MOST_COLONS: Final = 4
 """Colons at which the text of a search is split into a queue and an id. Both may have some."""
 QUEUES_OF_RUNNING: Final = 20
@@ -247,12 +247,11 @@ async def running_tasks(
     names = [each.name for each in sorted(busy, key=lambda info: -info.running)]
 
     async def read(name: str) -> tuple[list[TaskInfo], str]:
-        limit = PAGE + 1 if served is None else MOST_RUNNING
-        return await unless_refused(partial(visit.mesh.queue(name).running, limit), list[TaskInfo]())
+        limit = OF_ONE_WORKER if worker else PAGE + 1
+        return await unless_refused(partial(visit.mesh.queue(name).running, limit, worker=worker), list[TaskInfo]())
 
     lists = await gathered([partial(read, name) for name in names[:QUEUES_OF_RUNNING]])
-    every = [(name, task) for name, (tasks, _) in zip(names, lists, strict=False) for task in tasks]
-    found = [(name, task) for name, task in every if not worker or task.worker == worker]
+    found = [(name, task) for name, (tasks, _) in zip(names, lists, strict=False) for task in tasks]
     found.sort(key=lambda pair: pair[1].since or datetime.max.replace(tzinfo=UTC))
     return found, {name: why for name, (_, why) in zip(names, lists, strict=False) if why}
 

@@ -11,14 +11,16 @@
 -- ARGV[5] before_claim only claims before this one; 0: all
 -- ARGV[6] most_workers whose claims are looked at in one call
 -- ARGV[7] budget claims to look at in one call; those of the first worker may be more
+-- ARGV[8] only worker whose claims count; empty for all
 -- RETURNS ok worker entry... | more worker entry... (call again after this worker); each is claim worker cancelling summary:
 --   cancelling is 1 if the run is to be cancelled, a summary is as `summarize` returns it
 -- RESEND safe: it only reads
 local queue, workers, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local before_claim, most_workers, budget = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local before_claim, most_workers, budget, only = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 
-local holders, found, looked, reply = redis.call('HKEYS', workers), {}, 0, {'ok', after_worker}
+local holders = only == '' and redis.call('HKEYS', workers) or {only}
+local found, looked, reply = {}, 0, {'ok', after_worker}
 table.sort(holders)
 for _, worker in ipairs(holders) do
   if worker > after_worker then

@@ -186,9 +186,10 @@ def list_running(
     after_worker: str = "",
     after_claim: int = 0,
     before_claim: int = 0,
+    only: str = "",
 ) -> Call[RunningPage]:
     """Return the longest-running tasks of some workers, those after `after_worker`. The claims limit which tasks count; 0: no
-    limit.
+    limit. `only`: the one worker whose tasks count; empty: all.
     """
 
     def task(claim: bytes, worker: bytes, cancelling: int, fields: list[Any]) -> RunningTask:
@@ -197,7 +198,7 @@ def list_running(
     def read(reply: Reply) -> RunningPage:
         return RunningPage(status_word(reply) == "more", text(reply[1]), [task(*entry) for entry in reply[2:]])
 
-    args = (limit, MAX_BYTES, after_worker, after_claim, before_claim, HOLDERS_AT_ONCE, MAX_ITEMS)
+    args = (limit, MAX_BYTES, after_worker, after_claim, before_claim, HOLDERS_AT_ONCE, MAX_ITEMS, only)
     return new_call("list_running", keys.base, (keys.base, keys.workers, keys.cancelling), args, read)
 
 
