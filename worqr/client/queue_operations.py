@@ -91,7 +91,7 @@ class QueueOperations:
         named = [claim_name(keys, claim) for keys, each in zip(shards, found, strict=True) for claim in each.claims]
         places = sorted(place for each in found for place in each.places)
         ids = [name for each in found for name in each.ids]
-        whole = all(each.complete for each in found) and max(map(len, (places, ids, named))) <= most
+        whole = all(each.complete for each in found) and max(len(places), len(ids), len(named)) <= most
         return Matches(tuple(places[:most]), tuple(ids[:most]), tuple(named[:most]), whole)
 
     async def read(self, id: str, *, payload: bool = False) -> JobRecord:

@@ -15,7 +15,7 @@ from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
 
-MOVED: Final = {
+MOVED: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("enqueued", "claimed"),
     "failed": ("failed",),
     "broken": ("broken",),
