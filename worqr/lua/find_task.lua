@@ -1,7 +1,6 @@
 #!lua flags=no-writes
 -- find_task: the plain tasks with a payload that wait or run, and the jobs that were such tasks.
 -- KEYS[1] queue LIST
--- KEYS[2] workers HASH
 -- ARGV[1] task bytes
 -- ARGV[2] most tasks of each of the three kinds
 -- ARGV[3] depth tasks at each end of the queue that are compared
@@ -9,7 +8,7 @@
 -- RETURNS ok complete places ids claims: complete is 1 if no task with this payload is left out; a place is the number of tasks
 --   that are taken before; claims are claim and worker in turn
 -- RESEND safe: it only reads
-local queue, workers = KEYS[1], KEYS[2]
+local queue = KEYS[1]
 local task, most, depth, budget = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local length, places, claims = redis.call('LLEN', queue), {}, {}

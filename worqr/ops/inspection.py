@@ -102,7 +102,7 @@ def find_task(keys: QueueKeys, task: bytes, most: int) -> Call[FoundTask]:
         return FoundTask(bool(complete), [int(place) for place in places], texts(ids), [int(n) for n in claims[::2]])
 
     args = (task, most, FIND_DEPTH, MAX_ITEMS)
-    return new_call("find_task", keys.base, (keys.base, keys.workers), args, read, size=len(task))
+    return new_call("find_task", keys.base, (keys.base,), args, read, size=len(task))
 
 
 def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
