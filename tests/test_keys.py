@@ -59,6 +59,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "runs": "worqr:{Q1}:runs",
         "history": "worqr:{Q1}:history",
         "history10": "worqr:{Q1}:history10",
+        "recent": "worqr:{Q1}:recent",
         "paused": "worqr:{Q1}:paused",
         "failed": "worqr:{Q1}:failed",
         "broken": "worqr:{Q1}:broken",

@@ -274,7 +274,7 @@ class Reader:
         try:
             if output is not None:
                 process.wait_for(output)
-                if not _ends_soon(process):
+                if not _ends_soon(process, within=20 if "\n" in block.code.strip() else 2):  # its next command may just start
                     process.interrupt()
                     process.ended()
                     assert "Traceback" not in process.output, f"{block}:\n{process.output}"
@@ -292,7 +292,7 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _ends_soon(process: Process, within: float = 2.0) -> bool:
+def _ends_soon(process: Process, within: float) -> bool:
     """A program that has printed everything may be about to end by itself, and must then end well."""
     try:
         process.ended(within)

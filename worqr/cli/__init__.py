@@ -169,6 +169,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `worqr queues | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:  # while a module of the command was imported
+        print("worqr: interrupted", file=sys.stderr)
+        return 130
     return code
 
 
