@@ -274,7 +274,8 @@ class Reader:
         try:
             if output is not None:
                 process.wait_for(output)
-                if not _ends_soon(process, within=20 if "\n" in block.code.strip() else 2):  # its next command may just start
+                several = "\n" in block.code.strip()  # then the last command may only just start
+                if not _ends_soon(process, within=20 if several else 2):
                     process.interrupt()
                     process.ended()
                     assert "Traceback" not in process.output, f"{block}:\n{process.output}"

@@ -37,7 +37,9 @@ def test_it_says_its_version() -> None:
 
 
 def test_ctrl_c_while_modules_are_imported_is_one_line() -> None:
-    interrupted = "import sys, types\nclass Stop(types.ModuleType):\n    def __getattr__(self, name): raise KeyboardInterrupt\n"
+    interrupted = (
+        "import sys, types\nclass Stop(types.ModuleType):\n    def __getattr__(self, name): raise KeyboardInterrupt\n"
+    )
     answer = worqr("queues", code=f"{interrupted}sys.modules['worqr.cli.output'] = Stop('output')")
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "worqr: interrupted\n")
 
