@@ -65,13 +65,20 @@ class Nodes:
         until(lambda: all(self._is_well(node) for node in self.nodes if node is not but))
 
     def pair(self, key: str) -> tuple[Node, Node]:
-        """The primary that has `key`, and its replica."""
+        """The primary that has `key`, and its replica. A replica that the others count as gone is waited for."""
         slot = self.nodes[0].ask("CLUSTER", "KEYSLOT", key)
-        for first, last, primary, replica, *_ in self.nodes[0].ask("CLUSTER", "SLOTS"):
-            if first <= slot <= last:
-                by_port = {node.port: node for node in self.nodes}
-                return by_port[primary[1]], by_port[replica[1]]
-        raise LookupError(key)
+        until(lambda: bool(self._pairs(slot)))
+        return self._pairs(slot)[0]
+
+    def _pairs(self, slot: int) -> list[tuple[Node, Node]]:
+        """The primary of a slot with each replica that the first node lists."""
+        by_port = {node.port: node for node in self.nodes}
+        return [
+            (by_port[primary[1]], by_port[replica[1]])
+            for first, last, primary, *replicas in self.nodes[0].ask("CLUSTER", "SLOTS")
+            for replica in replicas
+            if first <= slot <= last
+        ]
 
     def _knows_all(self, node: Node) -> bool:
         lines = node.ask("CLUSTER", "NODES").splitlines()
