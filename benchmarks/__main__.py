@@ -30,6 +30,7 @@ from benchmarks import (
     functions,
     idle,
     jobs,
+    limits,
     memory,
     names,
     operator,
@@ -52,6 +53,7 @@ from worqr.embedded import EmbeddedServer
 SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = {
     "drain": drain.measure,
     "jobs": jobs.measure,
+    "limits": limits.measure,
     "enqueue": enqueue.measure,
     "dispatch": dispatch.measure,
     "producers": producers.measure,

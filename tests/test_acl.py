@@ -46,6 +46,7 @@ OPERATORS_ONLY = {
     *(
         "pause",
         "resume",
+        "set_limits",
         "pause_schedule",
         "override_schedule",
         "delete_queue",
@@ -593,6 +594,8 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "enqueue": lambda queue: queue.enqueue(b"x"),
         "pause": lambda queue: queue.pause(),
         "resume": lambda queue: queue.resume(),
+        "set_limit": lambda queue: queue.set_limit(worqr.Limit(5)),
+        "clear_limit": lambda queue: queue.clear_limit(),
         "run_now": lambda queue: queue.run_now("due"),
     },
     worqr.Aside: {
@@ -883,7 +886,7 @@ def test_a_peer_without_one_of_them_does_not_enter(users: Users) -> None:
             assert key in refusal(*others, *(f"~{each}" for each in (keys | set(entering.keys)) - {key}))
     users.grant("peer")
     with as_user(desk, users.by_hand("peer")):
-        assert desk.send(entering) == [b"ok"]
+        assert desk.send(entering) == [b"ok", 0]
 
 
 @contextmanager
@@ -905,7 +908,7 @@ def test_a_server_that_cannot_be_asked_lets_it_enter(users: Users) -> None:
     desk.client.script_load(entering.script.source)
     users.grant("peer", without(lines()["peer"], "+lset"))
     with as_user(desk, users.by_hand("peer")):
-        assert desk.send(entering) == [b"ok"]
+        assert desk.send(entering) == [b"ok", 0]
 
 
 @pytest.mark.leaves("*")

@@ -61,6 +61,8 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "history10": "worqr:{Q1}:history10",
         "recent": "worqr:{Q1}:recent",
         "paused": "worqr:{Q1}:paused",
+        "limits": "worqr:{Q1}:limits",
+        "limited": "worqr:{Q1}:limited",
         "failed": "worqr:{Q1}:failed",
         "broken": "worqr:{Q1}:broken",
         "trash": "worqr:{Q1}:trash",
@@ -89,6 +91,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "result": "worqr:{Q1}:result:X",
         "older_result": "worqr:{Q1}:older_result:X",
         "taken": "worqr:{Q1}:taken:X",
+        "starts": "worqr:{Q1}:starts:X",
         "wake_channel": "worqr:{Q1}:wake:X",
     }
     assert plain(REGISTRY) == {
@@ -183,6 +186,9 @@ def everything_that_happens(desk: Desk) -> Iterator[set[str]]:
     desk.call(ops.stop_tasks(desk.q, "A", [scene.raw]))
     desk.stall(b"one more suspect", times=2)
     desk.call(ops.delete_queue(desk.q))
+    desk.call(ops.set_limits(desk.q, "100 100/60000"))
+    desk.put(b"limited")
+    desk.start("A", 1)
     yield {key.decode() for key in desk.all_keys()}
 
 

@@ -66,7 +66,7 @@ def test_every_key_has_its_type_in_the_table() -> None:
     types = {"LIST": "list", "HASH": "hash", "SET": "set", "ZSET": "sorted set", "STRING": "string", "STREAM": "stream"}
     told = {key: row[1] for row in rows(PAGE, "Keys") for key in words(row[0])}
     heard = {channel for row in rows(PAGE, "Channels") for channel in words(row[0])}
-    arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST"}
+    arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "period": "MS"}
     spelled: dict[str, str] = {}
     for keys in (QueueKeys("worqr", "Q1"), RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
@@ -113,6 +113,7 @@ def shape(key: str, prefix: str) -> str:
         "aside": "P1",
         "twins": "DIGEST",
         "producer": "X",
+        "starts": "MS",
     }.items():
         key = re.sub(rf"(}}:{kind}:).*", rf"\g<1>{name}", key)
     return key

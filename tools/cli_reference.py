@@ -42,6 +42,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr running": ("worqr running", "worqr running reports --json"),
     "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "worqr status": ("worqr status welcome-ada", "worqr status welcome-ada --queue mails --json"),
+    "worqr limit": (
+        "worqr limit mails",
+        "worqr limit mails --concurrency 20 --rate 100/1m --rate 5/1s",
+        "worqr limit mails --clear",
+    ),
     "worqr run-now": ("worqr run-now mails welcome-ada",),
     "worqr metrics": ("worqr metrics", "worqr metrics --bind 9464 --max-queues 50"),
     "worqr health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),

@@ -60,7 +60,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         (
             "Workers of queues, and pauses",
             "short",
-            {f"worqr_queue_workers{{{Q}}}": "{{queue}}", f"worqr_queue_paused{{{Q}}} > 0": "{{queue}} is paused"},
+            {
+                f"worqr_queue_workers{{{Q}}}": "{{queue}}",
+                f"worqr_queue_paused{{{Q}}} > 0": "{{queue}} is paused",
+                f"worqr_queue_held_back{{{Q}}} > 0": "{{queue}} is at its limit",
+            },
         ),
         ("Queues that are summed up", "short", {"worqr_queues_not_shown": "queues"}),
     ),

@@ -57,8 +57,15 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
+    from worqr.limits import Limit as Limit
     from worqr.matches import Matches as Matches
     from worqr.mesh import Mesh as Mesh
+    from worqr.mesh_records import AppInfo as AppInfo
+    from worqr.mesh_records import Health as Health
+    from worqr.mesh_records import LogEntry as LogEntry
+    from worqr.mesh_records import MeshInfo as MeshInfo
+    from worqr.mesh_records import QueueInfo as QueueInfo
+    from worqr.mesh_records import WorkerInfo as WorkerInfo
     from worqr.peer.claims import Claim as Claim
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
@@ -69,22 +76,17 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
+    from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
-    from worqr.records import AppInfo as AppInfo
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
     from worqr.records import Failed as Failed
-    from worqr.records import Health as Health
     from worqr.records import JobRecord as JobRecord
-    from worqr.records import LogEntry as LogEntry
-    from worqr.records import MeshInfo as MeshInfo
-    from worqr.records import QueueInfo as QueueInfo
     from worqr.records import RemoteError as RemoteError
     from worqr.records import Status as Status
     from worqr.records import TaskInfo as TaskInfo
     from worqr.records import Try as Try
-    from worqr.records import WorkerInfo as WorkerInfo
     from worqr.validation import Seconds as Seconds
 
 _HOMES = {
@@ -109,19 +111,18 @@ _HOMES = {
     "worqr.history": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
+    "worqr.limits": "Limit",
     "worqr.matches": "Matches",
     "worqr.mesh": "Mesh",
+    "worqr.mesh_records": "AppInfo Health LogEntry MeshInfo QueueInfo WorkerInfo",
     "worqr.peer.claims": "Claim",
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
-    "worqr.policy": "Broken ChildError Failure Retry RetryPolicy",
-    "worqr.records": (
-        "AppInfo CancelCount Ended Failed Health JobRecord LogEntry MeshInfo QueueInfo RemoteError Status TaskInfo "
-        "Try WorkerInfo"
-    ),
+    "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy",
+    "worqr.records": "CancelCount Ended Failed JobRecord RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

@@ -6,13 +6,14 @@ Pure. `worqr.handler_checks` checks the handler itself (async, plain, importable
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypedDict
 
 from worqr.ended_runs import MOST_RECENT
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
+from worqr.limits import Limit, check_limits
 from worqr.policy import Policy, RetryPolicy, retry_fields
 from worqr.records import Failed
 from worqr.shard_layout import check_shards
@@ -41,6 +42,10 @@ class HandlerOptions(TypedDict, total=False):
     concurrency: int | None
     """The number of tasks of the queue that run at once in one peer, at least 1. Default: None, up to the concurrency of the
     peer.
+    """
+    limit: Limit | Collection[Limit]
+    """How many tasks of the queue may run at once, or start in a period, in the whole mesh; at most four limits, and all of them
+    hold. The worker that joined last decides. Default: none.
     """
     size: int
     """The number of units of the peer's concurrency that a run takes, at least 1. Default: 1."""
@@ -91,6 +96,7 @@ class Handling:
     policy: Policy
     failing: Policy | None = None
     concurrency: int | None = None
+    limits: tuple[Limit, ...] = ()
     size: int = 1
     priority: int = 100
     on_failure: Callable[[Failed], object] | None = None
@@ -123,6 +129,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     found |= {name: options[name] for name in ("size", "priority") if name in options}
     for name, value in found.items():
         check_count(value, f"{name} of {where}")
+    found["limits"] = check_limits(options.get("limit", ()), f"limit of {where}")
     found["recent"] = _check_recent(options.get("recent", 0))
     found["shards"] = check_shards(options.get("shards", 1))
     runs_in = options.get("runs_in")

@@ -150,8 +150,22 @@ class QueueKeys:
 
     @property
     def paused(self) -> str:
-        """STRING: why the queue is paused."""
+        """STRING: why the queue is paused; expires when a pause ends by itself."""
         return f"{self.base}:paused"
+
+    @property
+    def limits(self) -> str:
+        """HASH: what may start (`worqr.limits`): `declared` by the workers, and the `override` of an operator."""
+        return f"{self.base}:limits"
+
+    @property
+    def limited(self) -> str:
+        """SET of the claims that count against the concurrency limit, if there is one."""
+        return f"{self.base}:limited"
+
+    def starts(self, period: str) -> str:
+        """LIST: the starts of the last `period` ms: a moment and a total in each entry, the newest first; expires after it."""
+        return f"{self.base}:starts:{period}"
 
     @property
     def failed(self) -> str:

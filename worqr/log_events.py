@@ -133,6 +133,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "queue error repeated",
     ),
     "leave.accepted": _event(INFO, "the server lets this worker leave the queue again", "queue"),
+    "limits.changed": _event(
+        INFO, "a worker has declared other limits than those that held in a queue", "queue limits"
+    ),
     "shards.unserved": _event(
         WARNING,
         "a queue has shards that this worker does not serve, because they were declared after it joined",
@@ -288,18 +291,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
     ),
     "run": _event(ERROR, "`worqr run --log-json` failed", "error"),
-    "peer.ended": _event(
-        ERROR, "a worker in a thread has ended by an error, which its `stop` or the end of its block raises"
-    ),
+    "peer.ended": _event(ERROR, "a worker in a thread has ended by an error; its `stop` or its block raises it"),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
     # The dashboard
     "dashboard.away": _event(
         WARNING, "the server does not answer the dashboard; open pages show the figures of before", "error"
     ),
     "dashboard.back": _event(INFO, "the server answers the dashboard again"),
-    "dashboard.failed": _event(
-        ERROR, "a request to the dashboard failed, or the `access` function raised", "path error"
-    ),
+    "dashboard.failed": _event(ERROR, "a request to the dashboard failed, or `access` raised", "path error"),
 }
 
 FIELDS: Final[dict[str, str]] = {
@@ -330,6 +329,7 @@ FIELDS: Final[dict[str, str]] = {
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",
+    "limits": "what may start in the whole mesh, in words",
     "since": "the last firing before firings were missed, in ISO 8601",
     "nominal": "the nominal time of a firing, in milliseconds since 1970",
     "outcome": "what the server made of a firing",

@@ -34,12 +34,12 @@ from worqr.hosting.settings import WorkerSettings
 from worqr.hosting.thread_peer import ThreadPeer
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import GivenCredentials
+from worqr.mesh_records import QueueInfo
 from worqr.peer.middleware import Middleware
 from worqr.peer.options import JoinOptions
 from worqr.peer.peer import Peer
 from worqr.peer.settings import HISTORY_QUEUES
 from worqr.peer.starvation_detector import StarvationDetector
-from worqr.records import QueueInfo
 from worqr.shard_layout import check_shards
 from worqr.snapshots import is_in_use
 from worqr.tracing import Tracing

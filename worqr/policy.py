@@ -1,7 +1,8 @@
 """Decide what happens to a task whose run raised: a retry, and when, or the dead-letter queue. Pure.
 
-A handler raises `Retry`, `Failure` and `Broken` on purpose. A run in a process ends with `ChildError` or `Stalled`. A
-`RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run; `decide_retry` makes the decision.
+A handler raises `Retry`, `RateLimited`, `Failure` and `Broken` on purpose. A run in a process ends with `ChildError` or
+`Stalled`. A `RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run; `decide_retry` makes the
+decision.
 
 The policy of a dispatch travels in the job's record, field by field. Exception types travel as names, and are compared with the
 names of the raised error's classes. So a record cannot make a worker import a module.
@@ -58,6 +59,29 @@ class Retry(Exception):
 
 class Failure(Exception):
     """Raise it in a handler if the task can never succeed. The task moves to the dead-letter queue (``queue.failed``) at once."""
+
+
+class RateLimited(Retry):
+    """Raise it in a handler if a service refuses calls for some time, as with HTTP 429 and ``Retry-After: 30``.
+
+    The queue is paused for that time in the whole mesh, unless it is paused for longer, and the task goes back to the front. It
+    counts as no failure. In an `ExceptionGroup` of only `Retry`, `Failure` and `RateLimited`, a `RateLimited` decides unless
+    there is a `Failure`.
+
+    Args:
+        retry_after: Seconds, more than 0, or a timedelta.
+        message: Why, for people; the reason of the pause.
+
+    Attributes:
+        retry_after: The time in seconds.
+
+    Raises:
+        UsageError: `retry_after` is not valid.
+    """
+
+    def __init__(self, retry_after: Seconds, message: str = "") -> None:
+        self.retry_after: float = seconds(retry_after, "retry_after of RateLimited", positive=True)
+        super().__init__(message or f"rate limited for {self.retry_after:g} s", counted=False)
 
 
 class Broken(Exception):
@@ -220,6 +244,7 @@ class RetryDecision:
         delay: of a retry, seconds; `run_at_ms` takes precedence.
         counted: False: the retry counts as no failure.
         stalled: True: the retry counts as a stall instead of a failure.
+        pause: seconds for which the queue is paused; the task goes back to the front. None: it is not paused.
     """
 
     kind: Literal["retry", "fail", "broken"]
@@ -228,13 +253,15 @@ class RetryDecision:
     run_at_ms: int | None = None
     counted: bool = True
     stalled: bool = False
+    pause: float | None = None
 
 
 def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> RetryDecision:
     """Decide the next step for a task whose run raised `error`.
 
-    A group that contains a `Stalled` counts as that. A group of only `Retry` and `Failure` counts as its first `Failure`; without
-    one, as the `Retry` that is due last. Any other group counts as one error.
+    A group that contains a `Stalled` counts as that. A group of only `Retry`, `Failure` and `RateLimited` counts as its first
+    `Failure`; without one, as the longest `RateLimited`; without that, as the `Retry` that is due last. Any other group counts as
+    one error.
 
     Args:
         error: what the run raised.
@@ -247,6 +274,8 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
         return RetryDecision("fail", error)
     if isinstance(error, Broken):
         return RetryDecision("broken", error)
+    if isinstance(error, RateLimited):
+        return RetryDecision("retry", error, counted=False, pause=error.retry_after)
     if isinstance(error, Retry):
         delay = policy.delay(failures) if error.delay is None else error.delay
         return RetryDecision("retry", error, delay, error.run_at_ms, error.counted)
@@ -269,8 +298,13 @@ def _deciding_error(error: BaseException, policy: Policy, failures: int) -> Base
     if not all(isinstance(each, Retry | Failure) for each in inner):
         return group
     failed = next((each for each in inner if isinstance(each, Failure)), None)
+    limited = max((each for each in inner if isinstance(each, RateLimited)), key=_retry_after, default=None)
     retries = [each for each in inner if isinstance(each, Retry)]
-    return failed or max(retries, key=lambda retry: _due(retry, policy, failures))
+    return failed or limited or max(retries, key=lambda retry: _due(retry, policy, failures))
+
+
+def _retry_after(error: RateLimited) -> float:
+    return error.retry_after
 
 
 def _flat(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:

@@ -15,8 +15,8 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
+from worqr.mesh_records import Health
 from worqr.peer.readings import PeerReadings
-from worqr.records import Health
 
 __all__ = ["HasHealth", "serve"]
 

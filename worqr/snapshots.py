@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from worqr.keys import QueueKeys
-from worqr.records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
+from worqr.limits import limits_text, parse_limits
+from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
 from worqr.validation import from_ms
 
 MAX_QUEUES: Final = 1000
@@ -30,7 +31,7 @@ LATE_LOOP: Final = 1.0
 
 
 class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The fields of `QueueInfo`: those that are zero are not stored."""
+    """The fields of `QueueInfo`: those that are zero are not stored. `limits`: as text (`worqr.limits`)."""
 
     name: str
     waiting: int = 0
@@ -45,6 +46,10 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: dict[str, int] = {}
     age: float | None = None
     age_estimated: bool = False
+    limits: str = ""
+    limits_overridden: bool = False
+    held_back: Literal["", "paused", "concurrency", "rate"] = ""
+    held_for: float | None = None
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -172,8 +177,12 @@ def decode_snapshot(stored: bytes, now_ms: int) -> MeshInfo | None:
 def _stored(queue: QueueInfo) -> _Queue:
     if queue.paused is not None:
         queue = replace(queue, paused=queue.paused[:MAX_REASON])
-    return _Queue(**{name: getattr(queue, name) for name in _Queue.__struct_fields__})
+    values: dict[str, Any] = {name: getattr(queue, name) for name in _Queue.__struct_fields__}
+    values["limits"] = limits_text(queue.limits, queue.name)
+    return _Queue(**values)
 
 
 def _queue(stored: _Queue) -> QueueInfo:
-    return QueueInfo(**{name: getattr(stored, name) for name in _Queue.__struct_fields__})
+    values: dict[str, Any] = {name: getattr(stored, name) for name in _Queue.__struct_fields__}
+    values["limits"] = parse_limits(stored.limits)
+    return QueueInfo(**values)

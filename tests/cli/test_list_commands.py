@@ -59,6 +59,10 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
             "oldest_job": None,
             "age": None,
             "age_estimated": False,
+            "limits": [],
+            "limits_overridden": False,
+            "held_back": "paused",
+            "held_for": None,
             "unserved": False,
         }
         assert (other["name"], other["unserved"]) == (long, True)

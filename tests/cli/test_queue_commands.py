@@ -10,7 +10,7 @@ import trio
 
 import worqr
 from tests.cli.conftest import Answer, Command
-from tests.peer.tools import Held
+from tests.peer.tools import Held, eventually
 
 Beside = Callable[..., Awaitable[Answer]]
 
@@ -99,3 +99,58 @@ async def test_a_queue_is_deleted_once_that_is_confirmed(beside: Beside, mesh: w
         assert (info.waiting, info.scheduled) == (0, 0)
         wrong = await beside("delete", "mials")
         assert (wrong.code, wrong.err) == (2, "worqr: no queue 'mials' is in use; did you mean 'mails'?\n")
+
+
+# Limits
+
+
+async def test_a_limit_is_set_shown_and_cleared(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, "mails", Held(), limit=worqr.Limit(20)))
+        assert (await beside("limit", "mails")).out == "mails: 20 at once\n"
+        answer = await beside("limit", "mails", "--concurrency", "1", "--rate", "100/1m", "--rate", "5/1s")
+        assert answer.out == "mails: 1 at once, 100 per minute, 5 per second, set by an operator\n"
+        await mesh.queue("mails").enqueue(b"a", b"b")
+        await eventually(lambda: held_back(mesh), "concurrency")
+        assert (await beside("limit", "mails")).out.endswith("set by an operator; limit reached\n")
+        assert (await beside("queues")).lines[1].endswith("limit reached")
+        found = (await beside("limit", "mails", "--json")).json[0]
+        assert (found["held_back"], found["held_for"], found["limits_overridden"]) == ("concurrency", None, True)
+        assert found["limits"][1] == {"concurrency": None, "rate": 100, "per": 60.0}
+        assert (await beside("limit", "mails", "--none")).out == "mails: no limit, set by an operator\n"
+        assert (await beside("limit", "mails", "--clear")).out == "mails: 20 at once\n"
+        nursery.cancel_scope.cancel()
+
+
+async def held_back(mesh: worqr.Mesh) -> str:
+    return (await mesh.queue("mails").info()).held_back
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--none", "--clear"), "give --concurrency and --rate, or --none, or --clear"),
+        (("--concurrency", "5", "--clear"), "give --concurrency and --rate, or --none, or --clear"),
+        (("--rate", "100"), "--rate must be a number and a period, such as 100/1m, not '100'"),
+        (("--rate", "many/1m"), "--rate must be a number and a period, such as 100/1m, not 'many/1m'"),
+        (("--rate", "5/soon"), "the period of --rate must be a duration"),
+        (("--rate", "5/60d"), "per of a Limit must be 0.01 s to 31 days"),
+        (("--concurrency", "0"), "concurrency of a Limit must be a whole number from 1 to 1,000,000, not 0"),
+    ],
+)
+def test_a_limit_without_sense_is_refused(cli: Command, options: tuple[str, ...], message: str) -> None:
+    answer = cli("limit", "mails", *options)
+    assert answer.code in {1, 2}
+    assert message in answer.err
+
+
+async def test_a_pause_for_some_time_ends_by_itself(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.queue("mails").enqueue(b"a")
+        assert (await beside("pause", "mails", "why", "--for", "1500ms")).code == 0
+        info = await mesh.queue("mails").info()
+        assert info.paused == "why"
+        assert info.held_for is not None
+        assert 0 < info.held_for <= 1.5
+        await eventually(lambda: held_back(mesh), "")
+        await mesh.queue("mails").cancel_all()

@@ -362,10 +362,19 @@ def test_the_workers_in_trouble_are_named_the_worst_first() -> None:
     assert len(unhealthy_of([late] * 50)) == MAX_UNHEALTHY
 
 
+LIMITED: dict[str, object] = {
+    "limits": (worqr.Limit(10), worqr.Limit(rate=5, per=0.5)),
+    "limits_overridden": True,
+    "held_back": "rate",
+    "held_for": 0.25,
+}
+
+
 def test_a_snapshot_is_read_as_it_was_written() -> None:
     every = {field.name: n for n, field in enumerate(fields(worqr.QueueInfo)) if field.name != "name"}
     full = queue_info(
-        "full", **{**every, "paused": "", "oldest_job": 1.5, "counts": {"enqueued": 7}, "age_estimated": True}
+        "full",
+        **{**every, "paused": "", "oldest_job": 1.5, "counts": {"enqueued": 7}, "age_estimated": True, **LIMITED},
     )
     info = worqr.MeshInfo(
         at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),

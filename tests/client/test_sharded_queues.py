@@ -213,7 +213,7 @@ async def test_looking(mesh: worqr.Mesh) -> None:
             assert (await queue.info()).paused is None
             await queue.delete()
             assert replace(await queue.info(), counts={}, name="") == replace(
-                infos[0], waiting=0, scheduled=0, paused=None, counts={}
+                infos[0], waiting=0, scheduled=0, paused=None, held_back="", counts={}
             )
 
 

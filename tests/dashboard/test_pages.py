@@ -25,7 +25,7 @@ from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import state_numbers
 from worqr.dashboard.routes import ROUTES
 from worqr.dashboard.state import MeshState, age_text, needs_of, rates_between
-from worqr.records import AppInfo, MeshInfo, QueueInfo
+from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
 NASTY = (
@@ -218,6 +218,19 @@ async def test_a_running_job_is_cancelled_and_acknowledged(connected: worqr.Mesh
         assert re.search(r"1 run cancelled and ended after [\d,]+ ms\.", page)
         nursery.cancel_scope.cancel()
     assert reasons == ["cancel"]
+
+
+async def test_the_page_of_a_queue_has_its_limits(connected: worqr.Mesh, site: Site) -> None:
+    queue = connected.queue("mails")
+    await queue.enqueue(b"a")
+    assert "In the whole mesh" not in (await site.ask("GET", "/queue?name=mails")).text
+    await queue.set_limit(worqr.Limit(20, rate=100, per=60))
+    page = (await site.ask("GET", "/queue?name=mails")).text
+    assert "In the whole mesh: 20 at once, 100 per minute, set by an operator." in page
+    await queue.pause("why", duration=600)
+    assert "The pause ends in " in (await site.ask("GET", "/queue?name=mails")).text
+    await queue.clear_limit()
+    await queue.cancel_all()
 
 
 @LEFT

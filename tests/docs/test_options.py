@@ -57,7 +57,7 @@ def test_the_options_of_a_function() -> None:
     assert (how.policy.timeout, how.policy.result_ttl, how.failing) == (None, 0, None)
     handled = {name: getattr(how, name) for name in FUNCTION if hasattr(how, name)}
     in_words = {"name", "on_failure_retry"}
-    expected = {"aliases": (), "on_failure_timeout": None, **policy, **handled}
+    expected = {"aliases": (), "on_failure_timeout": None, "limit": how.limits, **policy, **handled}
     assert literals(FUNCTION) == {name: value for name, value in expected.items() if name not in in_words}
     assert f"1 to {MAX_SHARDS}" in FUNCTION["shards"]["bounds"]
 

@@ -188,7 +188,7 @@ def shapes(keys: QueueKeys | RegistryKeys, arguments: dict[str, Any]) -> set[str
 
 
 def test_every_key_and_channel_is_on_the_page() -> None:
-    arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "producer": "X"}
+    arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "producer": "X", "period": "MS"}
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     text = (REFERENCE / "wire.md").read_text("utf-8")
     assert {key for key in there - {"{worqr}"} if f"`{key}`" not in text} == set()

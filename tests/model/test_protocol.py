@@ -10,12 +10,13 @@ import pytest
 from tests.model.cancels import Cancels
 from tests.model.claims import Claims
 from tests.model.leases import Leases
+from tests.model.limits import Limits
 from tests.model.members import Members
 from tests.model.producers import Producers
 from tests.model.search import Found, Model, search
 from tests.model.wakeups import Tokens, Wakeups
 
-MODELS: tuple[type[Model[Any]], ...] = (Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases)
+MODELS: tuple[type[Model[Any]], ...] = (Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits)
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {
     "a resent start that takes new tasks": (Claims, "a resent start takes new tasks"),

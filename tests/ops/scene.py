@@ -46,6 +46,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.note_histories(desk.g, ["Q1", "Q2"]))
     desk.call(ops.sample_queue(desk.q, create=True, since=7))
     desk.call(ops.declare_shards(desk.g, {"hot": 8}))
+    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=1000, last=0, limits="1000 100000/60000"))
     for _ in range(2):
         ended = desk.run("A", "done", fields=KEPT)
         desk.call(ops.finish_tasks(desk.q, "A", [ended], {ended: ("json", b"1")}))
@@ -192,7 +193,8 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
     "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
-    "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0),
+    "set_limits": lambda q, g, scene: ops.set_limits(q, "5 100/60000"),
+    "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0, limits="500"),
     "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=KEEPALIVE, facts=[("host", "h")]),
     "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),

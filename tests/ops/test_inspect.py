@@ -40,6 +40,7 @@ def test_tells_all_there_is_to_know(desk: Desk) -> None:
         blocked=0,
         next_in_ms=None,
         oldest_ms=None,
+        room=0,
     )
 
 

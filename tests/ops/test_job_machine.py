@@ -166,6 +166,7 @@ class JobMachine(RuleBasedStateMachine):
         self.handles: list[tuple[str, int]] = []
         self.seen: set[tuple[str, State, State]] = set()
         self.sound = False
+        self.limited = False
 
     def teardown(self) -> None:
         try:
@@ -181,6 +182,10 @@ class JobMachine(RuleBasedStateMachine):
         """Everything, after each step."""
         found = self.world.everything()
         self._check_wakeups({each.decode() for each in found.get(":hungry", set())})
+        limited = {claim.decode() for claim in found.pop(":limited", set())}
+        running = {claim for name, held in found.items() if name.startswith(":claims:") for claim in held}
+        assert {int(claim) for claim in limited} == ({int(claim) for claim in running} if self.limited else set())
+        found = {name: value for name, value in found.items() if name != ":limits" and not name.startswith(":starts:")}
         expected = {name: wire(value) for name, value in self.model.keys().items()}
         assert found == expected, differences(found, expected)
         self._check_told()
@@ -388,7 +393,15 @@ class JobMachine(RuleBasedStateMachine):
             result_ttl_ms=policy.ttl or None,
             last=self.sent[worker],
         )
-        assert self.do(call) == "ok"
+        assert not self.do(call)  # it declares no limits
+        self.check()
+
+    @action(1)
+    def limit(self, data: st.DataObject) -> None:
+        """A limit that is never reached, or none: what counts against it must be what runs."""
+        text = data.draw(st.sampled_from(["1000000 1000000/60000", "", "*"]))
+        self.do(ops.set_limits(self.q, text))
+        self.limited = text.startswith("1")
         self.check()
 
     @action(12, lambda machine: bool(machine.serving()) and machine.has_work())
@@ -586,6 +599,8 @@ class JobMachine(RuleBasedStateMachine):
         """All goes on until it has ended; then nothing is left behind."""
         if self.model.paused is not None:
             self.raw(ops.resume(self.q), self.model.resume())
+        self.do(ops.set_limits(self.q, "*"))
+        self.limited = False
         while any(self.model.trash.values()):
             self._purge(2)
         while left := [worker for worker, place in self.model.fence.items() if place == LEAVING]:

@@ -7,7 +7,7 @@ import redis
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.records import LogEntry
+from worqr.mesh_records import LogEntry
 
 
 def test_the_newest_entries_and_those_after_one(desk: Desk) -> None:

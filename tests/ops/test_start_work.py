@@ -10,7 +10,7 @@ from worqr.script_call import Call
 def test_puts_the_worker_into_the_fence_with_its_policy(desk: Desk) -> None:
     desk.client.delete(desk.q.counts)
     call = ops.start_work(desk.q, "A", max_stalls=5, keep_failed=7, last=12)
-    assert desk.send(call) == [b"ok"]
+    assert desk.send(call) == [b"ok", 0]
     assert desk.state() == {
         ":workers": {"A": "12 0 0 0"},
         ":policy:A": policy(5, 7),
@@ -21,7 +21,7 @@ def test_a_resend_changes_nothing_even_after_it_left(desk: Desk) -> None:
     call = ops.start_work(desk.q, "A", max_stalls=5, keep_failed=7, last=0)
     desk.send(call)
     with desk.nothing_changes():
-        assert desk.resend(call) == [b"ok"]
+        assert desk.resend(call) == [b"ok", 0]
     desk.call(ops.stop_work(desk.q, "A"))
     with desk.nothing_changes():
         assert desk.send(call, number=1) == [b"late"]

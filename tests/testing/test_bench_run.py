@@ -634,3 +634,50 @@ async def test_a_run_costs_milliseconds(bench: testing.Bench, mesh: worqr.Mesh) 
         await bench.run_until_empty()
         best = min(best, time.perf_counter() - begun)
     assert best < 1
+
+
+# Limits
+
+
+async def test_the_clock_moves_until_a_rate_allows_a_start(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[int] = []
+
+    @mesh.task(name="rated", limit=worqr.Limit(rate=2, per=3600))
+    async def rated(n: int) -> None:
+        seen.append(n)
+
+    await mesh.enqueue_many(rated.call(n) for n in range(5))
+    assert (await bench.run_until_empty()).finished == 2  # the others may not start for an hour
+    assert sorted(seen) == [0, 1]
+    assert (await bench.run_until_empty(scheduled=True)).finished == 3
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+
+
+async def test_a_rate_limited_task_runs_again_when_the_clock_has_moved(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[int] = []
+
+    @mesh.task(name="refused")
+    async def refused(n: int) -> None:
+        seen.append(n)
+        if len(seen) == 1:
+            raise worqr.RateLimited(600)
+
+    await refused.enqueue(7)
+    await bench.run_until_empty()
+    assert (seen, await refused.queue.count()) == ([7], 1)
+    await bench.run_until_empty(scheduled=True)
+    assert seen == [7, 7]
+
+
+async def test_a_concurrency_limit_keeps_nothing_from_ending(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    running: list[int] = []
+
+    @mesh.task(name="one", limit=worqr.Limit(1))
+    async def one(n: int) -> None:
+        running.append(n)
+        await trio.sleep(0.001)
+        assert running == [n]
+        running.clear()
+
+    await mesh.enqueue_many(one.call(n) for n in range(20))
+    assert (await bench.run_until_empty()).finished == 20

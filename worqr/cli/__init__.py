@@ -139,6 +139,11 @@ GROUPS: Final = {
             "Pause a queue: no worker takes its tasks.\n\nRunning tasks continue, and producers can still enqueue.",
         ),
         "resume": ("worqr.cli.queue_commands:resume", "Resume a paused queue."),
+        "limit": (
+            "worqr.cli.limit_command:limit",
+            "Show the limits of a queue, or set others in place of those that the code declares.\n\nA lower limit does not "
+            "stop tasks that run. Limits that you set stay until --clear.",
+        ),
         "delete": (
             "worqr.cli.queue_commands:delete",
             "Delete the waiting, scheduled and blocked tasks of a queue.\n\nRunning tasks continue, but are not retried. "

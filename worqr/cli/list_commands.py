@@ -18,7 +18,7 @@ from worqr.cli.terminal import Column, is_terminal, number, show_table
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.records import QueueInfo, WorkerInfo
+    from worqr.mesh_records import QueueInfo, WorkerInfo
 
 LATE_LOOP: Final = 1.0
 """Seconds by which an event loop is late from which on it is marked: the log has a `loop.blocked` from then on, too."""

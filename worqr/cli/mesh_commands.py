@@ -20,7 +20,7 @@ from worqr.snapshots import MAX_UNHEALTHY
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.records import LogEntry, MeshInfo
+    from worqr.mesh_records import LogEntry, MeshInfo
 
 APPS: Final = (
     Column("app", plain=lambda app: app or "-", fit="fold"),

@@ -19,7 +19,7 @@ from worqr.escaping import escape as escape
 from worqr.escaping import escape_bytes as escape_bytes
 
 if TYPE_CHECKING:
-    from worqr.records import WorkerInfo
+    from worqr.mesh_records import WorkerInfo
 
 LONGEST_CELL: Final = 200
 """Characters of a payload or a message in a table; JSON has the whole of it."""

@@ -19,7 +19,7 @@ from worqr.records import CancelCount
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
     from worqr.mesh import Mesh
-    from worqr.records import QueueInfo
+    from worqr.mesh_records import QueueInfo
 
 WAIT: Final = 30.0
 """Seconds that ``--wait`` waits for handlers to end, without ``--within``."""
@@ -106,16 +106,23 @@ def pause(
     reason: Annotated[str, Parameter(show_default=False, help="Reason, as `worqr queues` shows it.")] = "",
     /,
     *,
+    within: Annotated[
+        str | None,
+        Parameter(
+            name="--for", show_default=False, help="Resume after this long, such as 10m. Default: when you resume it."
+        ),
+    ] = None,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Pause a queue: no worker takes its tasks until you resume it.
 
     Running tasks continue, and producers can still enqueue.
     """
+    duration = parse_duration(within, "--for")
 
     async def command(mesh: Mesh) -> str:
         hint = await unknown_queue_hint(mesh, queue)  # before the pause, which registers the queue
-        await queue_by_name(mesh, queue).pause(reason)
+        await queue_by_name(mesh, queue).pause(reason, duration=duration)
         return hint
 
     hint = run_connected(connect, command)

@@ -9,7 +9,7 @@ from worqr.cli import formatting
 from worqr.cli.terminal import Column, number
 
 if TYPE_CHECKING:
-    from worqr.records import QueueInfo
+    from worqr.mesh_records import QueueInfo
 
 QUEUES: Final = (
     Column("queue", fit="fold"),
@@ -33,15 +33,34 @@ QUEUES: Final = (
         shown=lambda reason: "" if reason is None else f"paused: {reason}" if reason else "paused",
         note=True,
     ),
+    Column("held back", shown=str, note=True),
 )
+
+_HELD_BACK: Final = {"": "", "paused": "paused", "concurrency": "limit reached", "rate": "rate reached"}
 
 
 def queue_row(info: QueueInfo) -> Sequence[object]:
     """Return the values of `QUEUES`."""
     counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
-    return (info.name, *counts, is_unserved(info), info.oldest_job, info.paused)
+    held_back = "" if info.held_back == "paused" else why_held_back(info)
+    return (info.name, *counts, is_unserved(info), info.oldest_job, info.paused, held_back)
 
 
 def is_unserved(info: QueueInfo) -> bool:
     """Return True if tasks wait and no worker serves the queue: they wait until one does."""
     return info.waiting > 0 and not info.workers
+
+
+def describe_limits(info: QueueInfo) -> str:
+    """Return the limits of a queue in words, and why no task may start now."""
+    words = ", ".join(map(str, info.limits)) or "no limit"
+    by = ", set by an operator" if info.limits_overridden else ""
+    return f"{words}{by}{'; ' if info.held_back else ''}{why_held_back(info)}"
+
+
+def why_held_back(info: QueueInfo) -> str:
+    """Return why no task may start now, and for how long; empty if one may."""
+    reason = _HELD_BACK[info.held_back]
+    return (
+        reason if info.held_for is None or not reason else f"{reason}, for {formatting.short_duration(info.held_for)}"
+    )

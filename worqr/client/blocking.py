@@ -20,8 +20,9 @@ from worqr.ended_runs import EndedRun
 from worqr.history import History
 from worqr.job_options import JobOptions
 from worqr.matches import Matches
+from worqr.mesh_records import LogEntry, MeshInfo, QueueInfo, WorkerInfo
 from worqr.ops import MAX_ITEMS
-from worqr.records import CancelCount, JobRecord, LogEntry, MeshInfo, QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.records import CancelCount, JobRecord, Status, TaskInfo
 from worqr.validation import Seconds
 
 R = TypeVar("R")

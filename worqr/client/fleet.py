@@ -20,7 +20,7 @@ from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.records import LogEntry, MeshInfo, WorkerInfo
+from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
 from worqr.validation import check_count, check_text
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name

@@ -12,8 +12,9 @@ from worqr.client.client import Client
 from worqr.client.stats import merge_queue_info, task_info_of, worker_info
 from worqr.errors import RefusedByServer, UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.mesh_records import QueueInfo, WorkerInfo
 from worqr.ops import MAX_ITEMS, Unstarted
-from worqr.records import QueueInfo, TaskInfo, WorkerInfo
+from worqr.records import TaskInfo
 from worqr.script_call import Call
 
 T = TypeVar("T")

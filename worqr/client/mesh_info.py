@@ -15,7 +15,7 @@ from worqr.client.client import Client
 from worqr.client.inspection import all_workers, readable_infos
 from worqr.client.stats import queue_names
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.records import MeshInfo
+from worqr.mesh_records import MeshInfo
 from worqr.snapshots import apps_of, decode_snapshot, is_in_use, most_active, unhealthy_of, unreadable_of
 from worqr.validation import from_ms
 

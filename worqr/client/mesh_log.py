@@ -9,8 +9,8 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.errors import UsageError
 from worqr.keys import RegistryKeys
+from worqr.mesh_records import LogEntry
 from worqr.ops import MAX_ITEMS
-from worqr.records import LogEntry
 from worqr.validation import check_count, check_text
 
 ENTRY_ID: Final = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?")

@@ -27,9 +27,10 @@ from worqr.errors import UsageError
 from worqr.ids import with_random_ids
 from worqr.job_options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
 from worqr.keys import QueueKeys
+from worqr.mesh_records import QueueInfo
 from worqr.ops import MAX_BYTES, MAX_ITEMS, CancelReply
 from worqr.ops.replies import in_chunks
-from worqr.records import CancelCount, QueueInfo, TaskInfo
+from worqr.records import CancelCount, TaskInfo
 from worqr.script_call import Call
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, seconds
 
@@ -324,25 +325,6 @@ class Queue(QueueOperations):
         return count
 
     # Operations
-
-    async def pause(self, reason: str = "") -> None:
-        """Stop all workers from taking tasks of this queue. Running tasks go on, and you can enqueue more.
-
-        Several shards do not stop at one moment.
-
-        Args:
-            reason: A text for people; ``info().paused`` has it.
-        """
-        check_text(reason, "reason")
-        for keys in await self._client.sharding.shards(self._keys):
-            self._client.link_to(keys.name)  # `link_to` stores the name, so that operators find and resume the queue
-        await self._ask_all(lambda keys: ops.pause(keys, reason))
-        await self._client.note("paused", queue=self.name, text=reason)
-
-    async def resume(self) -> None:
-        """Let workers take tasks of this queue again."""
-        await self._ask_all(ops.resume)
-        await self._client.note("resumed", queue=self.name)
 
     async def delete(self) -> None:
         """Delete all tasks and jobs that wait, are scheduled or are blocked.

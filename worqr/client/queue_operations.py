@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from worqr import ops
 from worqr.client.cancellation import cancel_and_wait
-from worqr.client.client import Client
 from worqr.client.history import read_history
 from worqr.client.inspection import ask_each
 from worqr.client.job_reader import job_record
 from worqr.client.running import claim_name, claim_of
+from worqr.client.start_controls import StartControls
 from worqr.ended_runs import MOST_RECENT, EndedRun, decode_run
 from worqr.errors import UsageError
 from worqr.history import History
@@ -24,14 +24,10 @@ from worqr.records import CancelCount, JobRecord
 from worqr.validation import Seconds, check_count, check_task, check_text, from_ms, seconds
 
 
-class QueueOperations:
+class QueueOperations(StartControls):
     """The part of `Queue` that operators use for single tasks. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    __slots__ = ("_client", "_keys")
-
-    def __init__(self, client: Client, keys: QueueKeys) -> None:
-        self._client = client
-        self._keys = keys
+    __slots__ = ()
 
     async def history(self, minutes: int = 60) -> History:
         """Return what has happened in the queue lately: a point for each minute, with counters, run times and waiting times.

@@ -13,7 +13,7 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.client.inspection import all_shards
 from worqr.keys import QueueKeys
-from worqr.records import QueueInfo
+from worqr.mesh_records import QueueInfo
 
 SETTLED_AFTER: Final = 15.0
 """Seconds after which all runs of a queue that rests have been counted. A worker sends the counts of 100 queues each second."""

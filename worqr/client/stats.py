@@ -9,8 +9,10 @@ from typing import Any, Final, Literal, TypeVar
 
 from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.limits import add_limits
+from worqr.mesh_records import QueueInfo, WorkerInfo
 from worqr.ops import Inspected, JobState, QueuesPage, TaskSummary, WorkerRow, list_queues
-from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.records import Status, TaskInfo
 from worqr.script_call import Call
 from worqr.validation import from_ms
 
@@ -72,7 +74,20 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         counts=dict(counts),
         age=estimated if age_estimated else None if oldest is None else oldest / 1000,
         age_estimated=age_estimated,
+        limits=add_limits(each.limits for each in shards),
+        limits_overridden=any(each.overridden for each in shards),
+        held_back=_held_back(shards),
+        held_for=min((each.opens_in_ms / 1000 for each in shards if each.opens_in_ms is not None), default=None),
     )
+
+
+def _held_back(shards: Sequence[Inspected]) -> Literal["", "paused", "concurrency", "rate"]:
+    """Return why no task may start: a shard is paused, or all of them are at a limit."""
+    if any(each.paused is not None for each in shards):
+        return "paused"
+    if any(each.room != 0 for each in shards):
+        return ""
+    return "concurrency" if any(each.opens_in_ms is None for each in shards) else "rate"
 
 
 def _facts(state: JobState) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from worqr.records import WorkerInfo
+    from worqr.mesh_records import WorkerInfo
 
 ANSWERS_WITHIN: Final = 5.0
 """Seconds after which a worker should have answered a request: it reads requests with its heartbeat."""

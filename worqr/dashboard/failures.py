@@ -16,7 +16,8 @@ from worqr.dashboard.histories import read_sparklines
 from worqr.dashboard.reading import QUEUES_OF_RUNNING, look
 from worqr.dashboard.state import MeshState
 from worqr.dashboard.visit import Visit
-from worqr.records import Failed, QueueInfo
+from worqr.mesh_records import QueueInfo
+from worqr.records import Failed
 
 MOST_QUEUES: Final = QUEUES_OF_RUNNING
 """Queues whose records are read for the page."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from worqr.dashboard.looks import FRESH
 from worqr.dashboard.reading import start_of_page, with_state
 from worqr.dashboard.visit import Visit
-from worqr.records import LogEntry
+from worqr.mesh_records import LogEntry
 
 PAGE: Final = 100
 """Entries of one page."""

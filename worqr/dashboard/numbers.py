@@ -13,7 +13,8 @@ from typing import Final
 from worqr.dashboard import figures
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
-from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.mesh_records import QueueInfo, WorkerInfo
+from worqr.records import Status, TaskInfo
 
 MOVED: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("enqueued", "claimed"),

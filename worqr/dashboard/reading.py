@@ -23,8 +23,9 @@ from worqr.dashboard.visit import Visit
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.matches import Matches
+from worqr.mesh_records import QueueInfo, WorkerInfo
 from worqr.ops import FIND_DEPTH
-from worqr.records import QueueInfo, Status, TaskInfo, WorkerInfo
+from worqr.records import Status, TaskInfo
 from worqr.snapshots import is_in_use
 
 if TYPE_CHECKING:

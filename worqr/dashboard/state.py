@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.dashboard import figures
 from worqr.escaping import escape
-from worqr.records import AppInfo, MeshInfo, QueueInfo
+from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule

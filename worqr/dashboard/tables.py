@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from worqr.cron import Schedule
     from worqr.dashboard.bulk import Bulk
     from worqr.dashboard.payloads import Redactor
-    from worqr.records import Failed, JobRecord, LogEntry, RemoteError, Status, TaskInfo, Try, WorkerInfo
+    from worqr.mesh_records import LogEntry, WorkerInfo
+    from worqr.records import Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 
 MOST: Final = 200
 """Rows of one page of a table."""

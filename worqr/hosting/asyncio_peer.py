@@ -24,11 +24,11 @@ from worqr.hosting.peer_thread import PeerThread, no_health, stop_at_exit
 from worqr.hosting.thread_waiter import leave_and_wait, wait_joined
 from worqr.hosting.trio_calls import TrioCalls
 from worqr.inside import engine_of
+from worqr.mesh_records import Health
 from worqr.peer.executors.host_loop import HostLoop
 from worqr.peer.interpreter_exit import is_exiting
 from worqr.peer.options import GRACE, check_concurrency
 from worqr.peer.peer import Peer
-from worqr.records import Health
 from worqr.validation import KEEP_FAILED, Seconds, seconds
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ import trio
 from worqr.errors import Unavailable, UsageError
 from worqr.inside import readings_of
 from worqr.log_events import emit
+from worqr.mesh_records import Health
 from worqr.peer.interpreter_exit import call_at_exit
 from worqr.peer.peer import Peer
 from worqr.peer.readings import PeerReadings
-from worqr.records import Health
 
 logger: logging.Logger = logging.getLogger("worqr.thread_life")  # a documented name
 

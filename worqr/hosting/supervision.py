@@ -16,10 +16,10 @@ from worqr.hosting.systemd import READY, STOPPING, SystemdNotifier
 from worqr.http_server import BindAddress, HttpServer
 from worqr.inside import readings_of
 from worqr.log_events import emit
+from worqr.mesh_records import Health
 from worqr.peer.peer import Peer
 from worqr.peer.readings import PeerReadings
 from worqr.probes import Probes
-from worqr.records import Health
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from worqr.records import Health
+from worqr.mesh_records import Health
 
 STATUS_EVERY: Final = 5.0
 """Seconds between two checks of the line that ``systemctl status`` shows."""

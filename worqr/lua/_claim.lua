@@ -134,6 +134,16 @@ local function claim_one(base, source, worker, claim, now)
   return 'taken', entry, #fields.task
 end
 
+-- Adds new `claims` to `held`, the set of their worker's claims, and to what limits count, if there are `limits`.
+local function add_claims(base, held, claims, limits, now)
+  for from = 1, #claims, 1000 do
+    redis.call('SADD', held, unpack(claims, from, math.min(from + 999, #claims)))
+  end
+  if limits then
+    note_starts(base, claims, now)
+  end
+end
+
 -- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and
 -- the id, if it is a job. The last five parameters are those of end_job. The caller removes the claim from the worker's set
 -- of claims.
@@ -355,12 +365,15 @@ local function release_all(base, worker, limit, counter)
   end
   local release = release_as(counter, policy.max_stalls, failure, 'its worker died while it ran')
   local ended, ready, ids = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0, {}
+  local released = {}
   for _, claim in ipairs(newest_claims(base, worker, limit)) do
     if redis.call('SREM', claims, claim) == 1 then
+      released[#released + 1] = claim
       local status, put, id = release_claim(base, claim, release, policy, now)
       ended[status], ready, ids[#ids + 1] = ended[status] + 1, ready + put, id
     end
   end
+  free_room(base, released)
   redis.call('SREM', base .. ':hungry', worker)
   count(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended
   local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
@@ -372,5 +385,6 @@ local function release_all(base, worker, limit, counter)
   redis.call('HDEL', base .. ':workers', worker)
   redis.call('ZREM', base .. ':result_ttls', worker)
   redis.call('DEL', base .. ':policy:' .. worker, base .. ':leaving:' .. worker)
+  forget_declared_limits(base)
   return {'ok', ended.given, ended.cancelled, ended.aside}
 end

@@ -16,6 +16,8 @@ local function check_types(base)
   redis.call('ZCARD', base .. ':failed')
   redis.call('ZCARD', base .. ':broken')
   redis.call('ZCARD', base .. ':result_ttls')
+  redis.call('HLEN', base .. ':limits')
+  redis.call('SCARD', base .. ':limited')
 end
 
 local COUNTS_EXPIRE = 2592000 -- s after a field was added: 30 days
@@ -118,8 +120,11 @@ end
 
 -- Wakes up to min(n, 16) waiting workers, each on its own channel. A publish without a receiver moves on to the next
 -- worker, 64 attempts at most. A wake-up is a hint, and the leader's scan finds what it misses. If only suspects wait, a
--- worker that runs a suspect is skipped and stays in the set.
+-- worker that runs a suspect is skipped and stays in the set. Of tasks that may not start now, workers hear nothing.
 local function wake(base, n)
+  if n > 0 and redis.call('EXISTS', base .. ':paused', base .. ':limits') > 0 then
+    n = redis.call('SCARD', base .. ':hungry') > 0 and startable(base, n) or 0
+  end
   local left, tries, skipped = math.min(n, 16), 64, {}
   local only_suspects = left > 0 and redis.call('LLEN', base) == 0 and redis.call('LLEN', base .. ':suspects') > 0
   while left > 0 and tries > 0 do

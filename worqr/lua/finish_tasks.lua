@@ -35,7 +35,7 @@ for i = 3, 2 + 3 * results, 3 do
 end
 
 -- One call for many claims where that is possible: calling commands one by one takes most of a script's time.
-local reply, finished, ready = {'ok'}, 0, 0
+local reply, finished, ready, freed = {'ok'}, 0, 0, 0
 for from = 3 + 3 * results, #ARGV, 1000 do
   local named = {}
   for i = from, math.min(from + 999, #ARGV) do
@@ -67,7 +67,8 @@ for from = 3 + 3 * results, #ARGV, 1000 do
       reply[#reply + 1] = status
     end
   end
+  freed = freed + free_room(queue, named, held)
 end
 count(queue, 'finished', finished, ids, subscribers)
-wake(queue, math.max(ready, suspects_wait and 1 or 0))
+wake(queue, math.max(ready, freed, suspects_wait and 1 or 0))
 return reply

@@ -12,23 +12,29 @@
 -- KEYS[10] trash_due ZSET
 -- KEYS[11] trash_blocked SET
 -- KEYS[12] blocked SET
--- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest: paused is false or the
---   reason, trash not 0 if there is something to purge, workers the admitted ones, also leaving ones, counts names and values
---   in turn, next_in ms until the next job is due (-1: none), oldest ms since the job in front was due (-1: no job in front)
+-- KEYS[13] limits HASH
+-- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest declared override room
+--   opens_in: paused is false or the reason, trash not 0 if there is something to purge, workers the admitted ones, also
+--   leaving ones, counts names and values in turn, next_in ms until a job is due or a waiting task may start (-1: not known),
+--   oldest ms since the job in front was due (-1: no job in front), declared and override are false or limits as text, room how
+--   many tasks may start now (-1: no limit), opens_in ms until time makes room (-1: it does not)
 -- RESEND safe: it only reads
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local trash_due, trash_blocked, blocked = KEYS[10], KEYS[11], KEYS[12]
+local trash_due, trash_blocked, blocked, limits = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 
 local serving, running = redis.call('HKEYS', workers), 0
 for _, worker in ipairs(serving) do
   running = running + redis.call('SCARD', queue .. ':claims:' .. worker)
 end
-local now, first_due = now_ms(), redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
+local now, waiting = now_ms(), waiting_length(queue)
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
 local run_at = in_front and own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at'))
 local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked)
-return {'ok', waiting_length(queue), redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
+local room, opens_in = room_of(queue, now)
+return {'ok', waiting, redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
   redis.call('ZCARD', broken), redis.call('GET', paused), trashed,
   serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
-  first_due and math.max(0, tonumber(first_due) - now) or -1, run_at and math.max(0, now - tonumber(run_at)) or -1}
+  next_start_in(queue, due, waiting, now), run_at and math.max(0, now - tonumber(run_at)) or -1,
+  redis.call('HGET', limits, 'declared'), redis.call('HGET', limits, 'override'),
+  room == math.huge and -1 or room, opens_in or -1}

@@ -6,13 +6,19 @@
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
 -- ARGV[3] reason text
+-- ARGV[4] duration ms after which the pause ends, - if it does not
 -- RETURNS ok | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a resume
 -- NUMBERED
 local queue, paused = KEYS[2], KEYS[3]
-local reason = ARGV[3]
+local reason, duration = ARGV[3], tonumber(ARGV[4])
 
 check_types(queue)
-redis.call('SET', paused, reason)
+if duration then
+  redis.call('SET', paused, reason, 'PX', digits(duration))
+  announce_room(queue, duration, now_ms())
+else
+  redis.call('SET', paused, reason)
+end
 count(queue, 'paused', 1)
 return {'ok'}

@@ -14,12 +14,14 @@
 -- ARGV[8] error_message text
 -- ARGV[9] error_traceback text
 -- ARGV[10] error_fields JSON, empty: none
+-- ARGV[11] pause ms for which the queue is paused, with the error as the reason; the task goes to the front, uncounted. -: no pause
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
 local worker, claim, counter, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
 local error_type, error_message, error_traceback, error_fields = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local pause = tonumber(ARGV[11])
 
 check_types(queue)
 check_dead_letter_types(queue, worker)
@@ -34,6 +36,12 @@ if not run_at then
   due_at, retried_at = delay > 0 and now + delay or nil, digits(now)
 end
 local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
+if pause then
+  release = release_as('')
+  if pause_for(queue, error_message, pause) then
+    count(queue, 'paused', 1)
+  end
+end
 local status, ready, id = release_claim(queue, claim, release, policy, now)
 if counter == 'timeouts' and (status == 'given' or status == 'aside') then
   tally(queue, 'timed_out', 1)
@@ -41,6 +49,6 @@ end
 if status == 'given' then
   count(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
 end
-wake(queue, ready)
+wake(queue, math.max(ready, free_room(queue, {claim})))
 wake_for_suspects(queue)
 return {status}

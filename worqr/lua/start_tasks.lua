@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- start_tasks: moves up to n tasks into claims of an admitted worker; a suspect first, one at a time. If there are fewer
 -- tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
--- is left, the worker joins the waiting workers (hungry) in the same script. If tasks are left, one more is woken.
+-- is left, or a limit allows no more, the worker joins the waiting workers (hungry) in the same script. If tasks are left that
+-- may start, one more is woken.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
@@ -9,18 +10,20 @@
 -- KEYS[5] suspects LIST
 -- KEYS[6] paused STRING
 -- KEYS[7] due ZSET
+-- KEYS[8] limits HASH
 -- ARGV[1] worker id
 -- ARGV[2] number of the worker's start request on this queue, counts from 1
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
 -- ARGV[5] max_skipped references without a record that are skipped at most
--- RETURNS ok first entry... | short first hungry entry... (joined the waiting workers; hungry is their number) | paused |
---   late | not_serving;
+-- RETURNS ok first entry... | short first hungry entry... (joined the waiting workers; hungry is their number) | limited first
+--   hungry entry... (joined them too, because a limit allows no more) | paused (joined them too, if the pause ends by
+--   itself) | late | not_serving;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
 local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local suspects, paused, due = KEYS[5], KEYS[6], KEYS[7]
+local suspects, paused, due, limits = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -28,19 +31,20 @@ local earlier_reply, suspect = repeated_start(queue, admission_of(workers, worke
 if earlier_reply then
   return earlier_reply
 end
-if redis.call('EXISTS', paused) == 1 then
-  redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
-  return {'paused'}
-end
-
 -- A key of a wrong type is an error before the first write. Keys that only an expired job needs are checked when there is one.
 local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
 local taken, skipped, bytes = 0, 0, 0
 local next_claim, now = next_token(queue)
+local has_limits = redis.call('EXISTS', paused, limits) > 0
+local room = not has_limits and wanted or room_to_start(queue, worker, wanted, now)
+if not room then
+  redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
+  return {'paused'}
+end
 local reply, mine = {'ok', digits(next_claim)}, {}
-while taken < wanted and skipped < max_skipped and bytes < max_bytes and not exhausted do
+while taken < wanted and #mine < room and skipped < max_skipped and bytes < max_bytes and not exhausted do
   local claim = digits(next_claim + taken)
   local status, entry, size = claim_one(queue, source, worker, claim, now)
   if status == 'empty' and source == queue and due_count > 0 then
@@ -60,9 +64,7 @@ while taken < wanted and skipped < max_skipped and bytes < max_bytes and not exh
     taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
   end
 end
-for from = 1, #mine, 1000 do
-  redis.call('SADD', claims, unpack(mine, from, math.min(from + 999, #mine)))
-end
+add_claims(queue, claims, mine, has_limits and #mine > 0, now)
 
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
 if taken > 0 then
@@ -78,9 +80,9 @@ if workers_wait and (wakes > 0 or not exhausted) then
   redis.call('SREM', hungry, worker)
   wake(queue, wakes)
 end
-if exhausted then
+if exhausted or (taken < wanted and #mine >= room) then
   redis.call('SADD', hungry, worker)
-  reply[1] = 'short'
+  reply[1] = exhausted and 'short' or 'limited'
   table.insert(reply, 3, redis.call('SCARD', hungry))
 end
 return reply

@@ -12,19 +12,21 @@
 -- ARGV[6] on_failure 1: a failure handler is registered
 -- ARGV[7] result_ttl ms for which results are kept, - if they are not
 -- ARGV[8] last number of a start request that the worker sent to this queue before
--- RETURNS ok | late
+-- ARGV[9] limits text of _limits.lua, empty: none, *: the worker declares nothing
+-- RETURNS ok changed: 1 if other limits hold now | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- NUMBERED
 local queue, workers, policy = KEYS[2], KEYS[3], KEYS[4]
 local worker, max_stalls = ARGV[3], ARGV[4]
-local keep_failed, on_failure, result_ttl, last = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local keep_failed, on_failure, result_ttl, last, limits = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 
 local missing = missing_rights(queue)
 if missing then
   return missing
 end
 local admission, result_ttls = admission_of(workers, worker), queue .. ':result_ttls'
-redis.call('ZCARD', result_ttls)
+assert(limits == '*' or are_limits(limits), 'limits must be like 10 100/60000')
+check_types(queue)
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
 if result_ttl == '-' then
   redis.call('HDEL', policy, 'result_ttl')
@@ -39,4 +41,5 @@ end
 if not admission then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
 end
-return {'ok'}
+local changed = limits ~= '*' and set_limits(queue, 'declared', limits ~= '' and limits)
+return {'ok', changed and 1 or 0}

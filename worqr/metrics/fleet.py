@@ -13,9 +13,9 @@ from typing import Final
 
 from worqr.cron import Schedule
 from worqr.link import ServerStats
+from worqr.mesh_records import MeshInfo, QueueInfo
 from worqr.metrics.runs import add_runs
 from worqr.metrics.samples import Samples
-from worqr.records import MeshInfo, QueueInfo
 
 OTHER: Final = "(other)"
 """The label of the queues that are not shown by their names. No queue can have this name and be served by a function."""
@@ -86,6 +86,7 @@ class FleetMetrics:
                 _add_queue(found, info.name, [info])
                 found.add("worqr_queue_workers", info.workers, info.name)
                 found.add("worqr_queue_paused", info.paused is not None, info.name)
+                found.add("worqr_queue_held_back", info.held_back in {"concurrency", "rate"}, info.name)
                 found.add("worqr_queue_age_seconds", info.age, info.name)
                 found.add("worqr_queue_age_estimated", None if info.age is None else info.age_estimated, info.name)
                 if info.name in runs:

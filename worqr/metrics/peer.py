@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from worqr.inside import readings_of
+from worqr.mesh_records import Health
 from worqr.metrics.samples import Samples
 from worqr.peer.readings import PeerReadings
-from worqr.records import Health
 
 
 class HasReadings(Protocol):

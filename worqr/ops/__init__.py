@@ -91,6 +91,7 @@ from worqr.ops.operators import (
     pause,
     purge_queue,
     resume,
+    set_limits,
 )
 from worqr.ops.registry import (
     ANY_BEAT,
@@ -312,6 +313,7 @@ __all__ = [
     "retry_task",
     "rewind_schedules",
     "sample_queue",
+    "set_limits",
     "start_tasks",
     "start_work",
     "start_worker",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word
+from worqr.limits import DECLARES_NOTHING
+from worqr.ops.replies import MAX_ITEMS, Reply, new_call, read_changed, status_word
 from worqr.script_call import Call
 
 
@@ -28,15 +29,18 @@ def start_work(
     last: int,
     on_failure: bool = False,
     result_ttl_ms: int | None = None,
-) -> Call[str]:
-    """Let the worker claim tasks of the queue; `last` is the highest start request number it sent to this queue before.
+    limits: str = DECLARES_NOTHING,
+) -> Call[bool]:
+    """Let the worker claim tasks of the queue; return True if that changed its limits.
+
+    `last` is the highest start request number that the worker sent to this queue before. `limits`: see `worqr.limits`.
 
     The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """
     names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
-    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last)
-    return new_call("start_work", keys.base, names, args, expect_ok, numbered=True)
+    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits)
+    return new_call("start_work", keys.base, names, args, read_changed, numbered=True)
 
 
 def _read_released(reply: Reply) -> ReleasedClaims:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from worqr.keys import QueueKeys
+from worqr.limits import Limit, parse_limits
 from worqr.ops.jobs import JobState
 from worqr.ops.replies import (
     MAX_BYTES,
@@ -31,13 +32,21 @@ FIND_DEPTH: Final = 100_000
 """Tasks at each end of a queue that one script compares with a payload: the server compares 100,000 in about 2 ms."""
 HOLDERS_AT_ONCE: Final = 200
 """Workers whose claims one script looks at, at most."""
-_NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale"}
+_NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale", "announced"}
 """Fields of the counters' hash that are not event counters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """Reply of inspect. `workers` are the workers that serve the queue or leave it; `counts` are totals by name."""
+    """Reply of inspect. `workers` are the workers that serve the queue or leave it; `counts` are totals by name.
+
+    Attributes:
+        next_in_ms: ms until a job is due, or until a task that waits may start; None if neither is known.
+        limits: those that hold.
+        overridden: an operator has set them.
+        room: how many tasks may start now; None for any number.
+        opens_in_ms: ms until more may start, if only time makes room: a rate allows it, or a pause ends.
+    """
 
     waiting: int
     due: int
@@ -51,6 +60,10 @@ class Inspected:
     blocked: int
     next_in_ms: int | None
     oldest_ms: int | None
+    limits: tuple[Limit, ...] = ()
+    overridden: bool = False
+    room: int | None = None
+    opens_in_ms: int | None = None
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
@@ -60,15 +73,20 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
         waiting, due, running, failed, broken = (int(part) for part in reply[1:6])
         paused = None if reply[6] is None else text(reply[6])
         counts = {name: int(value) for field, value in pairs(reply[9]) if (name := text(field)) not in _NOT_TOTALS}
-        next_in, oldest = (None if ms < 0 else ms for ms in (int(part) for part in reply[11:13]))
+        next_in, oldest, room, opens_in = (
+            None if number < 0 else number for number in (int(part) for part in (*reply[11:13], *reply[15:17]))
+        )
+        declared, override = (None if part is None else text(part) for part in reply[13:15])
+        limits = parse_limits(declared if override is None else override)
         return Inspected(
             *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
-            *(int(reply[10]), next_in, oldest),
+            *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
         )
 
     names = (
         *(keys.base, keys.workers, keys.due, keys.failed, keys.broken),
         *(keys.paused, keys.counts, keys.trash, keys.trash_suspects, keys.trash_due, keys.trash_blocked, keys.blocked),
+        keys.limits,
     )
     return new_call("inspect", keys.base, names, (), read)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from worqr.keys import RegistryKeys
+from worqr.mesh_records import LogEntry
 from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word, text
-from worqr.records import LogEntry
 from worqr.script_call import Call
 from worqr.validation import from_ms
 

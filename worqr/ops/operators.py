@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from worqr.keys import QueueKeys
-from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text
+from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, read_changed, status_word, text
 from worqr.script_call import Call
 
 CANCEL_PAGE: Final = 1_000
@@ -90,9 +90,18 @@ def purge_queue(keys: QueueKeys, limit: int | None = None) -> Call[bool]:
     return new_call("purge_queue", keys.base, names, (MAX_ITEMS if limit is None else limit,), read)
 
 
-def pause(keys: QueueKeys, reason: str) -> Call[str]:
-    """Stop claims of the queue's tasks."""
-    return new_call("pause", keys.base, (keys.base, keys.paused), (reason,), expect_ok, numbered=True)
+def pause(keys: QueueKeys, reason: str, duration_ms: int | None = None) -> Call[str]:
+    """Stop claims of the queue's tasks, for some time or until it is resumed."""
+    args = (reason, "-" if duration_ms is None else duration_ms)
+    return new_call("pause", keys.base, (keys.base, keys.paused), args, expect_ok, numbered=True)
+
+
+def set_limits(keys: QueueKeys, limits: str) -> Call[bool]:
+    """Set the limits that come before those that the workers declare; return True if that changed what holds.
+
+    `limits`: see `worqr.limits`; `DECLARES_NOTHING` removes them, so that those of the workers hold again.
+    """
+    return new_call("set_limits", keys.base, (keys.base,), (limits,), read_changed, numbered=True)
 
 
 def resume(keys: QueueKeys) -> Call[str]:

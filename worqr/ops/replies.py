@@ -64,6 +64,11 @@ expect_ok: Callable[[Reply], str] = expect("ok")
 """Read the reply of a script that returns nothing but ok."""
 
 
+def read_changed(reply: Reply) -> bool:
+    """Read the reply of a script that says whether it has changed something."""
+    return status_word(reply) == "ok" and int(reply[1]) == 1
+
+
 def text(value: bytes | str) -> str:
     """Decode a name from the server. Invalid UTF-8 is replaced, so that the rest of the reply can be read."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

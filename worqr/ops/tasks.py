@@ -19,8 +19,9 @@ from worqr.script_call import Argument, Call, Merge
 class StartReply:
     """Reply of start_tasks: its status word, the first claim's fence number, and one entry per claim.
 
-    With the word `short`, it has the number of workers that wait for tasks of this queue, including this one. An entry is the
-    payload of a plain task; for a job, the names and values of its record, then its id; None for a claim that is gone.
+    With the words `short` and `limited`, it has the number of workers that wait for tasks of this queue, including this one. An
+    entry is the payload of a plain task; for a job, the names and values of its record, then its id; None for a claim that is
+    gone.
     """
 
     status: str
@@ -76,11 +77,11 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[
 
     def read(reply: Reply) -> StartReply:
         word = text(reply[0])
-        if word == "short":
+        if word in {"short", "limited"}:
             return StartReply(word, int(reply[1]), reply[3:], int(reply[2]))
         return StartReply(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
-    names = (*_claim_keys(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due)
+    names = (*_claim_keys(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due, keys.limits)
     return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
 
 
@@ -127,10 +128,16 @@ def retry_task(
     limit: int,
     delay_ms: int = 0,
     run_at_ms: int | None = None,
+    pause_ms: int | None = None,
 ) -> Call[str]:
-    """Put the task at the back of the queue, now or when it is due. If `counter` reaches `limit`, fail it."""
+    """Put the task at the back of the queue, now or when it is due. If `counter` reaches `limit`, fail it.
+
+    With `pause_ms`, put it at the front, uncounted, and pause the queue.
+    """
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
-    args = (worker, claim, counter, limit, *when, error.type, error.message, error.traceback, fields_as_json(error))
+    pause = "-" if pause_ms is None else pause_ms
+    facts = (error.type, error.message, error.traceback, fields_as_json(error))
+    args = (worker, claim, counter, limit, *when, *facts, pause)
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
     return new_call("retry_task", keys.base, _claim_keys(keys, worker), args, read)
 

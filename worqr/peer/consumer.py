@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
+from worqr.limits import DECLARES_NOTHING
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, StartReply
@@ -107,6 +108,19 @@ class ConsumerServices:
     extend_deadline: Callable[[Run[Any], float], None]
 
 
+@dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """What a handler declares of its queue, or of one shard of it.
+
+    Attributes:
+        recent: how many of the runs that ended last the queue keeps.
+        limits: what may start (`worqr.limits`).
+    """
+
+    recent: int = 0
+    limits: str = DECLARES_NOTHING
+
+
 class QueueConsumer:
     """Consumes one queue, or one shard of it. Subclasses define how many claims they want, and accept the claims. Changed only in
     the loop.
@@ -158,6 +172,11 @@ class QueueConsumer:
     def recent(self) -> int:
         """How many of the runs that ended last the queue keeps."""
         return 0
+
+    @property
+    def limits(self) -> str:
+        """The limits of the queue that this consumer declares (`worqr.limits`)."""
+        return DECLARES_NOTHING
 
     @property
     def scheduler(self) -> Scheduler:
@@ -334,7 +353,7 @@ class QueueConsumer:
 class HandlerConsumer(QueueConsumer):
     """Consumes a queue whose tasks run in slots. `begun` is filled while DEBUG is logged.
 
-    `recent`: how many of the runs that ended last the queue keeps.
+    `options`: what the handler declares of the queue.
     """
 
     def __init__(
@@ -346,17 +365,21 @@ class HandlerConsumer(QueueConsumer):
         handler: Handler,
         run: Callable[[Run[Any]], None],
         state: object = None,
-        recent: int = 0,
+        options: QueueOptions | None = None,
     ) -> None:
         super().__init__(keys, services, policy, share, state)
-        self._recent = recent
+        self._options = QueueOptions() if options is None else options
         self.handler: Handler = handler
         self.begun: dict[int, Began] = {}
         self._run = run
 
     @property
     def recent(self) -> int:
-        return self._recent
+        return self._options.recent
+
+    @property
+    def limits(self) -> str:
+        return self._options.limits
 
     def capacity_wanted(self) -> int:
         limit = self.share.limit

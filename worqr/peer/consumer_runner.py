@@ -14,7 +14,8 @@ from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.handler_checks import is_async
 from worqr.handler_options import PATIENT, Handling, RunsIn, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer
+from worqr.limits import limits_text
+from worqr.peer.consumer import ConsumerServices, HandlerConsumer, QueueOptions
 from worqr.peer.consumer_startup import ConsumerStartup
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.executors.executors import Executors
@@ -103,9 +104,9 @@ class ConsumerRunner:
             HandlerConsumer(
                 *(keys, self._services, how.policy, Share(how.size, priority, pool, limit), run, self._slots.run),
                 state=self._executors.state_in(place),
-                recent=how.recent,
+                options=QueueOptions(how.recent, limits_text(how.limits, keys.display_name, len(shards), n)),
             )
-            for keys in shards
+            for n, keys in enumerate(shards)
         ]
 
     async def _failure_consumers(self, keys: QueueKeys, how: Handling) -> list[HandlerConsumer]:

@@ -15,6 +15,7 @@ import trio
 from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
+from worqr.limits import parse_limits
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.consumer import QueueConsumer
@@ -144,7 +145,7 @@ class ConsumerStartup:
         if not _should_continue(consumer, registration):
             return
         policy = consumer.policy
-        await self._link.call(
+        changed = await self._link.call(
             ops.start_work(
                 *(consumer.keys, registration.worker),
                 max_stalls=policy.max_stalls,
@@ -152,8 +153,13 @@ class ConsumerStartup:
                 last=registration.number,
                 on_failure=policy.on_failure,
                 result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
+                limits=consumer.limits,
             )
         )
+        if changed:
+            text = "queue %(queue)r: what may start in the mesh is now %(limits)s"
+            described = ", ".join(map(str, parse_limits(consumer.limits))) or "unlimited"
+            emit(logger, "limits.changed", text, queue=consumer.name, limits=described)
         if not _should_continue(consumer, registration):
             return
         consumer.admission.admit()

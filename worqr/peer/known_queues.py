@@ -104,13 +104,13 @@ class KnownQueues:
                 kept.pop(name, None)
 
     def waiting(self, found: Mapping[str, Inspected]) -> list[str]:
-        """Return the queues that have tasks and workers, because a wake-up may have been lost. If there are many, they take
-        turns.
+        """Return the queues that have workers and tasks that may start, because a wake-up may have been lost. If there are many,
+        they take turns.
 
         If the limit permits, include shards that have tasks and no workers. A peer that serves other shards of the queue logs a
         warning.
         """
-        names = sorted(name for name, q in found.items() if q.waiting and q.paused is None)
+        names = sorted(name for name, q in found.items() if q.waiting and q.room != 0)
         served = [name for name in names if found[name].workers]
         if len(served) <= MAX_WAITING:
             return (served + [name for name in names if name.startswith("{") and not found[name].workers])[:MAX_WAITING]

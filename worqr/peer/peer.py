@@ -13,9 +13,9 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.handler_options import HandlerOptions, handling
+from worqr.mesh_records import Health
 from worqr.peer.readings import PeerReadings, readings_of
 from worqr.policy import RetryPolicy
-from worqr.records import Health
 from worqr.validation import KEEP_FAILED, Seconds
 
 if TYPE_CHECKING:

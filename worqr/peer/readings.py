@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worqr.link import LinkCondition, boottime
-from worqr.records import Health
+from worqr.mesh_records import Health
 
 if TYPE_CHECKING:
     from worqr.peer.engine import Engine

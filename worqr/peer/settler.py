@@ -250,6 +250,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
         limit=run.policy.max_stalls if decision.stalled else run.policy.max_failures,
         delay_ms=round(decision.delay * 1000),
         run_at_ms=decision.run_at_ms,
+        pause_ms=None if decision.pause is None else max(1, round(decision.pause * 1000)),
     )
 
 

@@ -164,6 +164,9 @@ def _log_broken(run: Run[RunHost], error: Broken) -> None:
 
 def _next_attempt(decision: RetryDecision, fields: dict[str, object]) -> str:
     """Return the text about the next attempt, and add its time to the fields."""
+    if decision.pause is not None:
+        fields["retry_in"] = _seconds(decision.pause)
+        return "the queue is paused for %(retry_in)s s"
     if decision.run_at_ms is not None:
         fields["run_at"] = from_ms(decision.run_at_ms).isoformat(timespec="seconds")
         return "next attempt at %(run_at)s"

@@ -125,6 +125,7 @@ class BenchRun:
             if not busy and not promoted:
                 return states
             await self._serve(busy)
+            await wake_workers(self._client, busy)
             if trio.current_time() >= log_at:
                 log_at += LOG_AFTER
                 busy_texts = [
@@ -135,10 +136,12 @@ class BenchRun:
             pause = min(2 * pause, POLL_LATER)
 
     def _is_served(self, name: str, queue: Inspected) -> bool:
-        return queue.paused is None and (bool(queue.workers) or _function_queue(name) in self._served_here)
+        """Return True if its tasks run, now or when time makes room for them."""
+        runs = queue.paused is None or queue.opens_in_ms is not None
+        return runs and (bool(queue.workers) or _function_queue(name) in self._served_here)
 
     def _is_busy(self, name: str, queue: Inspected) -> bool:
-        return queue.running > 0 or (queue.waiting > 0 and self._is_served(name, queue))
+        return queue.running > 0 or (queue.waiting > 0 and queue.room != 0 and self._is_served(name, queue))
 
     async def _serve(self, busy: QueueStates) -> None:
         """Serve the functions that have tasks. The first call joins the mesh."""
@@ -182,6 +185,13 @@ async def promote_due_jobs(client: Client, states: QueueStates) -> bool:
         while (await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name))))[1] == 0:
             pass
     return bool(ready)
+
+
+async def wake_workers(client: Client, states: QueueStates) -> None:
+    """Wake workers of the queues that were held back by a limit or a pause, because the clock has moved."""
+    for name, each in states.items():
+        if each.waiting and (each.limits or each.counts.get("paused")):
+            await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name)))
 
 
 def _has_work(queue: Inspected, *, scheduled: bool) -> bool:

@@ -77,13 +77,14 @@ class Bench:
         """Run the functions of the mesh until no task waits or runs any more.
 
         The clock of the mesh stands still meanwhile: tasks that are scheduled for later stay, retries with a backoff
-        included. Queues that no worker serves, and paused queues, do not count; queues that peers of the test serve do.
+        included. So do tasks that a rate, or a pause that ends by itself, does not let start yet. Queues that no worker serves,
+        and paused queues, do not count; queues that peers of the test serve do.
         Failure handlers are not counted in `Summary`, but their exceptions propagate to the test. If you cancel the call,
         running tasks return to their queues.
 
         Args:
-            scheduled: Run scheduled tasks too: when no task waits, move the clock to the next due time, until none is
-                scheduled. Schedules do not fire.
+            scheduled: Run scheduled tasks too: when no task may start, move the clock to the next due time, until none is
+                scheduled or held back. Schedules do not fire.
             raise_errors: Raise what handlers raised, except `Retry`, when no task waits or runs any more. This is before the
                 clock is moved, so an error ends the call at its first try. Several errors are an ExceptionGroup; a run that
                 took too long is a TimeoutError. False: only count errors.

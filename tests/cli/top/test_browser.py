@@ -12,7 +12,8 @@ from worqr.cli.top.actions import Act, ActKind, acts_of
 from worqr.cli.top.browser import QUIT, READ, Browser, Mode
 from worqr.cli.top.keyboard import split_keys
 from worqr.cli.top.views import Reading, Row, View, _failed_row, _queue_row, _running_row
-from worqr.records import Failed, MeshInfo, QueueInfo, RemoteError, TaskInfo
+from worqr.mesh_records import MeshInfo, QueueInfo
+from worqr.records import Failed, RemoteError, TaskInfo
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 

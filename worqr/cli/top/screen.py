@@ -16,7 +16,7 @@ from worqr.cli.top.views import COLUMNS, Row, View
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from worqr.records import MeshInfo, QueueInfo
+    from worqr.mesh_records import MeshInfo, QueueInfo
 
 SAMPLES: Final = 60
 """Readings that the graphs of the header show."""

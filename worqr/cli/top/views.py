@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from worqr.cli import formatting
 from worqr.cli.named_queue import queue_by_name
 from worqr.cli.output import escape_bytes
+from worqr.cli.queue_table import why_held_back
 from worqr.cli.terminal import Column, number
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
-    from worqr.records import Failed, LogEntry, MeshInfo, QueueInfo, TaskInfo, WorkerInfo
+    from worqr.mesh_records import LogEntry, MeshInfo, QueueInfo, WorkerInfo
+    from worqr.records import Failed, TaskInfo
 
 FAILED_PER_QUEUE: Final = 50
 """Newest failed tasks that are read of each queue."""
@@ -138,7 +140,7 @@ async def _queues(_mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
 
 
 def _queue_row(info: QueueInfo) -> Row:
-    state = "no worker" if info.waiting and not info.workers else ""
+    state = "no worker" if info.waiting and not info.workers else why_held_back(info)
     if info.paused is not None:
         state = f"paused: {info.paused}" if info.paused else "paused"
     counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)

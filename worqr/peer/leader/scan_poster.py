@@ -17,12 +17,12 @@ from worqr import ops
 from worqr.client.stats import merge_queue_info, worker_info
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
+from worqr.mesh_records import MeshInfo, QueueInfo, WorkerInfo
 from worqr.ops import Inspected
 from worqr.peer.known_queues import is_empty
 from worqr.peer.leader.history_sampler import HistorySampler
 from worqr.peer.registration import LEASE
 from worqr.queue_age import QueuePlaces
-from worqr.records import MeshInfo, QueueInfo, WorkerInfo
 from worqr.snapshots import apps_of, encode_snapshot, is_in_use, most_active, unhealthy_of, unreadable_of
 from worqr.validation import from_ms
 

@@ -31,7 +31,7 @@ from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_pr
 from worqr.peer.handlers import Handler, named_after
 from worqr.peer.results import Encoded
 from worqr.peer.run import Run, RunHost, check_thread, current_run
-from worqr.policy import Broken, ChildError, Failure, Retry, Stalled
+from worqr.policy import Broken, ChildError, Failure, RateLimited, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation
 from worqr.remote_error import error_from_text, with_stderr
@@ -286,7 +286,9 @@ def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:
 
 def _error_of(answer: Raised, remote: RemoteError) -> Exception:
     error: Exception
-    if answer.kind == "retry":
+    if answer.retry_after is not None:
+        error = RateLimited(answer.retry_after, remote.message)
+    elif answer.kind == "retry":
         run_at = None if answer.run_at_ms is None else from_ms(answer.run_at_ms)
         error = Retry(
             remote.message, delay=answer.delay if run_at is None else None, run_at=run_at, counted=answer.counted

@@ -80,6 +80,7 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
     run_at_ms: int | None = None
     counted: bool = True
     last: bool = False
+    retry_after: float | None = None
 
 
 Request = Setup | RunRequest

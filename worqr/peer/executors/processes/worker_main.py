@@ -40,7 +40,7 @@ from worqr.peer.executors.processes.protocol import (
 )
 from worqr.peer.results import encode_result
 from worqr.peer.run import Run, Timer, current_run
-from worqr.policy import Broken, Failure, Policy, Retry, decide_retry
+from worqr.policy import Broken, Failure, Policy, RateLimited, Retry, decide_retry
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
 from worqr.tracing import Carrier
@@ -294,6 +294,8 @@ def raised(error: BaseException, *, last: bool = False) -> Raised:
         at = at.tb_next  # without the frames of this program
     told = remote_error(error.with_traceback(at or error.__traceback__))
     names = [name_of(kind) for kind in type(error).__mro__]
+    if isinstance(error, RateLimited):
+        return Raised("retry", told, names, last=last, retry_after=error.retry_after)
     if isinstance(error, Retry):
         return Raised("retry", told, names, error.delay, error.run_at_ms, error.counted, last)
     if isinstance(error, Failure):

@@ -1,0 +1,78 @@
+"""``worqr limit``: show, set or clear the limits of a queue."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import InvalidArguments
+from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
+from worqr.cli.option_types import QueueName, flag
+from worqr.cli.output import escape, print_error, print_json
+from worqr.cli.parsing import parse_duration
+from worqr.cli.queue_table import describe_limits
+from worqr.limits import Limit
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+    from worqr.mesh_records import QueueInfo
+
+
+def limit(
+    queue: QueueName,
+    /,
+    *,
+    concurrency: Annotated[int | None, Parameter(help="Tasks that may run at once in the whole mesh.")] = None,
+    rate: Annotated[
+        tuple[str, ...],
+        Parameter(show_default=False, help="Tasks that may start in any period, such as 100/1m. Repeatable."),
+    ] = (),
+    none: Annotated[bool, flag("Let any number of tasks start, whatever the code says.")] = False,
+    clear: Annotated[bool, flag("Return to the limits that the code declares.")] = False,
+    json: Annotated[bool, flag("Print one JSON object.")] = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Show the limits of a queue, or set others in place of those that the code declares.
+
+    A lower limit does not stop tasks that run. Limits that you set stay until --clear.
+    """
+    limits = (*(() if concurrency is None else (Limit(concurrency),)), *(_rate(each) for each in rate))
+    if bool(limits) + none + clear > 1:
+        raise InvalidArguments("give --concurrency and --rate, or --none, or --clear")
+
+    async def command(mesh: Mesh) -> tuple[QueueInfo, str]:
+        target = queue_by_name(mesh, queue)
+        hint = await unknown_queue_hint(mesh, queue)  # before the change, which registers the queue
+        if limits or none:
+            await target.set_limit(*limits)
+        elif clear:
+            await target.clear_limit()
+        return await target.info(), hint
+
+    info, hint = run_connected(connect, command)
+    if json:
+        print_json({"queue": queue, **_facts(info)})
+    else:
+        print(f"{escape(queue)}: {describe_limits(info)}")
+    if hint:
+        print_error(hint)
+
+
+def _facts(info: QueueInfo) -> dict[str, object]:
+    return {
+        "limits": [asdict(each) for each in info.limits],
+        "limits_overridden": info.limits_overridden,
+        "held_back": info.held_back,
+        "held_for": info.held_for,
+    }
+
+
+def _rate(text: str) -> Limit:
+    number, slash, period = text.partition("/")
+    if not slash or not re.fullmatch(r"\d+", number):
+        raise InvalidArguments(f"--rate must be a number and a period, such as 100/1m, not {text!r}")
+    return Limit(rate=int(number), per=parse_duration(period, "the period of --rate"))

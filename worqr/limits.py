@@ -1,0 +1,152 @@
+"""`Limit`: what may start of a queue in the whole mesh. Its checks, its parts for the shards of a queue, and its text. Pure.
+
+The server enforces limits where tasks are claimed (``worqr/lua/_limits.lua``), so a task that may not start is never claimed. The
+text of several limits is the concurrency, or ``-`` for none, then each rate as starts/period in ms: ``10 100/60000 5/1000``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from worqr.errors import UsageError
+from worqr.validation import Seconds, seconds
+
+MOST: Final = 1_000_000
+"""The largest concurrency and the largest rate."""
+MOST_LIMITS: Final = 4
+"""Limits that a queue may have at once."""
+SHORTEST: Final = 0.01
+LONGEST: Final = 31 * 86400.0
+"""Seconds: the bounds of `per`."""
+DECLARES_NOTHING: Final = "*"
+"""Instead of the text of limits: those of the queue stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much of a queue may start in the whole mesh. A task that may not start yet waits in its place; nothing is dropped.
+
+    A rate holds in *any* period of that length, by the server's clock. A task that is retried or given back starts again.
+
+    The concurrency and the rate are 1 to 1,000,000. `per` is 0.01 s to 31 days, 1 s if it is not given.
+
+    Raises:
+        UsageError: Neither a concurrency nor a rate is given, `per` is given without a rate, or a number is out of its bounds.
+    """
+
+    concurrency: int | None = None
+    """The number of tasks that may run at once; None: any number."""
+    rate: int | None = field(default=None, kw_only=True)
+    """The number of tasks that may start in any period of `per` seconds; None: any number."""
+    per: Seconds | None = field(default=None, kw_only=True)
+    """The period in seconds; None without a rate."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency is None and self.rate is None:
+            raise UsageError("a Limit needs a concurrency or a rate: write Limit(10), or Limit(rate=100, per=60)")
+        _check_number(self.concurrency, "concurrency")
+        _check_number(self.rate, "rate")
+        if self.rate is None:
+            if self.per is not None:
+                raise UsageError("a Limit has per only with a rate: write Limit(rate=100, per=60)")
+            return
+        per = seconds(1 if self.per is None else self.per, "per of a Limit")
+        if not SHORTEST <= per <= LONGEST:
+            raise UsageError(f"per of a Limit must be 0.01 s to 31 days, not {per:g} s")
+        object.__setattr__(self, "per", per)
+
+    def __str__(self) -> str:
+        running = None if self.concurrency is None else f"{self.concurrency:,} at once"
+        rate = None if self.rate is None else f"{self.rate:,} per {_duration(cast('float', self.per))}"
+        return ", ".join(filter(None, (running, rate)))
+
+
+def _check_number(value: object, what: str) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST):
+        raise UsageError(f"{what} of a Limit must be a whole number from 1 to {MOST:,}, not {value!r}")
+
+
+def _duration(per: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if per == size:
+            return unit
+    return f"{per:g} s"
+
+
+def check_limits(value: object, where: str) -> tuple[Limit, ...]:
+    """Return one limit, or a collection of them, as a tuple.
+
+    Raises:
+        UsageError: it is something else, or there are too many.
+    """
+    limits = (value,) if isinstance(value, Limit) else value
+    if not isinstance(limits, Collection) or not all(
+        isinstance(each, Limit) for each in cast("Collection[object]", limits)
+    ):
+        raise UsageError(f"{where} must be a worqr.Limit or a list of them, not {value!r}: write worqr.Limit(10)")
+    found = tuple(cast("Collection[Limit]", limits))
+    if len(found) > MOST_LIMITS:
+        raise UsageError(f"{where}: a queue may have {MOST_LIMITS} limits, not {len(found)}")
+    return found
+
+
+def limits_text(limits: Iterable[Limit], queue: str, shards: int = 1, shard: int = 0) -> str:
+    """Return the text of the part of one shard; empty if there are no limits.
+
+    Raises:
+        UsageError: a limit is smaller than the number of shards.
+    """
+    concurrency: int | None = None
+    rates: dict[int, int] = {}
+    for each in limits:
+        if each.concurrency is not None:
+            part = _part(each.concurrency, queue, shards, shard)
+            concurrency = part if concurrency is None else min(concurrency, part)
+        if each.rate is not None:
+            ms = round(cast("float", each.per) * 1000)
+            rates[ms] = min(_part(each.rate, queue, shards, shard), rates.get(ms, MOST))
+    if concurrency is None and not rates:
+        return ""
+    return " ".join(["-" if concurrency is None else str(concurrency), *(f"{n}/{ms}" for ms, n in rates.items())])
+
+
+def _part(number: int, queue: str, shards: int, shard: int) -> int:
+    """Return the part of a number that one shard has. The parts differ by one at most, and add up to the number."""
+    if number < shards:
+        raise UsageError(
+            f"a limit of {number} cannot be divided among the {shards} shards of queue {queue!r}: use fewer shards, or a limit "
+            f"of at least {shards}"
+        )
+    return number // shards + (shard < number % shards)
+
+
+def parse_limits(text: str | None) -> tuple[Limit, ...]:
+    """Return the limits of a text; none for None, and for what is no such text."""
+    words = (text or "").split()
+    found: list[Limit] = []
+    try:
+        for word in words:
+            rate, slash, ms = word.partition("/")
+            if slash:
+                found.append(Limit(rate=int(rate), per=int(ms) / 1000))
+            elif word != "-":
+                found.append(Limit(int(word)))
+    except (ValueError, UsageError):
+        return ()
+    return tuple(found)
+
+
+def add_limits(shards: Iterable[tuple[Limit, ...]]) -> tuple[Limit, ...]:
+    """Return the limits of a queue from those of its shards."""
+    concurrency = 0
+    rates: dict[float, int] = {}
+    for limits in shards:
+        for each in limits:
+            concurrency += each.concurrency or 0
+            if each.rate is not None:
+                per = cast("float", each.per)
+                rates[per] = rates.get(per, 0) + each.rate
+    running = [Limit(concurrency)] if concurrency else []
+    return (*running, *(Limit(rate=number, per=per) for per, number in rates.items()))
