@@ -101,9 +101,9 @@ def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_in_use(queue: QueueInfo) -> bool:
-    """Return True if the queue is not empty, is paused, or has a worker."""
+    """Return True if the queue is not empty, has a worker, or an operator has paused or limited it."""
     holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.broken
-    return bool(holds or queue.workers) or queue.paused is not None
+    return bool(holds or queue.workers or queue.limits_overridden) or queue.paused is not None
 
 
 def most_active(queues: Iterable[QueueInfo]) -> tuple[list[QueueInfo], int, QueueInfo | None]:

@@ -72,7 +72,8 @@ async def main(url: str, prefix: str, queue: str) -> None:
             if os.environ.get("BY_HAND"):
                 nursery.start_soon(by_hand, peer, queue)
             else:
-                await nursery.start(partial(peer.serve, queue, handler))
+                limit = [worqr.Limit(int(os.environ["LIMIT"]))] if "LIMIT" in os.environ else []
+                await nursery.start(partial(peer.serve, queue, handler, limit=limit))
                 print("joined", peer.id)
             await read_lines()
             await peer.drain()

@@ -115,6 +115,18 @@ def test_after_hints_were_missed_all_that_is_in_use_is_looked_at_once_more() -> 
 # Forgetting
 
 
+def test_a_queue_that_waits_for_a_limit_is_not_announced() -> None:
+    known = knowing("full", "limited", "paused", "free")
+    waits = replace(NOTHING, waiting=5, workers=["A"])
+    found = {
+        "full": replace(waits, room=0),
+        "limited": replace(waits, room=3),
+        "paused": replace(waits, room=0, paused="why"),
+        "free": waits,
+    }
+    assert known.waiting(found) == ["free", "limited"]
+
+
 def test_a_name_that_was_long_not_noted_and_holds_nothing_may_be_forgotten() -> None:
     known = knowing("old")
     known.note("new", LATE - UNUSED_MS + 1, LATE, 0.0)
@@ -129,8 +141,10 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "paused": queue(paused=""),
         "trash": queue(trash=True),
         "workers": queue(workers=["A"]),
+        "overridden": queue(overridden=True),
     }
-    assert set(holding) == set(Inspected.__slots__) - {"counts", "next_in_ms", "oldest_ms"}
+    others = {"counts", "next_in_ms", "oldest_ms", "limits", "room", "opens_in_ms"}
+    assert set(holding) == set(Inspected.__slots__) - others
     known = knowing(*holding)
     assert known.unused(holding, LATE) == []
     assert known.unused(dict.fromkeys(holding, queue(counts={"enqueued": 7})), LATE) == list(holding)

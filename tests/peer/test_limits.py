@@ -19,6 +19,7 @@ from tests.peer.tools import Held, Runs, eventually, serving, spying, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
+from worqr.peer.leader.due_jobs import DueJobPromoter
 
 
 def numbers(n: int) -> list[bytes]:
@@ -142,6 +143,15 @@ async def test_the_scan_finds_room_whose_wake_up_was_lost(
             client.delete(QueueKeys(prefix, "Q1").hungry)
         held.gate.set()
         assert await held.wait(2) == [b"T1", b"T2"]
+
+
+async def test_the_scan_finds_a_rate_that_allows_a_start(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message about it arrives."""
+    monkeypatch.setattr(DueJobPromoter, "_on_hint", lambda *_: None)
+    runs = Runs()
+    async with mesh.connect(), serving(mesh, "Q1", runs, limit=worqr.Limit(rate=1, per=0.5)):
+        await mesh.queue("Q1").enqueue(b"T1", b"T2")
+        assert await runs.wait(2) == [b"T1", b"T2"]
 
 
 @pytest.mark.usefixtures("without_scans")

@@ -110,7 +110,7 @@ class KnownQueues:
         If the limit permits, include shards that have tasks and no workers. A peer that serves other shards of the queue logs a
         warning.
         """
-        names = sorted(name for name, q in found.items() if q.waiting and q.room != 0)
+        names = sorted(name for name, q in found.items() if q.waiting and q.paused is None and q.room != 0)
         served = [name for name in names if found[name].workers]
         if len(served) <= MAX_WAITING:
             return (served + [name for name in names if name.startswith("{") and not found[name].workers])[:MAX_WAITING]
@@ -120,6 +120,6 @@ class KnownQueues:
 
 
 def is_empty(queue: Inspected) -> bool:
-    """Return True if the queue is empty and no worker serves it."""
+    """Return True if the queue is empty, no worker serves it, and no operator has paused or limited it."""
     holds = queue.waiting or queue.due or queue.running or queue.failed or queue.broken or queue.blocked or queue.trash
-    return not (holds or queue.workers or queue.paused is not None)
+    return not (holds or queue.workers or queue.paused is not None or queue.overridden)
