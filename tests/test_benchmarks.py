@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 TITLES = {
     "drain": ["drain: no-op tasks", "drain with many waiting"],
     "jobs": ["jobs:"],
+    "limits": ["limits:"],
     "enqueue": ["enqueue:"],
     "dispatch": ["dispatch:"],
     "producers": ["producers: plain threads", "producers: asyncio", "producers: replicas=1"],

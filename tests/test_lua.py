@@ -314,6 +314,7 @@ def test_unpack_is_bounded() -> None:
         ("_claim", "claims, from, math.min(from + 999, #claims"),
         ("_limits", "claims, from, math.min(from + 999, #claims"),
         ("_limits", "ended"),
+        ("_limits", "running, from, math.min(from + 999, #running"),
     }
     assert "math.min(low, oldest + 1000)" in read("_producer").body
     assert "for chunk = 0, tasks - 1, 1000 do" in read("enqueue").body

@@ -227,8 +227,10 @@ async def test_the_page_of_a_queue_has_its_limits(connected: worqr.Mesh, site: S
     await queue.set_limit(worqr.Limit(20, rate=100, per=60))
     page = (await site.ask("GET", "/queue?name=mails")).text
     assert "In the whole mesh: 20 at once, 100 per minute, set by an operator." in page
-    await queue.pause("why", duration=600)
-    assert "The pause ends in " in (await site.ask("GET", "/queue?name=mails")).text
+    await queue.pause("429 for api_key=s3cr3t-value", duration=600)  # as RateLimited gives the text of an error
+    page = (await site.ask("GET", "/queue?name=mails")).text
+    assert "The pause ends in " in page
+    assert "s3cr3t-value" not in page + (await site.ask("GET", "/")).text
     await queue.clear_limit()
     await queue.cancel_all()
 

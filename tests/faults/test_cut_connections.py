@@ -63,8 +63,10 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await q.enqueue(b"T3")
             assert (await q.count(), (await q.find(b"T3")).waiting) == (1, (0,))
             assert await q.recent() == []
+            await q.set_limit(worqr.Limit(1000))
             await q.resume()
             await until(b"T3")
+            await q.clear_limit()
             await hand.enqueue(b"H1", b"H2", b"H3")
             async with peer.work("Q2") as claims:
                 batch = await claims.take(3)

@@ -107,7 +107,7 @@ class MeshState:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that needs an operator. `more` is the reason that an operator gave, if any."""
+    """Something that needs an operator. `more` is the reason of a pause, if it has one."""
 
     level: Level
     subject: str

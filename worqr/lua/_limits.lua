@@ -187,8 +187,8 @@ local function note_starts(base, claims, now)
   end
 end
 
--- Takes ended `claims`, at most 1,000, out of those that count. Returns for how many waiting tasks there is room because of it. `held`: 1 for
--- each claim that the worker held, else 0 (nil: it held all of them).
+-- Takes ended `claims`, at most 1,000, out of those that count. Returns for how many waiting tasks there is room because of
+-- it. `held`: 1 for each claim that the worker held, else 0 (nil: it held all of them).
 local function free_room(base, claims, held)
   if redis.call('EXISTS', base .. ':limited') == 0 then
     return 0
@@ -201,14 +201,30 @@ local function free_room(base, claims, held)
   return math.min(freed, redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects'))
 end
 
+-- Returns all claims that run.
+local function running_claims(base)
+  local found = {}
+  for _, worker in ipairs(redis.call('HKEYS', base .. ':workers')) do
+    for _, claim in ipairs(redis.call('SMEMBERS', base .. ':claims:' .. worker)) do
+      found[#found + 1] = claim
+    end
+  end
+  return found
+end
+
 -- Sets `field` of the limits, declared or override, to `text` (false: removes it). If another limit holds then, counts the
--- claims that run. Returns true if another holds.
+-- claims that run. Returns true if another holds. A key of a wrong type is an error before the first write.
 local function set_limits(base, field, text)
   local key = base .. ':limits'
   local kept = redis.call('HMGET', key, 'override', 'declared')
   local before = kept[1] or kept[2] or ''
   kept[field == 'override' and 1 or 2] = text
   local after = kept[1] or kept[2] or ''
+  local running = {}
+  if after ~= before then
+    check_types(base)
+    running = string.find(after, '^%d') and running_claims(base) or running
+  end
   if text then
     redis.call('HSET', key, field, text)
   else
@@ -218,13 +234,8 @@ local function set_limits(base, field, text)
     return false
   end
   redis.call('DEL', base .. ':limited')
-  if string.find(after, '^%d') then
-    for _, worker in ipairs(redis.call('HKEYS', base .. ':workers')) do
-      local claims = redis.call('SMEMBERS', base .. ':claims:' .. worker)
-      for from = 1, #claims, 1000 do
-        redis.call('SADD', base .. ':limited', unpack(claims, from, math.min(from + 999, #claims)))
-      end
-    end
+  for from = 1, #running, 1000 do
+    redis.call('SADD', base .. ':limited', unpack(running, from, math.min(from + 999, #running)))
   end
   wake(base, redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects'))
   return true

@@ -14,7 +14,7 @@
 -- ARGV[8] error_message text
 -- ARGV[9] error_traceback text
 -- ARGV[10] error_fields JSON, empty: none
--- ARGV[11] pause ms for which the queue is paused, with the error as the reason; the task goes to the front, uncounted. -: no pause
+-- ARGV[11] pause ms for which the queue is paused, with the error as the reason; the task goes to the front, uncounted; - for none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]

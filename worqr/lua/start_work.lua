@@ -26,7 +26,9 @@ if missing then
 end
 local admission, result_ttls = admission_of(workers, worker), queue .. ':result_ttls'
 assert(limits == '*' or are_limits(limits), 'limits must be like 10 100/60000')
-check_types(queue)
+redis.call('ZCARD', result_ttls)
+redis.call('HLEN', policy)
+local changed = limits ~= '*' and set_limits(queue, 'declared', limits ~= '' and limits)
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
 if result_ttl == '-' then
   redis.call('HDEL', policy, 'result_ttl')
@@ -41,5 +43,4 @@ end
 if not admission then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
 end
-local changed = limits ~= '*' and set_limits(queue, 'declared', limits ~= '' and limits)
 return {'ok', changed and 1 or 0}
