@@ -75,6 +75,11 @@ def _duration(per: float) -> str:
     return f"{per:g} s"
 
 
+def describe_limits(limits: Iterable[Limit]) -> str:
+    """Return limits in words."""
+    return ", ".join(map(str, limits)) or "no limit"
+
+
 def check_limits(value: object, where: str) -> tuple[Limit, ...]:
     """Return one limit, or a collection of them, as a tuple.
 

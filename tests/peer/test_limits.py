@@ -212,6 +212,24 @@ async def test_a_pause_ends_by_itself(mesh: worqr.Mesh, other: worqr.Mesh) -> No
 
 
 @pytest.mark.usefixtures("without_scans")
+async def test_foreign_producers_are_heard_again_after_a_pause(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    """Nothing waits when the pause ends, so nobody is woken then; and the leader does not serve the queue."""
+    runs, keys = Runs(), QueueKeys(prefix, "Q1")
+    async with mesh.join() as leader:
+        await until(lambda: leader._engine.leader.leads)
+        async with serving(other, "Q1", runs):
+            with server.client() as client:
+                await mesh.queue("Q1").pause("for a while", duration=0.3)
+                client.publish(keys.base, "anything")  # the worker asks, and is refused
+                await eventually(paused(mesh.queue("Q1")), None)
+                client.lpush(keys.base, b"a")
+                client.publish(keys.base, "anything")
+            await runs.wait(1)
+
+
+@pytest.mark.usefixtures("without_scans")
 async def test_a_pause_may_be_ended_early(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     runs = Runs()
     async with mesh.connect(), serving(other, "Q1", runs):

@@ -14,7 +14,7 @@ from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
 from worqr.cli.option_types import QueueName, flag
 from worqr.cli.output import escape, print_error, print_json
 from worqr.cli.parsing import parse_duration
-from worqr.cli.queue_table import describe_limits
+from worqr.cli.queue_table import what_may_start
 from worqr.limits import Limit
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def limit(
         tuple[str, ...],
         Parameter(show_default=False, help="Tasks that may start in any period, such as 100/1m. Repeatable."),
     ] = (),
-    none: Annotated[bool, flag("Let any number of tasks start, whatever the code says.")] = False,
+    none: Annotated[bool, flag("Remove all limits, also those that the code declares.")] = False,
     clear: Annotated[bool, flag("Return to the limits that the code declares.")] = False,
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
@@ -57,7 +57,7 @@ def limit(
     if json:
         print_json({"queue": queue, **_facts(info)})
     else:
-        print(f"{escape(queue)}: {describe_limits(info)}")
+        print(f"{escape(queue)}: {what_may_start(info)}")
     if hint:
         print_error(hint)
 

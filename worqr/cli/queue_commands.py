@@ -106,7 +106,7 @@ def pause(
     reason: Annotated[str, Parameter(show_default=False, help="Reason, as `worqr queues` shows it.")] = "",
     /,
     *,
-    within: Annotated[
+    duration: Annotated[
         str | None,
         Parameter(
             name="--for", show_default=False, help="Resume after this long, such as 10m. Default: when you resume it."
@@ -118,11 +118,11 @@ def pause(
 
     Running tasks continue, and producers can still enqueue.
     """
-    duration = parse_duration(within, "--for")
+    seconds = parse_duration(duration, "--for")
 
     async def command(mesh: Mesh) -> str:
         hint = await unknown_queue_hint(mesh, queue)  # before the pause, which registers the queue
-        await queue_by_name(mesh, queue).pause(reason, duration=duration)
+        await queue_by_name(mesh, queue).pause(reason, duration=seconds)
         return hint
 
     hint = run_connected(connect, command)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from worqr.cli import formatting
 from worqr.cli.terminal import Column, number
+from worqr.limits import describe_limits
 
 if TYPE_CHECKING:
     from worqr.mesh_records import QueueInfo
@@ -51,11 +52,10 @@ def is_unserved(info: QueueInfo) -> bool:
     return info.waiting > 0 and not info.workers
 
 
-def describe_limits(info: QueueInfo) -> str:
+def what_may_start(info: QueueInfo) -> str:
     """Return the limits of a queue in words, and why no task may start now."""
-    words = ", ".join(map(str, info.limits)) or "no limit"
     by = ", set by an operator" if info.limits_overridden else ""
-    return f"{words}{by}{'; ' if info.held_back else ''}{why_held_back(info)}"
+    return "; ".join(filter(None, (describe_limits(info.limits) + by, why_held_back(info))))
 
 
 def why_held_back(info: QueueInfo) -> str:

@@ -6,7 +6,7 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.client.inspection import ask_each
 from worqr.keys import QueueKeys
-from worqr.limits import DECLARES_NOTHING, Limit, check_limits, limits_text
+from worqr.limits import DECLARES_NOTHING, Limit, check_limits, describe_limits, limits_text
 from worqr.validation import Seconds, check_text, seconds
 
 
@@ -62,9 +62,7 @@ class StartControls:
         for keys, text in zip(shards, texts, strict=True):
             self._client.link_to(keys.name)
             await self._client.ask(ops.set_limits(keys, text))
-        await self._client.note(
-            "limited", queue=self._keys.display_name, text=", ".join(map(str, checked)) or "no limit"
-        )
+        await self._client.note("limited", queue=self._keys.display_name, text=describe_limits(checked))
 
     async def clear_limit(self) -> None:
         """Remove what `set_limit` has set: what the queue's handler declares holds again."""

@@ -155,21 +155,18 @@ local function startable(base, n)
   return math.min(n, room)
 end
 
--- Returns how many tasks may start now in a queue with limits. While it is paused: false, and the `worker` that asks for `wanted`
--- tasks joins the waiting workers, if the pause ends by itself.
+-- Returns how many tasks may start now in a queue with limits, for a worker that asks for `wanted`; false if the queue is paused
+-- until it is resumed. If only time makes room, this is announced to the leader.
 -- LATER: most queues have no limits.
-local function room_to_start(base, worker, wanted, now)
+local function room_to_start(base, wanted, now)
   local room, opens_in = room_of(base, now)
   if opens_in and wanted > 0 then
     announce_room(base, opens_in, now)
   end
-  if redis.call('EXISTS', base .. ':paused') == 0 then
-    return room
+  if not opens_in and redis.call('EXISTS', base .. ':paused') == 1 then
+    return false
   end
-  if opens_in and wanted > 0 then
-    redis.call('SADD', base .. ':hungry', worker)
-  end
-  return false
+  return room
 end
 
 -- Counts the starts of `claims`. If a rate allows no more, announces to the leader when it will.

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- start_tasks: moves up to n tasks into claims of an admitted worker; a suspect first, one at a time. If there are fewer
 -- tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
--- is left, or a limit allows no more, the worker joins the waiting workers (hungry) in the same script. If tasks are left that
--- may start, one more is woken.
+-- is left, or no more may start, the worker joins the waiting workers (hungry) in the same script. If tasks are left that may
+-- start, one more is woken.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
@@ -16,9 +16,9 @@
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
 -- ARGV[5] max_skipped references without a record that are skipped at most
--- RETURNS ok first entry... | short first hungry entry... (joined the waiting workers; hungry is their number) | limited first
---   hungry entry... (joined them too, because a limit allows no more) | paused (joined them too, if the pause ends by
---   itself) | late | not_serving;
+-- RETURNS ok first entry... | short first hungry entry... | limited first hungry entry... | paused | late | not_serving;
+--   short: no task is left, limited: a limit or a pause that ends by itself allows no more. In both cases the worker joined
+--   the waiting workers, whose number is hungry. paused: until the queue is resumed;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
@@ -38,7 +38,7 @@ local source, exhausted, due_count, promoted = first_source, false, redis.call('
 local taken, skipped, bytes = 0, 0, 0
 local next_claim, now = next_token(queue)
 local has_limits = redis.call('EXISTS', paused, limits) > 0
-local room = not has_limits and wanted or room_to_start(queue, worker, wanted, now)
+local room = not has_limits and wanted or room_to_start(queue, wanted, now)
 if not room then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
   return {'paused'}

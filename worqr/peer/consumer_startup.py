@@ -15,7 +15,7 @@ import trio
 from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
-from worqr.limits import parse_limits
+from worqr.limits import describe_limits, parse_limits
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.consumer import QueueConsumer
@@ -158,8 +158,8 @@ class ConsumerStartup:
         )
         if changed:
             text = "queue %(queue)r: what may start in the mesh is now %(limits)s"
-            described = ", ".join(map(str, parse_limits(consumer.limits))) or "unlimited"
-            emit(logger, "limits.changed", text, queue=consumer.name, limits=described)
+            limits = describe_limits(parse_limits(consumer.limits))
+            emit(logger, "limits.changed", text, queue=consumer.name, limits=limits)
         if not _should_continue(consumer, registration):
             return
         consumer.admission.admit()
