@@ -27,7 +27,7 @@ from tests.support.clusters import cluster_of
 from tests.support.leaks import Entry, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from tests.test_keys import makers, plain
+from tests.test_keys import in_lanes, makers, plain
 from tests.test_lua import WRITES
 from worqr import ops
 from worqr.cron import Definition
@@ -47,6 +47,9 @@ OPERATORS_ONLY = {
         "pause",
         "resume",
         "set_limits",
+        "set_lane",
+        "list_lanes",
+        "cancel_lane",
         "pause_schedule",
         "override_schedule",
         "delete_queue",
@@ -90,6 +93,7 @@ SCRIPTS = {
             "read_payload",
             "job_status",
         ),
+        "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
     },
@@ -562,6 +566,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "peek": lambda queue: queue.peek(),
         "history": lambda queue: queue.history(),
         "recent": lambda queue: queue.recent(),
+        "lanes": lambda queue: queue.lanes(),
         "find": lambda queue: queue.find(b"raw"),
         "read": lambda queue: queue.read("runs", payload=True),
         "running": lambda queue: queue.running(),
@@ -595,6 +600,8 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "pause": lambda queue: queue.pause(),
         "resume": lambda queue: queue.resume(),
         "set_limit": lambda queue: queue.set_limit(worqr.Limit(5)),
+        "set_weight": lambda queue: queue.set_weight("gold", 5),
+        "cancel_lane": lambda queue: queue.cancel_lane("gold"),
         "clear_limit": lambda queue: queue.clear_limit(),
         "run_now": lambda queue: queue.run_now("due"),
     },
@@ -842,6 +849,7 @@ def test_before_it_enters_a_peer_asks_for_every_command_of_its_scripts(clustered
 def test_and_for_every_kind_of_key() -> None:
     words = {word for example in asked_for(script("start_work").source, KEYS.base) for word in example}
     known = {**plain(KEYS), **{name: make("1") for name, make in makers(KEYS).items()}}
+    known |= {name: make("1") for name, make in in_lanes(KEYS, period="1").items()}
     assert {name for name, key in known.items() if key not in words} == {
         *("cancel_channel", "cancelled_channel"),
         "event_ids_channel",  # without the right to it, events have no ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.errors import UsageError
 from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
+from worqr.lane_keys import LaneKeys
 
 QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
@@ -33,7 +35,7 @@ CHANNELS = {
 }
 
 
-def plain(keys: QueueKeys | RegistryKeys) -> dict[str, str]:
+def plain(keys: QueueKeys | RegistryKeys | LaneKeys) -> dict[str, str]:
     """The keys and channels whose name depends on nothing more, by their names in Python."""
     names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and name not in NAMES]
     return {name: getattr(keys, name) for name in names}
@@ -43,6 +45,21 @@ def makers(keys: QueueKeys | RegistryKeys) -> dict[str, Callable[[str], str]]:
     """Those that need a worker, a claim, a job or a digest."""
     names = [name for name, what in vars(type(keys)).items() if inspect.isfunction(what) and not name.startswith("_")]
     return {name: getattr(keys, name) for name in names}
+
+
+TRASH = {"worqr:{Q1}:suspects", "worqr:{Q1}:lanes"}
+"""What is appended to the key of the trash."""
+
+
+def in_lanes(queue: QueueKeys, *, period: str = "60000") -> dict[str, Callable[[str], str]]:
+    """The keys of lanes; those that need one lane are made of its name."""
+    keys = LaneKeys(queue)
+    made = {f"lanes.{name}": partial(_plainly, key) for name, key in plain(keys).items()}
+    return {**made, "lanes.tasks": keys.tasks, "lanes.starts": partial(keys.starts, period)}
+
+
+def _plainly(key: str, _name: str) -> str:
+    return key
 
 
 # Spelling
@@ -94,6 +111,20 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "starts": "worqr:{Q1}:starts:X",
         "wake_channel": "worqr:{Q1}:wake:X",
     }
+    assert {name: make("X") for name, make in in_lanes(QUEUE).items()} == {
+        "lanes.base": "worqr:{Q1}:lanes",
+        "lanes.ring": "worqr:{Q1}:lanes:ring",
+        "lanes.held": "worqr:{Q1}:lanes:held",
+        "lanes.idle": "worqr:{Q1}:lanes:idle",
+        "lanes.names": "worqr:{Q1}:lanes:names",
+        "lanes.opens": "worqr:{Q1}:lanes:opens",
+        "lanes.claims": "worqr:{Q1}:lanes:claims",
+        "lanes.running": "worqr:{Q1}:lanes:running",
+        "lanes.rules": "worqr:{Q1}:lanes:rules",
+        "lanes.trash": "worqr:{Q1}:trash:lanes",
+        "lanes.tasks": "worqr:{Q1}:lane:0:X",
+        "lanes.starts": "worqr:{Q1}:starts:60000:X",
+    }
     assert plain(REGISTRY) == {
         "base": "{worqr}",
         "registered": "{worqr}:Workers",
@@ -143,6 +174,7 @@ def test_a_claim_is_spelled_in_full_whatever_its_size() -> None:
 
 def test_no_two_are_spelled_alike() -> None:
     spelled = [*plain(QUEUE).values(), *(make("X") for make in makers(QUEUE).values())]
+    spelled += [make("X") for make in in_lanes(QUEUE).values()]
     spelled += [*plain(FAILURES).values(), *(make("X") for make in makers(FAILURES).values())]
     spelled += [*plain(REGISTRY).values(), *(make("X") for make in makers(REGISTRY).values())]
     assert len(spelled) == len(set(spelled))
@@ -151,8 +183,9 @@ def test_no_two_are_spelled_alike() -> None:
 def test_lua_spells_no_name_that_python_does_not() -> None:
     """Names in Lua are made of the queue's base and a literal; registry keys all travel as KEYS or stems."""
     text = "".join(path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua"))
-    spelled = set(re.findall(r"\.\. '((?::|_)\w+:?)'", re.sub(r"--.*", "", text)))
+    spelled = set(re.findall(r"\.\. '((?::|_)[\w:]+)'", re.sub(r"--.*", "", text)))
     python = {*plain(QUEUE).values(), *(make("") for make in makers(QUEUE).values())}
+    python |= {*(make("") for make in in_lanes(QUEUE).values()), "worqr:{Q1}:lane:", *TRASH}
     assert spelled <= {key.removeprefix(QUEUE.base) for key in python}
     assert {":claim:", ":claims:", ":job:", "_cancel", ":wake:"} <= spelled
     assert "worqr:{" not in text
@@ -166,6 +199,13 @@ def desk(server: Server, prefix: str) -> Iterator[Desk]:
 def spellings(desk: Desk, key: str) -> list[str]:
     """The names in keys.py under which `key` can be made."""
     found: list[str] = []
+    key = re.sub(r":lane:\d+:", ":lane:0:", key)
+    for name, make in in_lanes(desk.q).items():
+        stem = make("")
+        if key.startswith(stem) and make(key.removeprefix(stem)) == key:
+            found.append(name)
+    if found:
+        return found
     for keys in (desk.q, QueueKeys(desk.prefix, "Q1", failures=True), desk.g):
         found += [name for name, spelled in plain(keys).items() if spelled == key]
         for name, make in makers(keys).items():
@@ -188,6 +228,10 @@ def everything_that_happens(desk: Desk) -> Iterator[set[str]]:
     desk.call(ops.delete_queue(desk.q))
     desk.call(ops.set_limits(desk.q, "100 100/60000"))
     desk.put(b"limited")
+    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, limits="", lanes=b""))
+    for lane in "abbb":
+        desk.dispatch(None, lane=lane)
+    desk.start("A", 1)
     desk.start("A", 1)
     yield {key.decode() for key in desk.all_keys()}
 
@@ -200,7 +244,7 @@ def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
             if ":producer:" not in key:  # the link's own
                 [name] = spellings(desk, key)
                 seen.add(name)
-    every = {*plain(desk.q), *makers(desk.q), *plain(desk.g), *makers(desk.g)}
+    every = {*plain(desk.q), *makers(desk.q), *in_lanes(desk.q), *plain(desk.g), *makers(desk.g)}
     assert every - seen == CHANNELS
 
 
@@ -211,6 +255,8 @@ def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
 def test_a_queue_is_one_slot_and_so_is_the_registry(queue: str) -> None:
     def slots(keys: QueueKeys | RegistryKeys) -> set[int]:
         spelled = [*plain(keys).values(), *(make("W:1") for make in makers(keys).values())]
+        if isinstance(keys, QueueKeys):
+            spelled += [make("{x}") for make in in_lanes(keys).values()]
         return {key_slot(key.encode()) for key in spelled}
 
     assert len(slots(RegistryKeys("mesh"))) == 1

@@ -42,6 +42,7 @@ from tests.support.servers import Server
 from tools.pages import DOCS, blocks_of
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
+from worqr.lane_keys import LaneKeys
 from worqr.lua import script
 
 pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
@@ -66,9 +67,17 @@ def test_every_key_has_its_type_in_the_table() -> None:
     types = {"LIST": "list", "HASH": "hash", "SET": "set", "ZSET": "sorted set", "STRING": "string", "STREAM": "stream"}
     told = {key: row[1] for row in rows(PAGE, "Keys") for key in words(row[0])}
     heard = {channel for row in rows(PAGE, "Channels") for channel in words(row[0])}
-    arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "period": "MS"}
+    arguments = {
+        "worker": "W1",
+        "claim": "P1",
+        "id": "ID",
+        "digest": "DIGEST",
+        "period": "MS",
+        "lane": "LANE",
+        "epoch": "EPOCH",
+    }
     spelled: dict[str, str] = {}
-    for keys in (QueueKeys("worqr", "Q1"), RegistryKeys("worqr")):
+    for keys in (QueueKeys("worqr", "Q1"), LaneKeys(QueueKeys("worqr", "Q1")), RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
             if isinstance(member, property):
                 key, said = getattr(keys, name), member.__doc__ or ""
@@ -115,8 +124,9 @@ def shape(key: str, prefix: str) -> str:
         "producer": "X",
         "starts": "MS",
     }.items():
-        key = re.sub(rf"(}}:{kind}:).*", rf"\g<1>{name}", key)
-    return key
+        key = re.sub(rf"(}}:{kind}:)[^:]*", rf"\g<1>{name}", key)
+    key = re.sub(r"(}:starts:MS:).*", r"\g<1>LANE", key)
+    return re.sub(r"(}:lane:).*", r"\g<1>EPOCH:LANE", key)
 
 
 def test_every_option_of_a_dispatch_is_in_the_table() -> None:
@@ -133,6 +143,7 @@ def test_every_option_of_a_dispatch_is_in_the_table() -> None:
         "meta": {},
         "max_length": 1,
         "front": True,
+        "lane": "x",
     }
     from worqr.job_options import encode_options
 

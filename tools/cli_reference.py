@@ -42,6 +42,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr running": ("worqr running", "worqr running reports --json"),
     "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "worqr status": ("worqr status welcome-ada", "worqr status welcome-ada --queue mails --json"),
+    "worqr lanes": (
+        "worqr lanes mails",
+        "worqr lanes mails --lane customer-7 --weight 5",
+        "worqr lanes mails --lane customer-7 --cancel",
+    ),
     "worqr limit": (
         "worqr limit mails",
         "worqr limit mails --concurrency 20 --rate 100/1m --rate 5/1s",

@@ -66,6 +66,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 f"worqr_queue_held_back{{{Q}}} > 0": "{{queue}} is at its limit",
             },
         ),
+        (
+            "Lanes",
+            "short",
+            {
+                f"worqr_queue_lanes{{{Q}}} > 0": "{{queue}} lanes with tasks",
+                f"worqr_queue_held_lanes{{{Q}}} > 0": "{{queue}} lanes that start nothing",
+            },
+        ),
         ("Queues that are summed up", "short", {"worqr_queues_not_shown": "queues"}),
     ),
     "Runs": (

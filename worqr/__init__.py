@@ -57,11 +57,13 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
+    from worqr.lanes import Lanes as Lanes
     from worqr.limits import Limit as Limit
     from worqr.matches import Matches as Matches
     from worqr.mesh import Mesh as Mesh
     from worqr.mesh_records import AppInfo as AppInfo
     from worqr.mesh_records import Health as Health
+    from worqr.mesh_records import LaneInfo as LaneInfo
     from worqr.mesh_records import LogEntry as LogEntry
     from worqr.mesh_records import MeshInfo as MeshInfo
     from worqr.mesh_records import QueueInfo as QueueInfo
@@ -111,10 +113,11 @@ _HOMES = {
     "worqr.history": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
+    "worqr.lanes": "Lanes",
     "worqr.limits": "Limit",
     "worqr.matches": "Matches",
     "worqr.mesh": "Mesh",
-    "worqr.mesh_records": "AppInfo Health LogEntry MeshInfo QueueInfo WorkerInfo",
+    "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
     "worqr.peer.claims": "Claim",
     "worqr.peer.context": "Context current",
     "worqr.peer.options": "JoinOptions",

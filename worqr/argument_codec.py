@@ -16,6 +16,7 @@ import msgspec
 import msgspec.inspect
 
 from worqr.errors import UsageError
+from worqr.foreign import hint_at_option
 from worqr.policy import Broken
 from worqr.validation import encode_json, is_model, name_of
 
@@ -78,6 +79,14 @@ class ArgumentCodec:
     def rename(self, name: str) -> None:
         """Use another name in errors."""
         self.name = name
+
+    def check_parameter(self, name: str, what: str) -> None:
+        """Raise UsageError, which names `what`, if the function has no parameter of this name."""
+        if name not in self._names:
+            known = f"it has {', '.join(self._names)}" if self._names else "it has none"
+            raise UsageError(
+                f"{what} of {self.name!r} names a parameter {name!r}; {hint_at_option(name, self._names, known)}"
+            )
 
     # Types
 

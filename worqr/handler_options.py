@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypedDict
 from worqr.ended_runs import MOST_RECENT
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
+from worqr.lanes import Lanes
 from worqr.limits import Limit, check_limits
 from worqr.policy import Policy, RetryPolicy, retry_fields
 from worqr.records import Failed
@@ -46,6 +47,10 @@ class HandlerOptions(TypedDict, total=False):
     limit: Limit | Collection[Limit]
     """How many tasks of the queue may run at once, or start in a period, in the whole mesh; at most four limits, and all of them
     hold. The worker that joined last decides. Default: none.
+    """
+    lanes: Lanes
+    """Lines of jobs within the queue that take turns, for instance one for each customer. The worker that joined last decides
+    about their limits and weights. Default: none.
     """
     size: int
     """The number of units of the peer's concurrency that a run takes, at least 1. Default: 1."""
@@ -97,6 +102,7 @@ class Handling:
     failing: Policy | None = None
     concurrency: int | None = None
     limits: tuple[Limit, ...] = ()
+    lanes: Lanes | None = None
     size: int = 1
     priority: int = 100
     on_failure: Callable[[Failed], object] | None = None
@@ -130,6 +136,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     for name, value in found.items():
         check_count(value, f"{name} of {where}")
     found["limits"] = check_limits(options.get("limit", ()), f"limit of {where}")
+    found["lanes"] = _check_lanes(options.get("lanes"), where)
     found["recent"] = _check_recent(options.get("recent", 0))
     found["shards"] = check_shards(options.get("shards", 1))
     runs_in = options.get("runs_in")
@@ -146,6 +153,20 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         on_failure=on_failure is not None,
     )
     return Handling(policy, _failing(options), on_failure=on_failure, runs_in=runs_in, **found)
+
+
+def _check_lanes(lanes: object, where: str) -> Lanes | None:
+    """Return the lanes of a handler. Raise UsageError if they are none, or name a parameter of a handler that takes bytes."""
+    if lanes is None:
+        return None
+    if not isinstance(lanes, Lanes):
+        raise UsageError(f"lanes of {where} must be a worqr.Lanes, not {lanes!r}: write lanes=worqr.Lanes('customer')")
+    if lanes.by is not None and where != "task":
+        raise UsageError(
+            f"{where}() takes lanes without `by`, because its tasks are bytes without parameters: dispatch each with its lane, "
+            "as in queue.dispatch(task, lane='customer-7')"
+        )
+    return lanes
 
 
 def _check_recent(number: object) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
+from worqr.lanes import check_lane
 from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
 from worqr.validation import Seconds, check_count, check_text, seconds, to_ms
 
@@ -21,6 +22,8 @@ MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
 RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
 """The options that a raw task can have; every other option makes it a job."""
+LANE_OPTIONS: Final = frozenset({"lane", "max_lane_length"})
+"""The encoded options by which a function puts each of its calls into a lane."""
 MAX_REPLICAS: Final = 100
 """The most replicas that a call may wait for. More are a mistake: no server has so many."""
 _EXAMPLES: Final = {
@@ -132,7 +135,13 @@ class JobOptions(TypedDict, total=False):
     function's, or no limit.
     """
     front: bool
-    """True: take it before all that wait, if it may run at once. Default: False, at the end."""
+    """True: take it before all that wait, if it may run at once; in a lane, before all that wait there. Default: False, at the
+    end.
+    """
+    lane: str
+    """The lane of the queue that the job waits in, 1 to 200 bytes of UTF-8 without control characters; lanes take turns. An
+    update does not move it. Default: that of the function's ``Lanes(by=...)``, or none.
+    """
 
 
 def check_id(id: object, *, generated: bool = False) -> str:
@@ -254,6 +263,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "meta": lambda value: {"meta": _meta(value)},
     "max_length": lambda value: {"max_length": check_count(value, "max_length")},
     "front": lambda value: {"front": _flag(value, "front")},
+    "lane": lambda value: {"lane": check_lane(value)},
     "replicas": lambda value: {"replicas": check_replicas(value)},
 }
 """Options that become arguments of the script."""

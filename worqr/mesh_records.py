@@ -50,10 +50,36 @@ class QueueInfo:
     """What may start in the whole mesh: the limits of the handler, or those of ``queue.set_limit()``."""
     limits_overridden: bool = False
     """``queue.set_limit()`` was called, and ``queue.clear_limit()`` was not."""
-    held_back: Literal["", "paused", "concurrency", "rate"] = ""
-    """Why no task may start now; empty if one may."""
+    held_back: Literal["", "paused", "concurrency", "rate", "lanes"] = ""
+    """Why no task may start now; empty if one may. ``lanes``: all lanes with tasks are paused or at a limit of their own."""
     held_for: float | None = None
     """Seconds until more tasks may start by themselves: a rate allows it, or a pause ends. None if that is not known."""
+    lanes: int = 0
+    """Lanes with tasks."""
+    held_lanes: int = 0
+    """Lanes with tasks of which none may start now, because the lane is paused or at a limit of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneInfo:
+    """A lane of a queue at one moment."""
+
+    name: str
+    """The lane's name."""
+    waiting: int
+    """Its tasks that are ready to run. Jobs that were cancelled lately may be among them."""
+    running: int
+    """Its tasks that run now."""
+    weight: int
+    """How many of its tasks start for each task of a lane of weight 1."""
+    limits: tuple[Limit, ...] = ()
+    """What may start in the lane."""
+    paused: str | None = None
+    """The reason that ``queue.pause(lane=...)`` was given, perhaps empty; None if the lane is not paused."""
+    held: bool = False
+    """None of its tasks may start now: it is paused, or at its limit."""
+    held_for: float | None = None
+    """Seconds until one may start by itself: a rate allows it, a pause ends, or a retry is due. None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

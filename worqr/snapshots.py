@@ -48,8 +48,10 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     age_estimated: bool = False
     limits: str = ""
     limits_overridden: bool = False
-    held_back: Literal["", "paused", "concurrency", "rate"] = ""
+    held_back: Literal["", "paused", "concurrency", "rate", "lanes"] = ""
     held_for: float | None = None
+    lanes: int = 0
+    held_lanes: int = 0
 
 
 class _App(msgspec.Struct, omit_defaults=True):

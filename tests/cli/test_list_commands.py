@@ -63,6 +63,8 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
             "limits_overridden": False,
             "held_back": "paused",
             "held_for": None,
+            "lanes": 0,
+            "held_lanes": 0,
             "unserved": False,
         }
         assert (other["name"], other["unserved"]) == (long, True)

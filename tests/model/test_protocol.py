@@ -9,6 +9,7 @@ import pytest
 
 from tests.model.cancels import Cancels
 from tests.model.claims import Claims
+from tests.model.lanes import Lanes
 from tests.model.leases import Leases
 from tests.model.limits import Limits
 from tests.model.members import Members
@@ -16,7 +17,7 @@ from tests.model.producers import Producers
 from tests.model.search import Found, Model, search
 from tests.model.wakeups import Tokens, Wakeups
 
-MODELS: tuple[type[Model[Any]], ...] = (Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits)
+MODELS: tuple[type[Model[Any]], ...] = (Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes)
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {
     "a resent start that takes new tasks": (Claims, "a resent start takes new tasks"),

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
+from worqr.lane_keys import LaneKeys
 from worqr.ops import ScheduleRow, Tick
 from worqr.script_call import Call
 
@@ -47,6 +50,10 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.sample_queue(desk.q, create=True, since=7))
     desk.call(ops.declare_shards(desk.g, {"hot": 8}))
     desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=1000, last=0, limits="1000 100000/60000"))
+    rules = {"limit": "1 5/60000", "weights": {"gold": 5}}
+    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=1000, last=0, lanes=msgspec.msgpack.encode(rules)))
+    desk.run("A", "laned", lane="gold")
+    desk.call(ops.set_lane(desk.q, "bronze", "pause", "why", 10**10))
     for _ in range(2):
         ended = desk.run("A", "done", fields=KEPT)
         desk.call(ops.finish_tasks(desk.q, "A", [ended], {ended: ("json", b"1")}))
@@ -74,6 +81,9 @@ def set_scene(desk: Desk) -> Scene:
     desk.dispatch("soon", run_at=FUTURE)
     desk.client.zadd(desk.q.due, {"soon": PAST})
     desk.enter("A", on_failure=True, result_ttl_ms=60_000)
+    for n, lane in enumerate(("gold", "gold", "silver", "silver")):
+        desk.dispatch(f"laned {n}", lane=lane)
+    desk.client.hset(LaneKeys(desk.q).base, "refile", "-")  # as after a change of rules
     desk.client.sadd(desk.q.hungry, "B")
     for n in range(22):  # in a second that is still to come, so that other workers that join are added up
         desk.client.xadd(desk.g.log, {"kind": "joined" if n else "more", "n": 1}, id=f"{FUTURE}-{n}")
@@ -116,6 +126,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "cancel_all": lambda q, g, scene: ops.cancel_all(q),
     "cancel_claims": lambda q, g, scene: ops.cancel_claims(q, [scene.raw, scene.twin, 1], reason="why"),
     "cancel_job": lambda q, g, scene: ops.cancel_job(q, "runs", "why"),
+    "cancel_lane": lambda q, g, scene: ops.cancel_lane(q, "gold", reason="why"),
     "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
     "count_errors": lambda q, g, scene: ops.count_errors(q, "failed", 0),
@@ -123,7 +134,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "declare_shards": lambda q, g, scene: ops.declare_shards(g, {"hot": 9, "Q2": 4}),
     "delete_queue": lambda q, g, scene: ops.delete_queue(q),
     "dispatch_jobs": lambda q, g, scene: ops.dispatch_jobs(
-        q, [job("new"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
+        q, [job("new"), job("new 2", lane="gold"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
     "drop_history": lambda q, g, scene: ops.drop_history(q),
@@ -149,6 +160,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         g, "A", 2, keepalive_ms=KEEPALIVE, lease_ms=LEASE, running=1, room=2
     ),
     "list_aside": lambda q, g, scene: ops.list_aside(q, "failed", 9),
+    "list_lanes": lambda q, g, scene: ops.list_lanes(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "list_own_claims": lambda q, g, scene: ops.list_own_claims(q, "A"),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
@@ -193,8 +205,11 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
     "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
+    "set_lane": lambda q, g, scene: ops.set_lane(q, "gold", "limit", "5"),
     "set_limits": lambda q, g, scene: ops.set_limits(q, "5 100/60000"),
-    "start_work": lambda q, g, scene: ops.start_work(q, "new", max_stalls=3, keep_failed=9, last=0, limits="500"),
+    "start_work": lambda q, g, scene: ops.start_work(
+        q, "new", max_stalls=3, keep_failed=9, last=0, limits="500", lanes=b""
+    ),
     "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=KEEPALIVE, facts=[("host", "h")]),
     "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),

@@ -142,8 +142,13 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "trash": queue(trash=True),
         "workers": queue(workers=["A"]),
         "overridden": queue(overridden=True),
+        "lane_rules": queue(lane_rules=1),
     }
-    others = {"counts", "next_in_ms", "oldest_ms", "limits", "room", "opens_in_ms"}
+    others = {"counts", "next_in_ms", "oldest_ms", "limits", "room", "opens_in_ms"} | {
+        "lanes",
+        "held_lanes",
+        "only_held",
+    }
     assert set(holding) == set(Inspected.__slots__) - others
     known = knowing(*holding)
     assert known.unused(holding, LATE) == []

@@ -139,6 +139,11 @@ GROUPS: Final = {
             "Pause a queue: no worker takes its tasks.\n\nRunning tasks continue, and producers can still enqueue.",
         ),
         "resume": ("worqr.cli.queue_commands:resume", "Resume a paused queue."),
+        "lanes": (
+            "worqr.cli.lanes_command:lanes",
+            "List the lanes of a queue: how many tasks wait and run in each, and why none starts.\n\nA lane that has no tasks "
+            "is listed if it is paused, or if an operator has set its weight or limit.",
+        ),
         "limit": (
             "worqr.cli.limit_command:limit",
             "Show the limits of a queue, or set others in place of those that the code declares.\n\nA lower limit does not "

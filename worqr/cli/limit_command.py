@@ -15,11 +15,11 @@ from worqr.cli.option_types import QueueName, flag
 from worqr.cli.output import escape, print_error, print_json
 from worqr.cli.parsing import parse_duration
 from worqr.cli.queue_table import what_may_start
-from worqr.limits import Limit
+from worqr.limits import Limit, describe_limits
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.mesh_records import QueueInfo
+    from worqr.mesh_records import LaneInfo, QueueInfo
 
 
 def limit(
@@ -33,6 +33,7 @@ def limit(
     ] = (),
     none: Annotated[bool, flag("Remove all limits, also those that the code declares.")] = False,
     clear: Annotated[bool, flag("Return to the limits that the code declares.")] = False,
+    lane: Annotated[str | None, Parameter(show_default=False, help="The limits of this lane of the queue.")] = None,
     json: Annotated[bool, flag("Print one JSON object.")] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
@@ -44,20 +45,25 @@ def limit(
     if bool(limits) + none + clear > 1:
         raise InvalidArguments("give --concurrency and --rate, or --none, or --clear")
 
-    async def command(mesh: Mesh) -> tuple[QueueInfo, str]:
+    async def command(mesh: Mesh) -> tuple[QueueInfo, list[LaneInfo], str]:
         target = queue_by_name(mesh, queue)
         hint = await unknown_queue_hint(mesh, queue)  # before the change, which registers the queue
         if limits or none:
-            await target.set_limit(*limits)
+            await target.set_limit(*limits, lane=lane)
         elif clear:
-            await target.clear_limit()
-        return await target.info(), hint
+            await target.clear_limit(lane=lane)
+        return await target.info(), [] if lane is None else await target.lanes(limit=10_000), hint
 
-    info, hint = run_connected(connect, command)
+    info, lanes, hint = run_connected(connect, command)
+    facts, text = _facts(info), what_may_start(info)
+    if lane is not None:
+        found = next((each for each in lanes if each.name == lane), None)
+        facts = {"lane": lane, "limits": [] if found is None else [asdict(each) for each in found.limits]}
+        text = "the lane has no tasks" if found is None else describe_limits(found.limits)
     if json:
-        print_json({"queue": queue, **_facts(info)})
+        print_json({"queue": queue, **facts})
     else:
-        print(f"{escape(queue)}: {what_may_start(info)}")
+        print(f"{escape(queue)}{'' if lane is None else f', lane {escape(lane)}'}: {text}")
     if hint:
         print_error(hint)
 

@@ -112,6 +112,7 @@ def pause(
             name="--for", show_default=False, help="Resume after this long, such as 10m. Default: when you resume it."
         ),
     ] = None,
+    lane: Annotated[str | None, Parameter(show_default=False, help="Pause only this lane of the queue.")] = None,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Pause a queue: no worker takes its tasks until you resume it.
@@ -122,26 +123,37 @@ def pause(
 
     async def command(mesh: Mesh) -> str:
         hint = await unknown_queue_hint(mesh, queue)  # before the pause, which registers the queue
-        await queue_by_name(mesh, queue).pause(reason, duration=seconds)
+        await queue_by_name(mesh, queue).pause(reason, duration=seconds, lane=lane)
         return hint
 
     hint = run_connected(connect, command)
-    print(f"Paused queue {escape(queue)}")
+    print(f"Paused {_named(queue, lane)}")
     if hint:
         print_error(hint)
 
 
-def resume(queue: QueueName, /, *, connect: ConnectOptions = FROM_ENVIRONMENT) -> None:
+def resume(
+    queue: QueueName,
+    /,
+    *,
+    lane: Annotated[str | None, Parameter(show_default=False, help="Resume only this lane of the queue.")] = None,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
     """Resume a paused queue."""
 
     async def command(mesh: Mesh) -> str:
-        await queue_by_name(mesh, queue).resume()
-        return await unknown_queue_hint(mesh, queue)
+        hint = await unknown_queue_hint(mesh, queue)  # before the change, which registers the queue
+        await queue_by_name(mesh, queue).resume(lane=lane)
+        return hint
 
     hint = run_connected(connect, command)
-    print(f"Resumed queue {escape(queue)}")
+    print(f"Resumed {_named(queue, lane)}")
     if hint:
         print_error(hint)
+
+
+def _named(queue: str, lane: str | None) -> str:
+    return f"queue {escape(queue)}" if lane is None else f"lane {escape(lane)} of queue {escape(queue)}"
 
 
 def delete(

@@ -37,7 +37,13 @@ QUEUES: Final = (
     Column("held back", shown=str, note=True),
 )
 
-_HELD_BACK: Final = {"": "", "paused": "paused", "concurrency": "limit reached", "rate": "rate reached"}
+_HELD_BACK: Final = {
+    "": "",
+    "paused": "paused",
+    "concurrency": "limit reached",
+    "rate": "rate reached",
+    "lanes": "all lanes held",
+}
 
 
 def queue_row(info: QueueInfo) -> Sequence[object]:

@@ -17,7 +17,7 @@ from worqr.client.dispatcher import handle_of, send_dispatch
 from worqr.client.job import Job
 from worqr.errors import NotReplicated, UsageError, reply_in
 from worqr.ids import with_random_ids
-from worqr.job_options import RAW_OPTIONS, without_replicas
+from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, without_replicas
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
@@ -36,7 +36,10 @@ class Producer:
         self._client = client
 
     async def enqueue(self, call: Call[Any]) -> None:
-        """Send one call as a raw task."""
+        """Send one call as a raw task; as a job, if it has a lane."""
+        if "lane" in call._options:
+            await self.dispatch(call)
+            return
         keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, call.queue))
         await self._client.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
 
@@ -54,14 +57,17 @@ class Producer:
         try:
             for batch in self._batches(calls):
                 for call in batch:
-                    if call._options.keys() - RAW_OPTIONS:
+                    if call._options.keys() - RAW_OPTIONS - LANE_OPTIONS:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
+                if laned := [call for call in batch if "lane" in call._options]:
+                    stored += len(await self.dispatch_many(laned))
+                plain = [call for call in batch if "lane" not in call._options]
                 requests: list[tuple[str, Request[int]]] = []
-                for (name, _), of_queue in _grouped(batch, lambda call: (call.queue, _max_length_of(call))):
+                for (name, _), of_queue in _grouped(plain, lambda call: (call.queue, _max_length_of(call))):
                     for chunk in in_chunks(of_queue, _size):
                         keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, name))
                         requests.append((keys.name, await self._enqueue_of(keys, chunk)))
-                sending = len(batch)
+                sending = len(plain)
                 answers, late = await self._send(requests, late)
                 stored += sum(answers)
                 sending = 0
@@ -124,7 +130,8 @@ class Producer:
             else:
                 by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
                 for position, call in of_queue:
-                    keys = await sharding.shard_for_job(queue, call._options) if "id" in call._options else next_shard
+                    is_placed = "id" in call._options or "lane" in call._options
+                    keys = await sharding.shard_for_job(queue, call._options) if is_placed else next_shard
                     by_shard.setdefault(keys, []).append((position, call))
                 found += by_shard.items()
         return found

@@ -139,8 +139,20 @@ class ShardDirectory:
         return shard_of(await self.shards(keys), id)
 
     async def shard_for_job(self, keys: QueueKeys, options: Mapping[str, object]) -> QueueKeys:
-        """Return the shard for a job with these options, as `worqr.job_options` encodes them."""
-        given = options.get("id")
+        """Return the shard for a job with these options, as `worqr.job_options` encodes them: that of its lane, or of its id.
+
+        Raises:
+            UsageError: the queue has several shards, and the job has a lane and an id, each of which may lie in another one.
+        """
+        given, lane = options.get("id"), options.get("lane")
+        if isinstance(lane, str):
+            shards = await self.shards(keys)
+            if given is not None and len(shards) > 1:
+                raise UsageError(
+                    f"queue {keys.display_name!r} has several shards: a job has an id or a lane there, not both, because each "
+                    "decides about its shard"
+                )
+            return shard_of(shards, lane)
         return await self.shard_of_id(keys, given) if isinstance(given, str) else await self.next_shard(keys)
 
     async def max_length_per_shard(self, keys: QueueKeys, max_length: int) -> int:

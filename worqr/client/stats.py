@@ -78,15 +78,19 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         limits_overridden=any(each.overridden for each in shards),
         held_back=_held_back(shards),
         held_for=min((each.opens_in_ms / 1000 for each in shards if each.opens_in_ms is not None), default=None),
+        lanes=sum(each.lanes for each in shards),
+        held_lanes=sum(each.held_lanes for each in shards),
     )
 
 
-def _held_back(shards: Sequence[Inspected]) -> Literal["", "paused", "concurrency", "rate"]:
+def _held_back(shards: Sequence[Inspected]) -> Literal["", "paused", "concurrency", "rate", "lanes"]:
     """Return why no task may start: a shard is paused, or all of them are at a limit."""
     if any(each.paused is not None for each in shards):
         return "paused"
     if any(each.room != 0 for each in shards):
         return ""
+    if any(each.only_held for each in shards):
+        return "lanes"
     return "concurrency" if any(each.opens_in_ms is None for each in shards) else "rate"
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from worqr.argument_codec import ArgumentCodec
+from worqr.argument_codec import ArgumentCodec, Arguments
 from worqr.client.call import Call
 from worqr.client.job import Results
 from worqr.client.mesh_client import MeshClient
 from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
 from worqr.keys import QueueKeys
+from worqr.lanes import Lanes, lane_name
 from worqr.records import Failed
 from worqr.validation import check_task
 
@@ -37,6 +38,8 @@ class FunctionDefinition:
         self.is_async = is_async
         self.client: MeshClient | None = None
         self.codec: ArgumentCodec = ArgumentCodec(fn, name, stores_result=options.policy.result_ttl > 0)
+        if options.lanes is not None and isinstance(options.lanes.by, str):
+            self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
         self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
         bound = {} if options.max_length is None else {"max_length": options.max_length}
         self.defaults: Mapping[str, object] = bound
@@ -71,7 +74,25 @@ class FunctionDefinition:
         task = codec.encode(values)
         if self.client is not None:
             check_task(task, self.client.settings.max_payload)
-        return Call(self.name, *codec.split(values), task, options, self)
+        positional, by_keyword = codec.split(values)
+        if self.options.lanes is not None:
+            options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
+        return Call(self.name, positional, by_keyword, task, options, self)
+
+    def _with_lane(
+        self, lanes: Lanes, options: Mapping[str, object], values: Mapping[str, Any], arguments: Arguments
+    ) -> Mapping[str, object]:
+        """Return the options of a call with its lane, unless they name one, and with the bound of a lane's length."""
+        lane = options.get("lane")
+        if lane is None and isinstance(lanes.by, str):
+            lane = lane_name(values[lanes.by], f"the lane of a call of {self.name!r}, its argument {lanes.by!r},")
+        elif lane is None and lanes.by is not None:
+            args, kwargs = arguments
+            lane = lane_name(cast("Any", lanes.by)(*args, **kwargs), f"the lane of a call of {self.name!r}")
+        if lane is None:
+            return options
+        bound = {} if lanes.max_length is None else {"max_lane_length": lanes.max_length}
+        return {**options, "lane": lane, **bound}
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
         """Set the failure handler. Raises UsageError if there is one."""

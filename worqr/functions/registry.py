@@ -21,6 +21,7 @@ from worqr.functions.schedule_registry import NoSuchOption, ScheduleRegistry
 from worqr.handler_checks import check_runs_in, is_async
 from worqr.handler_options import RunsIn, handling
 from worqr.keys import check_name
+from worqr.lanes import Lanes
 from worqr.limits import Limit
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
@@ -74,6 +75,7 @@ class Registry(ScheduleRegistry):
         result_ttl: Seconds | None = ...,
         recent: int = ...,
         limit: Limit | Collection[Limit] = ...,
+        lanes: Lanes = ...,
         max_length: int | None = ...,
         shards: int = ...,
         **unknown: NoSuchOption,

@@ -35,19 +35,24 @@ end
 -- user lacks a right may not serve the queue. The script asks the server and calls none of them. Each has as many arguments
 -- as a call would need.
 local RIGHTS = [[
-  DEL @:claim:1, DEL @:policy:1, EXISTS @:paused, EXPIRE @:counts 1, GET @:taken:1, GETRANGE @:history 0 1,
-  HDEL @:workers 1, HEXISTS @:job:1 1, HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1, HKEYS @:workers,
-  HLEN @:policy:1, HMGET @:aside:1 1, HMGET @:limits 1, HSET @:active:1 1 1, HSET @:aside 1 1, HSET @:aside:1 1 1,
-  HSET @:fired 1 1, HSETNX @:job:1 1 1, LINDEX @:claim:1 0, LLEN @, LPOP @:claim:1, LPOS @:claim:1 1, LPUSH @ 1,
-  LRANGE @:starts:1 0 1, LREM @ 0 1, LSET @:claim:1 0 1, PEXPIRE @:result:1 1, PTTL @:counts, PUBLISH @:wake:1 1,
-  PUBSUB NUMSUB @:events, RENAME @:job:1 @:active:1, RENAME @:result:1 @:older_result:1, RPOP @:leaving:1,
-  RPOP @:trash, RPOP @:trash:suspects, RPOPLPUSH @ @:claim:1, RPOPLPUSH @:suspects @:claim:1, RPUSH @ 1,
-  SADD @:cancelling 1, SADD @:claims:1 1, SADD @:limited 1, SADD @:twins:1 1, SCARD @:blocked, SET @:paused 1,
-  SET @:taken:1 1, SETRANGE @:history10 0 1, SINTER @:claims:1 @:cancelling, SISMEMBER @:claims:1 1,
-  SMEMBERS @:claims:1, SMISMEMBER @:claims:1 1, SORT @:claims:1 STORE @:leaving:1, SORT_RO @:claims:1, SPOP @:hungry,
-  SPOP @:trash:blocked, SREM @:blocked 1, SSCAN @:twins:1 0, STRLEN @:history, TIME, ZADD @:broken 1 1,
-  ZADD @:failed 1 1, ZADD @:result_ttls 1 1, ZCARD @:due, ZPOPMIN @:trash:due, ZRANGE @:due 0 0,
-  ZRANGEBYSCORE @:due 0 0, ZREM @:due 1
+  DEL @:claim:1, DEL @:lanes, DEL @:lanes:idle, DEL @:policy:1, EXISTS @:paused, EXPIRE @:counts 1, GET @:taken:1,
+  GETRANGE @:history 0 1, HDEL @:lanes:claims 1, HDEL @:workers 1, HEXISTS @:job:1 1, HEXISTS @:lanes:claims 1,
+  HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1, HINCRBY @:lanes:running 1 1, HKEYS @:lanes:rules,
+  HKEYS @:workers, HLEN @:policy:1, HMGET @:aside:1 1, HMGET @:lanes:rules 1, HMGET @:limits 1, HSET @:active:1 1 1,
+  HSET @:aside 1 1, HSET @:aside:1 1 1, HSET @:fired 1 1, HSET @:lanes 1 1, HSETNX @:job:1 1 1, LINDEX @:claim:1 0,
+  LLEN @, LPOP @:claim:1, LPOS @:claim:1 1, LPUSH @ 1, LPUSH @:lane:0:1 1, LRANGE @:starts:1 0 1,
+  LRANGE @:starts:1:1 0 1, LREM @ 0 1, LSET @:claim:1 0 1, PEXPIRE @:result:1 1, PTTL @:counts, PUBLISH @:wake:1 1,
+  PUBSUB NUMSUB @:events, RENAME @:job:1 @:active:1, RENAME @:lanes:names @:trash:lanes,
+  RENAME @:result:1 @:older_result:1, RPOP @:lane:0:1, RPOP @:leaving:1, RPOP @:trash, RPOP @:trash:suspects,
+  RPOPLPUSH @ @:claim:1, RPOPLPUSH @:claim:1 @:suspects, RPOPLPUSH @:lane:0:1 @:claim:1,
+  RPOPLPUSH @:suspects @:claim:1, RPUSH @ 1, RPUSH @:lane:0:1 1, SADD @:cancelling 1, SADD @:claims:1 1,
+  SADD @:limited 1, SADD @:twins:1 1, SCARD @:blocked, SET @:paused 1, SET @:taken:1 1, SETRANGE @:history10 0 1,
+  SINTER @:claims:1 @:cancelling, SISMEMBER @:claims:1 1, SMEMBERS @:claims:1, SMISMEMBER @:claims:1 1,
+  SORT @:claims:1 STORE @:leaving:1, SORT_RO @:claims:1, SPOP @:hungry, SPOP @:trash:blocked, SREM @:blocked 1,
+  SSCAN @:twins:1 0, STRLEN @:history, TIME, ZADD @:broken 1 1, ZADD @:failed 1 1, ZADD @:lanes:ring 1 1,
+  ZADD @:result_ttls 1 1, ZCARD @:due, ZPOPMIN @:trash:due, ZRANGE @:due 0 0, ZRANGE @:trash:lanes 0 0,
+  ZRANGEBYLEX @:lanes:names - +, ZRANGEBYSCORE @:due 0 0, ZRANGEBYSCORE @:lanes:opens 0 0, ZREM @:due 1,
+  ZREM @:lanes:held 1, ZREVRANGE @:lanes:idle 0 0, ZSCORE @:lanes:ring 1
 ]]
 
 -- Returns the error that names the commands the caller's user may not run. Returns nil if there are none, or if the server

@@ -1,4 +1,4 @@
--- A claim of a worker on a task: its fencing token, how it is made, cancelled and ended, and the ways back into the queue.
+-- A claim of a worker on a task: its fencing token, how it is cancelled and ended, and the ways back into the queue.
 -- The item of a claim is in a list of its own, and its token in the worker's set of claims.
 
 -- Returns the queue's next fencing token, and the clock in milliseconds. The token is above the last one and above the
@@ -64,84 +64,6 @@ local function entry_of(base, item)
   end
   entry[last], entry[last + 1] = 'id', id -- at the end: `count` finds the id there
   return entry, fields
-end
-
--- Adds to `reply` the entries of the `taken` claims from `first` on, which an earlier start has claimed.
-local function add_claimed_entries(base, reply, first, taken)
-  for i = 0, taken - 1 do
-    local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
-    reply[#reply + 1] = entry_of(base, item) or false
-  end
-  return reply
-end
-
--- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. For any
--- other request: nil, and the claim under which the worker took its last suspect. `admission`: that of the worker (nil:
--- none).
-local function repeated_start(base, admission, number)
-  if not admission then
-    return {'not_serving'}
-  end
-  local last, first, taken, suspect = string.match(admission, '^(%d+) (%d+) (%d+) (%d+)$')
-  if number < tonumber(last) then
-    return {'late'}
-  end
-  if number == tonumber(last) then
-    return add_claimed_entries(base, {'ok', first}, first, taken)
-  end
-  return nil, suspect
-end
-
--- True if the job was to begin before now and never began.
-local function is_expired(fields, now)
-  local until_ms = tonumber(fields.expires_at)
-  if fields.expires then
-    until_ms = (tonumber(fields.run_at) or 0) + tonumber(fields.expires)
-  end
-  return until_ms and now > until_ms and not fields.started
-end
-
--- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of
--- claims. Returns one of: taken, the entry and the size of its payload; empty; expired (the job went to the dead-letter
--- queue); skipped. A reference is skipped, and removed, if its record is gone, has no task or does not wait.
-local function claim_one(base, source, worker, claim, now)
-  local held = base .. ':claim:' .. claim
-  local item = redis.pcall('RPOPLPUSH', source, held)
-  if item and item.err then -- another application's value at the key of a claim that no worker holds yet
-    own(item)
-    redis.call('DEL', held)
-    item = redis.call('RPOPLPUSH', source, held)
-  end
-  if not item then
-    return 'empty'
-  end
-  local id = job_id(item)
-  if not id then
-    return 'taken', item, #item
-  end
-  local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  if own(redis.pcall('HGET', job, 'state')) ~= 'waiting' or redis.call('HEXISTS', job, 'task') == 0 then
-    redis.call('DEL', held)
-    return 'skipped'
-  end
-  redis.call('RENAME', job, active)
-  redis.call('HSET', active, 'claim', claim, 'worker', worker, 'state', 'active')
-  local entry, fields = entry_of(base, item)
-  if is_expired(fields, now) and expire(base, item, id, claim, worker, fields, now) then
-    return 'expired'
-  end
-  notify(base, id, 'active')
-  return 'taken', entry, #fields.task
-end
-
--- Adds new `claims` to `held`, the set of their worker's claims, and to what limits count, if there are `limits`.
-local function add_claims(base, held, claims, limits, now)
-  for from = 1, #claims, 1000 do
-    redis.call('SADD', held, unpack(claims, from, math.min(from + 999, #claims)))
-  end
-  if limits then
-    note_starts(base, claims, now)
-  end
 end
 
 -- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and
@@ -296,6 +218,17 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
   return math.max(tonumber(blocked.update_low), math.min(run_at, tonumber(blocked.update_high)))
 end
 
+-- Puts a job back into the queue, or among the due jobs. In a strict lane it goes to the front at once, and nothing of the lane
+-- starts before it is due. Returns how many tasks became claimable.
+local function put_back(base, task, run_at, now, front, suspect)
+  local lane = task.fields.lane
+  if lane and is_strict(base) then
+    redis.call('HSET', base .. ':job:' .. task.id, 'state', 'waiting', 'run_at', digits(run_at))
+    return place(base, task.id, now, now, true, suspect, lane)
+  end
+  return enqueue_job(base, task.id, run_at, now, front, suspect, lane)
+end
+
 -- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt.
 -- `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with something to store becomes
 -- a job. The field `queued` is the token of its place: a place with a token up to that of the last clearing is in the
@@ -336,7 +269,7 @@ local function requeue(base, claim, task, release, policy, now)
     add_twin(base, changes.twin, task.id)
   end
   write_hash(job, changes)
-  return enqueue_job(base, task.id, run_at, now, front, changes.suspect), task.id
+  return put_back(base, task, run_at, now, front, changes.suspect), task.id
 end
 
 -- Returns up to `limit` of the worker's claims, newest first. If there are more, the order is computed once and stored
@@ -376,7 +309,7 @@ local function release_all(base, worker, limit, counter)
   free_room(base, released)
   redis.call('SREM', base .. ':hungry', worker)
   count(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended
-  local anything_left = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') > 0
+  local anything_left = startable_items(base) > 0
   wake(base, math.max(ready, anything_left and 1 or 0)) -- the worker may have consumed a wake-up
   if redis.call('EXISTS', claims) == 1 then
     redis.call('HSET', base .. ':workers', worker, LEAVING)
@@ -386,5 +319,6 @@ local function release_all(base, worker, limit, counter)
   redis.call('ZREM', base .. ':result_ttls', worker)
   redis.call('DEL', base .. ':policy:' .. worker, base .. ':leaving:' .. worker)
   forget_declared_limits(base)
+  forget_declared_lanes(base)
   return {'ok', ended.given, ended.cancelled, ended.aside}
 end

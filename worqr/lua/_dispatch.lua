@@ -7,7 +7,8 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
-  max_length = 'whole', data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
+  max_length = 'whole', lane = 'lane', max_lane_length = 'whole', data = 'boolean', counts = 'boolean',
+  front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise ', expires = 'digits', expires_at = 'digits',
   scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
 
@@ -39,6 +40,8 @@ local function valid_option(kind, value)
   elseif kind == 'id' then
     return type(value) == 'string' and #value <= 200 and string.find(value, '^[^@]') and not string.find(value, '%c')
       and is_utf8(value)
+  elseif kind == 'lane' then
+    return is_lane(value)
   elseif kind == 'meta' then
     return type(value) == 'string' and #value <= 4096 and is_utf8(value)
   elseif kind == 'fields' then
@@ -96,7 +99,9 @@ local function refusal(base, o, seen, more)
       return 'unchanged'
     end
   end
-  return not seen.job and o.max_length and queued_length(base) + more >= o.max_length and 'full' or nil
+  local full = o.max_length and queued_length(base) + more >= o.max_length or o.max_lane_length and o.lane
+    and lane_length(lane_list(base, o.lane, redis.call('HGET', base .. ':lanes', 'epoch'))) >= o.max_lane_length
+  return not seen.job and full and 'full' or nil
 end
 
 -- True if `name` is among the `names`, which are one text.
@@ -150,8 +155,12 @@ local function move_to_due_time(base, id, kept, run_at, now, front)
   else
     redis.call('ZREM', base .. ':due', id)
   end
-  local suspect = redis.call('HGET', base .. ':job:' .. id, 'suspect')
-  return enqueue_job(base, id, run_at, now, front, suspect)
+  local fields = redis.call('HMGET', base .. ':job:' .. id, 'suspect', 'lane')
+  local ready = enqueue_job(base, id, run_at, now, front, fields[1], fields[2])
+  if fields[2] and kept.state == 'waiting' then
+    job_left_lane(base, fields[2], id, now)
+  end
+  return ready
 end
 
 -- Changes the waiting, due or blocked job, field by field as the dispatch says. `kept`: the `job` of find_job. Returns the
@@ -221,7 +230,7 @@ end
 local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
-    scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at}
+    scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane}
   if o.fields then
     for name, value in pairs(o.fields) do
       fields[name] = value
@@ -238,7 +247,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   end
   fields.state = state_at(asked, now)
   write_hash(job, fields)
-  return 'created', place(base, id, asked, now, o.front)
+  return 'created', place(base, id, asked, now, o.front, false, o.lane)
 end
 
 -- Runs one dispatch: stores a new job, or changes the job that has its id. Returns the outcome, the id, the dispatch that its
@@ -246,7 +255,7 @@ end
 -- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise), data, counts, policy (names of fields to replace), fields, meta, front,
---   expires, expires_at, scheduled_for, unique_for, max_length
+--   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}

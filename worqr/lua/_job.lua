@@ -78,18 +78,22 @@ local function state_at(run_at, now)
 end
 
 -- Puts the job `id` into the queue, or among the due jobs until `run_at`. Its record already has the new state, and no list
--- has the job yet. It goes to the back, or to the `front`; a suspect goes to the suspects. Returns 1 if it is claimable
--- now, else 0.
-local function place(base, id, run_at, now, front, suspect)
+-- has the job yet. It goes to the back, or to the `front`; a suspect goes to the suspects. A job of a `lane` goes into its
+-- lane, a suspect to the front of it. Returns 1 if it is claimable now, else 0.
+local function place(base, id, run_at, now, front, suspect, lane)
   if run_at > now then
     local due = base .. ':due'
     redis.call('ZADD', due, string.format('%.0f', run_at), id)
     if redis.call('ZRANGE', due, 0, 0)[1] == id then
-      local prefix = string.match(base, '^(.-):{')
-      redis.pcall('PUBLISH', '{' .. prefix .. '}:due', string.format('%.0f ', run_at - now) .. base)
+      announce_moment(base, run_at - now)
     end
     notify(base, id, 'due')
     return 0
+  end
+  if lane then
+    local ready = push_to_lane(base, lane, MARKER .. id, front or suspect, now)
+    notify(base, id, 'waiting')
+    return ready
   end
   local list = suspect and base .. ':suspects' or base
   redis.call(front and 'RPUSH' or 'LPUSH', list, MARKER .. id)
@@ -98,9 +102,9 @@ local function place(base, id, run_at, now, front, suspect)
 end
 
 -- Like `place`, but writes the state into the record too.
-local function enqueue_job(base, id, run_at, now, front, suspect)
+local function enqueue_job(base, id, run_at, now, front, suspect, lane)
   redis.call('HSET', base .. ':job:' .. id, 'state', state_at(run_at, now))
-  return place(base, id, run_at, now, front, suspect)
+  return place(base, id, run_at, now, front, suspect, lane)
 end
 
 -- Puts the job that was blocked by the active job `id` into the queue. Returns 1 if it is claimable now, else 0.
@@ -113,7 +117,8 @@ local function unblock(base, id, now)
   if not own(cleaned) then
     return 0
   end
-  return enqueue_job(base, id, tonumber(redis.call('HGET', job, 'run_at')) or 0, now)
+  local kept = redis.call('HMGET', job, 'run_at', 'lane')
+  return enqueue_job(base, id, tonumber(kept[1]) or 0, now, false, false, kept[2])
 end
 
 -- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
@@ -122,10 +127,10 @@ local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
   local pushed = 0
   for _, id in ipairs(ids) do
-    local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect'))
+    local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'suspect', 'lane'))
     redis.call('ZREM', base .. ':due', id)
     if kept and kept[1] == 'due' then
-      pushed = pushed + enqueue_job(base, id, 0, now, false, kept[2])
+      pushed = pushed + enqueue_job(base, id, 0, now, false, kept[2], kept[3])
     end
   end
   return pushed
@@ -178,7 +183,7 @@ end
 
 -- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
 local function cancel_queued(base, id, ttl, reason)
-  local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued')) or {}
+  local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued', 'lane')) or {}
   local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
   if not kept[1] or (tonumber(kept[2]) or 0) <= cleared then -- gone, or in the trash
     return 0
@@ -189,6 +194,9 @@ local function cancel_queued(base, id, ttl, reason)
   redis.call('ZREM', base .. ':due', id)
   redis.call('SREM', base .. ':blocked', id)
   delete_cancelled_job(base, id, ttl, reason)
+  if kept[3] then
+    job_left_lane(base, kept[3], id, now_ms())
+  end
   return 1
 end
 

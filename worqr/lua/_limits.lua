@@ -7,19 +7,23 @@
 
 local PERIOD_PARTS = 1000 -- the precision of a rate: a start counts until up to a thousandth of the period longer
 
--- Returns the limits of the queue: the concurrency (false: none), and a table of rates and periods in turn. Returns nil if it
--- has none.
+-- Returns the limits in a text: the concurrency (false: none), and a table of rates and periods in turn.
+local function parsed_limits(text)
+  local rates = {}
+  for rate, period in string.gmatch(text, '(%d+)/(%d+)') do
+    rates[#rates + 1], rates[#rates + 2] = tonumber(rate), tonumber(period)
+  end
+  return tonumber(string.match(text, '^%S+') or '') or false, rates
+end
+
+-- Returns the limits of the queue like parsed_limits, nil if it has none.
 local function limits_of(base)
   local kept = redis.call('HMGET', base .. ':limits', 'override', 'declared')
   local text = kept[1] or kept[2]
   if not text or text == '' then
     return nil
   end
-  local rates = {}
-  for rate, period in string.gmatch(text, '(%d+)/(%d+)') do
-    rates[#rates + 1], rates[#rates + 2] = tonumber(rate), tonumber(period)
-  end
-  return tonumber(string.match(text, '^%S+')) or false, rates
+  return parsed_limits(text)
 end
 
 -- True if `text` is one that limits_of can read: at most four limits, without zeros.
@@ -114,7 +118,12 @@ local function room_of(base, now)
   return room, time_alone and opens_in or nil
 end
 
--- Tells the leader that tasks may start in `opens_in` ms: it runs promote_due then. The moment of a rate is announced once.
+-- Tells the leader that tasks of the queue may start in `ms`: it runs promote_due then.
+local function announce_moment(base, ms)
+  redis.pcall('PUBLISH', '{' .. string.match(base, '^(.-):{') .. '}:due', digits(ms) .. ' ' .. base)
+end
+
+-- Tells the leader that tasks may start in `opens_in` ms. The moment of a rate is announced once.
 local function announce_room(base, opens_in, now)
   local counts, moment = base .. ':counts', digits(now + opens_in)
   if redis.call('EXISTS', base .. ':paused') == 0 then
@@ -124,7 +133,7 @@ local function announce_room(base, opens_in, now)
       redis.call('EXPIRE', counts, COUNTS_EXPIRE)
     end
   end
-  redis.pcall('PUBLISH', '{' .. string.match(base, '^(.-):{') .. '}:due', digits(opens_in) .. ' ' .. base)
+  announce_moment(base, opens_in)
 end
 
 -- Pauses the queue for `ms`, unless it is paused for longer. Returns true if it was not paused.
@@ -184,18 +193,25 @@ local function note_starts(base, claims, now)
   end
 end
 
--- Takes ended `claims`, at most 1,000, out of those that count. Returns for how many waiting tasks there is room because of
--- it. `held`: 1 for each claim that the worker held, else 0 (nil: it held all of them).
+-- Takes `claims` out of those that count, for the queue and for their lanes. Returns for how many waiting tasks there is room
+-- because of it.
+-- LATER: most queues have neither limits nor lanes.
+local function free_counted(base, claims)
+  local entered = redis.call('EXISTS', base .. ':lanes:claims') == 1 and free_places(base, claims, now_ms()) or 0
+  return math.max(entered, math.min(redis.call('SREM', base .. ':limited', unpack(claims)), startable_items(base)))
+end
+
+-- Takes ended `claims`, at most 1,000, out of those that count, if some do. Returns for how many waiting tasks there is room
+-- because of it. `held`: 1 for each claim that the worker held, else 0 (nil: it held all of them).
 local function free_room(base, claims, held)
-  if redis.call('EXISTS', base .. ':limited') == 0 then
+  if redis.call('EXISTS', base .. ':limited', base .. ':lanes:claims') == 0 then
     return 0
   end
   local ended = {}
   for i, claim in ipairs(claims) do
     ended[#ended + 1] = not (held and held[i] == 0) and claim or nil
   end
-  local freed = #ended > 0 and redis.call('SREM', base .. ':limited', unpack(ended)) or 0
-  return math.min(freed, redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects'))
+  return #ended > 0 and free_counted(base, ended) or 0
 end
 
 -- Returns all claims that run.
@@ -234,7 +250,7 @@ local function set_limits(base, field, text)
   for from = 1, #running, 1000 do
     redis.call('SADD', base .. ':limited', unpack(running, from, math.min(from + 999, #running)))
   end
-  wake(base, redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects'))
+  wake(base, startable_items(base))
   return true
 end
 
@@ -246,10 +262,17 @@ local function forget_declared_limits(base)
   end
 end
 
--- Returns in how many ms a job of the set `due` is due, or more of the `waiting` tasks may start; -1 if neither is known.
+-- Returns in how many ms a job of the set `due` is due, a lane may start, or more of the `waiting` tasks may start; -1 if none of
+-- these is known.
 local function next_start_in(base, due, waiting, now)
   local first_due = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
   local next_in = first_due and math.max(0, tonumber(first_due) - now)
+  local first_lane = redis.call('ZRANGE', base .. ':lanes:opens', 0, 0, 'WITHSCORES')[2]
+  local refiled = redis.call('HGET', base .. ':lanes', 'refile')
+  if first_lane or refiled then
+    local opens_in = refiled and 0 or math.max(0, tonumber(first_lane) - now)
+    next_in = math.min(opens_in, next_in or opens_in)
+  end
   if waiting > 0 then
     local _, opens_in = room_of(base, now)
     next_in = opens_in and math.min(opens_in, next_in or opens_in) or next_in

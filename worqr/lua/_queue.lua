@@ -18,6 +18,23 @@ local function check_types(base)
   redis.call('ZCARD', base .. ':result_ttls')
   redis.call('HLEN', base .. ':limits')
   redis.call('SCARD', base .. ':limited')
+  if redis.call('EXISTS', base .. ':lanes', base .. ':lanes:rules') > 0 then
+    check_lane_types(base)
+  end
+end
+
+-- Like check_types, for the keys of lanes.
+-- LATER: most queues have no lanes.
+local function check_lane_types(base)
+  redis.call('HLEN', base .. ':lanes')
+  redis.call('HLEN', base .. ':lanes:rules')
+  redis.call('HLEN', base .. ':lanes:claims')
+  redis.call('HLEN', base .. ':lanes:running')
+  redis.call('ZCARD', base .. ':lanes:ring')
+  redis.call('ZCARD', base .. ':lanes:held')
+  redis.call('ZCARD', base .. ':lanes:idle')
+  redis.call('ZCARD', base .. ':lanes:names')
+  redis.call('ZCARD', base .. ':lanes:opens')
 end
 
 local COUNTS_EXPIRE = 2592000 -- s after a field was added: 30 days
@@ -107,10 +124,11 @@ local function read_items(key, first, from_front, max_bytes, look)
   return true
 end
 
--- Returns how many tasks wait: the length of the lists without the references whose record is gone.
+-- Returns how many tasks wait: the length of the lists, those of the lanes too, without the references whose record is gone.
 local function waiting_length(base)
   local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
-  return math.max(0, items - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
+  local in_lanes = tonumber(redis.call('HGET', base .. ':lanes', 'waiting')) or 0
+  return math.max(0, items + in_lanes - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
 end
 
 -- Returns how many tasks do not run: waiting, due later, or blocked by the run of their id.
@@ -127,6 +145,7 @@ local function wake(base, n)
   end
   local left, tries, skipped = math.min(n, 16), 64, {}
   local only_suspects = left > 0 and redis.call('LLEN', base) == 0 and redis.call('LLEN', base .. ':suspects') > 0
+    and redis.call('EXISTS', base .. ':lanes:ring') == 0
   while left > 0 and tries > 0 do
     local worker = redis.call('SPOP', base .. ':hungry')
     if not worker then
@@ -158,12 +177,24 @@ end
 
 local TRASHED_KEYS = {'', ':suspects', ':due', ':blocked'}
 
+-- Moves the lanes to the trash: their names, by which a purge finds their lists. A new epoch of lists begins.
+-- LATER: most queues have no lanes.
+local function clear_lanes(base)
+  local lanes = base .. ':lanes'
+  if redis.call('EXISTS', base .. ':lanes:names') == 1 then
+    redis.call('RENAME', base .. ':lanes:names', base .. ':trash:lanes')
+    redis.call('DEL', base .. ':lanes:ring', base .. ':lanes:held')
+    redis.call('HDEL', lanes, 'waiting', 'weights')
+    redis.call('HINCRBY', lanes, 'epoch', 1)
+  end
+end
+
 -- Moves everything that waits to the trash in O(1), to be purged in steps, and stores a fencing token. A task that was
 -- claimed up to that token and is released later is dropped. Callers that wait for its result receive `why`. Returns how
 -- many tasks waited, or nil while an earlier clearing is still to be purged.
 local function clear(base, why)
   local trash = base .. ':trash'
-  if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked') > 0 then
+  if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked', trash .. ':lanes') > 0 then
     return nil
   end
   local waiting = queued_length(base)
@@ -172,6 +203,7 @@ local function clear(base, why)
       redis.call('RENAME', base .. part, trash .. part)
     end
   end
+  clear_lanes(base)
   local token = next_token(base)
   store_token(base, token)
   redis.call('HSET', base .. ':counts', 'cleared', digits(token), 'cleared_why', why)

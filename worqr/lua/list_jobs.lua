@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- list_jobs: one page of waiting, due or blocked jobs, each with the cursor of the next page. Waiting jobs are listed in the
--- order in which they will be taken, with raw tasks; due jobs by time; blocked jobs by id.
+-- order in which they will be taken, with raw tasks, and then those of lanes, lane by lane; due jobs by time; blocked jobs by id.
 -- KEYS[1] queue LIST
 -- KEYS[2] suspects LIST
 -- KEYS[3] due ZSET
@@ -37,19 +37,29 @@ local function list(cursor, item)
   return true
 end
 
-local function list_positions(name, key, first, claimed)
+local function list_positions(name, key, first, claimed, lane)
   return read_items(key, first, true, max_bytes, function(item, i)
-    return list(string.format('%s %d %.0f', name, i, claimed), item)
+    return list(string.format('%s %d %.0f', name, i, claimed) .. (lane and ' ' .. lane or ''), item)
+  end)
+end
+
+-- Lists the jobs of all lanes, by name: from the `lane` and its position `first` on (nil: from the first lane on).
+local function list_lanes_from(lane, first, claimed)
+  each_lane(queue, lane, function(name, tasks)
+    return list_positions('lane', tasks, name == lane and first or 0, claimed, name)
   end)
 end
 
 if state == 'waiting' then
   -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
   local claimed = tonumber(redis.call('HGET', counts, 'claimed')) or 0
-  local list_name, position, claimed_then = string.match(after, '^(%l+) (%d+) (%d+)$')
+  local list_name, position, claimed_then, lane = string.match(after, '^(%l+) (%d+) (%d+) ?(.*)$')
   local first = math.max(0, (tonumber(position) or -1) + 1 - math.max(0, claimed - (tonumber(claimed_then) or claimed)))
-  if list_name == 'queue' or list_positions('suspects', suspects, first, claimed) then
-    list_positions('queue', queue, list_name == 'queue' and first or 0, claimed)
+  if list_name == 'lane' then
+    list_lanes_from(lane, first, claimed)
+  elseif (list_name == 'queue' or list_positions('suspects', suspects, first, claimed))
+    and list_positions('queue', queue, list_name == 'queue' and first or 0, claimed) then
+    list_lanes_from(nil, 0, claimed)
   end
 elseif state == 'due' then
   local score, id = string.match(after, '^(%d+) (.*)$')

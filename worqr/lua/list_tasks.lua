@@ -1,14 +1,16 @@
 #!lua flags=no-writes
--- list_tasks: returns waiting payloads, newest first, or from the front in the order in which they will be taken.
+-- list_tasks: returns waiting payloads, newest first, or from the front in the order in which they will be taken. Those of lanes
+-- follow, lane by lane: first the lanes whose turn comes first, at the end those that may not start any.
 -- KEYS[1] queue LIST
 -- KEYS[2] suspects LIST
+-- KEYS[3] lanes HASH
 -- ARGV[1] limit tasks
 -- ARGV[2] from_front 1: the next to be taken first, 0: the newest first
 -- ARGV[3] max_bytes bytes of payload after which no further task is listed
 -- ARGV[4] max_skipped references without a record that are skipped at most
 -- RETURNS ok waiting task...
 -- RESEND safe: it only reads
-local queue, suspects = KEYS[1], KEYS[2]
+local queue, suspects, lanes = KEYS[1], KEYS[2], KEYS[3]
 local limit, from_front = tonumber(ARGV[1]), ARGV[2] == '1'
 local max_bytes, max_skipped = tonumber(ARGV[3]), tonumber(ARGV[4])
 
@@ -38,5 +40,10 @@ end
 if limit > 0 then
   read_items(from_front and suspects or queue, 0, from_front, max_bytes, list)
   read_items(from_front and queue or suspects, 0, from_front, max_bytes, list)
+  for _, key in ipairs({queue .. ':lanes:ring', queue .. ':lanes:held'}) do
+    for _, lane in ipairs(redis.call('ZRANGE', key, 0, limit - 1)) do
+      read_items(lane_list(queue, lane, redis.call('HGET', lanes, 'epoch')), 0, from_front, max_bytes, list)
+    end
+  end
 end
 return reply

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- promote_due: puts due jobs into the queue and wakes workers for what may start now; returns when more may, because a job is
+-- promote_due: puts due jobs into the queue, files the lanes whose moment has come, and wakes workers for what may start now; returns when more may, because a job is
 -- due, a rate allows it, or a pause ends.
 -- KEYS[1] queue LIST
 -- KEYS[2] due ZSET
@@ -12,6 +12,7 @@ local limit = tonumber(ARGV[1])
 check_types(queue)
 local now = now_ms()
 local pushed = promote(queue, limit, now)
-local waiting = redis.call('LLEN', queue) + redis.call('LLEN', queue .. ':suspects')
+open_lanes(queue, limit, now)
+local waiting = startable_items(queue)
 wake(queue, waiting)
 return {'ok', pushed, next_start_in(queue, due, waiting, now)}

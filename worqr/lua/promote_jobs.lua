@@ -16,10 +16,10 @@ check_types(queue)
 local promoted, ready, now = 0, 0, now_ms()
 for i = 3, #ARGV do
   local id = ARGV[i]
-  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'state', 'suspect'))
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'state', 'suspect', 'lane'))
   if kept and kept[1] == 'due' and redis.call('ZREM', due, id) == 1 then
     redis.call('HSET', queue .. ':job:' .. id, 'run_at', digits(now))
-    ready = ready + enqueue_job(queue, id, 0, now, false, kept[2])
+    ready = ready + enqueue_job(queue, id, 0, now, false, kept[2], kept[3])
     promoted = promoted + 1
   end
 end

@@ -7,28 +7,34 @@
 -- KEYS[4] trash_due ZSET
 -- KEYS[5] trash_blocked SET
 -- KEYS[6] counts HASH
+-- KEYS[7] trash_lanes ZSET
 -- ARGV[1] limit plain tasks; a job counts as ten of them, because its record is deleted as well
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
 local queue, trash, trash_suspects, trash_due, trash_blocked = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local counts, limit = KEYS[6], tonumber(ARGV[1])
+local counts, trash_lanes, limit = KEYS[6], KEYS[7], tonumber(ARGV[1])
 
 local JOB = 10 -- the time that a job takes, in plain tasks
 
 redis.call('LLEN', trash_suspects)
 redis.call('ZCARD', trash_due)
 redis.call('SCARD', trash_blocked)
+redis.call('ZCARD', trash_lanes)
+check_lane_types(queue)
 local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), longest_result_ttl(queue)
 local cleared, why = tonumber(noted[1]) or math.huge, noted[2] or ''
 local function purge(id)
-  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued')) or {}
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued', 'lane')) or {}
   if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer job of this id waits in the queue
     delete_cancelled_job(queue, id, ttl, why)
+    if kept[3] then
+      wake(queue, free_places(queue, {':' .. id}, now_ms()))
+    end
   end
   limit = limit - JOB
 end
 
-for _, list in ipairs({trash, trash_suspects}) do
+local function purge_list(list)
   while limit > 0 and redis.call('EXISTS', list) == 1 do
     local id = job_id(redis.call('RPOP', list))
     if id then
@@ -38,6 +44,18 @@ for _, list in ipairs({trash, trash_suspects}) do
     end
   end
 end
+
+purge_list(trash)
+purge_list(trash_suspects)
+while limit > 0 and redis.call('EXISTS', trash_lanes) == 1 do
+  local lane, list = trashed_lane(queue, trash_lanes)
+  limit = limit - 1
+  if lane_length(list) == 0 then
+    redis.call('ZREM', trash_lanes, lane)
+  end
+  purge_list(list)
+end
+drop_idle_lanes(queue)
 if limit > 0 then
   local due = redis.call('ZPOPMIN', trash_due, math.ceil(limit / JOB))
   for i = 1, #due, 2 do
@@ -49,4 +67,4 @@ if limit > 0 then
     purge(id)
   end
 end
-return {redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked) > 0 and 'more' or 'ok'}
+return {redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked, trash_lanes) > 0 and 'more' or 'ok'}

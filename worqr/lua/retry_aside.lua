@@ -34,6 +34,7 @@ for i = 3, #ARGV do
     redis.call('ZREM', list, retried)
     local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
       scheduled_for = fields.scheduled_for}
+    local o = {id = id, fields = kept, lane = fields.lane}
     for _, name in ipairs(POLICY) do
       kept[name] = fields[name]
     end
@@ -44,7 +45,7 @@ for i = 3, #ARGV do
     if kept.twin then
       add_twin(queue, kept.twin, id)
     end
-    local _, put = create_job(queue, id, {id = id, fields = kept}, fields.task, dispatched, now, now, seen)
+    local _, put = create_job(queue, id, o, fields.task, dispatched, now, now, seen)
     stored, ready, ids[#ids + 1] = stored + 1, ready + put, id
   end
 end

@@ -14,7 +14,7 @@
 -- ARGV[8] error_message text
 -- ARGV[9] error_traceback text
 -- ARGV[10] error_fields JSON, empty: none
--- ARGV[11] pause ms for which the queue is paused, with the error as the reason; the task goes to the front, uncounted; - for none
+-- ARGV[11] pause ms for which the queue, or the lane of the task, is paused, with the error as the reason; the task goes to the front, uncounted; - for none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
 local queue, workers, claims = KEYS[1], KEYS[2], KEYS[3]
@@ -38,7 +38,10 @@ end
 local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
 if pause then
   release = release_as('')
-  if pause_for(queue, error_message, pause) then
+  local lane = redis.call('HGET', queue .. ':lanes:claims', claim)
+  if lane then
+    pause_lane_for(queue, lane, error_message, pause, now)
+  elseif pause_for(queue, error_message, pause) then
     count(queue, 'paused', 1)
   end
 end

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- start_tasks: moves up to n tasks into claims of an admitted worker; a suspect first, one at a time. If there are fewer
--- tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
+-- start_tasks: moves up to n tasks into claims of an admitted worker: a suspect first, one at a time, then lanes by turns. If
+-- there are fewer tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
 -- is left, or no more may start, the worker joins the waiting workers (hungry) in the same script. If tasks are left that may
 -- start, one more is woken.
 -- KEYS[1] queue LIST
@@ -11,6 +11,7 @@
 -- KEYS[6] paused STRING
 -- KEYS[7] due ZSET
 -- KEYS[8] limits HASH
+-- KEYS[9] lanes HASH
 -- ARGV[1] worker id
 -- ARGV[2] number of the worker's start request on this queue, counts from 1
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
@@ -23,7 +24,7 @@
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
 local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local suspects, paused, due, limits = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local suspects, paused, due, limits, lanes = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -35,35 +36,35 @@ end
 local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
-local taken, skipped, bytes = 0, 0, 0
 local next_claim, now = next_token(queue)
-local has_limits = redis.call('EXISTS', paused, limits) > 0
+local has_limits, has_lanes = redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1
 local room = not has_limits and wanted or room_to_start(queue, wanted, now)
 if not room then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
   return {'paused'}
 end
+if has_lanes then
+  check_lane_types(queue)
+  open_lanes(queue, max_skipped, now)
+end
 local reply, mine = {'ok', digits(next_claim)}, {}
-while taken < wanted and #mine < room and skipped < max_skipped and bytes < max_bytes and not exhausted do
-  local claim = digits(next_claim + taken)
-  local status, entry, size = claim_one(queue, source, worker, claim, now)
+local start = {base = queue, worker = worker, next_claim = next_claim, now = now, wanted = wanted, room = room,
+  max_skipped = max_skipped, max_bytes = max_bytes, taken = 0, skipped = 0, bytes = 0, reply = reply, mine = mine}
+while may_take(start) and not exhausted do
+  local status, claim = next_task(start, source, has_lanes)
   if status == 'empty' and source == queue and due_count > 0 then
     promoted = promote(queue, max_skipped, now)
     left, due_count, source = left + promoted, 0, first_source
+    has_lanes = redis.call('EXISTS', lanes) == 1
   elseif status == 'empty' then
     exhausted, source = source == queue, queue
-  elseif status == 'expired' then
-    taken, reply[#reply + 1] = taken + 1, false
-  elseif status == 'skipped' then
-    skipped = skipped + 1
-  else
-    if source == suspects then
-      suspect, first_source = claim, queue
-    end
-    source = queue
-    taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
+  elseif status == 'suspect' then
+    source = first_source
+  elseif status == 'taken' and source == suspects then
+    suspect, first_source, source = claim, queue, queue
   end
 end
+local taken, skipped = start.taken, start.skipped
 add_claims(queue, claims, mine, has_limits and #mine > 0, now)
 
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
@@ -72,8 +73,8 @@ if taken > 0 then
   renew_counts(queue)
 end
 count(queue, 'claimed', taken, nil, nil, reply)
-left = left - taken - skipped
-remove_stale(queue, skipped, left)
+left = has_lanes and startable_items(queue) or left - taken - skipped
+remove_stale(queue, skipped, left + (has_lanes and redis.call('EXISTS', queue .. ':lanes:names') or 0))
 -- Tasks are left although the lists were read to the end: these are suspects, and this worker runs one. Others may take them.
 local wakes = math.min(left, exhausted and math.max(promoted, 1) or 1)
 if workers_wait and (wakes > 0 or not exhausted) then

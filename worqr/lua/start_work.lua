@@ -13,12 +13,14 @@
 -- ARGV[7] result_ttl ms for which results are kept, - if they are not
 -- ARGV[8] last number of a start request that the worker sent to this queue before
 -- ARGV[9] limits text of _limits.lua, empty: none, *: the worker declares nothing
--- RETURNS ok changed: 1 if other limits hold now | late
+-- ARGV[10] lanes msgpack of _lane_rules.lua, empty: none, *: the worker declares nothing
+-- RETURNS ok changed: 1 if other limits or rules of lanes hold now | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- NUMBERED
 local queue, workers, policy = KEYS[2], KEYS[3], KEYS[4]
 local worker, max_stalls = ARGV[3], ARGV[4]
 local keep_failed, on_failure, result_ttl, last, limits = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local lanes = ARGV[10]
 
 local missing = missing_rights(queue)
 if missing then
@@ -26,9 +28,15 @@ if missing then
 end
 local admission, result_ttls = admission_of(workers, worker), queue .. ':result_ttls'
 assert(limits == '*' or are_limits(limits), 'limits must be like 10 100/60000')
+if lanes ~= '*' then
+  declared_lanes(lanes)
+  check_types(queue)
+  check_lane_types(queue)
+end
 redis.call('ZCARD', result_ttls)
 redis.call('HLEN', policy)
 local changed = limits ~= '*' and set_limits(queue, 'declared', limits ~= '' and limits)
+changed = lanes ~= '*' and declare_lanes(queue, lanes, now_ms()) or changed
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
 if result_ttl == '-' then
   redis.call('HDEL', policy, 'result_ttl')

@@ -75,6 +75,8 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_workers": _gauge("workers that serve the queue", "queue"),
     "worqr_queue_paused": _gauge("1 if the queue is paused", "queue"),
     "worqr_queue_held_back": _gauge("1 if a limit allows no task to start now", "queue"),
+    "worqr_queue_lanes": _gauge("lanes with tasks", "queue"),
+    "worqr_queue_held_lanes": _gauge("lanes with tasks of which none may start now", "queue"),
     "worqr_queue_age_seconds": _gauge("for how long the oldest task has waited; absent if none waits", "queue"),
     "worqr_queue_age_estimated": _gauge(
         "1 if the leader estimated that age, because a plain task is in front; absent if none waits", "queue"

@@ -86,7 +86,9 @@ class FleetMetrics:
                 _add_queue(found, info.name, [info])
                 found.add("worqr_queue_workers", info.workers, info.name)
                 found.add("worqr_queue_paused", info.paused is not None, info.name)
-                found.add("worqr_queue_held_back", info.held_back in {"concurrency", "rate"}, info.name)
+                found.add("worqr_queue_held_back", info.held_back in {"concurrency", "rate", "lanes"}, info.name)
+                found.add("worqr_queue_lanes", info.lanes, info.name)
+                found.add("worqr_queue_held_lanes", info.held_lanes, info.name)
                 found.add("worqr_queue_age_seconds", info.age, info.name)
                 found.add("worqr_queue_age_estimated", None if info.age is None else info.age_estimated, info.name)
                 if info.name in runs:

@@ -5,8 +5,8 @@ side only. A reply is a list whose first item is a status word. A refusal raises
 
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `job_record` (all that is stored about a job),
 `dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its
-snapshot), `mesh_log` (its log), `history` (that of a queue), `operators` (cancel, delete, pause), `inspection` (read a queue),
-`replies` (shared helpers).
+snapshot), `mesh_log` (its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`,
+`inspection` (read a queue), `replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
@@ -79,6 +79,7 @@ from worqr.ops.jobs import (
     promote_jobs,
     read_result,
 )
+from worqr.ops.lanes import LaneRow, cancel_lane, list_lanes, set_lane
 from worqr.ops.mesh_log import MAX_LOG_TEXT, list_events, note_event
 from worqr.ops.operators import (
     CANCEL_PAGE,
@@ -223,6 +224,7 @@ __all__ = [
     "Inspected",
     "JobPage",
     "JobState",
+    "LaneRow",
     "NewJob",
     "QueuesPage",
     "ReleasedClaims",
@@ -250,6 +252,7 @@ __all__ = [
     "cancel_all",
     "cancel_claims",
     "cancel_job",
+    "cancel_lane",
     "cancel_task",
     "condemn_worker",
     "count_errors",
@@ -278,6 +281,7 @@ __all__ = [
     "list_ended",
     "list_events",
     "list_jobs",
+    "list_lanes",
     "list_marks",
     "list_own_claims",
     "list_queues",
@@ -313,6 +317,7 @@ __all__ = [
     "retry_task",
     "rewind_schedules",
     "sample_queue",
+    "set_lane",
     "set_limits",
     "start_tasks",
     "start_work",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from worqr.keys import QueueKeys
+from worqr.lane_keys import LaneKeys
 from worqr.limits import Limit, parse_limits
 from worqr.ops.jobs import JobState
 from worqr.ops.replies import (
@@ -46,6 +47,10 @@ class Inspected:
         overridden: an operator has set them.
         room: how many tasks may start now; None for any number.
         opens_in_ms: ms until more may start, if only time makes room: a rate allows it, or a pause ends.
+        lanes: lanes with tasks.
+        held_lanes: those of them of which no task may start.
+        only_held: tasks wait only in lanes of which none may start; then `room` is 0.
+        lane_rules: how many fields say how lanes start. What workers declare is forgotten with the last of them.
     """
 
     waiting: int
@@ -64,6 +69,10 @@ class Inspected:
     overridden: bool = False
     room: int | None = None
     opens_in_ms: int | None = None
+    lanes: int = 0
+    held_lanes: int = 0
+    lane_rules: int = 0
+    only_held: bool = False
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
@@ -81,6 +90,7 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
         return Inspected(
             *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
+            *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20])),
         )
 
     names = (
@@ -140,7 +150,7 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
         return int(reply[1]), reply[2:]
 
     args = (limit, 1 if from_front else 0, MAX_BYTES, MAX_SKIPPED)
-    return new_call("list_tasks", keys.base, (keys.base, keys.suspects), args, read)
+    return new_call("list_tasks", keys.base, (keys.base, keys.suspects, LaneKeys(keys).base), args, read)
 
 
 @dataclass(frozen=True, slots=True)

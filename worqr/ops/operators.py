@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from worqr.keys import QueueKeys
+from worqr.lane_keys import LaneKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, read_changed, status_word, text
 from worqr.script_call import Call
 
@@ -86,7 +87,15 @@ def purge_queue(keys: QueueKeys, limit: int | None = None) -> Call[bool]:
     def read(reply: Reply) -> bool:
         return status_word(reply) == "more"
 
-    names = (keys.base, keys.trash, keys.trash_suspects, keys.trash_due, keys.trash_blocked, keys.counts)
+    names = (
+        keys.base,
+        keys.trash,
+        keys.trash_suspects,
+        keys.trash_due,
+        keys.trash_blocked,
+        keys.counts,
+        LaneKeys(keys).trash,
+    )
     return new_call("purge_queue", keys.base, names, (MAX_ITEMS if limit is None else limit,), read)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from worqr.errors import QueueFull
 from worqr.keys import QueueKeys
+from worqr.lane_keys import LaneKeys
 from worqr.lua import script
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, status_word, text
 from worqr.records import RemoteError
@@ -81,7 +82,15 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[
             return StartReply(word, int(reply[1]), reply[3:], int(reply[2]))
         return StartReply(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
-    names = (*_claim_keys(keys, worker), keys.hungry, keys.suspects, keys.paused, keys.due, keys.limits)
+    names = (
+        *_claim_keys(keys, worker),
+        keys.hungry,
+        keys.suspects,
+        keys.paused,
+        keys.due,
+        keys.limits,
+        LaneKeys(keys).base,
+    )
     return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
 
 

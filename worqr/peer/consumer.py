@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
+from worqr.lanes import NO_RULES
 from worqr.limits import DECLARES_NOTHING
 from worqr.link import Link
 from worqr.log_events import emit
@@ -115,10 +116,12 @@ class QueueOptions:
     Attributes:
         recent: how many of the runs that ended last the queue keeps.
         limits: what may start (`worqr.limits`).
+        lanes: how its lanes start tasks (`worqr.lanes`).
     """
 
     recent: int = 0
     limits: str = DECLARES_NOTHING
+    lanes: bytes = NO_RULES
 
 
 class QueueConsumer:
@@ -169,14 +172,14 @@ class QueueConsumer:
         return self.admission.registration
 
     @property
-    def recent(self) -> int:
-        """How many of the runs that ended last the queue keeps."""
-        return 0
+    def options(self) -> QueueOptions:
+        """What the handler declares of the queue."""
+        return QueueOptions()
 
     @property
-    def limits(self) -> str:
-        """The limits of the queue that this consumer declares (`worqr.limits`)."""
-        return DECLARES_NOTHING
+    def recent(self) -> int:
+        """How many of the runs that ended last the queue keeps."""
+        return self.options.recent
 
     @property
     def scheduler(self) -> Scheduler:
@@ -374,12 +377,8 @@ class HandlerConsumer(QueueConsumer):
         self._run = run
 
     @property
-    def recent(self) -> int:
-        return self._options.recent
-
-    @property
-    def limits(self) -> str:
-        return self._options.limits
+    def options(self) -> QueueOptions:
+        return self._options
 
     def capacity_wanted(self) -> int:
         limit = self.share.limit

@@ -14,6 +14,7 @@ from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.handler_checks import is_async
 from worqr.handler_options import PATIENT, Handling, RunsIn, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
+from worqr.lanes import wire_rules
 from worqr.limits import limits_text
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer, QueueOptions
 from worqr.peer.consumer_startup import ConsumerStartup
@@ -104,7 +105,11 @@ class ConsumerRunner:
             HandlerConsumer(
                 *(keys, self._services, how.policy, Share(how.size, priority, pool, limit), run, self._slots.run),
                 state=self._executors.state_in(place),
-                options=QueueOptions(how.recent, limits_text(how.limits, keys.display_name, len(shards), n)),
+                options=QueueOptions(
+                    how.recent,
+                    limits_text(how.limits, keys.display_name, len(shards), n),
+                    wire_rules(how.lanes, keys.display_name),
+                ),
             )
             for n, keys in enumerate(shards)
         ]

@@ -153,12 +153,13 @@ class ConsumerStartup:
                 last=registration.number,
                 on_failure=policy.on_failure,
                 result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
-                limits=consumer.limits,
+                limits=consumer.options.limits,
+                lanes=consumer.options.lanes,
             )
         )
         if changed:
             text = "queue %(queue)r: what may start in the mesh is now %(limits)s"
-            limits = describe_limits(parse_limits(consumer.limits))
+            limits = describe_limits(parse_limits(consumer.options.limits))
             emit(logger, "limits.changed", text, queue=consumer.name, limits=limits)
         if not _should_continue(consumer, registration):
             return

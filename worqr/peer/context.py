@@ -84,6 +84,12 @@ class Context:
         return self._run.queue
 
     @property
+    def lane(self) -> str:
+        """The lane of its queue that it came from; empty if it has none."""
+        record = self._run.record
+        return "" if record is None else record.get(b"lane", b"").decode()
+
+    @property
     def run_at(self) -> datetime:
         """The time before which it was not to run, by the server's clock. For a task that was never scheduled: the time of the
         claim.

@@ -1,0 +1,648 @@
+"""Lanes: the scripts that put jobs into lanes, claim them by turns and end them.
+
+`tests/model/lanes.py` searches the wake-ups; here is what is stored and replied. After each step of the random stories, all keys
+of the lanes agree with each other (`tests.ops.lanes.wrong`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from tests.ops.driver import BOOM, Desk, claim, fields_of, job
+from tests.ops.lanes import rows_of, wrong
+from worqr import ops
+from worqr.lane_keys import LaneKeys
+
+MINUTE = 60_000
+
+
+def declare(desk: Desk, worker: str = "A", **rules: Any) -> bool:
+    packed = msgspec.msgpack.encode(rules) if rules else b""
+    return desk.call(ops.start_work(desk.q, worker, max_stalls=3, keep_failed=10, last=0, lanes=packed))
+
+
+def fill(desk: Desk, lane: str, *names: str, **options: Any) -> None:
+    for name in names:
+        assert desk.dispatch(name, lane=lane, **options).outcome == "created"
+
+
+def ids(started: ops.StartReply) -> list[str]:
+    """The ids of started jobs; raw tasks by their payload."""
+    return [
+        str(fields_of(entry)["id"]) if isinstance(entry, list) else bytes(entry).decode() for entry in started.entries
+    ]
+
+
+def finish(desk: Desk, worker: str, *claims: int) -> None:
+    assert desk.call(ops.finish_tasks(desk.q, worker, claims)) == {}
+
+
+def keys_of(desk: Desk) -> set[str]:
+    return {name for name in desk.state() if name.startswith((":lane", ":starts"))}
+
+
+# Turns
+
+
+def test_lanes_take_turns(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1", "a2", "a3")
+    fill(desk, "b", "b1", "b2")
+    desk.put(b"raw1", b"raw2")
+    order = [ids(desk.start("A", 1))[0] for _ in range(7)]
+    assert [each[0] for each in order[:3]] != ["a", "a", "a"]
+    assert sorted(order[:3]) == ["a1", "b1", "raw1"]
+    assert sorted(order[3:6]) == ["a2", "b2", "raw2"]
+    assert (order[6], wrong(desk)) == ("a3", [])
+    finish(desk, "A", *range(claim(1), claim(1) + 0))
+    started = desk.start("A", 1)
+    assert (started.status, started.entries) == ("short", [])
+
+
+def test_a_request_for_many_takes_a_part_of_each(desk: Desk) -> None:
+    declare(desk)
+    for lane in "abcd":
+        fill(desk, lane, *(f"{lane}{n}" for n in range(9)))
+    got = Counter(each[0] for each in ids(desk.start("A", 8)))
+    assert got == dict.fromkeys("abcd", 2)
+    assert wrong(desk) == []
+
+
+@pytest.mark.parametrize("wanted", [1, 10])
+def test_weights_are_shares(desk: Desk, wanted: int) -> None:
+    declare(desk, weights={"gold": 5})
+    for lane in ("gold", "a", "b"):
+        fill(desk, lane, *(f"{lane}{n}" for n in range(150)))
+    got: Counter[str] = Counter()
+    for _ in range(140 // wanted):
+        got.update(each.rstrip("0123456789") for each in ids(desk.start("A", wanted)))
+    assert abs(got["gold"] - 100) <= 5
+    assert abs(got["a"] - got["b"]) <= wanted
+    assert wrong(desk) == []
+
+
+def test_a_lane_whose_tasks_come_one_by_one_gets_its_share_and_not_more(desk: Desk) -> None:
+    declare(desk)
+    for lane in range(10):
+        fill(desk, f"busy{lane}", *(f"{lane}-{n}" for n in range(30)))
+    got: Counter[str] = Counter()
+    for n in range(110):
+        fill(desk, "trickle", f"t{n}")
+        [started] = ids(desk.start("A", 1))
+        got[started[0]] += 1
+    assert 8 <= got["t"] <= 12
+
+
+def test_a_stream_of_new_lanes_does_not_keep_a_backlog_from_its_share(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "big", *(f"big{n}" for n in range(100)))
+    got = 0
+    for n in range(100):
+        fill(desk, f"new{n}", f"n{n}")
+        got += ids(desk.start("A", 1))[0].startswith("big")
+    assert got >= 10
+    assert desk.client.zcard(LaneKeys(desk.q).idle) <= 110
+
+
+def test_raw_tasks_have_the_share_of_one_lane(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", *(f"a{n}" for n in range(12)))
+    fill(desk, "b", *(f"b{n}" for n in range(12)))
+    desk.put(*(b"raw%d" % n for n in range(12)))
+    got = Counter(each[0] for _ in range(9) for each in ids(desk.start("A", 10)))
+    assert max(got.values()) - min(got.values()) <= 10
+
+
+# Limits of lanes
+
+
+def test_a_full_lane_is_held_and_what_is_behind_it_starts(desk: Desk) -> None:
+    declare(desk, limit="1")
+    fill(desk, "a", "a1", "a2", "a3")
+    fill(desk, "b", "b1")
+    started = desk.start("A", 9)
+    assert (started.status, sorted(ids(started))) == ("short", ["a1", "b1"])
+    row = rows_of(desk)["a"]
+    assert (row.waiting, row.running, row.limits, row.held) == (2, 1, "1", True)
+    found = desk.call(ops.inspect(desk.q))
+    assert (found.waiting, found.room, found.lanes, found.held_lanes) == (2, 0, 1, 1)
+    held = next(n for n in range(2) if ids(started)[n] == "a1") + started.first
+    finish(desk, "A", held)
+    assert wrong(desk) == []
+    assert ids(desk.start("A", 9)) == ["a2"]
+
+
+def test_an_end_wakes_a_worker_for_its_lane_and_a_push_into_a_full_lane_does_not(desk: Desk) -> None:
+    declare(desk, limit="1")
+    desk.enter("B")
+    fill(desk, "a", "a1")
+    held = desk.take("A", 1)
+    desk.start("B", 1)
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        fill(desk, "a", "a2")
+    assert heard == []
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        finish(desk, "A", *held)
+    assert heard == [(":wake:B", b"1")]
+
+
+@pytest.mark.parametrize("how", ["finish", "retry", "fail", "stop", "leave", "die", "cancel"])
+def test_every_end_of_a_claim_frees_its_place(desk: Desk, how: str) -> None:
+    declare(desk, limit="1")
+    fill(desk, "a", "a1", "a2")
+    [held] = desk.take("A", 1)
+    if how == "finish":
+        finish(desk, "A", held)
+    elif how == "retry":
+        desk.retry("A", held)
+    elif how == "fail":
+        desk.fail("A", held)
+    elif how == "stop":
+        desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    elif how == "leave":
+        desk.call(ops.stop_work(desk.q, "A"))
+    elif how == "die":
+        desk.call(ops.fail_worker(desk.q, "A"))
+    else:
+        desk.call(ops.cancel_job(desk.q, "a1", "why"))
+        desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert wrong(desk) == []
+    declare(desk, "B", limit="1")
+    assert len(desk.start("B", 5).entries) == 1
+    assert wrong(desk) == []
+
+
+def test_a_late_copy_of_an_end_frees_nothing(desk: Desk) -> None:
+    declare(desk, limit="1")
+    fill(desk, "a", "a1", "a2", "a3")
+    [held] = desk.take("A", 1)
+    finish(desk, "A", held)
+    desk.take("A", 1)
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert desk.start("A", 1).entries == []
+    assert wrong(desk) == []
+
+
+def test_a_rate_of_a_lane_opens_it_again(desk: Desk) -> None:
+    declare(desk, limit="- 2/300")
+    fill(desk, "a", "a1", "a2", "a3")
+    fill(desk, "b", "b1")
+    with desk.listening(desk.g.due_channel) as heard:
+        assert sorted(ids(desk.start("A", 9))) == ["a1", "a2", "b1"]
+    [(_, told)] = heard
+    assert 0 < int(told.split()[0]) <= 301
+    found = desk.call(ops.inspect(desk.q))
+    assert found.room == 0
+    assert found.next_in_ms == found.opens_in_ms
+    while not (started := desk.start("A", 9)).entries:
+        assert started.status == "short"
+    assert ids(started) == ["a3"]
+    assert wrong(desk) == []
+
+
+def test_the_limit_of_the_queue_holds_for_its_lanes_together(desk: Desk) -> None:
+    declare(desk)
+    desk.call(ops.set_limits(desk.q, "2"))
+    for lane in "abc":
+        fill(desk, lane, f"{lane}1")
+    started = desk.start("A", 9)
+    assert (started.status, len(started.entries)) == ("limited", 2)
+    finish(desk, "A", started.first)
+    assert len(desk.start("A", 9).entries) == 1
+    assert wrong(desk) == []
+
+
+# Suspects, strict lanes, updates
+
+
+def test_a_suspect_waits_with_its_place(desk: Desk) -> None:
+    declare(desk, limit="1")
+    fill(desk, "a", "a1", "a2")
+    for n in range(2):
+        declare(desk, f"dies{n}", limit="1")
+        desk.take(f"dies{n}", 1)
+        desk.call(ops.fail_worker(desk.q, f"dies{n}"))
+    assert desk.client.hget(desk.q.job("a1"), "suspect") == b"1"
+    assert ids(desk.start("A", 9)) == ["a1"]
+    assert (wrong(desk), rows_of(desk)["a"].running) == ([], 1)
+
+
+def test_a_suspect_of_a_lane_waits_for_a_worker_that_runs_none(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1", "a2")
+    for n in range(2):
+        declare(desk, f"dies{n}")
+        desk.take(f"dies{n}", 2)
+        desk.call(ops.fail_worker(desk.q, f"dies{n}"))
+    assert ids(desk.start("A", 9)) == ["a1"]
+    assert wrong(desk) == []
+    assert (desk.client.llen(desk.q.suspects), rows_of(desk)["a"].running) == (1, 2)
+    desk.call(ops.cancel_job(desk.q, "a2", "why"))
+    assert (wrong(desk), rows_of(desk)["a"].running) == ([], 1)
+
+
+def test_in_a_strict_lane_nothing_overtakes_a_task_that_is_retried(desk: Desk) -> None:
+    declare(desk, strict=True)
+    fill(desk, "a", "a1", "a2")
+    fill(desk, "b", "b1")
+    started = desk.start("A", 9)
+    assert sorted(ids(started)) == ["a1", "b1"]
+    held = started.first + ids(started).index("a1")
+    assert desk.retry("A", held, delay_ms=300) == "given"
+    assert (wrong(desk), desk.start("A", 9).entries, desk.call(ops.inspect(desk.q)).due) == ([], [], 0)
+    while not (again := desk.start("A", 9)).entries:
+        pass
+    assert ids(again) == ["a1"]
+    finish(desk, "A", again.first)
+    assert ids(desk.start("A", 9)) == ["a2"]
+
+
+def test_a_strict_lane_goes_on_when_the_task_in_front_is_cancelled(desk: Desk) -> None:
+    declare(desk, strict=True)
+    fill(desk, "a", "a1", "a2")
+    [held] = desk.take("A", 1)
+    desk.retry("A", held, delay_ms=MINUTE)
+    assert desk.start("A", 1).entries == []
+    desk.call(ops.cancel_job(desk.q, "a1", "why"))
+    assert (wrong(desk), ids(desk.start("A", 1))) == ([], ["a2"])
+
+
+def test_a_due_job_goes_into_its_lane(desk: Desk) -> None:
+    declare(desk, limit="1")
+    fill(desk, "a", "a1")
+    desk.dispatch("a2", lane="a", run_at=desk.now() + 50)
+    desk.take("A", 1)
+    while desk.call(ops.inspect(desk.q)).due:
+        desk.call(ops.promote_due(desk.q, 10))
+    assert (wrong(desk), rows_of(desk)["a"].waiting) == ([], 1)
+
+
+def test_an_update_keeps_the_lane(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1")
+    assert desk.dispatch("a1", b"new", lane="b").outcome == "updated"
+    assert ids(desk.start("A", 1)) == ["a1"]
+    assert (wrong(desk), desk.client.hget(desk.q.active("a1"), "lane")) == ([], b"a")
+
+
+def test_a_job_that_failed_goes_back_into_its_lane(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1")
+    [held] = desk.take("A", 1)
+    desk.fail("A", held)
+    assert keys_of(desk) <= {":lanes:rules"}
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    assert (wrong(desk), rows_of(desk)["a"].waiting) == ([], 1)
+
+
+# Operators
+
+
+def test_a_weight_and_a_limit_of_an_operator_come_first(desk: Desk) -> None:
+    declare(desk, limit="1", weights={"a": 2}, limits={"a": "3"})
+    fill(desk, "a", *(f"a{n}" for n in range(9)))
+    assert (rows_of(desk)["a"].weight, rows_of(desk)["a"].limits) == (2, "3")
+    assert len(desk.start("A", 9).entries) == 3
+    desk.call(ops.set_lane(desk.q, "a", "limit", "5"))
+    desk.call(ops.set_lane(desk.q, "a", "weight", "7"))
+    assert (wrong(desk), rows_of(desk)["a"].weight, len(desk.start("A", 9).entries)) == ([], 7, 2)
+    desk.call(ops.set_lane(desk.q, "a", "limit", ""))
+    assert len(desk.start("A", 2).entries) == 2
+    desk.call(ops.set_lane(desk.q, "a", "limit", "*"))
+    desk.call(ops.set_lane(desk.q, "a", "weight", "*"))
+    assert (wrong(desk), rows_of(desk)["a"].weight, desk.start("A", 9).entries) == ([], 2, [])
+
+
+def test_other_declared_limits_hold_at_once(desk: Desk) -> None:
+    declare(desk, limit="1")
+    for n in range(150):
+        fill(desk, f"lane{n}", f"{n}-1", f"{n}-2")
+    assert len(desk.start("A", 200).entries) == 150
+    assert declare(desk, limit="2", weights={"lane7": 3}) is True
+    assert declare(desk, limit="2", weights={"lane7": 3}) is False
+    while desk.call(ops.inspect(desk.q)).held_lanes:
+        desk.call(ops.promote_due(desk.q))
+    assert (wrong(desk), len(desk.start("A", 200).entries)) == ([], 150)
+
+
+def test_a_paused_lane_starts_nothing_until_it_is_resumed(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1")
+    fill(desk, "b", "b1")
+    desk.call(ops.set_lane(desk.q, "a", "pause", "their server is down"))
+    assert ids(desk.start("A", 9)) == ["b1"]
+    assert (wrong(desk), rows_of(desk)["a"].paused) == ([], "their server is down")
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        desk.call(ops.set_lane(desk.q, "a", "resume"))
+    assert heard == [(":wake:A", b"1")]
+    assert (wrong(desk), ids(desk.start("A", 9))) == ([], ["a1"])
+
+
+def test_a_pause_of_a_lane_may_end_by_itself(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1")
+    desk.call(ops.set_lane(desk.q, "a", "pause", "for a moment", 100))
+    assert desk.start("A", 9).status == "short"
+    while not (started := desk.start("A", 9)).entries:
+        pass
+    assert (ids(started), wrong(desk), rows_of(desk)["a"].paused) == (["a1"], [], None)
+    assert not desk.client.exists(LaneKeys(desk.q).opens)
+
+
+def test_a_rate_limited_run_pauses_its_lane_only(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1", "a2")
+    fill(desk, "b", "b1", "b2")
+    started = desk.start("A", 2)
+    held = started.first + ids(started).index("a1")
+    assert desk.call(ops.retry_task(desk.q, "A", held, BOOM, counter="", limit=9, pause_ms=MINUTE)) == "given"
+    assert (desk.call(ops.inspect(desk.q)).paused, rows_of(desk)["a"].paused) == (None, BOOM.message)
+    assert (wrong(desk), ids(desk.start("A", 9))) == ([], ["b2"])
+
+
+def test_a_lane_is_cancelled_as_a_whole(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", *(f"a{n}" for n in range(7)))
+    fill(desk, "b", "b1")
+    desk.dispatch("later", lane="a", run_at=desk.now() + MINUTE)
+    desk.dispatch("other", lane="b", run_at=desk.now() + MINUTE)
+    started = desk.start("A", 3)
+    waiting, claims, step = 0, list[int](), None
+    while step is None or step.more:
+        step = desk.call(ops.cancel_lane(desk.q, "a", step.after if step else "waiting", reason="left us", budget=2))
+        waiting, claims = waiting + step.waiting, claims + step.claims
+    of_a = [started.first + n for n, name in enumerate(ids(started)) if name.startswith("a")]
+    assert (sorted(claims), waiting) == (of_a, 8 - len(of_a))
+    assert wrong(desk) == []
+    found = desk.call(ops.inspect(desk.q))
+    assert (found.waiting, found.due, found.running) == (1 if len(of_a) == 3 else 0, 1, 3)
+
+
+# Listing
+
+
+def test_what_waits_in_lanes_is_listed(desk: Desk) -> None:
+    declare(desk, limits={"held": "1"})
+    fill(desk, "held", "h1")
+    desk.take("A", 1)
+    for lane in ("b", "held", "a"):
+        for n in range(3):
+            assert desk.dispatch(f"{lane}{n}", b"%s%d" % (lane.encode(), n), lane=lane).outcome == "created"
+    desk.put(b"raw")
+    waiting = desk.waiting()
+    assert waiting == [
+        b"raw",
+        *(b"a%d" % n for n in range(3)),
+        *(b"b%d" % n for n in range(3)),
+        *(b"held%d" % n for n in range(3)),
+    ]
+    found, after, more = list[str](), "", True
+    while more:
+        page = desk.call(ops.list_jobs(desk.q, "waiting", 2, after=after))
+        found += [summary.task.decode() for _, summary in page.positions if summary is not None]
+        after, more = page.positions[-1][0], page.more
+    assert found == [task.decode() for task in waiting]
+    assert wrong(desk) == []
+
+
+# Clearing and purging
+
+
+def test_a_deleted_queue_loses_its_lanes_and_new_ones_begin_again(desk: Desk) -> None:
+    declare(desk, limit="1")
+    fill(desk, "a", "a1", "a2", "a3")
+    fill(desk, "b", "b1")
+    held = desk.take("A", 2)
+    assert desk.call(ops.delete_queue(desk.q))
+    fill(desk, "a", "new")
+    assert (wrong(desk), desk.call(ops.inspect(desk.q)).waiting) == ([], 1)
+    while desk.call(ops.purge_queue(desk.q, 10)):
+        assert wrong(desk) == []
+    assert not desk.client.exists(desk.q.job("a2"), desk.q.job("a3"))
+    finish(desk, "A", *held)
+    assert ids(desk.start("A", 9)) == ["new"]
+    assert wrong(desk) == []
+
+
+def test_nothing_of_lanes_is_left_when_all_have_ended(desk: Desk) -> None:
+    declare(desk)
+    for n in range(20):
+        fill(desk, f"lane{n}", f"{n}")
+    desk.call(ops.cancel_job(desk.q, "7", "why"))
+    finish(desk, "A", *desk.take("A", 19))
+    desk.start("A", 1)
+    assert keys_of(desk) <= {":lanes:rules"}
+    desk.call(ops.stop_work(desk.q, "A"))
+    assert keys_of(desk) == set()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("lane", ["", "x" * 201, "a\0b", 7, True])
+def test_a_lane_has_a_valid_name(desk: Desk, lane: Any) -> None:
+    with pytest.raises(redis.ResponseError, match="the option lane of a dispatch cannot be that"):
+        desk.call(ops.dispatch_jobs(desk.q, [job("a", lane=lane)]))
+    assert set(desk.state()) == {":counts"}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"limit": "0"},
+        {"limit": 3},
+        {"strict": 1},
+        {"weights": {"a": 0}},
+        {"weights": {"a": 1001}},
+        {"weights": {"a": 1.5}},
+        {"weights": {"": 1}},
+        {"limits": {"a": "x"}},
+        {"weights": {str(n): 1 for n in range(1001)}},
+    ],
+)
+def test_declared_rules_are_checked_before_anything_is_written(desk: Desk, rules: Any) -> None:
+    with pytest.raises(redis.ResponseError):
+        declare(desk, **rules)
+    assert set(desk.state()) == {":counts"}
+
+
+def test_a_lane_may_be_full(desk: Desk) -> None:
+    fill(desk, "a", "a1", "a2", max_lane_length=2)
+    assert desk.dispatch("a3", lane="a", max_lane_length=2).outcome == "full"
+    fill(desk, "b", "b1", max_lane_length=2)
+    assert wrong(desk) == []
+
+
+# Random stories
+
+
+class Story:
+    """Random steps of workers, producers and operators on one queue."""
+
+    def __init__(self, desk: Desk, seed: int) -> None:
+        self.desk, self.random, self.n = desk, Random(seed), 0
+        self.rules: dict[str, Any] = {}
+        self.held: dict[str, set[int]] = {"A": set(), "B": set()}
+
+    def step(self) -> str:
+        names = sorted(name for name in dir(self) if name.startswith("do_"))
+        name = self.random.choice([*names, *["do_dispatch"] * 5, *["do_start"] * 5, *["do_finish"] * 3])
+        getattr(self, name)()
+        return name
+
+    def lane(self) -> str:
+        return self.random.choice("abcd")
+
+    def worker(self) -> str:
+        return self.random.choice("AB")
+
+    def pick(self) -> tuple[str, int] | None:
+        held = [(worker, each) for worker, claims in self.held.items() for each in sorted(claims)]
+        return self.random.choice(held) if held else None
+
+    def do_dispatch(self) -> None:
+        self.n += 1
+        options: dict[str, Any] = {"lane": self.lane()} if self.random.random() < 0.8 else {}
+        if self.random.random() < 0.2:
+            options["run_at"] = self.desk.now() + self.random.choice((0, 5, 50))
+        if self.random.random() < 0.2:
+            options["front"] = True
+        number = self.n if self.random.random() < 0.8 else self.random.randint(1, self.n)
+        self.desk.dispatch(f"j{number}", **options)
+
+    def do_put(self) -> None:
+        self.desk.put(b"raw")
+
+    def do_enter(self) -> None:
+        if self.random.random() < 0.5:
+            self.rules = self.random.choice(
+                [
+                    {},
+                    {"limit": "1"},
+                    {"limit": "2"},
+                    {"strict": True},
+                    {"weights": {"a": 3, "b": 2}, "limits": {"c": "1"}},
+                    {"limit": "- 3/40"},
+                ]
+            )
+        declare(self.desk, self.worker(), **self.rules)
+
+    def do_start(self) -> None:
+        worker = self.worker()
+        declare(self.desk, worker, **self.rules)
+        before = rows_of(self.desk)
+        started = self.desk.start(worker, self.random.choice((1, 2, 5)))
+        for lane, row in rows_of(self.desk).items():
+            most, was = row.limits.split(" ")[0], before.get(lane)
+            if most.isdigit():
+                assert row.running <= max(int(most), was.running if was else 0)
+        self.held[worker] |= {started.first + n for n, entry in enumerate(started.entries) if entry}
+
+    def do_finish(self) -> None:
+        if one := self.pick():
+            self.held[one[0]].discard(one[1])
+            self.desk.call(ops.finish_tasks(self.desk.q, one[0], [one[1]]))
+
+    def do_retry(self) -> None:
+        if one := self.pick():
+            self.held[one[0]].discard(one[1])
+            delay = self.random.choice((0, 10))
+            self.desk.retry(*one, delay_ms=delay)
+
+    def do_rate_limited(self) -> None:
+        if one := self.pick():
+            self.held[one[0]].discard(one[1])
+            self.desk.call(ops.retry_task(self.desk.q, *one, BOOM, counter="", limit=9, pause_ms=10))
+
+    def do_fail(self) -> None:
+        if one := self.pick():
+            self.held[one[0]].discard(one[1])
+            self.desk.fail(*one)
+
+    def do_leave(self) -> None:
+        worker = self.worker()
+        self.held[worker].clear()
+        leave = ops.stop_work if self.random.random() < 0.5 else ops.fail_worker
+        self.desk.call(leave(self.desk.q, worker))
+
+    def do_cancel(self) -> None:
+        self.desk.call(ops.cancel_job(self.desk.q, f"j{self.random.randint(0, self.n)}", "why"))
+
+    def do_promote(self) -> None:
+        self.desk.call(ops.promote_due(self.desk.q, 2))
+
+    def do_set(self) -> None:
+        setting, value = self.random.choice([("weight", "3"), ("weight", "*"), ("limit", "1"), ("limit", "*")])
+        self.desk.call(ops.set_lane(self.desk.q, self.lane(), setting, value))  # type: ignore[arg-type]
+
+    def do_pause(self) -> None:
+        ms = self.random.choice((None, 5))
+        self.desk.call(ops.set_lane(self.desk.q, self.lane(), "pause", "why", ms))
+
+    def do_resume(self) -> None:
+        for lane in "abcd":
+            self.desk.call(ops.set_lane(self.desk.q, lane, "resume"))
+
+    def do_cancel_lane(self) -> None:
+        if self.random.random() < 0.3:
+            lane, step = self.lane(), None
+            while step is None or step.more:
+                after = step.after if step else "waiting"
+                step = self.desk.call(ops.cancel_lane(self.desk.q, lane, after, budget=2))
+
+    def do_clear(self) -> None:
+        if self.random.random() < 0.3:
+            self.desk.call(ops.delete_queue(self.desk.q))
+
+    def do_purge(self) -> None:
+        self.desk.call(ops.purge_queue(self.desk.q, 3))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_in_a_random_story_all_keys_agree(desk: Desk, seed: int) -> None:
+    story = Story(desk, seed)
+    done: list[str] = []
+    for _ in range(250):
+        done.append(story.step())
+        assert wrong(desk, ring_may_be_full=True) == [], done[-5:]
+    drain(desk, story)
+    assert wrong(desk) == []
+    assert keys_of(desk) - {":lanes:opens"} <= {
+        ":lanes:rules",
+        ":starts:40:a",
+        ":starts:40:b",
+        ":starts:40:c",
+        ":starts:40:d",
+    }
+
+
+def drain(desk: Desk, story: Story) -> None:
+    """All that is left runs, and then nothing is left: no task sleeps in a lane."""
+    for lane in "abcd":
+        for setting in ("limit", "weight"):
+            desk.call(ops.set_lane(desk.q, lane, setting, "*"))  # type: ignore[arg-type]
+    story.do_resume()
+    while desk.call(ops.purge_queue(desk.q)):
+        pass
+    for worker in "AB":
+        declare(desk, worker)
+        finish_all(desk, worker, sorted(story.held[worker]))
+    while True:
+        desk.call(ops.promote_due(desk.q))
+        started = desk.start("A", 50)
+        finish_all(desk, "A", [started.first + n for n, entry in enumerate(started.entries) if entry])
+        found = desk.call(ops.inspect(desk.q))
+        if not (found.due or found.running or found.waiting or found.blocked):
+            break
+    desk.start("A", 50)
+
+
+def finish_all(desk: Desk, worker: str, claims: list[int]) -> None:
+    if claims:
+        desk.call(ops.finish_tasks(desk.q, worker, claims))

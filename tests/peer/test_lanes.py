@@ -1,0 +1,236 @@
+"""Lanes over several peers. Without scans, so that a wake-up that is missing shows as a task that never starts."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections import Counter
+from contextlib import AsyncExitStack
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+import worqr
+from tests.peer.conftest import NewMesh
+from tests.peer.tools import eventually, serving, until
+from tests.support.patience import PATIENCE
+
+
+class Running:
+    """What runs in each lane, and the most that did at once."""
+
+    def __init__(self) -> None:
+        self.now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.order: list[tuple[str, bytes]] = []
+        self.fails: dict[bytes, int] = {}
+
+    async def __call__(self, task: bytes) -> None:
+        lane = worqr.current().lane
+        self.now[lane] += 1
+        self.most[lane] = max(self.most[lane], self.now[lane])
+        try:
+            await trio.sleep(0.002)
+            if self.fails.get(task):
+                self.fails[task] -= 1
+                raise worqr.Retry(delay=0.02)
+        finally:
+            self.now[lane] -= 1
+        self.order.append((lane, task))
+
+
+@pytest.mark.usefixtures("without_scans")
+async def test_a_limit_of_each_lane_holds_over_several_peers(new_mesh: NewMesh) -> None:
+    runs, meshes = Running(), [new_mesh() for _ in range(3)]
+    lanes = worqr.Lanes(limit=worqr.Limit(1), limits={"wide": worqr.Limit(3)})
+    async with meshes[0].connect(), AsyncExitStack() as stack:
+        q = meshes[0].queue("Q1")
+        for n in range(120):
+            await q.dispatch(b"%d" % n, lane=("a", "b", "wide")[n % 3])
+        for mesh in meshes:
+            await stack.enter_async_context(serving(mesh, "Q1", runs, lanes=lanes))
+        await until(lambda: len(runs.order) == 120)
+        assert (runs.most["a"], runs.most["b"], runs.most["wide"]) == (1, 1, 3)
+        await eventually(q.lanes, [])
+
+
+@pytest.mark.usefixtures("without_scans")
+@pytest.mark.leaves("{Q1}:lanes:rules", "{Q1}:lanes:opens")  # what an operator sets stays
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_job_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, seed: int) -> None:
+    """Peers join and leave, runs fail and are rate limited, and an operator changes limits and weights and pauses lanes."""
+    random, done = Random(seed), set[bytes]()
+    tried: Counter[bytes] = Counter()
+
+    async def handler(task: bytes) -> None:
+        tried[task] += 1
+        await trio.sleep(0.001)
+        if tried[task] == 1 and int(task) % 5 == 0:
+            raise [worqr.Retry(delay=0.01), worqr.RateLimited(0.02), ValueError("once")][int(task) % 3]
+        done.add(task)
+
+    async def come_and_go(mesh: worqr.Mesh) -> None:
+        while True:
+            lanes = random.choice([worqr.Lanes(limit=worqr.Limit(1)), worqr.Lanes(strict=True), worqr.Lanes()])
+            with trio.move_on_after(0.05 + random.random() / 5):
+                async with serving(mesh, "Q1", handler, lanes=lanes, retry=worqr.RetryPolicy(min_backoff=0)):
+                    await trio.sleep_forever()
+
+    async def operate(q: worqr.Queue) -> None:
+        while True:
+            lane = random.choice("abc")
+            await random.choice(
+                [
+                    partial(q.pause, lane=lane, duration=0.02),
+                    partial(q.resume, lane=lane),
+                    partial(q.set_limit, worqr.Limit(1), lane=lane),
+                    partial(q.clear_limit, lane=lane),
+                    partial(q.set_weight, lane, random.choice([None, 5])),
+                ]
+            )()
+            await trio.sleep(0.005)
+
+    main = new_mesh()
+    async with main.connect(), trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(come_and_go, new_mesh())
+        nursery.start_soon(operate, main.queue("Q1"))
+        for n in range(150):
+            await main.queue("Q1").dispatch(b"%d" % n, lane=random.choice("abc"))
+        with trio.fail_after(PATIENCE):
+            while len(done) < 150:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("without_scans")
+async def test_a_strict_lane_keeps_its_order_over_retries(new_mesh: NewMesh) -> None:
+    runs, mesh = Running(), new_mesh()
+    runs.fails = {b"2": 2, b"5": 1}
+    async with serving(mesh, "Q1", runs, lanes=worqr.Lanes(strict=True)):
+        q = mesh.queue("Q1")
+        for n in range(8):
+            await q.dispatch(b"%d" % n, lane="a")
+            await q.dispatch(b"%d" % (100 + n), lane="b")
+        await until(lambda: len(runs.order) == 16)
+        assert [task for lane, task in runs.order if lane == "a"] == [b"%d" % n for n in range(8)]
+
+
+class Plan(enum.Enum):
+    FREE = "free"
+
+
+UUID = uuid.UUID(int=7)
+
+
+async def test_a_function_puts_its_calls_into_lanes(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(lanes=worqr.Lanes("customer"))
+    async def named(day: int, *, customer: str | None) -> None: ...
+
+    @mesh.task(lanes=worqr.Lanes(lambda plan, day: plan if day else None, max_length=2))
+    async def computed(plan: Plan, day: int = 1) -> None: ...
+
+    @mesh.task(lanes=worqr.Lanes("key"))
+    async def keyed(key: uuid.UUID) -> None: ...
+
+    async with mesh.connect():
+        await named.enqueue(1, customer="acme")
+        await named.dispatch(2, customer="acme")
+        await named.enqueue(3, customer=None)
+        await named.options(lane="urgent").dispatch(4, customer="acme")
+        assert await mesh.enqueue_many([named.call(5, customer="acme"), named.call(6, customer=None)]) == 2
+        found = {lane.name: lane.waiting for lane in await named.queue.lanes()}
+        assert (found, (await named.queue.info()).waiting) == ({"acme": 3, "urgent": 1}, 6)
+        await computed.enqueue(Plan.FREE)
+        await computed.enqueue(Plan.FREE)
+        with pytest.raises(worqr.QueueFull):
+            await computed.enqueue(Plan.FREE)
+        await computed.enqueue(Plan.FREE, 0)
+        assert [(lane.name, lane.waiting) for lane in await computed.queue.lanes()] == [("free", 2)]
+        await keyed.enqueue(UUID)
+        assert [lane.name for lane in await keyed.queue.lanes()] == [str(UUID)]
+        with pytest.raises(worqr.UsageError, match=r"the lane of a call of .*'customer', must have 1 to 200 bytes"):
+            await named.enqueue(1, customer="")
+        for queue in (named.queue, computed.queue, keyed.queue):
+            await queue.delete()
+
+
+def test_lanes_are_checked_where_they_are_declared(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    def declare(**options: Any) -> None:
+        @mesh.task(name="f", **options)
+        def f(customer: str) -> None: ...
+
+    for lanes, why in (
+        (worqr.Lanes("costumer"), "names a parameter 'costumer'; did you mean 'customer'"),
+        ("customer", "must be a worqr.Lanes, not 'customer'"),
+    ):
+        with pytest.raises(worqr.UsageError, match=why):
+            declare(lanes=lanes)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"by": 7}, "by of Lanes must be the name of a parameter, or a function, not 7"),
+        ({"limit": 7}, "limit of Lanes must be a worqr.Limit"),
+        ({"weights": {"a": 0}}, "the weight of lane 'a' must be a whole number of 1 to 1,000, not 0"),
+        ({"weights": {"a": 1.5}}, "the weight of lane 'a' must be a whole number"),
+        ({"weights": {"": 1}}, "a lane must have 1 to 200 bytes"),
+        ({"weights": [1]}, "weights of Lanes must be a dict by the names of lanes"),
+        ({"weights": {str(n): 1 for n in range(1001)}}, "weights of Lanes may name 1,000 lanes, not 1,001"),
+        ({"limits": {"a": 7}}, "the limit of lane 'a' must be a worqr.Limit"),
+        ({"strict": 1}, "strict of Lanes must be True or False, not 1"),
+        ({"strict": True, "limit": worqr.Limit(2)}, "strict lanes run one task at a time"),
+        ({"max_length": 0}, "max_length of Lanes must be"),
+    ],
+)
+def test_bad_lanes(options: Any, why: str) -> None:
+    with pytest.raises(worqr.UsageError, match=why):
+        worqr.Lanes(**options)
+
+
+async def test_a_lane_is_cancelled_and_its_runs_end(new_mesh: NewMesh) -> None:
+    mesh, started = new_mesh(), trio.Event()
+
+    async def handler(_task: bytes) -> None:
+        started.set()
+        await trio.sleep_forever()
+
+    async with serving(mesh, "Q1", handler, lanes=worqr.Lanes(limit=worqr.Limit(1))):
+        q = mesh.queue("Q1")
+        jobs = [await q.dispatch(b"x", lane="a", result_ttl=60) for _ in range(3)]
+        await q.dispatch(b"x", lane="a", delay=60)
+        await started.wait()
+        count = await q.cancel_lane("a", reason="left us", wait=PATIENCE)
+        assert (count.waiting, count.running, count.acknowledged) == (3, 1, 1)
+        with pytest.raises(worqr.JobCancelled, match="left us"):
+            await jobs[1].result(timeout=PATIENCE)
+        assert await q.lanes() == []
+
+
+async def test_in_several_shards_a_lane_is_in_one(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+    async with mesh.connect():
+        q = mesh.queue("Q1", shards=4)
+        for n in range(12):
+            await q.dispatch(b"x", lane=f"lane{n % 3}")
+        assert sorted((lane.name, lane.waiting) for lane in await q.lanes()) == [
+            ("lane0", 4),
+            ("lane1", 4),
+            ("lane2", 4),
+        ]
+        await q.pause("why", lane="lane1")
+        assert {lane.name: lane.paused for lane in await q.lanes()} == {"lane0": None, "lane1": "why", "lane2": None}
+        info = await q.info()
+        assert (info.waiting, info.lanes, info.held_lanes) == (12, 3, 1)
+        with pytest.raises(worqr.UsageError, match="has an id or a lane there, not both"):
+            await q.dispatch(b"x", id="a", lane="b")
+        await q.resume(lane="lane1")
+        await q.delete()

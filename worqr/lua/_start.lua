@@ -1,0 +1,125 @@
+-- A start: how a worker takes tasks of the lists into claims, and what a repeated request returns. Whose turn it is among lanes is
+-- in _turns.lua.
+
+-- Adds to `reply` the entries of the `taken` claims from `first` on, which an earlier start has claimed.
+local function add_claimed_entries(base, reply, first, taken)
+  for i = 0, taken - 1 do
+    local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
+    reply[#reply + 1] = entry_of(base, item) or false
+  end
+  return reply
+end
+
+-- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. For any
+-- other request: nil, and the claim under which the worker took its last suspect. `admission`: that of the worker (nil:
+-- none).
+local function repeated_start(base, admission, number)
+  if not admission then
+    return {'not_serving'}
+  end
+  local last, first, taken, suspect = string.match(admission, '^(%d+) (%d+) (%d+) (%d+)$')
+  if number < tonumber(last) then
+    return {'late'}
+  end
+  if number == tonumber(last) then
+    return add_claimed_entries(base, {'ok', first}, first, taken)
+  end
+  return nil, suspect
+end
+
+-- True if the job was to begin before now and never began.
+local function is_expired(fields, now)
+  local until_ms = tonumber(fields.expires_at)
+  if fields.expires then
+    until_ms = (tonumber(fields.run_at) or 0) + tonumber(fields.expires)
+  end
+  return until_ms and now > until_ms and not fields.started
+end
+
+-- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of
+-- claims. Returns one of: taken, the entry, the size of its payload and its lane; empty; expired (the job went to the
+-- dead-letter queue); skipped; suspect and its id. A reference is skipped, and removed, if its record is gone, has no task or
+-- does not wait there: a job of this id may have been dispatched again, in another lane. A suspect of a lane, whose list is the `source` then, is moved to the suspects instead.
+local function claim_one(base, source, worker, claim, now, of_lane)
+  local held = base .. ':claim:' .. claim
+  local item = redis.pcall('RPOPLPUSH', source, held)
+  if item and item.err then -- another application's value at the key of a claim that no worker holds yet
+    own(item)
+    redis.call('DEL', held)
+    item = redis.call('RPOPLPUSH', source, held)
+  end
+  if not item then
+    return 'empty'
+  end
+  local id = job_id(item)
+  if not id then
+    return 'taken', item, #item
+  end
+  local job, active = base .. ':job:' .. id, base .. ':active:' .. id
+  local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane')) or {}
+  local lane, claims_of_lanes = kept[3] or nil, base .. ':lanes:claims'
+  local elsewhere = lane ~= of_lane -- a suspect of a lane waits among the suspects with its place
+    and (source ~= base .. ':suspects' or redis.call('HEXISTS', claims_of_lanes, ':' .. id) == 0)
+  if kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0 then
+    redis.call('DEL', held)
+    return 'skipped'
+  elseif of_lane and kept[2] then
+    redis.call('RPOPLPUSH', held, base .. ':suspects')
+    return 'suspect', id
+  end
+  redis.call('RENAME', job, active)
+  redis.call('HSET', active, 'claim', claim, 'worker', worker, 'state', 'active')
+  local entry, fields = entry_of(base, item)
+  if is_expired(fields, now) and expire(base, item, id, claim, worker, fields, now) then
+    return 'expired'
+  end
+  notify(base, id, 'active')
+  return 'taken', entry, #fields.task, fields.lane
+end
+
+-- Adds new `claims` to `held`, the set of their worker's claims, and to what limits count, if there are `limits`.
+local function add_claims(base, held, claims, limits, now)
+  for from = 1, #claims, 1000 do
+    redis.call('SADD', held, unpack(claims, from, math.min(from + 999, #claims)))
+  end
+  if limits then
+    note_starts(base, claims, now)
+  end
+end
+
+-- True if the `start` may take one more task. Fields of a start: base, worker, next_claim, now, wanted, room (how
+-- many the limits allow), max_skipped, max_bytes; taken (numbers used up), skipped, bytes (of payload), reply, mine (claims).
+local function may_take(start)
+  return start.taken < start.wanted and #start.mine < start.room and start.skipped < start.max_skipped
+    and start.bytes < start.max_bytes
+end
+
+-- Takes one task of the list, which is that of a `lane` (nil: of none). Returns the status of claim_one, and the claim; for a
+-- suspect of a lane, instead of the claim, its entry in `:lanes:claims`.
+local function take(start, list, lane)
+  local claim = digits(start.next_claim + start.taken)
+  local status, entry, size, entry_lane = claim_one(start.base, list, start.worker, claim, start.now, lane)
+  if status == 'taken' then
+    start.taken, start.bytes = start.taken + 1, start.bytes + size
+    start.reply[#start.reply + 1], start.mine[#start.mine + 1] = entry, claim
+    if entry_lane and list == start.base .. ':suspects' then
+      move_place(start.base, entry_lane, entry[#entry], claim)
+    end
+  elseif status == 'expired' then
+    start.taken, start.reply[#start.reply + 1] = start.taken + 1, false
+  elseif status == 'skipped' then
+    start.skipped = start.skipped + 1
+  elseif status == 'suspect' then
+    return status, ':' .. entry
+  end
+  return status, claim
+end
+
+-- Takes the next task: of the list `source` or, if that is the queue's own list and the queue has lanes, of the lanes by turns.
+-- Returns like take and take_turns.
+local function next_task(start, source, has_lanes)
+  if has_lanes and source == start.base then
+    return take_turns(start)
+  end
+  return take(start, source)
+end
