@@ -24,6 +24,15 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts, script
 
 
+async def _life_of_lanes(q: worqr.Queue) -> None:
+    """Nobody serves this queue."""
+    await q.dispatch(b"L1", id="L1", lane="a")
+    await q.set_weight("a", 5)
+    assert [(lane.name, lane.waiting, lane.weight) for lane in await q.lanes()] == [("a", 1, 5)]
+    assert (await q.cancel_lane("a")).waiting == 1
+    await q.set_weight("a", None)
+
+
 async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
     """Everything a mesh does: join, work, fail, cancel, stop, pause, look, sweep somebody, delete, fire, leave; and jobs."""
     ran: Counter[bytes] = Counter()
@@ -67,6 +76,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await q.resume()
             await until(b"T3")
             await q.clear_limit()
+            await _life_of_lanes(mesh.queue("Q6"))
             await hand.enqueue(b"H1", b"H2", b"H3")
             async with peer.work("Q2") as claims:
                 batch = await claims.take(3)

@@ -99,7 +99,7 @@ def others(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-ONLY_WAKE = {"set_limits", "start_work", "list_lanes"}
+ONLY_WAKE = {"set_limits", "start_work", "list_lanes", "set_lane"}
 """Scripts that ask whether a worker runs a suspect, or a strict lane waits for a retry, and touch no job here."""
 TOUCH = [name for name in CALLS if any(f"'{stem}'" in script(name).source for stem in STEMS) and name not in ONLY_WAKE]
 
