@@ -94,32 +94,41 @@ local function may_take(start)
     and start.bytes < start.max_bytes
 end
 
--- Takes one task of the list, which is that of a `lane` (nil: of none). Returns the status of claim_one, and the claim; for a
--- suspect of a lane, instead of the claim, its entry in `:lanes:claims`.
-local function take(start, list, lane)
-  local claim = digits(start.next_claim + start.taken)
-  local status, entry, size, entry_lane = claim_one(start.base, list, start.worker, claim, start.now, lane)
-  if status == 'taken' then
-    start.taken, start.bytes = start.taken + 1, start.bytes + size
-    start.reply[#start.reply + 1], start.mine[#start.mine + 1] = entry, claim
-    if entry_lane and list == start.base .. ':suspects' then
-      move_place(start.base, entry_lane, entry[#entry], claim)
+-- Takes up to `most` tasks of the list, which is that of a `lane` (nil: of none). Returns the last status of claim_one, how many
+-- items were taken from the list, and the id of a suspect. Stops at a suspect of a lane.
+local function take(start, list, most, lane)
+  local base, worker, now, reply, mine = start.base, start.worker, start.now, start.reply, start.mine
+  local taken, skipped, bytes, room = start.taken, start.skipped, start.bytes, math.min(start.room, #mine + most)
+  local status, entry, size, entry_lane, items = 'taken', nil, nil, nil, 0
+  while taken < start.wanted and #mine < room and skipped < start.max_skipped and bytes < start.max_bytes do
+    local claim = digits(start.next_claim + taken)
+    status, entry, size, entry_lane = claim_one(base, list, worker, claim, now, lane)
+    if status == 'taken' then
+      taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
+      if entry_lane and not lane then
+        move_place(base, entry_lane, entry[#entry], claim)
+      end
+    elseif status == 'expired' then
+      taken, reply[#reply + 1] = taken + 1, false
+    elseif status == 'skipped' then
+      skipped = skipped + 1
+    elseif status == 'empty' then
+      break
     end
-  elseif status == 'expired' then
-    start.taken, start.reply[#start.reply + 1] = start.taken + 1, false
-  elseif status == 'skipped' then
-    start.skipped = start.skipped + 1
-  elseif status == 'suspect' then
-    return status, ':' .. entry
+    items = items + 1
+    if status == 'suspect' then
+      break
+    end
   end
-  return status, claim
+  start.taken, start.skipped, start.bytes = taken, skipped, bytes
+  return status, items, entry
 end
 
--- Takes the next task: of the list `source` or, if that is the queue's own list and the queue has lanes, of the lanes by turns.
--- Returns like take and take_turns.
-local function next_task(start, source, has_lanes)
+-- Takes the next tasks: of the list `source` or, if that is the queue's own list and the queue has lanes, of the lanes by turns.
+-- Of the suspects, it takes one. Returns the status as take does.
+local function next_tasks(start, source, has_lanes)
   if has_lanes and source == start.base then
     return take_turns(start)
   end
-  return take(start, source)
+  return (take(start, source, source == start.base and start.wanted or 1))
 end

@@ -68,16 +68,17 @@ end
 local function visit_lane(start, lane, turn, turns)
   local base, now = start.base, start.now
   local lanes, rules, list = base .. ':lanes', lane_rules(base, lane), lane_list(base, lane, turns.epoch)
-  local left = lane_length(list)
-  local length, room = left, lane_room(base, lane, rules, list, now)
-  local most, claims, status = math.min(turns.quantum, room), {}, 'taken'
-  while left > 0 and #claims < 2 * most and status ~= 'suspect' and may_take(start) do
-    local claim
-    status, claim = take(start, list, lane)
-    left = left - 1
-    if status == 'taken' or status == 'suspect' then
-      claims[#claims + 1], claims[#claims + 2] = claim, lane
-    end
+  local length, room, before = lane_length(list), lane_room(base, lane, rules, list, now), #start.mine
+  local status, items, suspect = 'empty', 0, nil
+  if length > 0 then
+    status, items, suspect = take(start, list, math.min(turns.quantum, room), lane)
+  end
+  local left, claims = length - items, {}
+  for i = before + 1, #start.mine do
+    claims[#claims + 1], claims[#claims + 2] = start.mine[i], lane
+  end
+  if status == 'suspect' then
+    claims[#claims + 1], claims[#claims + 2] = ':' .. suspect, lane
   end
   note_lane_starts(base, lane, rules, claims, now)
   if length > left then
@@ -90,18 +91,15 @@ local function visit_lane(start, lane, turn, turns)
     file_lane(base, lane, now)
     turns.weights = tonumber(redis.call('HGET', lanes, 'weights')) or 0
   end
-  return status
+  return status == 'suspect' and status or 'taken'
 end
 
 -- Takes tasks of the queue's own list, whose turn it is.
 -- LATER: most queues have no lanes.
 local function visit_main(start, turns)
-  local started = 0
-  while turns.main_waits and started < turns.quantum and may_take(start) do
-    local status = take(start, start.base)
-    turns.main_waits = status ~= 'empty'
-    started = started + (status == 'taken' and 1 or 0)
-  end
+  local before = #start.mine
+  turns.main_waits = take(start, start.base, turns.quantum) ~= 'empty'
+  local started = #start.mine - before
   turns.clock = turns.clock + started / (turns.weights + 1)
   turns.main = turns.main + started
 end

@@ -51,7 +51,7 @@ local reply, mine = {'ok', digits(next_claim)}, {}
 local start = {base = queue, worker = worker, next_claim = next_claim, now = now, wanted = wanted, room = room,
   max_skipped = max_skipped, max_bytes = max_bytes, taken = 0, skipped = 0, bytes = 0, reply = reply, mine = mine}
 while may_take(start) and not exhausted do
-  local status, claim = next_task(start, source, has_lanes)
+  local status = next_tasks(start, source, has_lanes)
   if status == 'empty' and source == queue and due_count > 0 then
     promoted = promote(queue, max_skipped, now)
     left, due_count, source = left + promoted, 0, first_source
@@ -61,7 +61,7 @@ while may_take(start) and not exhausted do
   elseif status == 'suspect' then
     source = first_source
   elseif status == 'taken' and source == suspects then
-    suspect, first_source, source = claim, queue, queue
+    suspect, first_source, source = mine[#mine], queue, queue
   end
 end
 local taken, skipped = start.taken, start.skipped
