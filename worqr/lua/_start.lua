@@ -87,6 +87,14 @@ local function add_claims(base, held, claims, limits, now)
   end
 end
 
+-- Returns whether there are limits or a pause, and whether there are lanes. Most queues have none of these: one question.
+local function what_exists(paused, limits, lanes)
+  if redis.call('EXISTS', paused, limits, lanes) == 0 then
+    return false, false
+  end
+  return redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1
+end
+
 -- True if the `start` may take one more task. Fields of a start: base, worker, next_claim, now, wanted, room (how
 -- many the limits allow), max_skipped, max_bytes; taken (numbers used up), skipped, bytes (of payload), reply, mine (claims).
 local function may_take(start)
@@ -99,9 +107,10 @@ end
 local function take(start, list, most, lane)
   local base, worker, now, reply, mine = start.base, start.worker, start.now, start.reply, start.mine
   local taken, skipped, bytes, room = start.taken, start.skipped, start.bytes, math.min(start.room, #mine + most)
-  local status, entry, size, entry_lane, items = 'taken', nil, nil, nil, 0
+  local status, items, id = 'taken', 0, nil
   while taken < start.wanted and #mine < room and skipped < start.max_skipped and bytes < start.max_bytes do
     local claim = digits(start.next_claim + taken)
+    local entry, size, entry_lane
     status, entry, size, entry_lane = claim_one(base, list, worker, claim, now, lane)
     if status == 'taken' then
       taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
@@ -117,11 +126,12 @@ local function take(start, list, most, lane)
     end
     items = items + 1
     if status == 'suspect' then
+      id = entry
       break
     end
   end
   start.taken, start.skipped, start.bytes = taken, skipped, bytes
-  return status, items, entry
+  return status, items, id
 end
 
 -- Takes the next tasks: of the list `source` or, if that is the queue's own list and the queue has lanes, of the lanes by turns.

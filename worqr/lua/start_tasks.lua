@@ -37,7 +37,7 @@ local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspec
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
 local next_claim, now = next_token(queue)
-local has_limits, has_lanes = redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1
+local has_limits, has_lanes = what_exists(paused, limits, lanes)
 local room = not has_limits and wanted or room_to_start(queue, wanted, now)
 if not room then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
