@@ -384,6 +384,25 @@ def test_a_lane_is_cancelled_as_a_whole(desk: Desk) -> None:
     assert (found.waiting, found.due, found.running) == (1 if len(of_a) == 3 else 0, 1, 3)
 
 
+def test_a_job_that_was_dispatched_again_in_another_lane_is_not_cancelled_with_the_first(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "moved", "a1")
+    desk.call(ops.cancel_job(desk.q, "moved", "why"))
+    fill(desk, "b", "moved")
+    step = desk.call(ops.cancel_lane(desk.q, "a"))
+    assert (step.waiting, wrong(desk), ids(desk.start("A", 9))) == (1, [], ["moved"])
+
+
+def test_a_blocked_job_is_cancelled_with_its_lane(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "a", "a1")
+    [held] = desk.take("A", 1)
+    assert desk.dispatch("a1", b"next", lane="a").outcome == "blocked"
+    step = desk.call(ops.cancel_lane(desk.q, "a", reason="why"))
+    assert (step.waiting, step.claims, wrong(desk)) == (1, [held], [])
+    assert desk.call(ops.inspect(desk.q)).blocked == 0
+
+
 # Listing
 
 

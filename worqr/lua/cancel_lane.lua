@@ -19,8 +19,10 @@ local lane, after, budget, reason = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6]
 check_types(queue)
 check_lane_types(queue)
 local reply, ids, marked, now, ttl = {'more', 0, 0, after}, {}, {}, now_ms(), longest_result_ttl(queue)
+-- Cancels the job if it is of this lane and does not run. A reference may be to a job that was dispatched again, in another lane.
 local function cancel(id)
-  if cancel_queued(queue, id, ttl, reason) == 1 then
+  local is_here = own(redis.pcall('HGET', queue .. ':job:' .. id, 'lane')) == lane
+  if is_here and cancel_queued(queue, id, ttl, reason) == 1 then
     ids[#ids + 1] = id
   end
 end
@@ -40,22 +42,21 @@ if phase == 'claims' then
   for i = 1, #found[2], 2 do
     local entry, of = found[2][i], found[2][i + 1]
     local waiting_id, id = string.match(entry, '^:(.*)$'), nil
-    if of == lane and waiting_id then
-      cancel(waiting_id)
-    elseif of == lane then
+    if of == lane and not waiting_id then
       id = job_id(own(redis.pcall('LINDEX', queue .. ':claim:' .. entry, 0)) or '')
+      local claim, worker = store_cancel_reason(queue, id or '', reason)
+      marked[#marked + 1], marked[#marked + 2], reply[#reply + 1] = claim, worker, claim
     end
-    local claim, worker = store_cancel_reason(queue, id or '', reason)
-    marked[#marked + 1], marked[#marked + 2], reply[#reply + 1] = claim, worker, claim
+    if of == lane then
+      cancel(waiting_id or id or '') -- of a job that runs, one of the same id may be blocked
+    end
   end
   phase, cursor = found[1] == '0' and 'due' or phase, found[1]
 end
 if phase == 'due' then
   local found = redis.call('ZSCAN', due, cursor, 'COUNT', budget)
   for i = 1, #found[2], 2 do
-    if own(redis.pcall('HGET', queue .. ':job:' .. found[2][i], 'lane')) == lane then
-      cancel(found[2][i])
-    end
+    cancel(found[2][i])
   end
   reply[1], cursor = found[1] == '0' and 'ok' or 'more', found[1]
 end
