@@ -30,6 +30,7 @@ from benchmarks import (
     functions,
     idle,
     jobs,
+    lanes,
     limits,
     memory,
     names,
@@ -53,6 +54,7 @@ from worqr.embedded import EmbeddedServer
 SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = {
     "drain": drain.measure,
     "jobs": jobs.measure,
+    "lanes": lanes.measure,
     "limits": limits.measure,
     "enqueue": enqueue.measure,
     "dispatch": dispatch.measure,

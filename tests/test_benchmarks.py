@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 TITLES = {
     "drain": ["drain: no-op tasks", "drain with many waiting"],
     "jobs": ["jobs:"],
+    "lanes": ["lanes:"],
     "limits": ["limits:"],
     "enqueue": ["enqueue:"],
     "dispatch": ["dispatch:"],

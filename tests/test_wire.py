@@ -371,6 +371,9 @@ async def test_node_sends_again_what_was_not_answered_and_nothing_is_there_twice
     assert [(reply[0], reply[1][:2]) for reply in replies[600:]] == [
         ("ok", ["created", f"job {n}"]) for n in range(200)
     ]
+    async with mesh.connect():
+        lanes = await mesh.queue("Q1").lanes()
+        assert {lane.name: lane.waiting for lane in lanes} == {f"lane {n}": 50 for n in range(4)}
     async with serving(mesh, "Q1", runs):
         expected = [f"task {n}".encode() for n in range(600)] + [f"job {n}".encode() for n in range(200)]
         assert sorted(await runs.wait(800)) == sorted(expected)

@@ -144,6 +144,57 @@ def test_a_limit_without_sense_is_refused(cli: Command, options: tuple[str, ...]
     assert message in answer.err
 
 
+# Lanes
+
+
+async def test_lanes_are_listed_and_changed(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        for lane in ("acme", "acme", "initech"):
+            await queue.dispatch(b"a", lane=lane)
+        found = (await beside("lanes", "mails")).lines
+        assert [line.split() for line in found] == [
+            ["lane", "waiting", "running", "weight", "limits", "held"],
+            ["acme", "2", "0", "1"],
+            ["initech", "1", "0", "1"],
+        ]
+        await beside("lanes", "mails", "--lane", "acme", "--weight", "5")
+        answer = await beside("limit", "mails", "--lane", "acme", "--concurrency", "2")
+        assert answer.out == "mails, lane acme: 2 at once\n"
+        assert (await beside("pause", "mails", "why", "--lane", "acme")).out == "Paused lane acme of queue mails\n"
+        [facts] = (await beside("lanes", "mails", "--lane", "acme", "--json")).json
+        assert facts == {
+            "queue": "mails",
+            "name": "acme",
+            "waiting": 2,
+            "running": 0,
+            "weight": 5,
+            "limits": [{"concurrency": 2, "rate": None, "per": None}],
+            "paused": "why",
+            "held": True,
+            "held_for": None,
+        }
+        assert "paused: why" in (await beside("lanes", "mails")).out
+        assert (await beside("resume", "mails", "--lane", "acme")).out == "Resumed lane acme of queue mails\n"
+        assert (await beside("limit", "mails", "--lane", "acme", "--clear")).out == "mails, lane acme: no limit\n"
+        await beside("lanes", "mails", "--lane", "acme", "--weight", "0")
+        assert (await beside("lanes", "mails", "--lane", "acme", "--cancel")).out == "Cancelled 2 jobs of lane acme\n"
+        assert [lane.name for lane in await queue.lanes()] == ["initech"]
+        await queue.cancel_lane("initech")
+        kinds = [entry.kind for entry in await mesh.log() if entry.queue == "mails"]
+        assert {"lane_paused", "lane_resumed", "lane_limited", "lane_limit_cleared", "lane_weighted"} <= set(kinds)
+        assert kinds.count("lane_cancelled") == 2
+
+
+def test_a_change_of_a_lane_needs_its_name(cli: Command) -> None:
+    for option in (("--weight", "5"), ("--cancel",)):
+        answer = cli("lanes", "mails", *option)
+        assert (answer.code, answer.err) == (
+            2,
+            "worqr: --weight and --cancel need --lane, the lane that they are about\n",
+        )
+
+
 async def test_a_pause_for_some_time_ends_by_itself(beside: Beside, mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         await mesh.queue("mails").enqueue(b"a")

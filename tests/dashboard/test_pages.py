@@ -232,6 +232,13 @@ async def test_the_page_of_a_queue_has_its_limits(connected: worqr.Mesh, site: S
     assert "The pause ends in " in page
     assert "s3cr3t-value" not in page + (await site.ask("GET", "/")).text
     await queue.clear_limit()
+    await queue.resume()
+    for lane in ("acme", "initech"):
+        await queue.dispatch(b"a", lane=lane)
+    await queue.pause(lane="acme")
+    page = (await site.ask("GET", "/queue?name=mails")).text
+    assert "2 lanes have tasks. 1 of them may not start any now." in text_of(page)
+    await queue.resume(lane="acme")
     await queue.cancel_all()
 
 

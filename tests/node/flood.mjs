@@ -8,7 +8,7 @@ const [, , queue, tasks, jobs] = process.argv;
 const sent = [];
 for (let n = 0; n < tasks; n++) sent.push(send("enqueue", queue, "-1", "0", `task ${n}`));
 for (let n = 0; n < jobs; n++) {
-  const options = Buffer.from(encode({ id: `job ${n}`, exists: "raise" }));
+  const options = Buffer.from(encode({ id: `job ${n}`, exists: "raise", lane: `lane ${n % 4}` }));
   sent.push(send("dispatch_jobs", queue, "0", options, `job ${n}`));
 }
 for (const reply of await Promise.all(sent)) console.log(JSON.stringify(reply));

@@ -681,3 +681,16 @@ async def test_a_concurrency_limit_keeps_nothing_from_ending(bench: testing.Benc
 
     await mesh.enqueue_many(one.call(n) for n in range(20))
     assert (await bench.run_until_empty()).finished == 20
+
+
+async def test_the_clock_moves_until_a_lane_may_start_a_job(bench: testing.Bench, mesh: worqr.Mesh) -> None:
+    seen: list[tuple[str, int]] = []
+
+    @mesh.task(name="laned", lanes=worqr.Lanes("customer", limit=worqr.Limit(rate=2, per=3600)))
+    async def laned(customer: str, n: int) -> None:
+        seen.append((customer, n))
+
+    await mesh.enqueue_many(laned.call(customer, n) for n in range(3) for customer in ("a", "b"))
+    assert (await bench.run_until_empty()).finished == 4  # one of each may not start for an hour
+    assert (await bench.run_until_empty(scheduled=True)).finished == 2
+    assert sorted(seen) == [(customer, n) for customer in ("a", "b") for n in range(3)]

@@ -46,11 +46,16 @@ local function hold_lane(base, lane)
   end
 end
 
+-- True if `packed` differs from what the workers have declared.
+local function declares_other_lanes(base, packed)
+  return (redis.call('HGET', base .. ':lanes:rules', 'declared') or '') ~= packed
+end
+
 -- Stores what the workers declare about lanes. Returns true if it differs from what was stored.
 -- LATER: most workers declare nothing.
 local function declare_lanes(base, packed, now)
   local rules = base .. ':lanes:rules'
-  if (redis.call('HGET', rules, 'declared') or '') == packed then
+  if not declares_other_lanes(base, packed) then
     return false
   end
   local declared, weights, fields = declared_lanes(packed), {}, {}

@@ -32,8 +32,8 @@ local function lane_length(list)
   return length or 0
 end
 
--- Returns the rules of a lane: its weight, limits (text), concurrency (false: none), rates (as limits_of), whether it is strict, and the end
--- and the reason of its pause (nil: not paused).
+-- Returns the rules of a lane: its weight, limits (text), concurrency (false: none), rates (as limits_of), whether it is
+-- strict, and the end and the reason of its pause (nil: not paused).
 -- LATER: most queues have no lanes.
 local function lane_rules(base, lane)
   local kept = redis.call('HMGET', base .. ':lanes:rules', 'weight:' .. lane, 'declared weight:' .. lane,

@@ -28,7 +28,7 @@ if missing then
 end
 local admission, result_ttls = admission_of(workers, worker), queue .. ':result_ttls'
 assert(limits == '*' or are_limits(limits), 'limits must be like 10 100/60000')
-if lanes ~= '*' then
+if lanes ~= '*' and declares_other_lanes(queue, lanes) then
   declared_lanes(lanes)
   check_types(queue)
   check_lane_types(queue)

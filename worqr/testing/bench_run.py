@@ -188,9 +188,9 @@ async def promote_due_jobs(client: Client, states: QueueStates) -> bool:
 
 
 async def wake_workers(client: Client, states: QueueStates) -> None:
-    """Wake workers of the queues that were held back by a limit or a pause, because the clock has moved."""
+    """Wake workers of the queues that were held back by a limit or a pause, also of a lane, because the clock has moved."""
     for name, each in states.items():
-        if each.waiting and (each.limits or each.counts.get("paused")):
+        if each.waiting and (each.limits or each.lanes or each.counts.get("paused")):
             await client.ask(ops.promote_due(QueueKeys.of(client.settings.prefix, name)))
 
 
