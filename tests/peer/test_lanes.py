@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import uuid
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -117,6 +118,14 @@ async def test_a_strict_lane_keeps_its_order_over_retries(new_mesh: NewMesh) -> 
             await q.dispatch(b"%d" % (100 + n), lane="b")
         await until(lambda: len(runs.order) == 16)
         assert [task for lane, task in runs.order if lane == "a"] == [b"%d" % n for n in range(8)]
+
+
+async def test_other_rules_of_lanes_are_logged(new_mesh: NewMesh, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "worqr")
+    async with serving(new_mesh(), "Q1", Running(), lanes=worqr.Lanes(limit=worqr.Limit(1))):
+        told = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "limits.changed"]
+    text = "queue 'Q1': what may start in the mesh is now no limit; its lanes have rules of their own"
+    assert told == [text]
 
 
 class Plan(enum.Enum):

@@ -1,7 +1,7 @@
 -- Lanes: lines of jobs within a queue that take turns, each with a weight and limits of its own.
 -- A lane with tasks is in the zset `:lanes:ring` if one of them may start, else in `:lanes:held`. A lane without tasks is in
--- `:lanes:idle` while it is remembered. All three are ordered by turn (_turns.lua). file_lane decides from facts where a lane
--- belongs, and is called by whatever may change it. So a start looks only at lanes that have something to start.
+-- `:lanes:idle` while it is remembered. All three are ordered by turn (_turns.lua). file_lane computes where a lane belongs, and
+-- each script that may change this calls it. So a start reads only lanes of which a task may start.
 -- `:lanes:opens` has the moments (ms) at which time alone may let a lane start, and `:lanes:names` the lanes with tasks.
 -- `:lanes:claims` has the lane of each claim, and of each suspect that waits (a colon and its id): it has its place already.
 -- `:lanes:running` counts these for each lane. `:lane:EPOCH:LANE` is the list of a lane; a clearing begins a new epoch.

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- start_tasks: moves up to n tasks into claims of an admitted worker: a suspect first, one at a time, then lanes by turns. If
--- there are fewer tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used up. If nothing
--- is left, or no more may start, the worker joins the waiting workers (hungry) in the same script. If tasks are left that may
--- start, one more is woken.
+-- there are fewer tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used
+-- up. If no task is left, or no more may start, the worker joins the waiting workers in the same script. If tasks are left
+-- that may start, one more worker is woken.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
@@ -18,8 +18,8 @@
 -- ARGV[4] max_bytes bytes of payload after which no further task is taken
 -- ARGV[5] max_skipped references without a record that are skipped at most
 -- RETURNS ok first entry... | short first hungry entry... | limited first hungry entry... | paused | late | not_serving;
---   short: no task is left, limited: a limit or a pause that ends by itself allows no more. In both cases the worker joined
---   the waiting workers, whose number is hungry. paused: until the queue is resumed;
+--   short: no task is left. limited: a limit, or a pause that ends by itself, allows no more. In both cases the worker joined
+--   the waiting workers; hungry is their number. paused: the queue is paused until it is resumed;
 --   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing

@@ -15,6 +15,7 @@ import trio
 from worqr import ops
 from worqr.errors import ClaimLost, WorqrError
 from worqr.keys import RegistryKeys
+from worqr.lanes import NO_RULES
 from worqr.limits import describe_limits, parse_limits
 from worqr.link import Link
 from worqr.log_events import emit
@@ -160,6 +161,8 @@ class ConsumerStartup:
         if changed:
             text = "queue %(queue)r: what may start in the mesh is now %(limits)s"
             limits = describe_limits(parse_limits(consumer.options.limits))
+            if consumer.options.lanes not in {b"", NO_RULES}:
+                limits += "; its lanes have rules of their own"
             emit(logger, "limits.changed", text, queue=consumer.name, limits=limits)
         if not _should_continue(consumer, registration):
             return
