@@ -39,6 +39,28 @@ def without_scans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def without_periodic_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader scans only when it may have missed hints about moments, as at the start of its lease.
+
+    For tests in which something happens at a moment: a hint that is sent before there is a leader is lost.
+    """
+    scan_once, rescan, requested = Scanner.scan_once, Scanner.rescan, set[Scanner]()
+
+    def note(scanner: Scanner) -> None:
+        requested.add(scanner)
+        rescan(scanner)
+
+    async def scan_on_request(scanner: Scanner) -> None:
+        await trio.lowlevel.checkpoint()
+        if scanner in requested:
+            requested.discard(scanner)
+            await scan_once(scanner)
+
+    monkeypatch.setattr(Scanner, "rescan", note)
+    monkeypatch.setattr(Scanner, "scan_once", scan_on_request)
+
+
+@pytest.fixture
 def mesh(new_mesh: NewMesh) -> worqr.Mesh:
     """A mesh under the test's prefix."""
     return new_mesh()

@@ -1,4 +1,4 @@
-"""Lanes over several peers. Without scans, so that a wake-up that is missing shows as a task that never starts."""
+"""Lanes over several peers. Without periodic scans, so that a wake-up that is missing shows as a task that never starts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_limit_of_each_lane_holds_over_several_peers(new_mesh: NewMesh) 
         await eventually(q.lanes, [])
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 @pytest.mark.leaves("{Q1}:lanes:rules", "{Q1}:lanes:opens")  # what an operator sets stays
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_job_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, seed: int) -> None:
@@ -107,7 +107,7 @@ async def test_no_job_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, se
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 async def test_a_strict_lane_keeps_its_order_over_retries(new_mesh: NewMesh) -> None:
     runs, mesh = Running(), new_mesh()
     runs.fails = {b"2": 2, b"5": 1}

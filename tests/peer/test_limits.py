@@ -1,4 +1,4 @@
-"""Limits of a queue over several peers. Without scans, so that a wake-up that is missing shows as a task that never starts."""
+"""Limits of a queue over several peers. Without periodic scans, so that a wake-up that is missing shows as a task that never starts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_limit_holds_over_several_peers(new_mesh: NewMesh) -> None:
         assert (len(runs.tasks), runs.most) == (300, 3)
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_task_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, seed: int) -> None:
     """Peers that join and leave, runs that fail, give back and are rate limited, and limits that change."""
@@ -86,7 +86,7 @@ async def test_no_task_is_forgotten_while_peers_come_and_go(new_mesh: NewMesh, s
         await until(lambda: len(done) == 120, what="all tasks")
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 async def test_a_rate_holds_in_every_period(new_mesh: NewMesh) -> None:
     runs, meshes = Runs(), [new_mesh() for _ in range(3)]
     limit = worqr.Limit(rate=20, per=timedelta(seconds=0.4))
@@ -154,7 +154,7 @@ async def test_the_scan_finds_a_rate_that_allows_a_start(mesh: worqr.Mesh, monke
         assert await runs.wait(2) == [b"T1", b"T2"]
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 @pytest.mark.parametrize("runs_in", ["loop", "thread", "process", "asyncio"])
 async def test_a_rate_limited_run_pauses_the_queue_and_is_not_counted(
     mesh: worqr.Mesh, runs_in: Any, caplog: pytest.LogCaptureFixture
@@ -195,7 +195,7 @@ def paused(q: worqr.Queue) -> Callable[[], Any]:
     return look
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 async def test_a_pause_ends_by_itself(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     runs = Runs()
     async with mesh.connect(), serving(other, "Q1", runs):
@@ -211,7 +211,7 @@ async def test_a_pause_ends_by_itself(mesh: worqr.Mesh, other: worqr.Mesh) -> No
         assert (info.paused, info.held_back) == (None, "")
 
 
-@pytest.mark.usefixtures("without_scans")
+@pytest.mark.usefixtures("without_periodic_scans")
 async def test_foreign_producers_are_heard_again_after_a_pause(
     mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
 ) -> None:
