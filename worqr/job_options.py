@@ -54,6 +54,10 @@ class Update:
     """Which of the given retry settings, `timeout` and `result_ttl` replace the job's own: all, none, or those named. Settings
     that the job does not have are added in any case.
     """
+    at_most: Seconds | None = None
+    """Seconds, more than 0: no update moves the job to a time later than this after the first dispatch that has an `at_most`,
+    usually the one that created the job. None: no limit.
+    """
 
     def __post_init__(self) -> None:
         name: str
@@ -66,6 +70,12 @@ class Update:
         ):
             if not any(value is each or (isinstance(each, str) and value == each) for each in allowed):
                 raise UsageError(f"Update({name}=...) must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+        if self.at_most is not None:
+            seconds(self.at_most, "Update(at_most=...)", positive=True)
+            if self.run_at is False or self.run_at == "if_earlier":
+                raise UsageError(
+                    'Update(at_most=...) limits a later time: use it with run_at=True or run_at="if_later"'
+                )
         if not isinstance(self.policy, bool):
             names = cast("object", self.policy)
             if isinstance(names, str) or not isinstance(names, Collection):
@@ -88,6 +98,8 @@ def encode_update(update: Update) -> dict[str, object]:
         wire["policy"] = " ".join(sorted(POLICY_FIELDS))
     elif update.policy:
         wire["policy"] = " ".join(sorted(update.policy))
+    if update.at_most is not None:
+        wire["at_most"] = _milliseconds(update.at_most, "Update(at_most=...)", positive=True)
     return wire
 
 
@@ -120,9 +132,9 @@ class JobOptions(TypedDict, total=False):
     """A timezone-aware datetime, or seconds from the time at which it may run: give the job up if it has not started by then. A
     job that has started once does not expire. Default: never.
     """
-    if_exists: Literal["update", "skip", "raise"]
+    if_exists: Literal["update", "skip", "raise", "cancel"]
     """What to do if a job with this id waits or runs. "update": change the waiting job as `update` says; if it runs, block the
-    new one until the run has ended. "skip": nothing. "raise": raise `Duplicate`. Default: "update".
+    new one until the run has ended. "skip": nothing. "raise": raise `Duplicate`. "cancel": as "update", and cancel the run. Default: "update".
     """
     unique_for: Seconds
     """Seconds, more than 0, from now for which the id stays taken, also after the end of the job. A cancel frees it. Default:
@@ -258,7 +270,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "run_at": lambda value: {"run_at": to_ms(value, "run_at")},
     "update": lambda value: encode_update(_instance(value, Update, "update")),
     "expires": _expires,
-    "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise"))},
+    "if_exists": lambda value: {"exists": check_choice(value, "if_exists", ("update", "skip", "raise", "cancel"))},
     "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},
     "meta": lambda value: {"meta": _meta(value)},
     "max_length": lambda value: {"max_length": check_count(value, "max_length")},

@@ -333,6 +333,23 @@ async def test_an_update_keeps_or_replaces_the_policy(mesh: worqr.Mesh, server: 
         await q.delete()
 
 
+async def test_if_exists_cancel_replaces_a_run(mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", held):
+        q = mesh.queue("Q1")
+        first = await q.dispatch(b"1", id="x", result_ttl=60)
+        await held.wait(1)
+        second = await q.dispatch(b"2", id="x", if_exists="cancel", result_ttl=60)
+        assert second.outcome == "blocked"
+        with pytest.raises(worqr.JobCancelled, match="a later job with its id was dispatched"):
+            await first.result(30)
+        await held.wait(2)
+        assert held.cancelled == [(b"1", "cancel")]
+        held.gate.set()
+        await second.result(30)
+        assert (held.tasks, held.done) == ([b"1", b"2"], [b"2"])
+
+
 async def test_if_exists_raise_refuses_and_names_the_job(mesh: worqr.Mesh) -> None:
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held):

@@ -274,6 +274,8 @@ class Lines:
         job_id = o.get("id") or f"@{number}"
         if refused := self._refusal(o):
             return [refused, job_id, self._last(job_id) if "id" in o else number]
+        if o.get("exists") == "cancel" and job_id in self.active:
+            self._mark_job(job_id, "a later job with its id was dispatched")
         asked = o.get("run_at", NOW + o.get("delay", 0))
         job = self.live_job(job_id)
         if job is not None:
@@ -293,6 +295,8 @@ class Lines:
         job: Record = {"task": task, "run_at": asked, "queued": number, "first": number, "last": number}
         job |= {name: o[name] for name in ("meta", "scheduled_for", "expires", "expires_at") if name in o}
         job |= o.get("fields", {})
+        if "at_most" in o:
+            job["latest"] = NOW + o["at_most"]
         self.jobs[job_id] = job
         self.born += 1
         if job_id in self.active:
@@ -307,6 +311,8 @@ class Lines:
 
     def _update(self, job_id: str, job: Record, o: Mapping[str, Any], task: bytes, number: int, asked: int) -> str:
         was, old = job["state"], job["run_at"]
+        if "at_most" in o:
+            asked = min(asked, max(old, job.setdefault("latest", NOW + o["at_most"])))
         low, high = bounds(o.get("when"), asked)
         job["last"] = number
         changed = replaces_data(o) or resets_counts(o)
@@ -333,8 +339,10 @@ class Lines:
             return "blocked"
         if "run_at" in o or o.get("when") in {"earlier", "keep"}:
             changed |= job["run_at"] != old
+        elif was == "waiting":
+            changed |= job["run_at"] > NOW
         else:
-            changed |= job["run_at"] > NOW if was == "waiting" else job["run_at"] == asked
+            changed |= job["run_at"] == asked and not ("at_most" in o and asked == old)
         if job["run_at"] != old and (was == "due" or job["run_at"] > NOW):
             self.due.pop(job_id, None)
             now = self._put(job_id, job["run_at"], front=o.get("front", False), suspect="suspect" in job)

@@ -576,7 +576,7 @@ class Model(Lines):
         times = {NOW: past, LATER: future}
         for records in (self.jobs, self.active, self.aside):
             for job in records.values():
-                for name in ("run_at", "retried_at", "update_low", "update_high", "at"):
+                for name in ("run_at", "retried_at", "latest", "update_low", "update_high", "at"):
                     if name in job:
                         job[name] = times.get(job[name], job[name])
         for due in (self.due, self.trash.get(":due", {})):

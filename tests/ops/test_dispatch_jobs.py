@@ -418,9 +418,73 @@ def test_an_id_that_is_there_already_may_be_left_alone_or_refused(desk: Desk, wh
     assert desk.counts()["enqueued"] == 6
 
 
-@pytest.mark.parametrize("exists", ["skip", "raise", "update"])
+@pytest.mark.parametrize("exists", ["skip", "raise", "update", "cancel"])
 def test_where_nothing_is_there_it_is_created(desk: Desk, exists: str) -> None:
     assert desk.dispatch("x", exists=exists).outcome == "created"
+
+
+def test_a_run_is_cancelled_and_the_new_job_follows_it(desk: Desk) -> None:
+    held = desk.run("A", "x", fields={"result_ttl": "60000"})
+    before = desk.state()
+    done = desk.dispatch("x", b"b", exists="cancel")
+    assert done == Dispatched("blocked", "x", held + 1)
+    after = desk.state()
+    assert after.pop(":cancelling") == {str(held)}
+    assert after.pop(":active:x") == before[":active:x"] | {"cancel_reason": "a later job with its id was dispatched"}
+    assert desk.dispatch("x", b"c", exists="cancel").outcome == "blocked"  # it changes the blocked job
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert desk.call(ops.read_result(desk.q, "x", held - 1)).status == "cancelled"
+    assert payloads(desk.start("A", 1).entries) == [b"c"]
+    assert desk.state().get(":cancelling") is None
+
+
+def test_a_job_that_does_not_run_is_changed_where_a_run_would_be_cancelled(desk: Desk) -> None:
+    desk.dispatch("waits")
+    desk.dispatch("due", run_at=FUTURE)
+    for where in ("waits", "due"):
+        assert desk.dispatch(where, b"b", exists="cancel").outcome == "updated"
+    assert sorted(desk.waiting()) == [b"b", b"b"]
+    assert ":cancelling" not in desk.state()
+
+
+def test_a_run_goes_on_if_the_queue_is_full_for_the_job_that_would_replace_it(desk: Desk) -> None:
+    desk.run("A", "x")
+    desk.dispatch("other")
+    before = desk.state(":counts")
+    for whole in (False, True):
+        [done] = dispatch(desk, job("x", b"b", exists="cancel", max_length=1), whole=whole)
+        assert done.outcome == "full"
+    assert desk.state(":counts") == before
+
+
+def test_a_job_whose_id_is_reserved_after_its_end_is_not_replaced(desk: Desk) -> None:
+    held = desk.run("A", "x", unique_for=60_000)
+    desk.call(ops.finish_tasks(desk.q, "A", [held]))
+    assert desk.dispatch("x", b"b", exists="cancel") == Dispatched("unchanged", "x", held - 1)
+
+
+@pytest.mark.parametrize("when", ["set", "later"])
+def test_updates_move_a_job_no_later_than_the_first_of_them_allows(desk: Desk, when: str) -> None:
+    desk.dispatch("x", delay=5_000, at_most=60_000, when=when)
+    created = desk.now()
+    latest = int(desk.state()[":job:x"]["latest"])
+    assert created - 10_000 < latest - 60_000 <= created
+    for delay, at_most in ((50_000, 60_000), (500_000, 60_000), (900_000, 10**9)):
+        assert desk.dispatch("x", b"b", delay=delay, at_most=at_most, when=when).outcome == "updated"
+    found = desk.state()[":job:x"]
+    assert (int(found["run_at"]), int(found["latest"])) == (latest, latest)
+    again = desk.dispatch("x", delay=500_000, at_most=60_000, when=when, data=False)
+    assert again.outcome == "unchanged"
+    assert desk.dispatch("x", b"c", delay=500_000, when=when).outcome == "updated"  # without at_most there is no limit
+    assert int(desk.state()[":job:x"]["run_at"]) > latest + 100_000
+
+
+def test_a_job_that_was_due_later_anyway_keeps_its_time(desk: Desk) -> None:
+    desk.dispatch("x", run_at=FUTURE)
+    assert desk.dispatch("x", b"b", run_at=FUTURE + 7, at_most=60_000).outcome == "updated"
+    found = desk.state()[":job:x"]
+    assert (found["run_at"], found["task"]) == (str(FUTURE), "b")
+    assert int(found["latest"]) < FUTURE
 
 
 def test_an_id_stays_taken_past_its_end_and_then_is_free(desk: Desk) -> None:

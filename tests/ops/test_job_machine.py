@@ -75,6 +75,7 @@ updates = st.sampled_from(
 extras = st.sampled_from(
     [
         *({}, {}, {}, {"exists": "skip"}, {"exists": "raise"}, {"expires": "1"}, {"expires": "1"}),
+        *({"exists": "cancel"}, {"exists": "cancel", "front": True}, {"at_most": DELAY}, {"at_most": 0}),
         *({"expires_at": str(PAST)}, {"expires_at": str(FAR)}, {"max_length": 3}, {"front": True}),
         *({"unique_for": 100_000_000}, {"unique_for": 100_000_000, "exists": "skip"}),
         *({"meta": '{"m":"1"}'}, {"meta": '{"m":"2"}', "unique_for": 100_000_000}),

@@ -144,7 +144,8 @@ class DispatchOptions:
         tuple[str, ...], Parameter(show_default=False, metavar="NAME=TEXT", help="Metadata of the job. Repeatable.")
     ] = ()
     if_exists: Annotated[
-        Literal["update", "skip", "raise"] | None, Parameter(help="What to do if the id is in use. Default: update.")
+        Literal["update", "skip", "raise", "cancel"] | None,
+        Parameter(help="What to do if the id is in use. cancel: stop the run. Default: update."),
     ] = None
     unique_for: Annotated[str | None, duration_option("Reserve the id for this long.")] = None
     max_length: Annotated[int | None, Parameter(metavar="N", help="Refuse the job if N tasks are already waiting.")] = (

@@ -7,9 +7,9 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
-  max_length = 'whole', lane = 'lane', max_lane_length = 'whole', data = 'boolean', counts = 'boolean',
+  max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', data = 'boolean', counts = 'boolean',
   front = 'boolean', policy = 'string',
-  when = ' set keep later earlier ', exists = ' update skip raise ', expires = 'digits', expires_at = 'digits',
+  when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'digits',
   scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
@@ -163,11 +163,21 @@ local function move_to_due_time(base, id, kept, run_at, now, front)
   return ready
 end
 
+-- Returns the due time `asked`, but no later than the time `latest` of the job, which the first dispatch with `at_most` sets.
+-- A job that is due after that keeps its time.
+-- LATER: few dispatches have at_most.
+local function no_later(job, at_most, kept, asked, now)
+  redis.call('HSETNX', job, 'latest', digits(now + at_most))
+  local latest = tonumber(redis.call('HGET', job, 'latest')) or 0
+  return math.min(asked, math.max(kept.run_at, latest))
+end
+
 -- Changes the waiting, due or blocked job, field by field as the dispatch says. `kept`: the `job` of find_job. Returns the
 -- outcome, and how many tasks became claimable.
 -- LATER: most dispatches are new jobs.
 local function update_job(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
+  asked = o.at_most and no_later(job, o.at_most, kept, asked, now) or asked
   local lower, upper = due_bounds(o.when, asked)
   local run_at = clamp(kept.run_at, lower, upper)
   local changed = o.data ~= false or resets_counters(o) or changes_due_time(o, kept, run_at, asked, now)
@@ -230,7 +240,8 @@ end
 local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
-    scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane}
+    scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
+    latest = o.at_most and digits(now + o.at_most)}
   if o.fields then
     for name, value in pairs(o.fields) do
       fields[name] = value
@@ -254,7 +265,7 @@ end
 -- handle waits for, how many tasks became claimable, and how many jobs were added.
 -- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
---   exists (update, skip, raise), data, counts, policy (names of fields to replace), fields, meta, front,
+--   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
@@ -262,6 +273,9 @@ local function upsert(base, o, task, number, now, seen)
   local outcome = refusal(base, o, seen, 0)
   if outcome then
     return outcome, id, seen.last, 0, 0
+  end
+  if o.exists == 'cancel' and seen.active then
+    cancel_running(base, id, 'a later job with its id was dispatched')
   end
   local ready
   local asked = o.run_at or now + (o.delay or 0)

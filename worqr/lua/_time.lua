@@ -30,7 +30,7 @@ local function changes_due_time(o, kept, run_at, asked, now)
   elseif kept.state == 'waiting' then
     return run_at > now -- else the position stays
   end
-  return run_at == asked
+  return run_at == asked and not (o.at_most and run_at == kept.run_at)
 end
 
 -- True if the dispatch `o` changes when the job expires, which may be relative to the due time.
