@@ -53,6 +53,7 @@ def held(scene: Scene) -> dict[str, str]:
     for queue, base in BASES.items():
         node = scene.servers.owner(base)
         counts = {f"{command} {end}".strip(): node.ask(command, base + end) for command, end in WAITING}
+        counts["in lanes"] = int(node.ask("HGET", f"{base}:lanes", "waiting") or 0)
         if any(counts.values()):
             found[queue] = str({name: count for name, count in counts.items() if count})
     for node, key in scene.servers.keys(f"{PREFIX}:{{*}}*:claims:*"):

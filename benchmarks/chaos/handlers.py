@@ -19,12 +19,17 @@ import trio
 import worqr
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.workload import (
+    CONCURRENCY,
     JOBS,
+    LANES,
+    LIMITED,
     MAX_FAILURES,
     MAX_STALLS,
     MAX_TIMEOUTS,
+    PERIOD,
     PROCESS,
     SLOW,
+    STARTS,
     TICKS,
     TIMEOUT,
     behaviour,
@@ -51,6 +56,10 @@ def options_of(queue: str) -> dict[str, Any]:
     options: dict[str, Any] = {"retry": policy_of(queue), "keep_failed": MANY_RUNS}
     if queue == JOBS:
         options["timeout"] = TIMEOUT
+    elif queue == LIMITED:
+        options["limit"] = worqr.Limit(CONCURRENCY[queue], rate=STARTS, per=PERIOD)
+    elif queue == LANES:
+        options["lanes"] = worqr.Lanes(limit=worqr.Limit(CONCURRENCY[queue]), weights={"a": 3})
     return options
 
 
@@ -68,6 +77,7 @@ class Run:
             queue=context.queue,
             task=self.task,
             id=context.id,
+            lane=context.lane,
             fence=context.fence,
             nominal=None if nominal is None else round(nominal.timestamp() * 1000),
         )
@@ -90,6 +100,8 @@ class Run:
                 raise ValueError("at random")
             case "retry":
                 raise worqr.Retry("at random", delay=0.2, counted=False)
+            case "rate limited":
+                raise worqr.RateLimited(0.2)
             case "failure":
                 raise worqr.Failure("at random")
             case "broken":

@@ -54,6 +54,7 @@ class Run:
     fence: int
     began: float
     nominal: int | None = None
+    lane: str = ""
     ended: float | None = None
     how: str | None = None
     counted: bool = False
@@ -256,7 +257,9 @@ class _Reader:
         facts = entry.facts
         nominal = facts.get("nominal")
         task = facts["task"] if nominal is None else f"{facts['task']} at {nominal}"
-        run = Run(entry.source, facts["queue"], task, facts["id"], facts["fence"], entry.t, nominal)
+        run = Run(
+            entry.source, facts["queue"], task, facts["id"], facts["fence"], entry.t, nominal, facts.get("lane", "")
+        )
         key = (run.peer, run.queue, run.fence)
         if key in self._runs:
             self._history.twice_begun.append(run)

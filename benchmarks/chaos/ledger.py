@@ -25,7 +25,7 @@ ENTRIES: Final = {
     "result": "a wait for a result ended: queue, task, outcome, value",
     # peers
     "registered": "the peer has a worker id, the first or a new one: worker",
-    "began": "a run began: queue, task, id, fence; of firings also nominal (ms)",
+    "began": "a run began: queue, task, id, fence; of firings also nominal (ms), of laned jobs lane",
     "ended": "a run ended: queue, fence, how, counted",
     "settled": "a claim held by hand was settled: queue, fence, answer",
     "buried": "a failure handler was called: queue, task, reason",

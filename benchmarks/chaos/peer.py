@@ -19,6 +19,8 @@ from benchmarks.chaos.workload import (
     HAND,
     JOBS,
     KEEPALIVE,
+    LANES,
+    LIMITED,
     PREFIX,
     PROCESS,
     RAW,
@@ -29,7 +31,7 @@ from benchmarks.chaos.workload import (
     UPDATES,
 )
 
-IN_SPELLS = frozenset({RAW, ASYNCIO})
+IN_SPELLS = frozenset({RAW, ASYNCIO, LIMITED, LANES})
 """Queues that each peer leaves and serves again all the time."""
 
 
@@ -96,7 +98,7 @@ class Peer:
         bury = self._handlers.bury
         async with trio.open_nursery() as nursery:
             serve = [
-                *((queue, self._handlers.in_loop, {}) for queue in (RAW, JOBS, SINGLE, UPDATES, TICKS)),
+                *((queue, self._handlers.in_loop, {}) for queue in (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES)),
                 (THREAD, self._handlers.in_thread, {}),
                 (ASYNCIO, self._handlers.in_asyncio, {"runs_in": "asyncio"}),
                 (PROCESS, handlers.in_process, {"runs_in": "process"}),

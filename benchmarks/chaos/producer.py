@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 import trio
 
 import worqr
 from benchmarks.chaos.child import Child
-from benchmarks.chaos.workload import ASYNCIO, HAND, JOBS, PREFIX, PROCESS, RAW, SINGLE, SLOW, THREAD, UPDATES
+from benchmarks.chaos.workload import (
+    ASYNCIO,
+    HAND,
+    JOBS,
+    LANE_NAMES,
+    LANES,
+    LIMITED,
+    PREFIX,
+    PROCESS,
+    RAW,
+    SINGLE,
+    SLOW,
+    THREAD,
+    UPDATES,
+)
 
 LOOPS = 3
 PAUSE = 0.12
@@ -21,7 +36,7 @@ PATIENT = 60.0
 RESULT_TTL = 3600.0
 """Longer than a run, clock jumps included: a result that was kept must still be there."""
 
-IfExists = Literal["update", "skip", "raise"]
+IfExists = Literal["update", "skip", "raise", "cancel"]
 
 
 class Producer:
@@ -48,6 +63,9 @@ class Producer:
             (0.02, lambda _: self._dispatch_one(PROCESS, {})),
             (0.09, self._dispatch_single),
             (0.06, self._dispatch_update),
+            (0.08, lambda _: self._enqueue(LIMITED, 5)),
+            (0.01, self._pause),
+            (0.12, self._dispatch_into_lane),
         ]
 
     async def run(self) -> None:
@@ -143,6 +161,18 @@ class Producer:
         if 0.07 < x < 0.25 and self._waits.available_tokens > 0:  # some of them cancelled as well
             nursery.start_soon(self._wait_for_result, task, job)
 
+    async def _dispatch_into_lane(self, nursery: trio.Nursery) -> None:
+        delay = self._rng.choice([0, 0, 0, 0.5])
+        task, job = await self._dispatch_one(LANES, {"delay": delay, "lane": self._rng.choice(LANE_NAMES)})
+        if job is not None and self._rng.random() < 0.1:
+            nursery.start_soon(self._cancel, LANES, task, job.cancel)
+
+    async def _pause(self, _nursery: trio.Nursery) -> None:
+        """Pause a queue with limits, or with lanes; the pause ends by itself."""
+        queue = self._mesh.queue(self._rng.choice([LIMITED, LANES]))
+        with suppress(worqr.WorqrError):
+            await queue.pause("at random", duration=self._rng.choice([0.05, 0.3, 1]))
+
     async def _dispatch_single(self, _nursery: trio.Nursery) -> None:
         job_id, task = f"s{self._rng.randrange(6)}", self._new_task(SINGLE)
         delay = self._rng.choice([0, 0, 0.1])
@@ -160,7 +190,9 @@ class Producer:
         update = worqr.Update(
             data=self._rng.random() < 0.7, run_at=self._rng.choice([True, False, "if_later", "if_earlier"])
         )
-        exists: IfExists = self._rng.choice(("update", "update", "update", "skip", "raise"))
+        if self._rng.random() < 0.2:
+            update = worqr.Update(run_at="if_later", at_most=1.5)
+        exists: IfExists = self._rng.choice(("update", "update", "update", "skip", "raise", "cancel"))
         delay = self._rng.choice([0, 0.2, 1.0])
         await self._send(
             UPDATES,

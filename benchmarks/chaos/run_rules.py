@@ -9,6 +9,7 @@ from itertools import pairwise
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import History, Run, Subject
+from benchmarks.chaos.workload import CONCURRENCY, LIMITED, PERIOD, STARTS
 
 
 def ended_twice(case: Case) -> Iterator[Violation]:
@@ -87,6 +88,44 @@ def _end(history: History, run: Run) -> float:
     return min(killed + SLACK, float("inf") if run.ended is None else run.ended)
 
 
+def over_limit(case: Case) -> Iterator[Violation]:
+    """Of a queue with a limit, and of each lane with one, no more tasks run at once than it allows."""
+    by_group: dict[Subject, list[Run]] = defaultdict(list)
+    for (queue, _), runs in case.history.runs.items():
+        if queue in CONCURRENCY:
+            for run in runs:
+                by_group[queue, run.lane].append(run)
+    for (queue, lane), runs in by_group.items():
+        runs.sort(key=lambda run: run.began)
+        running: list[Run] = []
+        for run in runs:
+            running = [each for each in running if _end(case.history, each) > run.began]
+            lost = [why for each in running if (why := case.excuses.lost_claim(each, run.began)) is not None]
+            running.append(run)
+            over = len(running) - CONCURRENCY[queue]
+            why = lost[0] if over > 0 and len(lost) >= over else case.excuses.lost_claim(run, run.began)
+            if over > 0 and not case.explain("a limit was exceeded", why):
+                text = f"{queue} {lane}: {len(running)} at once: {'; '.join(map(told, running))}"
+                yield violation("a limit was exceeded", text, *running)
+
+
+def over_rate(case: Case) -> Iterator[Violation]:
+    """No more tasks start in a period than the rate allows. A claim's number is the server's time in microseconds."""
+    claims = sorted(
+        (run for (queue, _), runs in case.history.runs.items() if queue == LIMITED for run in runs),
+        key=lambda run: run.fence,
+    )
+    for first, last in zip(claims, claims[STARTS:], strict=False):
+        if last.fence - first.fence >= PERIOD * 1e6 - 2000:  # the period is counted in milliseconds
+            continue
+        begin, end = sorted((first.began, last.began))
+        is_new = case.excuses.in_failover(begin - 10, end)
+        why = "failover" if is_new else "clock jump" if case.excuses.jumped(begin - 10, end) else None
+        if not case.explain("a rate was exceeded", why):
+            text = f"{LIMITED}: {STARTS + 1} starts in {(last.fence - first.fence) / 1e6:.3f} s, to {told(last)}"
+            yield violation("a rate was exceeded", text, first, last)
+
+
 def still_running(case: Case) -> Iterator[Violation]:
     """Every run ends, unless its process was killed."""
     for (queue, task), runs in case.history.runs.items():
@@ -104,4 +143,13 @@ def lost_workers(case: Case) -> Iterator[Violation]:
                 yield violation(rule, f"{peer} got a new worker id at {t:.3f}", peer)
 
 
-RUN_RULES: list[Rule] = [ended_twice, began_after_result, claimed_twice, at_once, still_running, lost_workers]
+RUN_RULES: list[Rule] = [
+    ended_twice,
+    began_after_result,
+    claimed_twice,
+    at_once,
+    over_limit,
+    over_rate,
+    still_running,
+    lost_workers,
+]

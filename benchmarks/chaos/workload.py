@@ -11,9 +11,16 @@ KEEPALIVE: Final = 3.0
 
 RAW, THREAD, ASYNCIO, PROCESS = "raw", "thread", "asyncio", "process"
 HAND, JOBS, SINGLE, UPDATES, TICKS = "hand", "jobs", "single", "updates", "ticks"
-QUEUES: Final = (RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS)
+LIMITED, LANES = "limited", "lanes"
+QUEUES: Final = (RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES)
 SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
 """Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""
+
+CONCURRENCY: Final = {LIMITED: 3, LANES: 2}
+"""How many tasks of the queue run at once, or of each lane."""
+STARTS, PERIOD = 40, 1.0
+"""How many tasks of the queue `limited` start in so many seconds, at most."""
+LANE_NAMES: Final = ("a", "b", "c", "d", "e")
 
 MAX_FAILURES: Final = 3
 MAX_TIMEOUTS: Final = 2
@@ -63,7 +70,7 @@ class Behaviour:
 
     seconds: float
     how: str
-    """returned, error, retry (uncounted), failure, broken, timeout (sleeps until it is cancelled), crash (of its process)"""
+    """returned, error, retry (uncounted), rate limited (uncounted, and a pause), failure, broken, timeout (sleeps until it is cancelled), crash (of its process)"""
 
 
 def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
@@ -76,6 +83,8 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
         return Behaviour(min(seconds, 0.04), "returned")
     if queue == THREAD:
         seconds = min(seconds, 1.0)
+    if queue in CONCURRENCY and rng.random() < 0.02:
+        return Behaviour(seconds, "rate limited")
     if queue not in SHARED_IDS and random.Random(task).random() < 0.01:
         return Behaviour(seconds, "error")
     if queue == PROCESS and rng.random() < 0.05:

@@ -61,12 +61,13 @@ class Story:
         id: str = "",
         nominal: int | None = None,
         fence: int = 0,
+        lane: str = "",
         answer: str | None = None,
     ) -> None:
         """One run; `how` None: it does not end."""
         self._fences += 1
         fence = fence or self._fences * 10
-        self.add(peer, t, "began", queue=queue, task=task, id=id or task, fence=fence, nominal=nominal)
+        self.add(peer, t, "began", queue=queue, task=task, id=id or task, fence=fence, nominal=nominal, lane=lane)
         if how is not None:
             self.add(peer, t + lasts, "ended", queue=queue, fence=fence, how=how, counted=how == "error")
         if answer is not None:
@@ -128,6 +129,13 @@ def correct() -> Story:
     story.world(20, "froze", who="peer-3")
     story.world(26, "thawed", who="peer-3")
     story.add("peer-3", 26.1, "registered", worker="peer-3:b")
+    story.send(21, "limited", "l1", "l2", "l3", "l4")
+    for name in ("l1", "l2", "l3"):
+        story.run(21.1, "limited", name, lasts=0.5)
+    story.run(21.6, "limited", "l4")
+    for number, lane in enumerate(("a", "a", "b", "a")):
+        story.send(22, "lanes", f"n{number}", id=f"n{number}", outcome="created")
+        story.run(22.1 + (number == 3), "lanes", f"n{number}", lasts=0.5, lane=lane)
     for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
         story.fire(name, period)
     story.end()

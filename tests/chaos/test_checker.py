@@ -8,7 +8,7 @@ from benchmarks.chaos.case import Case
 from benchmarks.chaos.checker import RULES
 from benchmarks.chaos.excuses import Excuses
 from benchmarks.chaos.history import History
-from benchmarks.chaos.workload import result_of
+from benchmarks.chaos.workload import STARTS, result_of
 from tests.chaos.ledgers import CALM, EPOCH, Change, Story, alter, correct, drop, rules_broken, verdict_of
 
 
@@ -92,6 +92,22 @@ def _die_with_worker(story: Story) -> None:
     story.run(45, "raw", "undead")
 
 
+def _start_too_many(story: Story) -> None:
+    story.send(21, "limited", "l5")
+    story.run(21.3, "limited", "l5")
+
+
+def _start_too_many_of_a_lane(story: Story) -> None:
+    story.send(22, "lanes", "n5", id="n5", outcome="created")
+    story.run(22.3, "lanes", "n5", lane="a")
+
+
+def _start_too_fast(story: Story) -> None:
+    for number in range(STARTS + 1):
+        story.send(30, "limited", f"fast{number}")
+        story.run(30.1 + number / 50, "limited", f"fast{number}", lasts=0.01, fence=10_000_000 + number * 20_000)
+
+
 BUGS: dict[str, tuple[Change, str]] = {
     "a finish is forgotten": (_lose_healthy_claim, "a task ran again after its end"),
     "a finish is lost long before the worker dies": (_lose_long_settled, "a task ran again after its end"),
@@ -107,6 +123,9 @@ BUGS: dict[str, tuple[Change, str]] = {
     ),
     "a start is done twice": (lambda s: s.run(1.3, "raw", "a", fence=10), "a claim was run twice"),
     "an id runs twice at once": (_overlap, "an id ran twice at once"),
+    "a limit is exceeded": (_start_too_many, "a limit was exceeded"),
+    "a lane's limit is exceeded": (_start_too_many_of_a_lane, "a limit was exceeded"),
+    "a rate is exceeded": (_start_too_fast, "a rate was exceeded"),
     "a handler hangs": (_end_missing, "a run did not end"),
     "a healthy worker is swept": (
         lambda s: s.add("peer-1", 40, "registered", worker="peer-1:b"),
