@@ -30,6 +30,8 @@ QUERIES: dict[str, list[dict[str, str]]] = {
         {"name": "{typed}", "tab": "broken"},
         {"name": "{failing}", "tab": "ended"},
     ],
+    "/lanes": [{"queue": "{laned}"}],
+    "/api/v1/lanes": [{"queue": "{laned}"}, {"queue": "{laned}", "format": "csv"}],
     "/job": [
         {"queue": "{queue}", "id": "{job}"},
         {"queue": "{failing}", "id": "{job}"},
@@ -88,6 +90,7 @@ class Texts:
     app: str = "shop"
     payload: bytes = b'{"order": 7, "password": "s3cr3t-payload"}'
     meta: str = "acme"
+    lane: str = "acme"
     error: str = "the bank refused it"
     reason: str = "maintenance"
     schedule: str = "nightly"
@@ -96,7 +99,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Scene:
-    """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters."""
+    """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters, `laned` a lane."""
 
     mesh: worqr.Mesh
     texts: Texts
@@ -105,7 +108,7 @@ class Scene:
     @property
     def names(self) -> dict[str, str]:
         queue, texts = self.texts.queue, self.texts
-        queues = {"queue": queue, **{name: f"{queue}-{name}" for name in ("slow", "failing", "typed")}}
+        queues = {"queue": queue, **{name: f"{queue}-{name}" for name in ("slow", "failing", "typed", "laned")}}
         return queues | {
             "job": texts.job,
             "worker": self.worker,
@@ -168,6 +171,8 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
     await queue.dispatch(texts.payload, id=texts.job, meta=meta)
     await queue.dispatch(texts.payload, id="later", delay=3600)
     await queue.pause(texts.reason)
+    await mesh.queue(names["laned"]).dispatch(texts.payload, lane=texts.lane)
+    await mesh.queue(names["laned"]).pause(texts.reason, lane=texts.lane)
     await mesh.queue(names["failing"]).dispatch(texts.payload, id=texts.job, meta=meta)
     await mesh.queue(names["typed"]).enqueue(texts.payload)
     await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)

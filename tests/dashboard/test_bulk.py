@@ -260,6 +260,8 @@ ACTS: dict[str, dict[str, str]] = {
     "/drop": {"queue": "orders-failing", "id": "job-1"},
     "/pause": {"queue": "orders", "reason": "because"},
     "/resume": {"queue": "orders"},
+    "/limit": {"queue": "orders", "concurrency": "3"},
+    "/lane-weight": {"queue": "orders", "lane": "acme", "weight": "3"},
     "/schedule": {"name": "nightly", "paused": "yes"},
     "/schedule-run": {"name": "nightly"},
     "/schedule-times": {"name": "nightly", "cron": "0 4 * * *"},

@@ -81,8 +81,8 @@ async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
-ASK_FOR_ONE = {"/live", "/queue", "/job", "/payload", "/worker", "/confirm"} | {
-    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "ended", "dead-letters")
+ASK_FOR_ONE = {"/live", "/queue", "/lanes", "/job", "/payload", "/worker", "/confirm"} | {
+    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "lanes", "ended", "dead-letters")
 }
 """Addresses that name one queue, job or worker."""
 
@@ -239,6 +239,72 @@ async def test_the_page_of_a_queue_has_its_limits(connected: worqr.Mesh, site: S
     page = (await site.ask("GET", "/queue?name=mails")).text
     assert "2 lanes have tasks. 1 of them may not start any now." in text_of(page)
     await queue.resume(lane="acme")
+    await queue.cancel_all()
+
+
+@LEFT
+async def test_limits_are_set_and_cleared(connected: worqr.Mesh, site: Site) -> None:
+    queue = connected.queue("mails")
+    await queue.enqueue(b"a")
+    answer = await site.post("/limit", queue="mails", concurrency="3", rate="100", per="60", back="/queue?name=mails")
+    page = (await site.ask("GET", answer.headers["location"])).text
+    assert "The limit holds now." in page
+    assert "In the whole mesh: 3 at once, 100 per minute, set by an operator." in page
+    await site.post("/limit", queue="mails", clear="yes")
+    assert (await queue.info()).limits == ()
+    for form in (
+        {},
+        {"concurrency": "3", "clear": "yes"},
+        {"rate": "5"},
+        {"per": "5"},
+        {"concurrency": "0"},
+        {"concurrency": "many"},
+        {"concurrency": "1.5"},
+        {"rate": "5", "per": "9999999"},
+        {"concurrency": "3", "lane": "a\x00"},
+    ):
+        assert (await site.post("/limit", queue="mails", **form)).status_code == 400, form
+    assert (await queue.info()).limits == ()
+    site.viewer = Viewer("bob", ("look",))
+    assert (await site.post("/limit", queue="mails", concurrency="3")).status_code == 403
+    assert "Set the limit" not in (await site.get("/queue", name="mails")).text
+
+
+@LEFT
+async def test_lanes_are_shown_and_changed(connected: worqr.Mesh, site: Site) -> None:
+    queue = connected.queue("mails")
+    for lane in ("acme", "acme", "a <b>"):
+        await queue.dispatch(b"1", lane=lane)
+    back = "/lanes?queue=mails"
+    assert f'href="{back}"' in (await site.get("/queue", name="mails")).text
+    answer = await site.post("/pause", queue="mails", lane="acme", reason="<b>why</b>", back=back)
+    page = (await site.ask("GET", answer.headers["location"])).text
+    assert "The lane is paused." in page
+    assert "“ada: &lt;b&gt;why&lt;/b&gt;”" in page
+    assert page.index("acme") < page.index("a &lt;b&gt;")
+    await site.post("/lane-weight", queue="mails", lane="acme", weight="5")
+    await site.post("/limit", queue="mails", lane="acme", concurrency="2")
+    [acme, other] = await queue.lanes()
+    assert (acme.name, acme.weight, acme.limits, acme.paused) == ("acme", 5, (worqr.Limit(2),), "ada: <b>why</b>")
+    assert (other.name, other.weight, other.limits, other.paused) == ("a <b>", 1, (), None)
+    found = (await site.get("/api/v1/lanes", queue="mails")).json()
+    assert [(row["name"], row["waiting"], row["weight"]) for row in found["rows"]] == [("acme", 2, 5), ("a <b>", 1, 1)]
+    for path, form in (
+        ("/lane-weight", {"lane": "acme", "weight": "0"}),
+        ("/lane-weight", {"lane": "acme", "weight": "1001"}),
+        ("/lane-weight", {"lane": "", "weight": "3"}),
+        ("/pause", {"lane": "x" * 201}),
+    ):
+        assert (await site.post(path, queue="mails", **form)).status_code == 400, form
+    await site.post("/resume", queue="mails", lane="acme")
+    await site.post("/lane-weight", queue="mails", lane="acme")
+    await site.post("/limit", queue="mails", lane="acme", clear="yes")
+    [acme, other] = await queue.lanes()
+    assert (acme.weight, acme.limits, acme.paused) == (1, (), None)
+    assert "No lane of this queue has tasks." in (await site.get("/lanes", queue="other")).text
+    site.viewer = Viewer("bob", ("look",), queues=("mails",))
+    assert "Pause the lane" not in (await site.get("/lanes", queue="mails")).text
+    assert (await site.get("/lanes", queue="other")).status_code == 404
     await queue.cancel_all()
 
 

@@ -133,22 +133,22 @@ async def drop(visit: Visit) -> Response:
 
 
 async def pause(visit: Visit) -> Response:
-    """Pause a queue."""
-    queue, reason = visit.queue(visit.text("queue")), reason_of(visit)
+    """Pause a queue or a lane."""
+    queue, lane, reason = visit.queue(visit.text("queue")), visit.text("lane") or None, reason_of(visit)
 
     async def act() -> str:
-        await queue.pause(reason)
-        return "pause"
+        await queue.pause(reason, lane=lane)
+        return "pause" if lane is None else "lane-pause"
 
     return await done(visit, act)
 
 
 async def resume(visit: Visit) -> Response:
-    """Resume a queue."""
-    queue = visit.queue(visit.text("queue"))
+    """Resume a queue or a lane."""
+    queue, lane = visit.queue(visit.text("queue")), visit.text("lane") or None
 
     async def act() -> str:
-        await queue.resume()
-        return "resume"
+        await queue.resume(lane=lane)
+        return "resume" if lane is None else "lane-resume"
 
     return await done(visit, act)

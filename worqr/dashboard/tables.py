@@ -151,6 +151,12 @@ async def tasks(visit: Visit) -> Rows:
     return Rows(rows, {"after": found[limit - 1].cursor} if len(found) > limit else {})
 
 
+async def lanes(visit: Visit) -> Rows:
+    """The lanes of a queue, those with the most tasks first."""
+    found = await visit.queue(visit.text("queue")).lanes(limit=_limit(visit))
+    return Rows([asdict(lane) for lane in found], {})
+
+
 async def running(visit: Visit) -> Rows:
     """The running tasks of all queues."""
     state, worker = await reading.look(visit), visit.text("worker")
@@ -213,6 +219,7 @@ async def job(visit: Visit) -> Response:
 READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/queues": queues,
     "/api/v1/tasks": tasks,
+    "/api/v1/lanes": lanes,
     "/api/v1/running": running,
     "/api/v1/ended": ended,
     "/api/v1/dead-letters": dead_letters,
