@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -94,6 +95,18 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     assert len(pauses) == 10
     assert set(numbers(first) + numbers(second)) == {("1", "1")}
     assert len(numbers(first) + numbers(second)) == 31
+
+
+async def test_a_redirect_by_a_node_that_refuses_to_count_replicas_loses_nothing(fakes: Fakes, link_to: LinkTo) -> None:
+    """A primary that was demoted points to the new one in reply to the call, and then refuses WAIT in the same pipeline."""
+    first, second, _ = fakes.nodes
+    link = await link_to(fakes.url)
+    first.does = moved("Q", second)
+    first.answers["WAIT"] = errs("ERR WAIT cannot be used with replica instances. Please also note ...")
+    second.answers["WAIT"] = lambda _: 1
+    with trio.fail_after(PATIENCE):
+        assert await link.call(replace(append("t", "x"), replicas=1)) == ["ok", b"x", 1, 1]
+    assert numbers(second) == [("1", "1")]
 
 
 async def test_a_redirect_without_a_host_is_another_port_of_the_same(fakes: Fakes, link_to: LinkTo) -> None:

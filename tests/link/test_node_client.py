@@ -174,6 +174,8 @@ class ServerModel:
         if name == "SCRIPT":
             self.scripts.add(DO.sha)
             return b"+ok\r\n"
+        if name == "WAIT" and error is not None and error.startswith("READONLY"):
+            return b"-ERR WAIT cannot be used with replica instances.\r\n"
         if name == "WAIT":
             return b":%d\r\n" % self.replicas
         sha, keys, *values = rest

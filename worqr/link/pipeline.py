@@ -220,7 +220,7 @@ class Pipeline:
         wake_all(requests)
 
     def _batch_ended(self, connection: LiveConnection) -> None:
-        result = connection.session.result
+        result = connection.session.take_result()
         if result.is_complete:
             if self.requests.end_batch():
                 connection.works()

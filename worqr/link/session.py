@@ -334,13 +334,20 @@ class Session:
             self.result.settled = True
         return settled
 
+    def take_result(self) -> BatchResult:
+        """Return what the batch that ended left to do. It is returned once."""
+        result, self.result = self.result, BatchResult()
+        return result
+
     def lose(self, lost: ConnectionLost, now: float) -> None:
-        """The connection is lost: `result` gets the unanswered requests. Idempotent."""
+        """The connection is lost: `result` gets the unanswered requests. It keeps what a batch that has just ended left to do.
+        Idempotent.
+        """
         if self.phase is Phase.LOST:
             return
-        result = self.result if self.phase is not Phase.IDLE else BatchResult()
+        result = self.result
         in_replies = self.phase in (Phase.LOADING, Phase.REPLYING)
-        self.phase, self.result = Phase.LOST, result
+        self.phase = Phase.LOST
         result.lost = lost
         result.unanswered = list(self._expected)
         self._expected.clear()
