@@ -134,7 +134,8 @@ class JobOptions(TypedDict, total=False):
     """
     if_exists: Literal["update", "skip", "raise", "cancel"]
     """What to do if a job with this id waits or runs. "update": change the waiting job as `update` says; if it runs, block the
-    new one until the run has ended. "skip": nothing. "raise": raise `Duplicate`. "cancel": as "update", and cancel the run. Default: "update".
+    new one until the run has ended. "cancel": the same, and cancel the run. "skip": nothing. "raise": raise `Duplicate`.
+    Default: "update".
     """
     unique_for: Seconds
     """Seconds, more than 0, from now for which the id stays taken, also after the end of the job. A cancel frees it. Default:

@@ -70,7 +70,9 @@ class Behaviour:
 
     seconds: float
     how: str
-    """returned, error, retry (uncounted), rate limited (uncounted, and a pause), failure, broken, timeout (sleeps until it is cancelled), crash (of its process)"""
+    """returned, error, retry (uncounted), rate limited (uncounted, and a pause), failure, broken, timeout (sleeps until it is
+    cancelled), crash (of its process)
+    """
 
 
 def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:

@@ -99,7 +99,9 @@ class Texts:
 
 @dataclass(frozen=True)
 class Scene:
-    """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters, `laned` a lane."""
+    """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters, and
+    `laned` has a lane.
+    """
 
     mesh: worqr.Mesh
     texts: Texts

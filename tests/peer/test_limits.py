@@ -1,4 +1,7 @@
-"""Limits of a queue over several peers. Without periodic scans, so that a wake-up that is missing shows as a task that never starts."""
+"""Limits of a queue over several peers.
+
+Without periodic scans, so that a wake-up that is missing shows as a task that never starts.
+"""
 
 from __future__ import annotations
 
