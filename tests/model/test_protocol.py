@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.batches import Batches, CancelledBatches, ReopenedBatches
 from tests.model.cancels import Cancels
 from tests.model.claims import Claims
 from tests.model.lanes import Lanes
@@ -17,7 +18,10 @@ from tests.model.producers import Producers
 from tests.model.search import Found, Model, search
 from tests.model.wakeups import Tokens, Wakeups
 
-MODELS: tuple[type[Model[Any]], ...] = (Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes)
+MODELS: tuple[type[Model[Any]], ...] = (
+    *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
+    *(Batches, CancelledBatches, ReopenedBatches),
+)
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {
     "a resent start that takes new tasks": (Claims, "a resent start takes new tasks"),
