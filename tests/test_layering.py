@@ -36,6 +36,8 @@ LAYERS = (
         "remote_error",
         "keys",
         "lane_keys",
+        "batch_keys",
+        "batches",
         "ids",
         "lua",
         "script_call",

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING
 from worqr.version import __version__ as __version__
 
 if TYPE_CHECKING:  # `as` says to type checkers that a name is public
+    from worqr.batches import BatchInfo as BatchInfo
+    from worqr.batches import BatchRef as BatchRef
+    from worqr.client.batch import Batch as Batch
+    from worqr.client.batch_block import BatchOptions as BatchOptions
     from worqr.client.blocking import BlockingMesh as BlockingMesh
     from worqr.client.blocking import BlockingQueue as BlockingQueue
     from worqr.client.blocking_jobs import BlockingJob as BlockingJob
@@ -26,6 +30,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.cron import Schedule as Schedule
     from worqr.cron import ScheduleOverride as ScheduleOverride
     from worqr.ended_runs import EndedRun as EndedRun
+    from worqr.errors import BatchEnded as BatchEnded
+    from worqr.errors import BatchFailed as BatchFailed
     from worqr.errors import ClaimLost as ClaimLost
     from worqr.errors import ClaimSettled as ClaimSettled
     from worqr.errors import Duplicate as Duplicate
@@ -94,6 +100,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 _HOMES = {
     "worqr.client.blocking": "BlockingMesh BlockingQueue",
     "worqr.client.blocking_jobs": "BlockingJob",
+    "worqr.batches": "BatchInfo BatchRef",
+    "worqr.client.batch": "Batch",
+    "worqr.client.batch_block": "BatchOptions",
     "worqr.client.call": "Call",
     "worqr.client.dead_letters": "Aside",
     "worqr.client.events": "ConnectionEvent Event",
@@ -102,7 +111,7 @@ _HOMES = {
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.ended_runs": "EndedRun",
     "worqr.errors": (
-        "ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge "
+        "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge "
         "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
     "worqr.functions.blocking_function": "BlockingFunction",

@@ -149,6 +149,22 @@ class JobCancelled(WorqrError):
         self.reason: str = reason
 
 
+class BatchEnded(WorqrError):
+    """The batch takes no more jobs: it has ended, or was cancelled. Nothing was stored."""
+
+
+class BatchFailed(WorqrError):
+    """The batch ended without all of its jobs finished: some failed or were cancelled, or the batch was cancelled.
+
+    Attributes:
+        info: The `BatchInfo`.
+    """
+
+    def __init__(self, message: str, info: Any = None) -> None:
+        super().__init__(message)
+        self.info: Any = info
+
+
 class ClaimLost(WorqrError):
     """The task was reassigned, because this worker was declared dead or left the queue. It runs, or ran, elsewhere.
 

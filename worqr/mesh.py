@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from worqr.client.async_context import async_block
+from worqr.client.batch import Batch
+from worqr.client.batch_handles import batch_of_ref
 from worqr.client.blocking import BlockingMesh
 from worqr.client.call import Call, named_call
 from worqr.client.connections import CONNECT, JOIN, check_loop
@@ -18,6 +20,7 @@ from worqr.client.fleet import Fleet
 from worqr.client.inspection import all_infos
 from worqr.client.job import Job
 from worqr.client.job_finder import JobFinder
+from worqr.client.mesh_batches import Batches
 from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
@@ -35,6 +38,7 @@ from worqr.hosting.thread_peer import ThreadPeer
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.link import GivenCredentials
 from worqr.mesh_records import QueueInfo
+from worqr.peer.context import current
 from worqr.peer.middleware import Middleware
 from worqr.peer.options import JoinOptions
 from worqr.peer.peer import Peer
@@ -54,7 +58,7 @@ else:
     S = TypeVar("S")
 
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls, JobFinder, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls, JobFinder, Batches, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:
@@ -330,3 +334,12 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
         return await self._client.producer.dispatch_many(calls)
+
+    def current_batch(self) -> Batch | None:
+        """Return the batch that the running job belongs to, to add jobs to it; None if it belongs to none.
+
+        Raises:
+            LookupError: Called outside a handler.
+        """
+        ref = current().batch
+        return None if ref is None else batch_of_ref(self._client, self._client.producer, ref)

@@ -353,7 +353,7 @@ class JobMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             limit = data.draw(limits)
             _, pushed, next_in = self.model.promote_due(limit)
-            found, following = self.do(ops.promote_due(self.q, limit))
+            found, following, _ = self.do(ops.promote_due(self.q, limit))
             assert (found, following is None, following == 0) == (pushed, next_in == -1, next_in == 0)
             self.check()
 

@@ -36,7 +36,7 @@ def test_a_job_is_dispatched_changed_postponed_run_retried_and_done(clean_desk: 
     desk.dispatch("x", b"1", unique_for=60_000, **KEPT)
     desk.dispatch("x", b"2", run_at=FUTURE)
     desk.client.zadd(desk.q.due, {"x": PAST})
-    assert desk.call(ops.promote_due(desk.q))[0] == 1
+    assert desk.call(ops.promote_due(desk.q)).number == 1
     desk.enter("A")
     [held] = desk.take("A", 1)
     assert desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "half")])) == 1

@@ -249,7 +249,7 @@ def test_tasks_start_when_the_window_opens(desk: Desk) -> None:
     assert (found.room, found.next_in_ms) == (0, found.opens_in_ms)
     soon(lambda: desk.call(ops.inspect(desk.q)).room == 2)
     with desk.listening(desk.q.wake_channel("A")) as heard:
-        assert desk.call(ops.promote_due(desk.q, 10)) == (0, None)
+        assert desk.call(ops.promote_due(desk.q, 10)) == (0, None, False)
     assert heard == [(":wake:A", b"1")]
     assert desk.start("A", 5).entries == [b"c"]
     desk.client.delete(desk.q.base)

@@ -369,7 +369,7 @@ def test_a_wake_up_for_a_suspect_passes_over_those_that_run_one(desk: Desk) -> N
     desk.client.hset(desk.q.job("x"), "suspect", "1")
     desk.client.zadd(desk.q.due, {"x": PAST})
     with desk.listening(*map(desk.q.wake_channel, "ABCDEFGHI")) as heard:
-        assert desk.call(ops.promote_due(desk.q)) == (1, None)
+        assert desk.call(ops.promote_due(desk.q)) == (1, None, False)
     assert heard == [(":wake:I", b"1")]
     assert desk.state()[":hungry"] == set("ABCDEFGH")
     assert payloads(desk.start("I", 1).entries) == [b"a"]

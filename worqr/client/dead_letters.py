@@ -32,11 +32,12 @@ PIECE: Final = 25
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which entries are meant: the type of their error, and times in milliseconds. None, or empty: any."""
+    """Which entries are meant: the type of their error, times in milliseconds, and the token of their batch. None, or empty: any."""
 
     error: str
     before_ms: int | None
     since_ms: int | None
+    batch: str = ""
 
     @classmethod
     def checked(cls, error: str | None, before: datetime | None, since: datetime | None) -> Filter:
@@ -210,8 +211,7 @@ class Aside:
             UsageError: An argument is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        found = await self._claims(Filter.checked(error, before, since), limit)
-        return await self._each([(keys, claims[::-1]) for keys, claims in found], ops.retry_aside, progress)
+        return await self._retry_chosen(Filter.checked(error, before, since), limit, progress)
 
     async def drop_all(
         self,
@@ -240,6 +240,10 @@ class Aside:
         """
         found = await self._claims(Filter.checked(error, before, since), limit)
         return await self._each([(keys, claims[::-1]) for keys, claims in found], ops.drop_aside, progress)
+
+    async def _retry_chosen(self, chosen: Filter, limit: int | None = None, progress: Progress | None = None) -> int:
+        found = await self._claims(chosen, limit)
+        return await self._each([(keys, claims[::-1]) for keys, claims in found], ops.retry_aside, progress)
 
     async def _shards(self) -> tuple[QueueKeys, ...]:
         return await self._client.sharding.shards(self._keys)
@@ -309,6 +313,7 @@ class Aside:
                     bare=bare,
                     since_ms=chosen.since_ms,
                     head=head,
+                    batch=chosen.batch,
                 )
             )
             yield page
@@ -316,3 +321,11 @@ class Aside:
             left = None if left is None else left - len(page.records)
             if not page.more:
                 return
+
+
+async def retry_members(client: Client, keys: QueueKeys, token: str) -> int:
+    """Put the failed jobs of a batch back that are in the dead-letter queues of one queue or shard; return their number."""
+    chosen, put_back = Filter("", None, None, token), 0
+    for which in ("failed", "broken"):
+        put_back += await Aside(client, keys, which)._retry_chosen(chosen)  # pyright: ignore[reportPrivateUsage]
+    return put_back

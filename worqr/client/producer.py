@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -117,6 +118,26 @@ class Producer:
         if not jobs:
             await self._send([])
         return jobs
+
+    async def dispatch_members(
+        self, calls: Sequence[Call[R]], options_at: Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
+    ) -> list[tuple[Dispatched, QueueKeys]]:
+        """Send up to a thousand calls as jobs of a batch. Return their outcomes, with the shards that they were sent to.
+
+        `options_at` returns the options that a job in a shard gets in addition.
+        """
+        found: dict[int, tuple[Dispatched, QueueKeys]] = {}
+        for batch in self._batches(calls):
+            for keys, of_shard in await self._by_shard(batch):
+                more = await options_at(keys)
+                for chunk in in_chunks(of_shard, lambda each: len(each[1].task)):
+                    members = [replace(call, _options={**call._options, **more}) for _, call in chunk]
+                    answers, late = await self._send([(keys.name, await self._dispatch_of(keys, members))])
+                    for (position, _), done in zip(chunk, answers[0], strict=True):
+                        found[position] = done, keys
+                    if late is not None:
+                        raise late
+        return [found[position] for position in range(len(found))]
 
     async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
         """Return the calls with their positions, by shard. All calls of one queue that have no id go to one shard."""

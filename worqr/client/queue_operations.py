@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from worqr import ops
+from worqr.batches import BatchInfo
+from worqr.client.batch import Batch
+from worqr.client.batch_handles import batch_of_id, list_batches
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.history import read_history
 from worqr.client.inspection import ask_each
@@ -46,6 +49,29 @@ class QueueOperations(StartControls):
             Unavailable: The server did not reply within `patience`.
         """
         return await read_history(self._client, self._keys, minutes)
+
+    def batch(self, id: str) -> Batch:
+        """Return a handle of the batch with this id whose home queue is this one. This does no I/O.
+
+        Args:
+            id: The id of the batch.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
+        return batch_of_id(self._client, self._keys, check_id(id, generated=True))
+
+    async def batches(self, limit: int = 100) -> list[BatchInfo]:
+        """Return batches whose home queue is this one: those that have not ended first, then the newest.
+
+        Args:
+            limit: At most this many, up to 1,000. With more batches than that, it returns those that end or expire next.
+
+        Raises:
+            UsageError: `limit` is less than 1; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await list_batches(self._client, self._keys, min(check_count(limit, "limit"), MAX_ITEMS))
 
     async def recent(self, limit: int = 100) -> list[EndedRun]:
         """Return the runs that ended last, the last one first: how each ended, how long it took, and where it ran.

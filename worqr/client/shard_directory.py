@@ -134,6 +134,11 @@ class ShardDirectory:
             number = self._known[keys.queue]
         return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
 
+    def known_shards(self, keys: QueueKeys) -> tuple[QueueKeys, ...]:
+        """Return the shards of a queue as this connection knows them, without a request."""
+        number = self._known.get(keys.queue, 1)
+        return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
+
     async def shard_of_id(self, keys: QueueKeys, id: str) -> QueueKeys:
         """Return the shard of the job with this id."""
         return shard_of(await self.shards(keys), id)

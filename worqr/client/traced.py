@@ -8,7 +8,7 @@ A span is around each call that sends. The context of the trace goes into the `m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, cast
 
@@ -22,6 +22,7 @@ from worqr.client.producer import Producer
 from worqr.client.queue import Queue
 from worqr.job_options import JobOptions
 from worqr.keys import QueueKeys
+from worqr.ops import Dispatched
 from worqr.remote_error import meta_of
 from worqr.script_call import Call as Request
 from worqr.tracing import Carrier, Server, Tracing, meta_with
@@ -102,6 +103,16 @@ class TracedProducer(Producer):
             jobs = await super().dispatch_many(self._created(call, server) for call in calls)
             span.sent(len(jobs), None)
             return jobs
+
+    async def dispatch_members(
+        self, calls: Sequence[Call[R]], options_at: Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
+    ) -> list[tuple[Dispatched, QueueKeys]]:
+        """Send calls as jobs of a batch, inside one span. The context of each job travels in its `meta`."""
+        server = server_of(self._client)
+        with self._tracing.sending("dispatch", None, server) as span:
+            outcomes = await super().dispatch_members([self._created(call, server) for call in calls], options_at)
+            span.sent(len(outcomes), None)
+            return outcomes
 
     def _created(self, call: Call[R], server: Server) -> Call[R]:
         """Return the call with a context of its own; what is no call is refused later."""

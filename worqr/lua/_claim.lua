@@ -306,6 +306,7 @@ local function release_all(base, worker, limit, counter)
       ended[status], ready, ids[#ids + 1] = ended[status] + 1, ready + put, id
     end
   end
+  ready = ready + count_members(base)
   free_room(base, released)
   redis.call('SREM', base .. ':hungry', worker)
   count(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended

@@ -132,6 +132,9 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
   if task.fields.twin then
     remove_twin(base, task.fields.twin, task.id)
   end
+  if task.fields.batch then
+    note_member(task.fields.batch, 'failed', task.id)
+  end
   redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
   count(base, failure.kind, 1, {task.id})
   if not task.job then

@@ -10,7 +10,7 @@ local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'w
   max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', data = 'boolean',
   counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'digits',
-  scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
+  scheduled_for = 'digits', meta = 'meta', fields = 'fields', batch = 'batch'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -28,10 +28,24 @@ local function valid_fields(fields)
   return true
 end
 
+-- True for a text that a program has drawn at random.
+local function is_random(value)
+  return type(value) == 'string' and #value >= 16 and #value <= 64 and not string.find(value, '%W')
+end
+
+-- True if the value can be the option `batch`: what open_part has replied, and what names the batch.
+-- LATER: most jobs are in no batch.
+local function is_batch(value)
+  return type(value) == 'table' and is_random(value.token) and type(value.number) == 'number' and value.number >= 1
+    and value.number == math.floor(value.number) and is_line(value.home) and is_line(value.id) and is_digits(value.keep)
+    and (value.sealed == nil or type(value.sealed) == 'boolean')
+    and (value.on_failed == nil or value.on_failed == 'cancel')
+end
+
 -- True if an option of this kind may have this value.
 local function valid_option(kind, value)
   if kind == 'random' then
-    return type(value) == 'string' and #value >= 16 and #value <= 64 and not string.find(value, '%W')
+    return is_random(value)
   elseif kind == 'whole' or kind == 'positive' then
     local least = kind == 'whole' and 0 or 1
     return type(value) == 'number' and value >= least and value < 1e15 and value == math.floor(value)
@@ -46,6 +60,8 @@ local function valid_option(kind, value)
     return type(value) == 'string' and #value <= 4096 and is_utf8(value)
   elseif kind == 'fields' then
     return valid_fields(value)
+  elseif kind == 'batch' then
+    return is_batch(value)
   elseif string.find(kind, '^ ') then
     return type(value) == 'string' and not string.find(value, ' ') and string.find(kind, ' ' .. value .. ' ', 1, true)
   end
@@ -90,10 +106,11 @@ local function find_job(base, id)
   return seen
 end
 
--- Returns why the dispatch `o` stores nothing: duplicate, unchanged, full; or nil. `more`: jobs that are stored before it.
+-- Returns why the dispatch `o` stores nothing: duplicate (a member of a batch is always a new job), unchanged, full, closed (its
+-- part of the batch takes no members of this version any more); or nil. `more`: jobs that are stored before it.
 local function refusal(base, o, seen, more)
   if seen.job or seen.active or seen.taken then
-    if o.exists == 'raise' then
+    if o.exists == 'raise' or o.batch then
       return 'duplicate'
     elseif o.exists == 'skip' or not seen.job and not seen.active then
       return 'unchanged'
@@ -101,7 +118,7 @@ local function refusal(base, o, seen, more)
   end
   local full = o.max_length and queued_length(base) + more >= o.max_length or o.max_lane_length and o.lane
     and lane_length(lane_list(base, o.lane, redis.call('HGET', base .. ':lanes', 'epoch'))) >= o.max_lane_length
-  return not seen.job and full and 'full' or nil
+  return not seen.job and full and 'full' or o.batch and is_closed(base, o.batch) and 'closed' or nil
 end
 
 -- True if `name` is among the `names`, which are one text.
@@ -241,7 +258,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
-    latest = o.at_most and digits(now + o.at_most)}
+    latest = o.at_most and digits(now + o.at_most), batch = o.batch and enter_batch(o.batch, id) or nil}
   if o.fields then
     for name, value in pairs(o.fields) do
       fields[name] = value
@@ -266,7 +283,8 @@ end
 -- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
---   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length
+--   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, batch (token, home, id, number, sealed, keep,
+--   on_failed)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}

@@ -142,7 +142,10 @@ end
 -- LATER: most tasks are no jobs.
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
-  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason')) or {}
+  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch')) or {}
+  if kept[6] then
+    note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
+  end
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
@@ -172,9 +175,12 @@ end
 -- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl')
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch')
   if kept[1] then
     remove_twin(base, kept[1], id)
+  end
+  if kept[5] then
+    note_member(kept[5], 'cancelled', id)
   end
   local result = store_result(base, id, kept[2], kept[3], tonumber(kept[4]) or ttl, 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)

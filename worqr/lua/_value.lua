@@ -39,6 +39,12 @@ local function is_utf8(text)
   return not string.find(text, '[\128-\255]')
 end
 
+-- True for a text of one line that can be stored in a record: names and ids.
+-- LATER: few scripts get such texts from other programs.
+local function is_line(value)
+  return type(value) == 'string' and #value >= 1 and #value <= 1000 and not string.find(value, '%c') and is_utf8(value)
+end
+
 -- Returns a hash as a table; nil if it is empty, or not a hash.
 local function read_hash(key)
   local flat = own(redis.pcall('HGETALL', key))

@@ -17,4 +17,5 @@ check_types(queue)
 redis.call('HLEN', queue .. ':job:' .. id)
 redis.call('HLEN', queue .. ':active:' .. id)
 local waiting, claim = cancel_job(queue, id, reason)
+wake(queue, count_members(queue))
 return {'ok', waiting, claim}

@@ -8,7 +8,7 @@
 -- ARGV[3] whole 1: if one is a duplicate or the queue is full, none is stored
 -- ARGV[4..] jobs options (a msgpack map, see _dispatch.lua) and task bytes, in turn
 -- RETURNS ok entry... | refused entry... (whole: up to the one that was refused) | late; an entry is outcome (created, updated,
---   blocked, unchanged, duplicate, full), id, number of the dispatch that its handle waits for
+--   blocked, unchanged, duplicate, full, closed), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 local queue = KEYS[2]
@@ -33,7 +33,7 @@ for i = 4, #ARGV, 2 do
       more = more + 1
     end
     reply[#reply + 1] = {status or 'created', o.id or '', seen and seen.last or '0'}
-    if status == 'duplicate' or status == 'full' then
+    if status and status ~= 'unchanged' then
       reply[1] = 'refused'
       return reply
     end
@@ -67,5 +67,5 @@ for i, job in ipairs(jobs) do
 end
 renew_counts(queue)
 count(queue, 'enqueued', created, ids, subscribers)
-wake(queue, ready)
+wake(queue, ready + count_members(queue))
 return reply

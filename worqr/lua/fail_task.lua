@@ -33,6 +33,6 @@ if not ready and task then
 elseif not ready then
   status, ready = 'gone', end_claim(queue, claim, 'gone', nil, nil, now) or 0
 end
-wake(queue, math.max(ready, free_room(queue, {claim})))
+wake(queue, math.max(ready + count_members(queue), free_room(queue, {claim})))
 wake_for_suspects(queue)
 return {status}

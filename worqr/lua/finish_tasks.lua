@@ -70,5 +70,6 @@ for from = 3 + 3 * results, #ARGV, 1000 do
   freed = freed + free_room(queue, named, held)
 end
 count(queue, 'finished', finished, ids, subscribers)
+ready = ready + count_members(queue)
 wake(queue, math.max(ready, freed, suspects_wait and 1 or 0))
 return reply

@@ -57,7 +57,7 @@ else
   local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
   redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
   count(queue, 'enqueued', more, {id})
-  wake(queue, ready)
+  wake(queue, ready + count_members(queue))
 end
 redis.call('HSET', fired, name, digits(nominal) .. ' ' .. status .. (status == 'ok' and mark or ''))
 redis.call('EXPIRE', fired, expire_s)

@@ -12,6 +12,7 @@
 -- ARGV[8] bare 1: only the claims
 -- ARGV[9] since ms, only newer ones; -inf: all
 -- ARGV[10] head bytes of a payload that are listed; -1: all of it
+-- ARGV[11] batch token of the batch whose members are listed; empty: all
 -- RETURNS ok after after_ms number entry... | more after after_ms number entry...: number is how many records of these times are
 --   on this page and behind it, of any error_type; an entry is the claim, or claim and the record's names and values in turn,
 --   and the size of the payload
@@ -19,7 +20,7 @@
 local queue, list = KEYS[1], KEYS[2]
 local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local after, after_ms, before, error_type, bare = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
-local since, head = ARGV[9], tonumber(ARGV[10])
+local since, head, batch = ARGV[9], tonumber(ARGV[10]), ARGV[11]
 
 local start = redis.call('ZCOUNT', list, before, '+inf')
 if before == '+inf' then
@@ -38,7 +39,10 @@ for i = 1, #page, 2 do
   end
   local claim, aside = page[i], queue .. ':aside:' .. page[i]
   local kind = error_type ~= '' and own(redis.pcall('HGET', aside, 'error_type')) or ''
-  if kind == error_type or string.sub(kind, -#error_type - 1) == '.' .. error_type then
+  if batch ~= '' and string.match(own(redis.pcall('HGET', aside, 'batch')) or '', '^[^\n]+') ~= batch then
+    kind = nil
+  end
+  if kind and (kind == error_type or string.sub(kind, -#error_type - 1) == '.' .. error_type) then
     local size = not bare and own(redis.pcall('HSTRLEN', aside, 'task')) or 0
     local record, copied = nil, 0
     if not bare then

@@ -4,7 +4,8 @@
 -- KEYS[1] queue LIST
 -- KEYS[2] due ZSET
 -- ARGV[1] limit jobs in one call
--- RETURNS ok promoted next_in: ms until then, 0 if more are due now, -1 if nothing is known
+-- RETURNS ok promoted next_in relay: next_in ms until then, 0 if more are due now, -1 if nothing is known; relay 1 if there are
+--   messages for other queues, or batches to look at
 -- RESEND safe: a copy promotes the jobs that are due then
 local queue, due = KEYS[1], KEYS[2]
 local limit = tonumber(ARGV[1])
@@ -15,4 +16,4 @@ local pushed = promote(queue, limit, now)
 open_lanes(queue, limit, now)
 local waiting = startable_items(queue)
 wake(queue, waiting)
-return {'ok', pushed, next_start_in(queue, due, waiting, now)}
+return {'ok', pushed, next_start_in(queue, due, waiting, now), needs_relay(queue, now)}

@@ -67,4 +67,5 @@ if limit > 0 then
     purge(id)
   end
 end
+wake(queue, count_members(queue))
 return {redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked, trash_lanes) > 0 and 'more' or 'ok'}

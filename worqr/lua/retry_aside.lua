@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- retry_aside: turns dead-letter records into jobs, at the back of the queue, with all counters at zero. A job whose id waits
--- already keeps its position; a job whose id runs is blocked until that run ends.
+-- already keeps its position; a job whose id runs is blocked until that run ends. A task that was a member of a batch is one again.
+-- It stays where it is while its id runs, or while its batch is being cancelled.
 -- KEYS[1] producer HASH
 -- KEYS[2] queue LIST
 -- KEYS[3] list ZSET
@@ -28,12 +29,17 @@ for i = 3, #ARGV do
   local free = id and is_free(id)
   taken_over = taken_over or id and not free and id
   local seen = free and find_job(queue, id)
-  if seen and not seen.job then
+  local batch, stays
+  if seen and not seen.job and fields.batch then
+    batch, stays = batch_to_rejoin(queue, fields.batch)
+    stays = stays or batch and seen.active
+  end
+  if seen and not seen.job and not stays then
     local dispatched = digits(token + stored)
     delete_dead_letter(queue, retried)
     redis.call('ZREM', list, retried)
     local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
-      scheduled_for = fields.scheduled_for}
+      scheduled_for = fields.scheduled_for, batch = batch}
     local o = {id = id, fields = kept, lane = fields.lane}
     for _, name in ipairs(POLICY) do
       kept[name] = fields[name]
@@ -45,6 +51,9 @@ for i = 3, #ARGV do
     if kept.twin then
       add_twin(queue, kept.twin, id)
     end
+    if batch then
+      note_member(batch, 'back', id)
+    end
     local _, put = create_job(queue, id, o, fields.task, dispatched, now, now, seen)
     stored, ready, ids[#ids + 1] = stored + 1, ready + put, id
   end
@@ -55,5 +64,5 @@ elseif stored > 0 then
   store_token(queue, token + stored - 1)
 end
 count(queue, 'enqueued', stored, ids)
-wake(queue, ready)
+wake(queue, ready + count_members(queue))
 return {'ok', stored}

@@ -52,6 +52,6 @@ end
 if status == 'given' then
   count(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
 end
-wake(queue, math.max(ready, free_room(queue, {claim})))
+wake(queue, math.max(ready + count_members(queue), free_room(queue, {claim})))
 wake_for_suspects(queue)
 return {status}

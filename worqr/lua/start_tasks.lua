@@ -86,4 +86,5 @@ if exhausted or (taken < wanted and #mine >= room) then
   reply[1] = exhausted and 'short' or 'limited'
   table.insert(reply, 3, redis.call('SCARD', hungry))
 end
+wake(queue, count_members(queue)) -- of jobs that have expired
 return reply

@@ -38,6 +38,7 @@ for _, claim in ipairs(stopped_claims) do
   end
 end
 count(queue, 'stopped', given, ids)
+ready = ready + count_members(queue)
 wake(queue, math.max(ready, free_room(queue, held)))
 if ready == 0 then
   wake_for_suspects(queue)

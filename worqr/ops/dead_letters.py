@@ -46,11 +46,12 @@ def list_aside(
     bare: bool = False,
     since_ms: int | None = None,
     head: int | None = None,
+    batch: str = "",
 ) -> Call[DeadLetterPage]:
     """Return one page of records, newest first.
 
     With a `limit` of 0, only their number; with `bare`, only their claims. `head`: only so many bytes of larger payloads; None:
-    whole payloads. The field ``size`` of a record has the size of its payload.
+    whole payloads. The field ``size`` of a record has the size of its payload. `batch`: only members of the batch with this token.
     """
 
     def read(reply: Reply) -> DeadLetterPage:
@@ -61,7 +62,7 @@ def list_aside(
     since = "-inf" if since_ms is None else since_ms
     budget = MAX_BYTES if head is None else MAX_HEADS
     args: tuple[str | int, ...] = (min(limit, MAX_ITEMS), MAX_ITEMS, budget, after, after_ms, before, error, int(bare))
-    args = (*args, since, -1 if head is None else head)
+    args = (*args, since, -1 if head is None else head, batch)
     return new_call("list_aside", keys.base, (keys.base, _list(keys, which)), args, read)
 
 

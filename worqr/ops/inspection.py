@@ -51,6 +51,8 @@ class Inspected:
         held_lanes: those of them of which no task may start.
         only_held: tasks wait only in lanes of which none may start; then `room` is 0.
         lane_rules: how many fields say how lanes start. What workers declare is forgotten with the last of them.
+        batches: how many batches have their home in the queue.
+        needs_relay: there are messages for other queues, or batches that the leader is to look at.
     """
 
     waiting: int
@@ -73,6 +75,8 @@ class Inspected:
     held_lanes: int = 0
     lane_rules: int = 0
     only_held: bool = False
+    batches: int = 0
+    needs_relay: bool = False
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
@@ -90,7 +94,7 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
         return Inspected(
             *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
-            *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20])),
+            *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
         )
 
     names = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -76,12 +76,22 @@ def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
 _ONE: Final[Merge[list[Dispatched]]] = Merge(1, _join, pick=_pick(1))
 
 
-def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[tuple[int, int | None]]:
-    """Move up to `limit` due jobs into the queue. Return how many, and the ms until the next one is due (None: there is none)."""
+class Promoted(NamedTuple):
+    """Reply of promote_due: how many jobs were moved, the ms until there is more to do (None: not known), and whether the queue
+    has messages for other queues, or batches to look at.
+    """
 
-    def read(reply: Reply) -> tuple[int, int | None]:
-        next_in = int(reply[2])
-        return int(reply[1]), None if next_in < 0 else next_in
+    number: int
+    next_in_ms: int | None
+    needs_relay: bool
+
+
+def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[Promoted]:
+    """Move up to `limit` due jobs into the queue."""
+
+    def read(reply: Reply) -> Promoted:
+        number, next_in, needs_relay = (int(part) for part in reply[1:])
+        return Promoted(number, None if next_in < 0 else next_in, bool(needs_relay))
 
     return new_call("promote_due", keys.base, (keys.base, keys.due), (limit,), read)
 

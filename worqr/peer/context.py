@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
+from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
 from worqr.errors import UsageError
 from worqr.peer.run import Run, RunHost, current_run, failed_of
 from worqr.records import CancelReason
@@ -88,6 +89,16 @@ class Context:
         """The lane of its queue that it came from; empty if it has none."""
         record = self._run.record
         return "" if record is None else record.get(b"lane", b"").decode()
+
+    @property
+    def batch(self) -> BatchRef | None:
+        """The batch that its job belongs to, or None. ``mesh.current_batch()`` returns a handle, to add jobs to it."""
+        return ref_of(self._run.record)
+
+    @property
+    def ended_batch(self) -> BatchInfo | None:
+        """In a follow-up: the batch that has ended. In any other run: None."""
+        return ended_of(self._run.record)
 
     @property
     def run_at(self) -> datetime:

@@ -214,6 +214,7 @@ class Engine:
                     nursery.start_soon(self.leader.scanner.scan_forever)
                     nursery.start_soon(self.leader.scanner.history.sample_forever)
                     nursery.start_soon(self.leader.due_jobs.promote_forever)
+                    nursery.start_soon(self.leader.due_jobs.relay.relay_forever)
                     if self.settings.observer is None:
                         nursery.start_soon(declarer.declare_forever)
                         nursery.start_soon(self._ticker.tick_forever)

@@ -87,7 +87,7 @@ class KnownQueues:
 
     def record(self, name: str, queue: Inspected) -> None:
         """Store what the scan found in a queue."""
-        if queue.workers or queue.running or queue.due or queue.trash:
+        if queue.workers or queue.running or queue.due or queue.trash or queue.batches or queue.needs_relay:
             self._urgent[name] = None
         else:
             self._urgent.pop(name, None)
@@ -122,4 +122,5 @@ class KnownQueues:
 def is_empty(queue: Inspected) -> bool:
     """Return True if the queue is empty, no worker serves it, and no operator has paused or limited it."""
     holds = queue.waiting or queue.due or queue.running or queue.failed or queue.broken or queue.blocked or queue.trash
+    holds = holds or queue.batches or queue.needs_relay
     return not (holds or queue.workers or queue.paused is not None or queue.overridden or queue.lane_rules)

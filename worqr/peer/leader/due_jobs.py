@@ -1,4 +1,4 @@
-"""`DueJobPromoter`: the leading peer enqueues jobs when they are due.
+"""`DueJobPromoter`: the leading peer enqueues jobs when they are due, and has the messages of queues about batches delivered.
 
 It sleeps until the earliest known due time. Due times come from scans, from each promotion, and from hints: a script publishes a
 hint when a job becomes the earliest of its queue. The server's clock decides whether a job is due. If the leader asks too early,
@@ -16,11 +16,13 @@ import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
+from worqr.batch_keys import keys_at
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link, Subscription
 from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle
+from worqr.peer.leader.outbox_relay import OutboxRelay
 from worqr.peer.registration import LEASE
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class DueJobPromoter:
         self._earlier = RepeatedEvent()
         self._throttle = ErrorThrottle(logger)
         self._subscription: Subscription | None = None
+        self.relay: OutboxRelay = OutboxRelay(link, keys, leads=leads, expect=self.expect)
 
     def begin(self) -> None:
         """Listen for hints, because this peer leads now. Earlier hints do not matter, because `missed` requests a scan."""
@@ -64,10 +67,8 @@ class DueJobPromoter:
 
     def _on_hint(self, _channel: str, message: bytes) -> None:
         ms, _, base = message.decode("utf-8", "replace").partition(" ")
-        stem = f"{self._keys.prefix}:"
-        if ms.isdigit() and base.startswith(f"{stem}{{"):
-            name = base[len(stem) :]
-            self.expect(name[1:-1] if name.endswith("}") else name, int(ms) / 1000)
+        if ms.isdigit() and base.startswith(f"{self._keys.prefix}:{{"):
+            self.expect(keys_at(self._keys.prefix, base).name, int(ms) / 1000)
 
     def expect(self, queue: str, within: float) -> None:
         """Note that a job of `queue` is due in `within` seconds."""
@@ -98,9 +99,7 @@ class DueJobPromoter:
 
     async def _promote(self, queue: str) -> None:
         try:
-            _, next_in_ms = await self._link.call(
-                ops.promote_due(QueueKeys.of(self._keys.prefix, queue)), patience=LEASE
-            )
+            found = await self._link.call(ops.promote_due(QueueKeys.of(self._keys.prefix, queue)), patience=LEASE)
         except Unavailable as error:
             emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
             self.expect(queue, RETRY_AFTER)
@@ -110,5 +109,7 @@ class DueJobPromoter:
             self.expect(queue, RETRY_AFTER)
         else:
             self._throttle.resolve(queue)
-            if next_in_ms is not None:
-                self.expect(queue, max(next_in_ms / 1000, AT_MOST_EVERY))
+            if found.needs_relay:
+                self.relay.request(queue)
+            if found.next_in_ms is not None:
+                self.expect(queue, max(found.next_in_ms / 1000, AT_MOST_EVERY))

@@ -114,8 +114,8 @@ class Scanner:
         found = await self._inspector.inspect_all(self._known.next_scan(time.monotonic()))
         for name, queue in found.items():
             self._known.record(name, queue)
-            if queue.next_in_ms is not None:
-                self._expect(name, queue.next_in_ms / 1000)
+            if queue.needs_relay or queue.next_in_ms is not None:
+                self._expect(name, 0 if queue.needs_relay else (queue.next_in_ms or 0) / 1000)
         self._unserved.report(found, time.monotonic())
         self._poster.record(found, self._names.server_ms)
         waiting = self._known.waiting(found)

@@ -1,0 +1,149 @@
+"""The values of batches that users read: `BatchInfo` and `BatchRef`; and the checks of the options of a batch. Pure.
+
+A batch is a set of jobs that is counted together, of one queue or of several. `worqr.client.batch` sends requests about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from worqr.batch_keys import keys_at
+from worqr.errors import UsageError
+from worqr.remote_error import meta_of
+from worqr.validation import Seconds, from_ms, seconds
+
+BatchState = Literal["open", "sealed", "ended"]
+KEEP: Final = 86400.0
+OPEN_FOR: Final = 3600.0
+_NOT_OF_FOLLOW_UPS: Final = {
+    "id": "id",
+    "unique_for": "unique_for",
+    "exists": "if_exists",
+    **dict.fromkeys(("data", "when", "counts", "policy", "at_most"), "update"),
+}
+"""Encoded options that a follow-up cannot have, by their names for users."""
+_DROPPED: Final = frozenset({"max_length", "max_lane_length", "replicas", "wait"})
+"""Encoded options of a function that mean nothing for a follow-up, because the server stores it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A batch at one moment."""
+
+    id: str
+    """Its id, unique in its home queue."""
+    queue: str
+    """The name of its home queue, which keeps its record."""
+    state: BatchState
+    """``open``: its producer may add jobs. ``sealed``: it ends when all its jobs have ended; running jobs may still add some.
+    ``ended``: all have ended, and the follow-up was enqueued.
+    """
+    jobs: int
+    """The number of jobs that were added."""
+    finished: int
+    """The number of jobs that finished."""
+    failed: int
+    """The number of jobs that failed for good, or were lost by a failover of the server."""
+    cancelled: int
+    """The number of jobs that were cancelled."""
+    endings: int
+    """How often it has ended. It ends again when failed jobs of it are put back."""
+    meta: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The `meta` that it was given."""
+    created: datetime | None = None
+    """The time at which it was made, by the server's clock."""
+    ended: datetime | None = None
+    """The time at which it ended; None if it has not."""
+    cancel_reason: str | None = None
+    """Why it was cancelled; None if it was not."""
+    queues: tuple[str, ...] = ()
+    """The names of the queues of its jobs."""
+    follow_up: tuple[str, str] | None = None
+    """The queue and the id of the job that its last ending enqueued; None if there is none."""
+
+    @property
+    def pending(self) -> int:
+        """The number of jobs that have not ended."""
+        return max(0, self.jobs - self.finished - self.failed - self.cancelled)
+
+    @property
+    def succeeded(self) -> bool:
+        """True if it has ended, and all its jobs have finished."""
+        return self.state == "ended" and self.finished == self.jobs and self.cancel_reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRef:
+    """The batch that a job belongs to. ``mesh.queue(ref.queue).batch(ref.id)`` is its handle."""
+
+    queue: str
+    """The name of its home queue."""
+    id: str
+    """Its id."""
+    _home: str = field(default="", repr=False)
+    _token: str = field(default="", repr=False)
+
+
+def _name_in(base: str) -> str:
+    """Return the name of the queue whose base this is. No name and no prefix has a brace."""
+    prefix = base.partition(":{")[0]
+    return keys_at(prefix, base).display_name
+
+
+def ref_of(record: Mapping[bytes, bytes] | None) -> BatchRef | None:
+    """Return the batch that the record of a job names, if any."""
+    lines = (record or {}).get(b"batch", b"").decode("utf-8", "replace").split("\n")
+    if len(lines) != 3:
+        return None
+    token, home, id = lines
+    return BatchRef(_name_in(home), id, home, token)
+
+
+def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:
+    """Return the batch that a follow-up is about, from its record; None for any other job."""
+    packed = (record or {}).get(b"batch_ended")
+    if packed is None:
+        return None
+    facts = msgspec.msgpack.decode(packed, type=dict[str, Any])
+    counts = (int(facts[name]) for name in ("added", "finished", "failed", "cancelled", "endings"))
+    return BatchInfo(
+        *(str(facts["id"]), _name_in(str(facts["home"])), "ended", *counts),
+        meta=meta_of(str(facts.get("meta") or "")),
+        ended=from_ms(int(facts["ended_at"])),
+        cancel_reason=cast("str | None", facts.get("cancel_reason")),
+    )
+
+
+def sum_counts(parts: Iterable[tuple[int, ...]]) -> tuple[int, int, int, int]:
+    """Return jobs, finished, failed and cancelled from the counters of the parts. Lost jobs count as failed."""
+    added = finished = failed = cancelled = 0
+    for counts in parts:
+        added += counts[0]
+        finished += counts[1]
+        failed += counts[2] + counts[4]
+        cancelled += counts[3]
+    return added, finished, failed, cancelled
+
+
+def follow_up_options(options: Mapping[str, object], what: str) -> dict[str, object]:
+    """Return the encoded options of a follow-up.
+
+    Raises:
+        UsageError: it has an option that a follow-up cannot have.
+    """
+    for name, public in _NOT_OF_FOLLOW_UPS.items():
+        if name in options:
+            raise UsageError(
+                f"{what} of a batch is a new job with an id of its own, at each ending: leave {public}= out of its options"
+            )
+    return {name: value for name, value in options.items() if name not in _DROPPED}
+
+
+def milliseconds(value: Seconds, what: str) -> int:
+    """Return seconds as milliseconds. Raises UsageError, which names `what`."""
+    return round(seconds(value, what, positive=True) * 1000)

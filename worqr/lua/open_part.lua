@@ -1,0 +1,39 @@
+#!lua
+-- open_part: opens a part of a batch, so that jobs of its queue can be added. A part that is open keeps its version.
+-- KEYS[1] queue LIST
+-- KEYS[2] batch HASH
+-- KEYS[3] parts HASH
+-- KEYS[4] batches ZSET
+-- ARGV[1] id of the batch
+-- ARGV[2] token of the batch; empty: of any
+-- ARGV[3] part base of its queue
+-- ARGV[4] max_parts
+-- RETURNS ok version sealed token keep on_failed | cancelled reason | ended | unknown | full; sealed is 1 if its producer adds nothing more
+-- RESEND safe: a copy finds the part open
+local queue, batch, parts, batches = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local id, token, part, max_parts = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+
+redis.call('ZCARD', batches)
+local kept = redis.call('HMGET', batch, 'token', 'state', 'cancel_reason', 'open_for', 'keep', 'on_failed')
+local v, open, counts = known_part(redis.call('HGET', parts, part))
+if not kept[1] or token ~= '' and kept[1] ~= token then
+  return {'unknown'}
+elseif kept[3] then
+  return {'cancelled', kept[3]}
+elseif kept[2] == 'ended' then
+  return {'ended'}
+end
+if v == 0 and redis.call('HLEN', parts) >= max_parts then
+  return {'full'}
+elseif not open then
+  redis.call('HINCRBY', batch, 'open', 1)
+  v = v + 1
+  redis.call('HSET', parts, part, digits(v) .. ' 1 ' .. counts)
+end
+local now, sealed = now_ms(), kept[2] == 'sealed'
+if not sealed then
+  local open_for = tonumber(kept[4])
+  redis.call('HSET', batch, 'open_until', digits(now + open_for))
+  check_batch_in(queue, id, open_for, now)
+end
+return {'ok', digits(v), sealed and 1 or 0, kept[1], kept[5], kept[6] or ''}

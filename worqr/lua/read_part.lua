@@ -1,0 +1,12 @@
+#!lua flags=no-writes
+-- read_part: what a queue knows of a batch.
+-- KEYS[1] part HASH
+-- KEYS[2] part_members SET
+-- RETURNS ok members name value...: members is how many have not ended
+-- RESEND safe: it only reads
+local part, part_members = KEYS[1], KEYS[2]
+
+local reply = redis.call('HGETALL', part)
+table.insert(reply, 1, redis.call('SCARD', part_members))
+table.insert(reply, 1, 'ok')
+return reply

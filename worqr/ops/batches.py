@@ -1,0 +1,261 @@
+"""Batches: the record at the home queue, the parts in the queues of the members, and the messages between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from worqr.batch_keys import BatchKeys
+from worqr.keys import QueueKeys
+from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
+from worqr.script_call import Argument, Call
+
+MAX_PARTS: Final = 1000
+"""Queues, or shards of queues, that a batch may have members in."""
+CHECKS_AT_ONCE: Final = 20
+"""Batches that one request of the leader looks at."""
+MESSAGES_AT_ONCE: Final = 100
+CANCEL_MEMBERS: Final = 100
+"""Members that one script cancels, about: each takes the server some 20 us."""
+FOLLOW_UP_KEPT_MS: Final = 86_400_000
+"""ms for which a queue knows which follow-ups it has stored."""
+NO_COUNTS: Final = (0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPart:
+    """Reply of open_part. `status` is ok, cancelled, ended, unknown or full. `options` is the option `batch` of a dispatch."""
+
+    status: str
+    reason: str = ""
+    options: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartRow:
+    """What the home knows of a part. `counts`: members added, finished, failed, cancelled, lost, failures."""
+
+    base: str
+    version: int
+    open: bool
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """What is stored about a batch: its id, the fields of its record, and its parts."""
+
+    id: str
+    facts: Mapping[str, str]
+    parts: tuple[PartRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCheck:
+    """A batch whose open parts are to be told that it is sealed or, with a `reason`, that it was cancelled."""
+
+    id: str
+    token: str
+    reason: str | None
+    keep: str
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Reply of seal_batch: the state then, the `keep` of the batch, and the parts that are to be told, with their versions."""
+
+    state: str
+    keep: str
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """A message of an outbox: its topic, the bytes that are stored, and what it says: report, cancel or follow_up, with the parts
+    that take_outbox documents.
+    """
+
+    topic: bytes
+    message: bytes
+    kind: str
+    parts: Sequence[Any]
+
+
+def _counts(value: bytes) -> tuple[int, ...]:
+    return tuple(int(number) for number in value.split())
+
+
+def _row(entry: Sequence[Any]) -> BatchRow:
+    id, facts, flat = entry
+    parts = tuple(
+        PartRow(text(flat[i]), int(flat[i + 1]), bool(flat[i + 2]), _counts(flat[i + 3]))
+        for i in range(0, len(flat), 4)
+    )
+    return BatchRow(text(id), {text(name): text(value) for name, value in pairs(facts)}, parts)
+
+
+def _versions(flat: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    return tuple((text(base), int(version)) for base, version in pairs(flat))
+
+
+def open_batch(
+    keys: QueueKeys,
+    id: str,
+    token: str,
+    *,
+    open_for_ms: int,
+    keep_ms: int,
+    parent: Mapping[str, object] | None = None,
+    facts: Mapping[str, bytes | str],
+) -> Call[Literal["ok", "exists", "closed"]]:
+    """Store the record of a batch. `parent`: the option `batch` of the batch that it is a member of."""
+
+    def read(reply: Reply) -> Any:
+        return expect("ok", "exists", "closed")(reply)
+
+    flat = tuple(part for fact in facts.items() for part in fact)
+    outer = b"" if parent is None else msgspec.msgpack.encode(parent)
+    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
+    args: tuple[Argument, ...] = (id, token, open_for_ms, keep_ms, outer, *flat)
+    return new_call("open_batch", keys.base, names, args, read, numbered=True)
+
+
+def open_part(keys: QueueKeys, id: str, token: str, part: str) -> Call[OpenedPart]:
+    """Open the part of the queue with the base `part`, so that jobs can be added there. An empty `token` is that of any batch."""
+
+    def read(reply: Reply) -> OpenedPart:
+        word = status_word(reply)
+        if word != "ok":
+            return OpenedPart(word, text(reply[1]) if len(reply) > 1 else "")
+        _, version, sealed, found, keep, on_failed = reply
+        options: dict[str, object] = {
+            "token": text(found),
+            "home": keys.base,
+            "id": id,
+            "number": int(version),
+            "keep": text(keep),
+            **({"sealed": True} if sealed else {}),
+            **({"on_failed": text(on_failed)} if on_failed else {}),
+        }
+        return OpenedPart(word, options=options)
+
+    known = BatchKeys(keys)
+    names = (keys.base, known.batch(id), known.parts(id), known.batches)
+    return new_call("open_part", keys.base, names, (id, token, part, MAX_PARTS), read)
+
+
+def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:
+    """Note that nothing more is added to a batch from outside. None: it is unknown."""
+
+    def read(reply: Reply) -> Sealed | None:
+        if status_word(reply) == "unknown":
+            return None
+        return Sealed(text(reply[1]), text(reply[2]), _versions(reply[3:]))
+
+    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
+    return new_call("seal_batch", keys.base, names, (id, token), read)
+
+
+def report_part(
+    keys: QueueKeys, id: str, token: str, part: str, version: int, *, closed: bool, counts: str
+) -> Call[str]:
+    """Report the state of a part to the home of its batch. `counts`: added, finished, failed, cancelled, lost, failures; with spaces."""
+    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
+    args = (id, token, part, version, int(closed), counts)
+    return new_call("report_part", keys.base, names, args, expect_ok)
+
+
+def cancel_batch(keys: QueueKeys, id: str, token: str, reason: str) -> Call[str]:
+    """Cancel a batch: ok, ended or unknown. An empty `token` is that of any batch."""
+    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
+    return new_call("cancel_batch", keys.base, names, (id, token, reason), expect("ok", "ended", "unknown"))
+
+
+def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
+    """Do what the leader does for batches whose check is due; return whether more are due, and which parts are to be told."""
+
+    def read(reply: Reply) -> tuple[bool, list[BatchCheck]]:
+        found = [
+            BatchCheck(text(id), text(token), None if reason is None else text(reason), text(keep), _versions(parts))
+            for id, token, reason, keep, *parts in reply[1:]
+        ]
+        return status_word(reply) == "more", found
+
+    return new_call("check_batches", keys.base, (keys.base, BatchKeys(keys).batches), (CHECKS_AT_ONCE,), read)
+
+
+def read_batch(keys: QueueKeys, id: str) -> Call[BatchRow | None]:
+    """Return what is stored about a batch; None: it is unknown."""
+
+    def read(reply: Reply) -> BatchRow | None:
+        return None if status_word(reply) == "unknown" else _row(reply[1:])
+
+    return new_call("read_batch", keys.base, (keys.base, BatchKeys(keys).batch(id)), (id,), read)
+
+
+def list_batches(keys: QueueKeys, first: int = 0, limit: int = 100) -> Call[tuple[int, list[BatchRow]]]:
+    """Return the number of batches at home in a queue, and `limit` of them from the rank `first` on."""
+
+    def read(reply: Reply) -> tuple[int, list[BatchRow]]:
+        status_word(reply)
+        return int(reply[1]), [_row(entry) for entry in reply[2:]]
+
+    return new_call("list_batches", keys.base, (keys.base, BatchKeys(keys).batches), (first, limit), read)
+
+
+def close_part(keys: QueueKeys, token: str, version: int, home: str, id: str, keep: str) -> Call[str]:
+    """Tell a part that nothing more is added to its batch from outside."""
+    return new_call(
+        "close_part", keys.base, (keys.base, BatchKeys(keys).part(token)), (token, version, home, id, keep), expect_ok
+    )
+
+
+def cancel_part(
+    keys: QueueKeys, token: str, version: int, home: str, id: str, keep: str, reason: str, cursor: str = "0"
+) -> Call[str | None]:
+    """Cancel members of a part; return the cursor for the next call, None if all were cancelled."""
+
+    def read(reply: Reply) -> str | None:
+        return text(reply[1]) if status_word(reply) == "more" else None
+
+    names = (keys.base, BatchKeys(keys).part(token), BatchKeys(keys).members(token))
+    args = (token, version, home, id, keep, reason, cursor, CANCEL_MEMBERS)
+    return new_call("cancel_part", keys.base, names, args, read)
+
+
+def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]]:
+    """Return how many members of a batch have not ended in a queue, and the fields of the part."""
+
+    def read(reply: Reply) -> tuple[int, Mapping[str, str]]:
+        status_word(reply)
+        return int(reply[1]), {text(name): text(value) for name, value in pairs(reply[2:])}
+
+    names = (BatchKeys(keys).part(token), BatchKeys(keys).members(token))
+    return new_call("read_part", keys.base, names, (), read)
+
+
+def put_follow_up(keys: QueueKeys, token: str, ending: int, options: bytes, task: bytes) -> Call[str]:
+    """Store the follow-up of the ending with this number, if it is not stored yet: ok, or stored."""
+    args = (token, ending, options, task, FOLLOW_UP_KEPT_MS)
+    names = (keys.base, BatchKeys(keys).part(token))
+    return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored"), size=len(task))
+
+
+def take_outbox(keys: QueueKeys) -> Call[list[OutboxMessage]]:
+    """Return messages of a queue for other queues."""
+
+    def read(reply: Reply) -> list[OutboxMessage]:
+        status_word(reply)
+        return [OutboxMessage(topic, message, text(kind), parts) for topic, message, (kind, *parts) in reply[1:]]
+
+    return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (MESSAGES_AT_ONCE,), read)
+
+
+def drop_outbox(keys: QueueKeys, delivered: Sequence[OutboxMessage]) -> Call[str]:
+    """Delete delivered messages, unless their topics have newer ones."""
+    flat = tuple(part for each in delivered for part in (each.topic, each.message))
+    return new_call("drop_outbox", keys.base, (BatchKeys(keys).outbox,), flat, expect_ok)
