@@ -112,7 +112,7 @@ async def prepare(mesh: worqr.Mesh) -> None:
 async def sync(mesh: worqr.Mesh, shop: str, page: int) -> None:
     """Dispatch the synchronisation of one page of a shop's catalogue, in the lane of the shop."""
     task = f'{{"shop": "{shop}", "page": {page}}}'.encode()
-    await mesh.queue("catalog.sync").dispatch(task, lane=shop)
+    await mesh.queue("catalog.sync").dispatch(task, id=f"{shop}-{page}", lane=shop)
 
 
 async def feed(mesh: worqr.Mesh) -> None:
