@@ -115,7 +115,7 @@ async def test_failed_jobs_are_put_back_and_waited_for(beside: Beside, connected
         answer = await beside("batch", "mails", "letters", "--wait")
         assert (answer.code, facts(answer)["failed"]) == (1, "2")
         assert answer.err == (
-            "worqr: batch 'letters' ended with 0 of 2 jobs finished; `worqr failed list 'mails'` lists failed ones\n"
+            "worqr: batch 'letters' ended with 0 of 2 jobs finished; `worqr failed list 'mails'` show failed jobs\n"
         )
     answer = await beside("batch", "mails", "letters", "--retry-failed")
     assert answer == Answer(0, "2 failed jobs put back\n", "")

@@ -100,8 +100,6 @@ def batch(
     if reason and not cancel:
         raise InvalidArguments("--reason needs --cancel")
     limit = parse_duration(within, "--within")
-    shows_progress = is_terminal() and not json
-
     async def command(mesh: Mesh) -> tuple[BatchInfo, str]:
         target, done = queue_by_name(mesh, queue), ""
         handle = target.batch(id)
@@ -109,24 +107,19 @@ def batch(
             if cancel or retry_failed:
                 done = await _change(mesh, handle, None if retry_failed else reason)
             if wait or limit is not None:
-                return await _wait(handle, limit, shows_progress=shows_progress), done
+                return await _wait(handle, limit, shows_progress=is_terminal() and not json), done
             return await handle.info(), done
         except NoResult:
             raise CommandFailed(await _unknown(mesh, target, queue, id)) from None
 
     info, done = run_connected(connect, command)
+    waited = wait or limit is not None
     if json:
         print_json(batch_fields(info))
     else:
-        if done:
-            print(done)
-        if not done or wait or limit is not None:
-            show_facts(_facts(info), {"state": STATES.get(_state(info), ""), "failed": "red" if info.failed else ""})
-    if (wait or limit is not None) and not cancel and not info.succeeded:
-        raise CommandFailed(
-            f"batch {id!r} ended with {info.finished:,} of {info.jobs:,} jobs finished"
-            + (f"; `worqr failed list {queue!r}` lists failed ones" if info.failed and queue in info.queues else "")
-        )
+        _show(info, done, facts=waited or not done)
+    if waited and not cancel and not info.succeeded:
+        raise CommandFailed(_unfinished(info))
 
 
 async def _change(mesh: Mesh, handle: Batch, reason: str | None) -> str:
@@ -161,6 +154,13 @@ async def _wait(handle: Batch, limit: float | None, *, shows_progress: bool) -> 
     return last
 
 
+def _unfinished(info: BatchInfo) -> str:
+    """Return the error about a batch that has ended without all its jobs finished."""
+    lists = [f"`worqr failed list {name!r}`" for name in info.queues[:3]] if info.failed else []
+    hint = f"; {' and '.join(lists)} show failed jobs" if lists else ""
+    return f"batch {info.id!r} ended with {info.finished:,} of {info.jobs:,} jobs finished{hint}"
+
+
 async def _unknown(mesh: Mesh, target: Queue, queue: str, id: str) -> str:
     """Return the message about a batch that the queue does not have."""
     found = await target.batches(MOST_COMPARED)
@@ -180,6 +180,13 @@ def _state(info: BatchInfo) -> str:
     if info.state != "ended" or info.succeeded:
         return info.state
     return "failed" if info.cancel_reason is None else "cancelled"
+
+
+def _show(info: BatchInfo, done: str, *, facts: bool) -> None:
+    if done:
+        print(done)
+    if facts:
+        show_facts(_facts(info), {"state": STATES.get(_state(info), ""), "failed": "red" if info.failed else ""})
 
 
 def _row(info: BatchInfo) -> Sequence[object]:

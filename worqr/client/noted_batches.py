@@ -1,12 +1,19 @@
-"""What operators do with batches: each act also writes an entry into the log of the mesh. For the command line and the dashboard.
+"""What operators do with batches, and see of them. Acts also write an entry into the log of the mesh. For `cli` and `dashboard`.
 
 A program that cancels its own batches calls `Batch.cancel`, which writes no entry, so that it does not flood the log.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from worqr import ops
 from worqr.client.batch import Batch
 from worqr.client.client import Client
+from worqr.client.dead_letters import Aside, list_members
+from worqr.errors import NoResult
+from worqr.records import Failed
 
 
 async def cancel_and_note(client: Client, batch: Batch, reason: str) -> int | None:
@@ -24,3 +31,11 @@ async def retry_and_note(client: Client, batch: Batch) -> int:
     count = await batch.retry_failed()
     await client.note("batch_retried", queue=batch.queue, count=count, text=batch.id)
     return count
+
+
+async def failed_members(client: Client, batch: Batch, aside: Aside, limit: int, **options: Any) -> Sequence[Failed]:
+    """Return the entries of a dead-letter queue that belong to a batch; see `list_members`. Raises NoResult if it is unknown."""
+    row = await client.ask(ops.read_batch(batch._home, batch.id))  # pyright: ignore[reportPrivateUsage]
+    if row is None:
+        raise NoResult(f"{batch!r} is unknown: it never existed, or its record was deleted after its end")
+    return await list_members(aside, row.facts["token"], limit, **options)
