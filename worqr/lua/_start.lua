@@ -87,6 +87,14 @@ local function add_claims(base, held, claims, limits, now)
   end
 end
 
+-- Stores the last fencing token of a start that has used up `taken` of them, from `first` on.
+local function store_claimed(base, first, taken)
+  if taken > 0 then
+    store_token(base, first + taken - 1)
+    renew_counts(base)
+  end
+end
+
 -- Returns whether there are limits or a pause, and whether there are lanes. Most queues have none of these: one question.
 local function what_exists(paused, limits, lanes)
   if redis.call('EXISTS', paused, limits, lanes) == 0 then

@@ -13,6 +13,7 @@ snapshot), `mesh_log` (its log), `history` (that of a queue), `operators` (cance
 from __future__ import annotations
 
 from worqr.ops.batches import (
+    MAX_PARTS,
     BatchCheck,
     BatchRow,
     OpenedPart,
@@ -218,6 +219,7 @@ __all__ = [
     "MAX_HEADS",
     "MAX_ITEMS",
     "MAX_LOG_TEXT",
+    "MAX_PARTS",
     "MAX_SKIPPED",
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
