@@ -223,3 +223,5 @@ class JobRecord:
     """The dead-letter records of this id, at most ten, the newest first. Each `task` has the first 4,096 bytes of the payload."""
     twins: tuple[str, ...] = ()
     """For a plain task that became a job: the ids of others with the same payload, at most ten."""
+    lane: str = ""
+    """Its lane; empty if it has none."""

@@ -34,6 +34,9 @@ async def test_an_id_is_looked_up_in_all_queues(beside: Beside, mesh: worqr.Mesh
             ("letters", "x", "scheduled", "letters"),
             ("mails", "x", "scheduled", "mails"),
         ]
+        await mesh.queue("other").dispatch(b"b", id="z", lane="acme")
+        assert "lane        acme\n" in (await beside("status", "z")).out
+        assert (await beside("status", "z", "--json")).json[0]["lane"] == "acme"
         unknown = await beside("status", "y", "--json")
         assert (unknown.code, unknown.out) == (1, "")
         assert unknown.err.startswith("worqr: no job 'y' in any queue: the id is unknown, or")
