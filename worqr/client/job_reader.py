@@ -53,6 +53,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         ended=tuple(_ended(each) for each in found.results if each is not None),
         dead_letters=tuple(_failed(keys, each) for each in found.records),
         twins=tuple(found.twins),
+        saved_size=_number(fields, "saved_size") or 0,
     )
 
 
