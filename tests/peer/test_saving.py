@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import worqr
+import worqr.testing
 from tests.peer import process_jobs
 from tests.peer.process_jobs import Point, resume
 from tests.peer.tools import QUICK, serving
@@ -470,7 +471,7 @@ async def test_an_async_function_is_no_step_of_a_thread(mesh: worqr.Mesh) -> Non
 
     def handler(task: bytes) -> str:
         with pytest.raises(worqr.UsageError, match=r"step 'a' is an async function: write `await worqr.step\('a', ...\)`"):
-            worqr.step_now("a", later)
+            _ = worqr.step_now("a", later)
         return "refused"
 
     assert await result_of(mesh, handler, runs_in="thread") == "refused"

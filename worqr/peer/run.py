@@ -281,7 +281,7 @@ class Run(Generic[Host]):
                 self.scope.cancel()
 
     def note_lost(self) -> None:
-        """Note that its claim is lost, as its handler is told by an error. The handler is not cancelled."""
+        """Note that its claim is lost. The handler is not cancelled, because the save that it waits for raises ClaimLost."""
         if self.state is not SETTLED:
             self.cancel_reason = "lost"
 

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from worqr.errors import UsageError
 from worqr.policy import Failure
-from worqr.validation import check_text, encode_json
+from worqr.validation import check_text, encode_json, name_of
 
 MAX_SAVED: Final = 256 * 1024
 """The most bytes of one save."""
@@ -63,6 +63,7 @@ def encode_step(name: str, result: object) -> bytes:
     Raises:
         Failure: it cannot be stored. Another run would call the function again, so there is none.
     """
+    kind = name_of(type(result))
     try:
         if result is None:
             return b"none "
@@ -72,7 +73,7 @@ def encode_step(name: str, result: object) -> bytes:
             encoded = b"json " + encode_json(result)
     except Exception as error:  # any error from encoding a user's type
         raise Failure(
-            f"step {name!r} was done, but its result cannot be saved: {type(result).__qualname__} is neither bytes nor JSON "
+            f"step {name!r} was done, but its result cannot be saved: {kind} is neither bytes nor JSON "
             f"({error}); return what names it (an id), or None"
         ) from error
     if len(name.encode()) + len(encoded) > MAX_KEPT:
