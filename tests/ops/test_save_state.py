@@ -135,28 +135,28 @@ def test_what_was_saved_survives_every_way_back(desk: Desk) -> None:
     save(desk, "A", held, 1, b"s")
     step(desk, "A", held, "charge", b"none ")
     keeps = saved("s", charge="none ")
-    id = f"@{held}"
+    name = f"@{held}"
     desk.call(ops.stop_tasks(desk.q, "A", [held]))
-    assert desk.state()[f":job:{id}"] == remembered("a", held, **keeps)
+    assert desk.state()[f":job:{name}"] == remembered("a", held, **keeps)
     [held] = desk.take("A", 1)
     desk.retry("A", held)
-    assert keeps.items() <= desk.state()[f":job:{id}"].items()
+    assert keeps.items() <= desk.state()[f":job:{name}"].items()
     [held] = desk.take("A", 1)
     desk.call(ops.retry_task(desk.q, "A", held, BOOM, counter="", limit=9, run_at_ms=PAST))
-    assert keeps.items() <= desk.state()[f":job:{id}"].items()
+    assert keeps.items() <= desk.state()[f":job:{name}"].items()
     [held] = desk.take("A", 1)
     desk.call(ops.fail_worker(desk.q, "A"))
-    assert keeps.items() <= desk.state()[f":job:{id}"].items()
+    assert keeps.items() <= desk.state()[f":job:{name}"].items()
     desk.enter("A")
     [held] = desk.take("A", 1)
     desk.fail("A", held)
     assert keeps.items() <= desk.state()[f":aside:{held}"].items()
     assert desk.call(ops.retry_aside(desk.q, "failed", [held])) == 1
-    assert keeps.items() <= desk.state()[f":job:{id}"].items()
+    assert keeps.items() <= desk.state()[f":job:{name}"].items()
     [held] = desk.take("A", 1)
     desk.call(ops.finish_tasks(desk.q, "A", [held]))
-    assert not any("s" in value for key, value in desk.state().items() if isinstance(value, dict) and id in key)
-    assert f":active:{id}" not in desk.state()
+    assert not any("s" in value for key, value in desk.state().items() if isinstance(value, dict) and name in key)
+    assert f":active:{name}" not in desk.state()
 
 
 def test_it_follows_its_job_through_lanes(desk: Desk) -> None:

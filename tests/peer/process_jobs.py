@@ -21,6 +21,7 @@ from typing import Any
 
 import worqr
 
+
 @dataclass
 class Point:
     """What a step returns."""
@@ -446,7 +447,12 @@ def resume(task: bytes) -> dict[str, Any]:
     point = worqr.step_now("add", add_one, now.attempt)
     if now.attempt == 1:
         raise ValueError("once")
-    return {"before": None if before is None else before.decode(), "x": point.x, "saved": str(now.saved), "calls": CALLS}
+    return {
+        "before": None if before is None else before.decode(),
+        "x": point.x,
+        "saved": str(now.saved),
+        "calls": CALLS,
+    }
 
 
 def save_too_much(task: bytes) -> str:

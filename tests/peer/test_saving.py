@@ -17,7 +17,7 @@ import worqr
 import worqr.testing
 from tests.peer import process_jobs
 from tests.peer.process_jobs import Point, resume
-from tests.peer.tools import QUICK, serving
+from tests.peer.tools import QUICK, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
@@ -273,7 +273,7 @@ def nothing() -> None:
     pass
 
 
-def untyped():  # type: ignore[no-untyped-def] # noqa: ANN201
+def untyped():  # type: ignore[no-untyped-def]
     return 1, 2
 
 
@@ -364,7 +364,9 @@ async def test_a_job_that_keeps_too_much_is_told_what_to_do(mesh: worqr.Mesh) ->
         return b"x" * 600_000
 
     async def handler(task: bytes) -> None:
-        with pytest.raises(worqr.UsageError, match=r"262,145 bytes are over the 262,144.*keep the data in your database"):
+        with pytest.raises(
+            worqr.UsageError, match=r"262,145 bytes are over the 262,144.*keep the data in your database"
+        ):
             await worqr.current().save(b"x" * 262_145)
         with pytest.raises(worqr.UsageError, match=r"takes bytes, not str.*json.dumps"):
             await worqr.current().save("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -380,7 +382,9 @@ async def test_another_type_than_the_saved_one_is_an_error_and_not_another_call(
         raise AssertionError("is not called")
 
     with worqr.testing.context(steps={"a": "text"}):
-        with pytest.raises(worqr.UsageError, match="the saved result of step 'a' is not what its function is said to return"):
+        with pytest.raises(
+            worqr.UsageError, match="the saved result of step 'a' is not what its function is said to return"
+        ):
             await worqr.step("a", number)
 
 
@@ -392,6 +396,7 @@ async def test_a_run_that_has_lost_its_claim_saves_nothing(
     new_mesh: NewMesh, server: Server, prefix: str, place: str, tmp_path: Path
 ) -> None:
     mesh, gone, heard = new_mesh(keepalive=60), tmp_path / "gone", trio.Event()
+    lost = tmp_path / "gone.lost"
     token = trio.lowlevel.current_trio_token()
     keys = QueueKeys(prefix, "Q1")
 
@@ -429,8 +434,7 @@ async def test_a_run_that_has_lost_its_claim_saves_nothing(
                 client.srem(keys.claims(str(running[0].worker)), str(running[0].claim))
             gone.touch()
             if place == "process":
-                while not Path(f"{gone}.lost").exists():
-                    await trio.sleep(0.01)
+                await until(lost.exists)
             else:
                 await heard.wait()
         assert (await job.status()).failures == 0
@@ -470,7 +474,9 @@ async def test_an_async_function_is_no_step_of_a_thread(mesh: worqr.Mesh) -> Non
         return 1
 
     def handler(task: bytes) -> str:
-        with pytest.raises(worqr.UsageError, match=r"step 'a' is an async function: write `await worqr.step\('a', ...\)`"):
+        with pytest.raises(
+            worqr.UsageError, match=r"step 'a' is an async function: write `await worqr.step\('a', ...\)`"
+        ):
             _ = worqr.step_now("a", later)
         return "refused"
 

@@ -1,7 +1,7 @@
 """`JobFields` and `SavedState`: what one run knows of its job's record, and of what the job has saved: bytes, results of steps.
 
-The `SavedState` is made at the first use. Handlers use it from any thread. How something is saved is in `state_saver`; the steps that
-applications call are in `steps`.
+The `SavedState` is made at the first use. Handlers use it from any thread. How something is sent is in
+`state_saver`; the steps that applications call are in `steps`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ MAX_STEP_NAME: Final = 200
 _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
 _REMEDY: Final = "keep the data in your database, and save its key"
-FULL: Final = (
-    f"a job can save at most {MAX_KEPT:,} bytes in all, and each of its steps counts as at least {STEP_BYTES:,}: {_REMEDY}"
-)
+FULL: Final = f"a job can save at most {MAX_KEPT:,} bytes in all, and each of its steps counts as at least {STEP_BYTES:,}: {_REMEDY}"
 
 
 def check_saved(state: object) -> bytes:

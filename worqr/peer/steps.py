@@ -173,7 +173,9 @@ def _return_hint(name: str, fn: object) -> Any:
         UsageError: JSON does not know it, or it names what is not there when the program runs.
     """
     if not callable(fn):
-        raise UsageError(f"step {name!r} needs a function and its arguments, as in step({name!r}, charge, order), not {fn!r}")
+        raise UsageError(
+            f"step {name!r} needs a function and its arguments, as in step({name!r}, charge, order), not {fn!r}"
+        )
     key = getattr(fn, "__func__", fn)
     with suppress(KeyError, TypeError):
         return _hints[key]

@@ -65,7 +65,6 @@ class _DirectRun(Run[_NoConsumer]):
             except RuntimeError:
                 pass  # the test calls the function directly
 
-
     def check_may_wait(self, instead: str) -> None:
         """Do nothing, because nothing waits."""
 
