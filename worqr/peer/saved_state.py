@@ -26,7 +26,9 @@ MAX_STEP_NAME: Final = 200
 _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
 _REMEDY: Final = "keep the data in your database, and save its key"
-FULL: Final = f"a job can save at most {MAX_KEPT:,} bytes in all, and a step counts as at least {STEP_BYTES:,}: {_REMEDY}"
+FULL: Final = (
+    f"a job can save at most {MAX_KEPT:,} bytes in all, and a step counts as at least {STEP_BYTES:,}: {_REMEDY}"
+)
 
 
 def check_saved(state: object) -> bytes:
