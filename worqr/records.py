@@ -186,7 +186,7 @@ class JobRecord:
     size: int | None
     """The length of the whole payload in bytes; None without a record."""
     plain: bool
-    """True if it was enqueued as a plain task, which became a job when it was retried or reported progress."""
+    """True if it was enqueued as a plain task, which became a job when it was retried, reported progress or saved."""
     meta: Mapping[str, str]
     """The `meta` of its dispatch."""
     options: Mapping[str, int | float | bool | str]
@@ -225,3 +225,5 @@ class JobRecord:
     """For a plain task that became a job: the ids of others with the same payload, at most ten."""
     lane: str = ""
     """Its lane; empty if it has none."""
+    saved_size: int = 0
+    """The bytes that the job keeps for its next run: what it saved, and its steps. A step counts as at least 1 KiB."""

@@ -54,6 +54,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         dead_letters=tuple(_failed(keys, each) for each in found.records),
         twins=tuple(found.twins),
         lane=_text(fields, "lane"),
+        saved_size=_number(fields, "saved_size") or 0,
     )
 
 

@@ -174,6 +174,7 @@ from worqr.ops.tasks import (
     note_runs,
     reconcile,
     retry_task,
+    save_state,
     start_tasks,
     stop_tasks,
 )
@@ -317,6 +318,7 @@ __all__ = [
     "retry_task",
     "rewind_schedules",
     "sample_queue",
+    "save_state",
     "set_lane",
     "set_limits",
     "start_tasks",
