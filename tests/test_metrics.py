@@ -215,7 +215,8 @@ def scraped(
 
 
 def test_a_mesh_has_every_metric() -> None:
-    found = scraped(FleetMetrics(300), mesh_info(queue("q", 1, finished=10, timed_out=1)), {"q": RAN})
+    limited = replace(queue("q", 1, finished=10, timed_out=1), held_back="rate", held_for=2.5, lanes=3, held_lanes=1)
+    found = scraped(FleetMetrics(300), mesh_info(limited), {"q": RAN})
     assert {without_part(name.partition("{")[0]) for name in found} == FLEET.keys()
     for name, value in {
         "worqr_up": 1,
@@ -235,6 +236,10 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_queue_dead_letters{list="broken",queue="q"}': 6,
         'worqr_queue_workers{queue="q"}': 1,
         'worqr_queue_paused{queue="q"}': 0,
+        'worqr_queue_held_back{queue="q"}': 1,
+        'worqr_queue_held_for_seconds{queue="q"}': 2.5,
+        'worqr_queue_lanes{queue="q"}': 3,
+        'worqr_queue_held_lanes{queue="q"}': 1,
         'worqr_queue_age_seconds{queue="q"}': 7.5,
         'worqr_queue_age_estimated{queue="q"}': 1,
         'worqr_tasks_total{event="finished",queue="q"}': 10,

@@ -67,6 +67,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             },
         ),
         (
+            "Time until held tasks may start",
+            "s",
+            {f"worqr_queue_held_for_seconds{{{Q}}}": "{{queue}}"},
+        ),
+        (
             "Lanes",
             "short",
             {

@@ -20,6 +20,14 @@ MOST_LIMITS: Final = 4
 SHORTEST: Final = 0.01
 LONGEST: Final = 31 * 86400.0
 """Seconds: the bounds of `per`."""
+HELD_BACK: Final = {
+    "": "",
+    "paused": "paused",
+    "concurrency": "limit reached",
+    "rate": "rate reached",
+    "lanes": "all lanes held",
+}
+"""The values of ``QueueInfo.held_back`` in words."""
 DECLARES_NOTHING: Final = "*"
 """Instead of the text of limits: those of the queue stay as they are."""
 

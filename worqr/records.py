@@ -186,7 +186,7 @@ class JobRecord:
     size: int | None
     """The length of the whole payload in bytes; None without a record."""
     plain: bool
-    """True if it was enqueued as a plain task, which became a job when it was retried or reported progress."""
+    """True if it was enqueued as a plain task, which became a job when it was retried, reported progress or saved."""
     meta: Mapping[str, str]
     """The `meta` of its dispatch."""
     options: Mapping[str, int | float | bool | str]
@@ -223,3 +223,7 @@ class JobRecord:
     """The dead-letter records of this id, at most ten, the newest first. Each `task` has the first 4,096 bytes of the payload."""
     twins: tuple[str, ...] = ()
     """For a plain task that became a job: the ids of others with the same payload, at most ten."""
+    lane: str = ""
+    """Its lane; empty if it has none."""
+    saved_size: int = 0
+    """The bytes that the job keeps for its next run: what it saved, and its steps. A step counts as at least 1 KiB."""

@@ -20,7 +20,8 @@ async def test_the_load_of_a_queue_is_known_while_no_worker_runs(connected: worq
     assert answer.headers["content-type"] == "application/json"
     found = answer.json()
     assert found.pop("age") >= 0
-    assert found == {"queue": "mail", "load": 22, "workers": 0, "wanted": 3}
+    free = {"held_back": "", "held_for": None}
+    assert found == {"queue": "mail", "load": 22, "workers": 0, "wanted": 3, **free}
     assert "wanted" not in (await site.get("/api/v1/scale", queue="mail")).json()
 
 
@@ -61,4 +62,5 @@ async def test_a_refusal_is_json(
 
 async def test_a_queue_that_nobody_has_used_has_no_load(connected: worqr.Mesh, site: Site) -> None:
     found = (await site.get("/api/v1/scale", queue="mail", places="1")).json()
-    assert found == {"queue": "mail", "load": 0, "age": 0.0, "workers": 0, "wanted": 0}
+    free = {"held_back": "", "held_for": None}
+    assert found == {"queue": "mail", "load": 0, "age": 0.0, "workers": 0, "wanted": 0, **free}

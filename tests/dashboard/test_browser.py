@@ -179,6 +179,19 @@ def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Ta
     tab.wait_for(f"document.querySelectorAll('{ROWS}').length === 3")
 
 
+def test_a_pause_appears_and_goes_without_a_reload(site: Running, open_tab: Callable[..., Tab]) -> None:
+    site.enqueue("halted", b"1")
+    tab, queue = open_tab(), site.mesh.queue("halted")
+    tab.open("/queue?name=halted")
+    tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    note = """document.querySelector('[data-k="queue.halted.pause"]')"""
+    assert tab.page.evaluate(f"{note}.parentElement.hidden")
+    site.run(partial(queue.pause, duration=600))
+    tab.wait_for(f"!{note}.parentElement.hidden && {note}.textContent.includes('The pause ends in 9 min')")
+    site.run(queue.resume)
+    tab.wait_for(f"{note}.parentElement.hidden")
+
+
 def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_tab: Callable[..., Tab]) -> None:
     tab = open_tab()
     tab.expected = "404"  # the queue was not used yet

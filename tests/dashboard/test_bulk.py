@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -271,6 +272,7 @@ ACTS: dict[str, dict[str, str]] = {
     "/cancel-all": {"queue": "orders", "count": "3", "reason": "because"},
     "/delete": {"queue": "orders", "count": "3", "typed": "orders"},
     "/worker-ask": {"worker": "", "what": "quiet"},
+    "/worker-evict": {"worker": "", "typed": str(os.getpid())},
 }
 """A form for each act that changes the mesh."""
 STOPS = {"/stop-retry", "/stop-drop"}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
+from itertools import pairwise
 from pathlib import Path
 
+from tools.dashboard_pictures import PASTS, SHOTS, records_of
+from worqr.cli.demo.shop import make_mesh
 from worqr.dashboard.pages import NAVIGATION
 from worqr.dashboard.routes import ROUTES
+from worqr.inside import declarations_of
 
 TEXT = (Path(__file__).parents[2] / "docs/howto/dashboard.md").read_text("utf-8")
 SECTION = re.split(r"^## What the pages show$", TEXT, flags=re.MULTILINE)[1].split("\n## ")[0]
@@ -36,3 +41,20 @@ def test_pictures_have_an_alternative_text_and_a_reasonable_size() -> None:
     for text, file in pictures:
         assert len(text) > 20, file
         assert (Path(__file__).parents[2] / "docs/assets" / file).stat().st_size < 250_000, file
+
+
+def test_the_program_that_takes_the_pictures_takes_those_of_the_guide() -> None:
+    """Take them with ``python -m tools.dashboard_pictures docs/assets`` when the pages look different."""
+    assert {f"dashboard-{shot.name}.png" for shot in SHOTS} == set(re.findall(r"dashboard-[a-z]+\.png", TEXT))
+    assert {shot.path.partition("?")[0] for shot in SHOTS} <= ROUTES.keys()
+    assert PASTS.keys() <= declarations_of(make_mesh("redis://127.0.0.1:1/0", "shop")).functions.keys()
+
+
+def test_the_history_on_the_pictures_only_grows() -> None:
+    found = [record for record, _ in records_of(PASTS["payments.charge"], random.Random(1))]
+    for before, after in pairwise(found):
+        assert after.minute == before.minute + 1
+        every = zip(
+            (*before.totals, *before.runs, *before.waits), (*after.totals, *after.runs, *after.waits), strict=True
+        )
+        assert all(old <= new for old, new in every)

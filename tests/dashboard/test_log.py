@@ -8,6 +8,8 @@ import pytest
 
 import worqr
 from tests.dashboard.conftest import Site
+from tests.ops.driver import Desk
+from tests.support.servers import Server
 from worqr.dashboard import log_page, reader
 
 
@@ -36,6 +38,18 @@ async def test_the_log_is_filtered(connected: worqr.Mesh, site: Site) -> None:
     nothing = (await site.get("/log", kind="paused", who="ada")).text
     assert "No entry matches." in nothing
     assert '<option value="paused" selected>' in nothing
+
+
+@pytest.mark.leaves("*")
+async def test_who_did_it_is_chosen_among_people(
+    connected: worqr.Mesh, server: Server, prefix: str, site: Site
+) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.register("shop:1")  # nobody did it
+    text = (await site.get("/log")).text
+    assert events(text) == ["joined"]
+    assert re.findall(r'<option value=""[^>]*>(\w*)', text) == ["all", "anybody"]
+    desk.wipe()
 
 
 async def test_an_empty_log_says_what_would_be_there(connected: worqr.Mesh, site: Site) -> None:

@@ -12,7 +12,7 @@ from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_conn
 from worqr.cli.errors import CommandFailed
 from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
 from worqr.cli.option_types import QueueName, flag
-from worqr.cli.output import escape_bytes, format_time, payload_fields, print_error, print_json, shorten
+from worqr.cli.output import escape, escape_bytes, format_time, payload_fields, print_error, print_json, shorten
 from worqr.cli.task_commands import error_text, status_fields, whole_characters
 from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
 
@@ -133,6 +133,8 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "dispatched": format_time(record.dispatched),
         "expires": format_time(record.expires_at),
         "blocked run": "-" if record.blocked is None else format_time(record.blocked.run_at),
+        "lane": shorten(escape(record.lane)),
+        "saved": f"{record.saved_size:,} bytes" if record.saved_size else "-",
         "options": shorten(" ".join(f"{name}={value}" for name, value in record.options.items())),
         "meta": shorten(" ".join(f"{name}={value}" for name, value in record.meta.items())),
         "task": "-" if record.size is None else shorten(escape_bytes(record.task)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from worqr.cli import formatting
 from worqr.cli.terminal import Column, number
-from worqr.limits import describe_limits
+from worqr.limits import HELD_BACK, describe_limits
 
 if TYPE_CHECKING:
     from worqr.mesh_records import QueueInfo
@@ -37,19 +37,11 @@ QUEUES: Final = (
     Column("held back", shown=str, note=True),
 )
 
-_HELD_BACK: Final = {
-    "": "",
-    "paused": "paused",
-    "concurrency": "limit reached",
-    "rate": "rate reached",
-    "lanes": "all lanes held",
-}
-
 
 def queue_row(info: QueueInfo) -> Sequence[object]:
     """Return the values of `QUEUES`."""
     counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
-    held_back = "" if info.held_back == "paused" else why_held_back(info)
+    held_back = "" if info.held_back == "paused" and info.held_for is None else why_held_back(info)
     return (info.name, *counts, is_unserved(info), info.oldest_job, info.paused, held_back)
 
 
@@ -66,7 +58,7 @@ def what_may_start(info: QueueInfo) -> str:
 
 def why_held_back(info: QueueInfo) -> str:
     """Return why no task may start now, and for how long; empty if one may."""
-    reason = _HELD_BACK[info.held_back]
+    reason = HELD_BACK[info.held_back]
     return (
         reason if info.held_for is None or not reason else f"{reason}, for {formatting.short_duration(info.held_for)}"
     )

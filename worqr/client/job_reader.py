@@ -53,6 +53,8 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         ended=tuple(_ended(each) for each in found.results if each is not None),
         dead_letters=tuple(_failed(keys, each) for each in found.records),
         twins=tuple(found.twins),
+        lane=_text(fields, "lane"),
+        saved_size=_number(fields, "saved_size") or 0,
     )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ACKNOWLEDGED_WITHIN: Final = 5.0
 """Seconds for which a cancel waits for the runs to end."""
+LONGEST_PAUSE: Final = 366 * 86400
+"""Seconds."""
 MOST: Final = 100
 """Tasks of one act, so that it never holds up the server."""
 
@@ -133,11 +135,12 @@ async def drop(visit: Visit) -> Response:
 
 
 async def pause(visit: Visit) -> Response:
-    """Pause a queue or a lane."""
+    """Pause a queue or a lane, until it is resumed or for some seconds."""
     queue, lane, reason = visit.queue(visit.text("queue")), visit.text("lane") or None, reason_of(visit)
+    seconds = visit.number("duration", -1, 0, LONGEST_PAUSE)
 
     async def act() -> str:
-        await queue.pause(reason, lane=lane)
+        await queue.pause(reason, duration=None if seconds < 0 else seconds, lane=lane)
         return "pause" if lane is None else "lane-pause"
 
     return await done(visit, act)

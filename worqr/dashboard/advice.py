@@ -23,16 +23,17 @@ def request_text(info: WorkerInfo, now: datetime) -> str:
 
 def advice(info: WorkerInfo) -> str:
     """Return what can be done about a worker in this state; empty if nothing has to be done."""
-    command = f"worqr workers evict {info.id}"
     match info.state:
         case "dead":
             return "It was declared dead. Its tasks are going back to their queues, and you have to do nothing."
         case "missing":
             return (
                 "Its heartbeat key has expired. The leader declares it dead within seconds. If no worker leads, "
-                f"`{command}` gives its tasks back."
+                "evict it, and its tasks are given back."
             )
         case "leaving":
             return "It takes no more tasks, and leaves when the running ones have ended."
         case _:
-            return f"If it hangs, end its process. If its process is gone for good, `{command}` gives its tasks back."
+            return (
+                "If it hangs, end its process. If its process is gone for good, evict it, and its tasks are given back."
+            )

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from worqr.client.queue import Queue
 from worqr.dashboard.batches import gathered
+from worqr.dashboard.holds import may_run
 from worqr.dashboard.reading import look
 from worqr.dashboard.visit import Visit
 from worqr.records import TaskInfo
@@ -23,7 +24,7 @@ MOST_PLACES: Final = 100_000
 
 
 async def scale(visit: Visit) -> Response:
-    """Return how much there is to do on one queue, also while no worker runs.
+    """Return how much there is to do on one queue, also while no worker runs. Tasks that a pause or a limit holds do not count.
 
     With `places`, the number of tasks that one worker runs at the same time, also return how many workers are wanted.
     """
@@ -34,8 +35,9 @@ async def scale(visit: Visit) -> Response:
     info = state.age_in(info)
     until = state.info.at + timedelta(seconds=SOON)
     soon = sum(1 for task in soonest if task.run_at is not None and task.run_at <= until)
-    load = info.waiting + info.running + soon
+    load = may_run(info, soon)
     found: dict[str, Any] = {"queue": queue.name, "load": load, "age": info.age or 0.0, "workers": info.workers}
+    found |= {"held_back": info.held_back, "held_for": info.held_for}
     if places:
         found["wanted"] = math.ceil(load / places)
     return JSONResponse(found)

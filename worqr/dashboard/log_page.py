@@ -32,8 +32,8 @@ async def page(visit: Visit) -> Response:
         start=start,
         size=PAGE,
         chosen=chosen,
-        kinds=sorted({entry.kind for entry in entries} | {chosen["kind"]} - {""}),
-        people=sorted({entry.who for entry in entries} | {chosen["who"]} - {""}),
+        kinds=sorted(({entry.kind for entry in entries} | {chosen["kind"]}) - {""}),
+        people=sorted(({entry.who for entry in entries} | {chosen["who"]}) - {""}),
         cut=len(entries) == MOST,
     )
 

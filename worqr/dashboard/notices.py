@@ -46,6 +46,7 @@ _FIXED: Final = {
     "schedule-pause": "The schedule is paused.",
     "schedule-resume": "The schedule is resumed.",
     "worker-asked": "The worker was asked. It answers with its next heartbeat, within about a second: reload this page.",
+    "worker-evicted": "The worker was declared dead, and its tasks are back in their queues.",
     "schedule-run": "The task of the schedule is enqueued. Its next run stays as planned.",
     "schedule-busy": "Nothing was enqueued, because the previous run of the schedule still waits or runs.",
     "schedule-override": "The schedule has other times now, until you return to those of the code.",

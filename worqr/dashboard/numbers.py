@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from worqr.dashboard import figures
+from worqr.dashboard.holds import lanes_text, limits_text, pause_text
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.mesh_records import QueueInfo, WorkerInfo
@@ -66,7 +67,18 @@ def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     texts[f"{start}.age"] = age_text(info)
     if full:
         texts |= {f"{start}.count.{name}": figures.count(number) for name, number in info.counts.items()}
+        texts |= hold_numbers(info)
     return texts
+
+
+def hold_numbers(info: QueueInfo) -> dict[str, str]:
+    """Return what the page of a queue says of its pause, its limits and its lanes."""
+    start = f"queue.{info.name}"
+    return {
+        f"{start}.pause": pause_text(info),
+        f"{start}.limits": limits_text(info),
+        f"{start}.lanes": lanes_text(info),
+    }
 
 
 def rows_of(info: QueueInfo, tab: str, running: Sequence[TaskInfo]) -> object:

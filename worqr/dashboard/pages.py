@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import jinja2
 
-from worqr.dashboard import figures
+from worqr.dashboard import figures, holds
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import run_key
 from worqr.dashboard.payloads import Redactor
@@ -66,6 +66,10 @@ def environment() -> jinja2.Environment:
     )
     filters: dict[str, Callable[..., Any]] = {name: getattr(figures, name) for name in FIGURES}
     filters |= {"plain": escape, "age": age_text, "leader": leader_text, "source": source_text, "of_queue": _of_queue}
+    filters |= {
+        each.__name__: each
+        for each in (holds.hold_word, holds.hold_text, holds.pause_text, holds.limits_text, holds.lanes_text)
+    }
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return made
 

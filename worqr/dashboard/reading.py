@@ -23,7 +23,7 @@ from worqr.dashboard.visit import Visit
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.matches import Matches
-from worqr.mesh_records import QueueInfo, WorkerInfo
+from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo
 from worqr.ops import FIND_DEPTH
 from worqr.records import Status, TaskInfo
 from worqr.snapshots import is_in_use
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SHORT_LIST: Final = 8
+NEWEST: Final = 8
+"""Entries of the log on the overview."""
+NEWEST_READ: Final = 50
+"""Entries of the log that are read for it, because a viewer may not see all of them."""
 PAGE: Final = 50
 OF_ONE_WORKER: Final = 250
 """Running tasks of one worker in one queue that are read, so that the page can say how many are left out."""
@@ -88,7 +92,9 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
     read = partial(unless_refused, partial(all_schedules, visit), list[Schedule]())
-    state, (schedules, refused) = await pair(partial(look, visit), read)
+    events = partial(unless_refused, partial(newest_entries, visit), list[LogEntry]())
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), read, events]
+    state, (schedules, refused), (entries, _) = await gathered(calls)
     busiest = state.busiest(SHORT_LIST)
     sparks = await read_sparklines(visit, [info.name for info in busiest], HOUR, "finished", "Finished")
     return visit.page(
@@ -99,7 +105,20 @@ async def overview(visit: Visit) -> Response:
         refused=refused,
         busiest=busiest,
         sparks=sparks,
+        entries=entries,
     )
+
+
+async def newest_entries(visit: Visit) -> list[LogEntry]:
+    """Return the newest entries of the log for the overview, the newest first: those that this viewer may see."""
+
+    async def read(_before: list[LogEntry] | None) -> list[LogEntry]:
+        return (await visit.mesh.log(NEWEST_READ))[::-1]
+
+    entries = await visit.looks.get("newest entries", read)
+    return [each for each in entries if visit.viewer.sees_all or (each.queue and visit.viewer.sees(each.queue))][
+        :NEWEST
+    ]
 
 
 async def queues(visit: Visit) -> Response:
@@ -137,9 +156,13 @@ def sorted_queues(visit: Visit, state: MeshState) -> list[QueueInfo]:
 
 async def filtered_workers(visit: Visit) -> list[WorkerInfo]:
     """Return the workers that match the filter of the list."""
-    app, worker = visit.text("app"), visit.text("id")
+    app, worker, queue = visit.text("app"), visit.text("id"), visit.text("queue")
+    if queue:
+        visit.queue(queue)
     return [
-        each for each in await all_workers(visit) if (not app or each.app == app) and (not worker or each.id == worker)
+        each
+        for each in await all_workers(visit)
+        if (not app or each.app == app) and (not worker or each.id == worker) and (not queue or queue in each.queues)
     ]
 
 
@@ -195,10 +218,12 @@ def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:
 async def job(visit: Visit) -> Response:
     """One job: where it is, its tries, its payload."""
     queue = visit.queue(visit.text("queue"))
-    record, _ = await with_state(visit, partial(queue.read, visit.text("id")))
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(queue.read, visit.text("id")), partial(look, visit)]
+    calls += [partial(unless_refused, queue.info, None)]
+    record, _, (info, _) = await gathered(calls)
     view = visit.link("/live", view="job", queue=record.queue, id=record.id)
     unknown = record.status.state == "gone" and not record.dead_letters and not visit.text("done")
-    return visit.page("job.html", 404 if unknown else 200, live=view, record=record, status=record.status)
+    return visit.page("job.html", 404 if unknown else 200, live=view, record=record, status=record.status, info=info)
 
 
 async def payload(visit: Visit) -> Response:
@@ -259,17 +284,18 @@ async def running_tasks(
 
 async def workers(visit: Visit) -> Response:
     """The registered workers."""
-    start, app = start_of_page(visit), visit.text("app")
+    start, app, queue = start_of_page(visit), visit.text("app"), visit.text("queue")
     found, _ = await with_state(visit, partial(filtered_workers, visit))
     versions = {each.version for each in await all_workers(visit)}
     return visit.page(
         "workers.html",
-        live=visit.link("/live", view="workers", app=app, page=visit.text("page")),
+        live=visit.link("/live", view="workers", app=app, queue=queue, page=visit.text("page")),
         found=found[start : start + PAGE],
         total=len(found),
         start=start,
         size=PAGE,
         app=app,
+        queue=queue,
         mixed=len(versions) > 1,
     )
 

@@ -86,6 +86,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/lane-weight": Route(starts.weigh, "POST", "pause"),
     "/schedule": Route(schedules.pause, "POST", "schedules"),
     "/worker-ask": Route(workers.ask, "POST", "workers"),
+    "/worker-evict": Route(workers.evict, "POST", "workers"),
     "/schedule-run": Route(schedules.run, "POST", "schedules"),
     "/schedule-times": Route(schedules.override, "POST", "schedules"),
 }

@@ -9,8 +9,9 @@ from math import isinf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.dashboard import figures
+from worqr.dashboard.holds import hold_text
 from worqr.escaping import escape
-from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
+from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
@@ -173,20 +174,14 @@ def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
         text = "has no leader: scheduled jobs do not start, and dead workers are not noticed"
         found.append(Need("bad", "The mesh", text, ("/workers", {})))
     if (used := state.info.memory) is not None and used > NEARLY_FULL:
-        full = "refuses new tasks, because its memory is full" if used >= 1 else f"has used {used:.0%} of its memory"
-        found.append(Need("bad" if used >= 1 else "warn", "The server", full, ("/server", {})))
+        text = "refuses new tasks, because its memory is full" if used >= 1 else f"has used {used:.0%} of its memory"
+        found.append(Need("bad" if used >= 1 else "warn", "The server", text, ("/server", {})))
     for name, why in state.info.unreadable.items():
         found.append(Need("bad", name, f"cannot be read: {escape(why)}", ("/queue", {"name": name})))
+    full = bool(state.apps) and not any(app.room for app in state.apps.values())
     for info in state.queues:
-        found += _needs_of_queue(info, state.rates.get(info.name))
-    for worker in state.info.unhealthy:
-        if worker.state in ("missing", "dead"):
-            since = "" if isinf(worker.beat_age) else f" (the last one was {figures.duration(worker.beat_age)} ago)"
-            text = f"sends no heartbeat any more{since}"
-            found.append(Need("bad", figures.worker(worker.id), text, ("/worker", {"id": worker.id})))
-        else:
-            text = f"has an event loop that is {figures.duration(worker.lag)} late"
-            found.append(Need("warn", figures.worker(worker.id), text, ("/worker", {"id": worker.id})))
+        found += _needs_of_queue(info, state.rates.get(info.name), full=full)
+    found += map(_need_of_worker, state.info.unhealthy)
     for schedule in schedules:
         if not schedule.paused and state.at - schedule.next_run > OVERDUE:
             text = f"is overdue for {figures.since(schedule.next_run, state.at)}"
@@ -194,7 +189,17 @@ def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
     return sorted(found, key=lambda need: need.level != "bad")
 
 
-def _needs_of_queue(info: QueueInfo, rates: Rates | None) -> list[Need]:
+def _need_of_worker(worker: WorkerInfo) -> Need:
+    link = ("/worker", {"id": worker.id})
+    if worker.state in ("missing", "dead"):
+        since = "" if isinf(worker.beat_age) else f" (the last one was {figures.duration(worker.beat_age)} ago)"
+        return Need("bad", figures.worker(worker.id), f"sends no heartbeat any more{since}", link)
+    return Need(
+        "warn", figures.worker(worker.id), f"has an event loop that is {figures.duration(worker.lag)} late", link
+    )
+
+
+def _needs_of_queue(info: QueueInfo, rates: Rates | None, *, full: bool) -> list[Need]:
     link, found = ("/queue", {"name": info.name}), list[Need]()
     waiting = figures.plural(info.waiting, "task waits", "tasks wait")
     if info.waiting and not info.workers and info.paused is None:
@@ -206,8 +211,11 @@ def _needs_of_queue(info: QueueInfo, rates: Rates | None) -> list[Need]:
         text = f"{rates.failed / (rates.finished + rates.failed):.0%} of the tasks fail"
         found.append(Need("bad", info.name, text, ("/queue", {"name": info.name, "tab": "failed"})))
     if info.paused is not None:
-        found.append(Need("warn", info.name, "is paused", link, info.paused))
+        until = "" if info.held_for is None else f" for {figures.duration(info.held_for)} more"
+        found.append(Need("warn", info.name, f"is paused{until}", link, info.paused))
     if (age := age_of(info)) is not None and age > TOO_OLD and info.workers and info.paused is None:
         about = "about " if info.age is not None and info.age_estimated else ""
-        found.append(Need("warn", info.name, f"the oldest task has waited for {about}{figures.duration(age)}", link))
+        why = f" ({held})" if (held := hold_text(info)) else ", and all workers are full" if full else ""
+        text = f"the oldest task has waited for {about}{figures.duration(age)}{why}"
+        found.append(Need("warn", info.name, text, link))
     return found

@@ -104,8 +104,21 @@ def _cell(value: object) -> str:
         return str(value)
     if isinstance(value, datetime):
         return value.isoformat()
-    text = escape(" ".join(cast("list[str]", value)) if isinstance(value, list) else str(value))
+    text = escape(_text(value))
     return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def _text(value: object) -> str:
+    """Return a list in one cell: texts, or records such as limits."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    every = cast("Sequence[str | Row]", value)
+    texts = [each if isinstance(each, str) else _record_text(each) for each in every]
+    return " ".join(texts) if all(isinstance(each, str) for each in every) else "; ".join(texts)
+
+
+def _record_text(record: Row) -> str:
+    return " ".join(f"{name}={value:g}" for name, value in record.items() if value is not None)
 
 
 def _plain(value: object) -> object:
@@ -340,6 +353,8 @@ def job_fields(record: JobRecord, redactor: Redactor) -> Row:
         "size": record.size,
         "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
         "twins": list(record.twins),
+        "lane": record.lane,
+        "saved_size": record.saved_size,
         "tries": [_try(each, redactor) for each in record.tries],
         "dead_letters": [record_row(each, redactor) for each in record.dead_letters],
     }

@@ -1,4 +1,4 @@
-"""The forms of a worker: quiet, resume, drain, and another concurrency."""
+"""The forms of a worker: quiet, resume, drain, another concurrency, and its eviction."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from worqr.dashboard.acts import done
 from worqr.dashboard.guard import Refused
+from worqr.dashboard.reading import all_workers
 from worqr.dashboard.visit import Visit
 
 MODES: Final[dict[str, Literal["quiet", "resume", "drain"]]] = {"quiet": "quiet", "resume": "resume", "drain": "drain"}
@@ -34,3 +35,20 @@ def _concurrency(word: str) -> int | Literal["auto"]:
     if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word)):
         raise Refused(400, "The number of tasks must be a whole number, at least 1, or: auto.")
     return int(word)
+
+
+async def evict(visit: Visit) -> Response:
+    """Declare a worker dead whose process is gone. The form repeats the number of its process, because it may not be."""
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Workers are evicted by viewers who see all queues only.")
+    found = [each for each in await all_workers(visit) if each.id == visit.text("id")]
+    if not found:
+        raise Refused(400, "There is no worker with this id: it has left, or it was evicted before.")
+    if visit.text("typed").strip() != str(found[0].pid):
+        raise Refused(400, f"Nothing was done. To confirm, type the number of the process: {found[0].pid}.")
+
+    async def act() -> str:
+        await visit.mesh.evict(found[0].id)
+        return "worker-evicted"
+
+    return await done(visit, act)

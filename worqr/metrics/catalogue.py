@@ -74,7 +74,11 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_dead_letters": _gauge("records in the dead-letter queue; list: `failed` or `broken`", "queue", "list"),
     "worqr_queue_workers": _gauge("workers that serve the queue", "queue"),
     "worqr_queue_paused": _gauge("1 if the queue is paused", "queue"),
-    "worqr_queue_held_back": _gauge("1 if a limit allows no task to start now", "queue"),
+    "worqr_queue_held_back": _gauge("1 if a limit, or limits of all lanes, allow no task to start now", "queue"),
+    "worqr_queue_held_for_seconds": _gauge(
+        "after how long a task may start by itself: a rate allows it, or a pause ends; absent if that is not known",
+        "queue",
+    ),
     "worqr_queue_lanes": _gauge("lanes with tasks", "queue"),
     "worqr_queue_held_lanes": _gauge("lanes with tasks of which none may start now", "queue"),
     "worqr_queue_age_seconds": _gauge("for how long the oldest task has waited; absent if none waits", "queue"),

@@ -87,6 +87,7 @@ class FleetMetrics:
                 found.add("worqr_queue_workers", info.workers, info.name)
                 found.add("worqr_queue_paused", info.paused is not None, info.name)
                 found.add("worqr_queue_held_back", info.held_back in {"concurrency", "rate", "lanes"}, info.name)
+                found.add("worqr_queue_held_for_seconds", info.held_for, info.name)
                 found.add("worqr_queue_lanes", info.lanes, info.name)
                 found.add("worqr_queue_held_lanes", info.held_lanes, info.name)
                 found.add("worqr_queue_age_seconds", info.age, info.name)

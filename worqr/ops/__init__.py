@@ -198,6 +198,7 @@ from worqr.ops.tasks import (
     note_runs,
     reconcile,
     retry_task,
+    save_state,
     start_tasks,
     stop_tasks,
 )
@@ -362,6 +363,7 @@ __all__ = [
     "rewind_schedules",
     "sample_queue",
     "seal_batch",
+    "save_state",
     "set_lane",
     "set_limits",
     "start_tasks",

@@ -191,3 +191,19 @@ def test_a_row_of_each_view_names_what_it_shows() -> None:
     error = RemoteError("smtplib.SMTPServerDisconnected", "gone", "")
     record = Failed("j1", "Q1", b"x", "failed", error, 1, 0, 0, "w", NOW, {})
     assert _failed_row(record, NOW).values == ("j1", 0.0, "Q1", "failed", "SMTPServerDisconnected: gone", "x")
+
+
+@pytest.mark.parametrize(
+    ("values", "state"),
+    [
+        ({}, ""),
+        ({"held_back": "concurrency"}, "limit reached"),
+        ({"held_back": "rate", "held_for": 2.0}, "rate reached, for 2.0 s"),
+        ({"held_back": "lanes", "held_for": 120.0, "lanes": 2, "held_lanes": 2}, "all lanes held, for 2 min"),
+        ({"held_back": "paused", "paused": "429", "held_for": 2.0}, "paused for 2.0 s: 429"),
+        ({"held_back": "paused", "paused": ""}, "paused"),
+        ({"waiting": 1, "workers": 0, "held_back": "rate"}, "no worker"),
+    ],
+)
+def test_the_state_of_a_queue_says_why_nothing_starts_and_until_when(values: dict[str, Any], state: str) -> None:
+    assert _queue_row(info("q", **{"workers": 1, **values})).values[-1] == state

@@ -19,6 +19,7 @@ CONCURRENCY = 8
 GRACE = 1.0
 APP = "shop"
 CITIES = ("Reykjavik", "Wellington", "Montevideo", "Yokohama", "Marrakesh", "Tromsø")
+SHOPS = ("acme", "globex", "initech", "umbrella")
 PAUSED = "newsletter"
 UNSERVED = "legacy.export"
 
@@ -65,6 +66,12 @@ def make_mesh(url: str, name: str) -> worqr.Mesh:
             await trio.sleep(random.uniform(0.3, 0.9))
         return f"{month} in {city}"
 
+    _declare_schedules(mesh)
+    _declare_limited(mesh)
+    return mesh
+
+
+def _declare_schedules(mesh: worqr.Mesh) -> None:
     @mesh.every(15)
     @mesh.task(name="stock.count")
     async def count_stock() -> None:
@@ -75,7 +82,17 @@ def make_mesh(url: str, name: str) -> worqr.Mesh:
     async def close_day() -> None:
         await trio.sleep(2)
 
-    return mesh
+
+def _declare_limited(mesh: worqr.Mesh) -> None:
+    """Declare the functions that have a limit, or lanes."""
+
+    @mesh.task(name="geo.locate", limit=worqr.Limit(rate=2))
+    async def locate(address: str) -> None:
+        await trio.sleep(random.uniform(0.1, 0.3))
+
+    @mesh.task(name="catalog.sync", lanes=worqr.Lanes("shop", limit=worqr.Limit(1), weights={"acme": 3}))
+    async def sync(shop: str, page: int) -> None:
+        await trio.sleep(random.uniform(2, 5))
 
 
 async def prepare(mesh: worqr.Mesh) -> None:
@@ -83,12 +100,19 @@ async def prepare(mesh: worqr.Mesh) -> None:
     await mesh.queue(PAUSED).pause("the layout is wrong, Ada repairs it")
     letters = [b'{"to": "user%d@example.org", "token": "s3cret-%d"}' % (n, n) for n in range(1200)]
     await mesh.queue(PAUSED).enqueue(*letters)
+    await mesh.queue("catalog.sync").pause("their server is down", duration=3600, lane=SHOPS[2])
     await mesh.queue(UNSERVED).enqueue(*[b'{"table": "orders_%d"}' % year for year in range(2014, 2022)])
     await mesh.queue("mail.send").enqueue(b"\x00\x01 this is no JSON", b'{"subject": "nobody to send it to"}')
     for number, city in enumerate(CITIES):
         report = f'{{"month": "2026-12", "city": "{city}"}}'.encode()
         later = 3600 * (number + 1)
         await mesh.queue("reports.build").dispatch(report, id=f"report-2026-12-{city.lower()}", delay=later)
+
+
+async def sync(mesh: worqr.Mesh, shop: str, page: int) -> None:
+    """Dispatch the synchronisation of one page of a shop's catalogue, in the lane of the shop."""
+    task = f'{{"shop": "{shop}", "page": {page}}}'.encode()
+    await mesh.queue("catalog.sync").dispatch(task, id=f"{shop}-{page}", lane=shop)
 
 
 async def feed(mesh: worqr.Mesh) -> None:
@@ -107,7 +131,11 @@ async def feed(mesh: worqr.Mesh) -> None:
         if order % 3 == 0:
             picture = b'{"file": "photo-%d.jpg", "width": 1600}' % order
             await mesh.queue("images.resize").dispatch(picture, id=f"photo-{order}")
+        if order % 3 == 1:
+            await sync(mesh, random.choices(SHOPS, (6, 3, 2, 1))[0], order)
         if order % 20 == 1:
+            places = [b'{"address": "%d Harbour Road"}' % n for n in range(15)]
+            await mesh.queue("geo.locate").enqueue(*places)
             city = random.choice(CITIES)
             report = f'{{"month": "2026-11", "city": "{city}"}}'.encode()
             await mesh.queue("reports.build").dispatch(report, id=f"report-2026-11-{city.lower()}", if_exists="skip")

@@ -142,7 +142,8 @@ async def _queues(_mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
 def _queue_row(info: QueueInfo) -> Row:
     state = "no worker" if info.waiting and not info.workers else why_held_back(info)
     if info.paused is not None:
-        state = f"paused: {info.paused}" if info.paused else "paused"
+        until = "" if info.held_for is None else f" for {formatting.short_duration(info.held_for)}"
+        state = f"paused{until}: {info.paused}" if info.paused else f"paused{until}"
     counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
     return Row(info.name, (info.name, *counts, info.oldest_job, state), info, info.name)
 

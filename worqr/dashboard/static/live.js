@@ -102,6 +102,7 @@
         else if (place.textContent !== text) {
           place.textContent = text;
           place.classList.toggle("zero", text === "0" || text === "–");
+          if (place.parentElement.matches(".line-note")) place.parentElement.hidden = !text;
         }
       }
     }
