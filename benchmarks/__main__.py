@@ -40,6 +40,7 @@ from benchmarks import (
     processes,
     producers,
     recovery,
+    saving,
     schedules,
     startup,
     storm,
@@ -54,6 +55,7 @@ from worqr.embedded import EmbeddedServer
 SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = {
     "drain": drain.measure,
     "jobs": jobs.measure,
+    "saving": saving.measure,
     "lanes": lanes.measure,
     "limits": limits.measure,
     "enqueue": enqueue.measure,

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 TITLES = {
     "drain": ["drain: no-op tasks", "drain with many waiting"],
     "jobs": ["jobs:"],
+    "saving": ["saving: 100 bytes", "saving: no-op jobs"],
     "lanes": ["lanes:"],
     "limits": ["limits:"],
     "enqueue": ["enqueue:"],

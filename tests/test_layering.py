@@ -49,6 +49,7 @@ LAYERS = (
         "handler_options",
         "handler_checks",
         "import_guard",
+        "json_types",
         "argument_codec",
         "shard_layout",
         "foreign",

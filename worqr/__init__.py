@@ -81,6 +81,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.middleware import Middleware as Middleware
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
+    from worqr.peer.steps import step as step
+    from worqr.peer.steps import step_now as step_now
     from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
@@ -133,6 +135,7 @@ _HOMES = {
     "worqr.peer.peer": "Peer",
     "worqr.peer.middleware": "Middleware",
     "worqr.peer.manual_consumer": "Claims",
+    "worqr.peer.steps": "step step_now",
     "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy",
     "worqr.records": "CancelCount Ended Failed JobRecord RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",

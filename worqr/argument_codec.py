@@ -8,7 +8,7 @@ msgspec encodes and checks the types that it supports; pydantic does so for its 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, cast, get_type_hints
 
@@ -17,8 +17,9 @@ import msgspec.inspect
 
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
+from worqr.json_types import annotated, check_known, decoder_of, is_known
 from worqr.policy import Broken
-from worqr.validation import encode_json, is_model, name_of
+from worqr.validation import encode_json
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -92,20 +93,20 @@ class ArgumentCodec:
 
     def _resolve(self) -> _Codec:
         try:
-            found = get_type_hints(_annotated(self._function), include_extras=True)
+            found = get_type_hints(annotated(self._function), include_extras=True)
         except _UNRESOLVED:
             raise
         except Exception as error:  # an annotation is code of the user, which may raise anything
             raise UsageError(f"{self.name}: its annotations cannot be read: {type(error).__name__}: {error}") from None
         hints = {name: found.get(name, Any) for name in self._names}
         hints["return"] = found.get("return", Any)
-        if not self._stores_result and not _is_known(hints["return"]):
+        if not self._stores_result and not is_known(hints["return"]):
             hints["return"] = Any  # worqr does not use the annotation of a result that is not kept
         codec = _Codec(self.name, self._parameters, hints, payload_is_argument=self.payload_is_argument)
         for name, value in self._defaults.items():
             try:
                 if not codec.raw:
-                    arrived = _decoder(hints[name])(encode_json(value))
+                    arrived = decoder_of(hints[name])(encode_json(value))
                     if hints[name] in _UNTYPED:
                         _check_unchanged(self.name, name, value, arrived)
                 elif not isinstance(codec.decode(value), type(value)):
@@ -253,15 +254,15 @@ class _Codec:
         self, name: str, parameters: list[inspect.Parameter], hints: Mapping[str, Any], *, payload_is_argument: bool
     ) -> None:
         for what, hint in hints.items():
-            _check_known(name, what, hint)
+            check_known(name, what, hint)
         shape = hints[parameters[0].name] if payload_is_argument else _argument_struct(parameters, hints)
         self.raw: bool = payload_is_argument and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
-        self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else _decoder(shape)
+        self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else decoder_of(shape)
         self.untyped: list[tuple[int, str]] = [
             (i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED
         ]
         self.result: Any = hints["return"]
-        self.decode_result: Callable[[bytes], Any] = _decoder(self.result)
+        self.decode_result: Callable[[bytes], Any] = decoder_of(self.result)
 
 
 def _check_unchanged(function: str, name: str, value: object, arrived: object) -> None:
@@ -284,18 +285,6 @@ def _check_unchanged(function: str, name: str, value: object, arrived: object) -
     )
 
 
-def _decoder(hint: Any) -> Callable[[bytes], Any]:
-    return msgspec.json.Decoder(hint, dec_hook=_decode_custom).decode
-
-
-def _annotated(function: Callable[..., object]) -> object:
-    """Return the object that has the annotations of a callable."""
-    while isinstance(function, partial):
-        function = cast("Callable[..., object]", function.func)  # pyright: ignore[reportUnknownMemberType]
-    known = inspect.isroutine(function) or hasattr(function, "__wrapped__")
-    return function if known else type(function).__call__
-
-
 def _argument_struct(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:
     """Return a struct with a field for each parameter. Their names are generated, because not every name is valid for a field."""
     fields: list[Any] = []
@@ -312,71 +301,3 @@ def _argument_struct(parameters: list[inspect.Parameter], hints: Mapping[str, An
 def _same_value(value: object) -> Callable[[], object]:
     """Return a factory of the default itself: like in Python, a mutable default is shared."""
     return lambda: value
-
-
-def _decode_custom(kind: type[Any], value: Any) -> Any:
-    """Decode a type that msgspec does not support: a pydantic model, by pydantic's rules for JSON.
-
-    The error texts of pydantic quote the payload, which must not be logged, so the texts without values are used.
-    """
-    if kind is object:
-        return value
-    try:
-        return kind.model_validate_json(msgspec.json.encode(value))
-    except ValueError as error:
-        errors = getattr(error, "errors", None)
-        if errors is None:
-            raise
-        found = errors(include_input=False, include_url=False, include_context=False)
-        texts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
-    raise ValueError(f"{kind.__name__}: {'; '.join(texts)}")
-
-
-def _is_known(hint: object) -> bool:
-    try:
-        return all(map(_is_serializable, _customs(msgspec.inspect.type_info(hint), set())))
-    except TypeError:
-        return False
-
-
-def _check_known(name: str, what: str, hint: object) -> None:
-    about = f"{name}: {'what it returns' if what == 'return' else f'parameter {what!r}'}"
-    try:
-        info = msgspec.inspect.type_info(hint)
-    except TypeError as error:
-        raise UsageError(f"{about} has a type that cannot travel: {error}") from None
-    for custom in _customs(info, set()):
-        if hasattr(custom, "__pydantic_fields__") and not is_model(custom):
-            raise UsageError(
-                f"{about} has the type {name_of(custom)}: of pydantic, take a BaseModel; the checks of its "
-                "dataclasses would not be made"
-            )
-        if not _is_serializable(custom):
-            raise UsageError(
-                f"{about} has the type {name_of(custom)}, which JSON does not know; take a dataclass, a msgspec.Struct, a "
-                "pydantic model, or what names the thing (an id)"
-            )
-
-
-def _is_serializable(custom: type) -> bool:
-    """Return True if JSON supports a value that msgspec does not: a pydantic model; or, for ``object``, a JSON value."""
-    return is_model(custom) or custom is object
-
-
-def _customs(info: object, seen: set[int]) -> Iterator[type]:
-    """Yield the types inside `info` that msgspec does not support, and pydantic's dataclasses, whose checks it would not run."""
-    if id(info) in seen:
-        return
-    seen.add(id(info))
-    if isinstance(info, msgspec.inspect.CustomType) or _is_pydantic_dataclass(info):
-        yield cast("Any", info).cls
-    elif isinstance(info, tuple | list):
-        for each in cast("tuple[object, ...]", info):
-            yield from _customs(each, seen)
-    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
-        for name in info.__struct_fields__:
-            yield from _customs(getattr(info, name), seen)
-
-
-def _is_pydantic_dataclass(info: object) -> bool:
-    return isinstance(info, msgspec.inspect.DataclassType) and hasattr(info.cls, "__pydantic_fields__")

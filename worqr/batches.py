@@ -94,8 +94,8 @@ def ref_in(field: bytes) -> BatchRef | None:
     lines = field.decode("utf-8", "replace").split("\n")
     if len(lines) != 3:
         return None
-    token, home, id = lines
-    return BatchRef(_name_in(home), id, home, token)
+    token, home, name = lines
+    return BatchRef(_name_in(home), name, home, token)
 
 
 def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:

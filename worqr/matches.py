@@ -12,7 +12,7 @@ class Matches:
     waiting: tuple[int, ...]
     """Of each that waits: how many tasks of its shard are taken before it."""
     jobs: tuple[str, ...]
-    """The ids of jobs that were plain tasks with this payload: they were retried, or reported progress."""
+    """The ids of jobs that were plain tasks with this payload: they were retried, reported progress or saved."""
     running: tuple[str, ...]
     """The claims of plain tasks that run, for ``queue.cancel_claims()``."""
     complete: bool

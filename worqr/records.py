@@ -198,7 +198,7 @@ class JobRecord:
     size: int | None
     """The length of the whole payload in bytes; None without a record."""
     plain: bool
-    """True if it was enqueued as a plain task, which became a job when it was retried or reported progress."""
+    """True if it was enqueued as a plain task, which became a job when it was retried, reported progress or saved."""
     meta: Mapping[str, str]
     """The `meta` of its dispatch."""
     options: Mapping[str, int | float | bool | str]
@@ -239,3 +239,5 @@ class JobRecord:
     """Its lane; empty if it has none."""
     batch: BatchRef | None = None
     """The batch that it belongs to; None if it belongs to none, or only a result of it is stored."""
+    saved_size: int = 0
+    """The bytes that the job keeps for its next run: what it saved, and its steps. A step counts as at least 1 KiB."""

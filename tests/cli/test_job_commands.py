@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+import trio
 
 import worqr
 from tests.cli.conftest import Answer, Command
 from tests.peer.tools import Held, eventually, serving
+from tests.support.patience import PATIENCE
 
 Beside = Callable[..., Awaitable[Answer]]
 LATER = 3600
@@ -90,6 +92,29 @@ async def test_a_run_and_the_dispatch_behind_it_are_shown(beside: Beside, mesh: 
         assert "blocked run" in text
         (found,) = (await beside("status", "x", "--json")).json
         assert (found["blocked"]["task"], found["blocked"]["size"]) == ("b", 1)
+        await queue.cancel_all()
+        await eventually(queue.running, [])
+
+
+async def test_of_what_a_job_has_saved_the_size_is_shown(beside: Beside, mesh: worqr.Mesh) -> None:
+    saved = trio.Event()
+
+    async def handler(task: bytes) -> None:
+        await worqr.current().save(b"a secret" * 200)
+        saved.set()
+        await trio.sleep_forever()
+
+    async with mesh.connect(), serving(mesh, "mails", handler, grace=0):
+        queue = mesh.queue("mails")
+        await queue.dispatch(b"a", id="x")
+        with trio.fail_after(PATIENCE):
+            await saved.wait()
+        text = (await beside("status", "x")).out
+        assert "1,600 bytes" in text
+        assert "secret" not in text
+        (found,) = (await beside("status", "x", "--json")).json
+        assert found["saved_size"] == 1600
+        assert "secret" not in str(found)
         await queue.cancel_all()
         await eventually(queue.running, [])
 

@@ -769,6 +769,29 @@ async def test_plain_tasks_are_searched_by_their_payload(connected: worqr.Mesh, 
 
 
 @LEFT
+async def test_of_what_a_job_has_saved_the_size_is_shown(connected: worqr.Mesh, site: Site) -> None:
+    saved = trio.Event()
+
+    async def handler(task: bytes) -> None:
+        await worqr.current().save(b"a secret" * 256)
+        saved.set()
+        await trio.sleep_forever()
+
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "mails", handler)
+        await connected.queue("mails").dispatch(b"a", id="keeps")
+        with trio.fail_after(PATIENCE):
+            await saved.wait()
+        text = (await site.get("/job", queue="mails", id="keeps")).text
+        assert "<dt>Saved for its next run</dt><dd>2.0 KiB</dd>" in text
+        assert "secret" not in text
+        reply = await site.get("/api/v1/job", queue="mails", id="keeps")
+        assert reply.json()["saved_size"] == 2048
+        assert "secret" not in reply.text
+        nursery.cancel_scope.cancel()
+
+
+@LEFT
 async def test_a_job_names_those_with_the_same_payload(connected: worqr.Mesh, site: Site) -> None:
     async def handler(task: bytes) -> None:
         worqr.current().progress(0.5)

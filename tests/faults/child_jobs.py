@@ -4,7 +4,8 @@
 
 Prints ``joined ID`` when it serves, ``run TASK FENCE ATTEMPT`` when a handler begins, ``ended TASK REASON`` when it unwinds,
 ``told TASK REASON`` when the failure handler begins. The task says what the handler does: ``ok...`` returns its payload,
-``hold...`` runs until cancelled, or until a line ``go`` comes, ``fail...`` has failed for good, ``die...`` kills the process.
+``hold...`` runs until cancelled, or until a line ``go`` comes, ``step...`` takes a step, saves, prints
+``saved TASK``, and tries to save more after a line ``go``, ``fail...`` has failed for good, ``die...`` kills the process.
 With HOLD_FAILURES the failure handler runs until cancelled. A line ``leave`` ends the block of join.
 """
 
@@ -29,6 +30,17 @@ async def handler(task: bytes) -> bytes:
     try:
         if text.startswith("hold"):
             await go.wait()
+        elif text.startswith("step"):
+            await worqr.step("charge", charge, text)
+            await context.save(b"by the child")
+            print("saved", text)
+            await go.wait()
+            try:
+                await context.save(b"too late")
+                await worqr.step("mail", charge, text)
+            except worqr.ClaimLost:
+                print("refused", text)
+                raise
         elif text.startswith("fail"):
             raise worqr.Failure("as it was told to")
         elif text.startswith("die"):
@@ -36,6 +48,11 @@ async def handler(task: bytes) -> bytes:
     finally:
         print("ended", text, context.cancel_reason)
     return task + b" by the child"
+
+
+async def charge(what: str) -> str:
+    print("charged", what)
+    return f"{what} by the child"
 
 
 async def on_failure(record: worqr.Failed) -> None:

@@ -117,6 +117,8 @@ async def _jobs(task: bytes) -> bytes:
     if task == b"tells":
         worqr.current().progress(0.5)
         await trio.sleep(0.15)
+        await worqr.current().save(b"half")
+        assert await worqr.step("one", str, 1) == "1"
     return b"%d" % worqr.current().attempt
 
 

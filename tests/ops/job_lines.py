@@ -23,6 +23,7 @@ from tests.ops.job_rules import (
     named,
     reference,
     replace,
+    replace_task,
     replaces_data,
     reset_counts,
     resets_counts,
@@ -318,7 +319,7 @@ class Lines:
         changed = replaces_data(o) or resets_counts(o)
         expiry = job.get("expires"), job.get("expires_at")
         if replaces_data(o):
-            job["task"] = task
+            replace_task(job, task)
             replace(job, o, "meta", "scheduled_for")
         job["run_at"] = max(low, min(old, high))
         if job["run_at"] != old or o.get("when", "set") == "set":

@@ -27,7 +27,9 @@ from tests.ops.job_rules import (
     is_expired,
     merge,
     reference,
+    saved_of,
     sha1,
+    size_of_saved,
 )
 from worqr.job_states import State
 from worqr.policy import POLICY_FIELDS
@@ -121,6 +123,18 @@ class Model(Lines):
                 self.active[job_id] |= {"progress": "" if progress is None else repr(progress), "message": message}
                 noted += 1
         return ["ok", noted]
+
+    def save_state(self, worker: str, claim: int, number: int, step: str, value: bytes) -> str:
+        self.begin("save_state")
+        if claim not in self.held.get(worker, set()):
+            return "lost"
+        job = self.active[self._as_job(claim, worker)]
+        if step:
+            job.setdefault(f"step:{step}", value)
+        elif number > job.get("saved_number", 0):
+            job |= {"saved": value, "saved_number": number}
+        job["saved_size"] = size_of_saved(job)
+        return "ok"
 
     def _as_job(self, claim: int, worker: str) -> str:
         item = self.items[claim]
@@ -513,7 +527,7 @@ class Model(Lines):
             del self.aside[claim]
             count += 1
             kept = {name: old[name] for name in ("first", "meta", "failed", "scheduled_for", "twin") if name in old}
-            kept |= {name: old[name] for name in POLICY_FIELDS & old.keys()}
+            kept |= {name: old[name] for name in POLICY_FIELDS & old.keys()} | saved_of(old)
             if "first" not in old:  # it was a raw task
                 kept["twin"] = sha1(old["task"])
             if "twin" in kept:

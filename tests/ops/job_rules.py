@@ -131,10 +131,30 @@ def reset_counts(job: Record) -> None:
         job.pop(name, None)
 
 
+def saved_of(job: Record) -> Record:
+    """What its runs have saved."""
+    return {name: value for name, value in job.items() if name.startswith(("saved", "step:"))}
+
+
+def size_of_saved(job: Record) -> int:
+    """The bytes that its runs have saved; a step counts as 1 KiB at least."""
+    steps = [len(name) - 5 + len(value) for name, value in job.items() if name.startswith("step:")]
+    return len(job.get("saved", b"")) + sum(max(1024, size) for size in steps)
+
+
+def replace_task(job: Record, task: bytes) -> None:
+    """What was saved belongs to the payload."""
+    if job["task"] != task:
+        for name in saved_of(job):
+            del job[name]
+    job["task"] = task
+
+
 def merge(job: Record, twin: Record, when: int) -> int:
     """Change the job that returned as the dispatches of its blocked twin said; return when it is due then."""
     if "update_data" in twin:
-        job["task"] = twin["task"]
+        replace_task(job, twin["task"])
+        job |= {} if "saved_size" in job else saved_of(twin)
         replace(job, twin, "meta", "scheduled_for")
     if "update_counts" in twin:
         reset_counts(job)

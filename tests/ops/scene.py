@@ -204,6 +204,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
     "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
+    "save_state": lambda q, g, scene: ops.save_state(q, "A", scene.twin, 1, "", b"page 7"),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "set_lane": lambda q, g, scene: ops.set_lane(q, "gold", "limit", "5"),
     "set_limits": lambda q, g, scene: ops.set_limits(q, "5 100/60000"),

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from tests.ops.job_model import Model
-from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, reference
+from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, reference, saved_of, size_of_saved
 from tests.ops.job_world import EXPIRING, World, differences, wire
 from tests.support.servers import Server
 from worqr import ops
@@ -245,6 +245,10 @@ class JobMachine(RuleBasedStateMachine):
             assert (job_id.encode() in found.get(":blocked", set())) == (state == "blocked"), f"{job_id} is {state}"
             assert state in LIVE
             assert state != "waiting" or reference(job_id) in line, f"{job_id} waits nowhere"
+        for name, job in found.items():
+            if name.startswith((":job:", ":active:", ":aside:")):
+                assert int(job.get("saved_size", 0)) == size_of_saved(job), f"{name} counts other bytes than it keeps"
+                assert ("saved_size" in job) == bool(saved_of(job)), f"{name} keeps what it does not count"
         raw = sum(id_of(item) is None for item in line)
         assert raw + len(live) + len(held) == self.model.born - self.model.ended, "a task is lost, or there twice"
 
@@ -482,6 +486,18 @@ class JobMachine(RuleBasedStateMachine):
         done, message = data.draw(st.sampled_from([(None, "half"), (0.5, "")]))
         said = [(claim, done, message) for claim in (*claims, 7)]
         self.raw(ops.note_progress(self.q, worker, said), self.model.note_progress(worker, said))
+
+    @action(2, holds)
+    def save(self, data: st.DataObject) -> None:
+        """A run saves bytes or takes a step; it may come twice, late, or from a worker that has lost the claim."""
+        worker, [claim, *_] = self._pick(data)
+        step = data.draw(st.sampled_from(["", "", "charge"]))
+        number = 0 if step else data.draw(st.integers(1, 3))
+        value = data.draw(st.sampled_from([b"", b"page 7"] if not step else [b"none ", b"json " + b"1" * 2000]))
+        for each in (worker, *data.draw(st.sampled_from([(), (worker, WORKERS[0])]))):
+            expected = self.model.save_state(each, claim, number, step, value)
+            assert self.do(ops.save_state(self.q, each, claim, number, step, value)) == expected
+            self.check()
 
     @action(3, lambda machine: holds(machine) or (machine.has_work() and len(machine.model.fence) > 1))
     def leave(self, data: st.DataObject) -> None:

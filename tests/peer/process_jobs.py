@@ -14,11 +14,20 @@ import threading
 import time
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import worqr
+
+
+@dataclass
+class Point:
+    """What a step returns."""
+
+    x: int
+
 
 FAR = datetime.fromisoformat("2031-02-03T04:05:06.789+00:00")
 
@@ -417,3 +426,78 @@ def with_local() -> Any:
         pass
 
     return inner
+
+
+# Saving
+
+CALLS: list[int] = []
+"""The calls of steps in this process."""
+
+
+def add_one(n: int) -> Point:
+    CALLS.append(n)
+    return Point(n + 1)
+
+
+def resume(task: bytes) -> dict[str, Any]:
+    """Save and take steps in the first run; tell in the second what is there."""
+    now = worqr.current()
+    before = now.saved
+    now.save_now(b"page %d" % now.attempt)
+    point = worqr.step_now("add", add_one, now.attempt)
+    if now.attempt == 1:
+        raise ValueError("once")
+    return {
+        "before": None if before is None else before.decode(),
+        "x": point.x,
+        "saved": str(now.saved),
+        "calls": CALLS,
+    }
+
+
+def save_too_much(task: bytes) -> str:
+    try:
+        worqr.current().save_now(b"x" * 262_145)
+    except worqr.UsageError as error:
+        return str(error)
+    raise AssertionError
+
+
+def save_late(task: bytes) -> str:
+    """Leave a thread behind that saves when the run has ended."""
+    now = worqr.current()
+
+    def save() -> None:
+        GO.wait()
+        try:
+            now.save_now(b"late")
+        except worqr.ClaimLost as error:
+            HEARD.append(str(error))
+
+    STALE.append(threading.Thread(target=save))
+    STALE[-1].start()
+    return ""
+
+
+HEARD: list[str] = []
+
+
+def let_save(task: bytes) -> str:
+    GO.set()
+    STALE[-1].join()
+    worqr.current().save_now(b"in time")
+    return HEARD[-1]
+
+
+def lose(task: bytes) -> str:
+    """Save when the test has taken the claim away."""
+    now = worqr.current()
+    now.progress(0.5)
+    while not Path(task.decode()).exists():
+        time.sleep(0.01)
+    try:
+        now.save_now(b"a zombie's")
+    except worqr.ClaimLost:
+        Path(f"{task.decode()}.lost").touch()
+        raise
+    return ""

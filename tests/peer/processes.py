@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import trio
 
 from worqr.peer.executors.processes.pool import ProcessPool
-from worqr.peer.run import Run, Timer, current_run
+from worqr.peer.run import Run, Save, Timer, current_run
 from worqr.policy import Policy
 
 FENCE = 1_900_000_000_000_000
@@ -32,6 +33,7 @@ class Desk:
         self.policy = policy
         self.said: list[tuple[float | None, str]] = []
         self.extended: list[float] = []
+        self.saves: list[Save] = []
         self._news = trio.Event()
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
@@ -44,6 +46,12 @@ class Desk:
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
         self._tell()
+
+    def save(self, run: Run[Any], save: Save) -> Future[None]:
+        self.saves.append(save)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def _tell(self) -> None:
         self._news.set()

@@ -149,6 +149,45 @@ def run() -> None:
     raise worqr.Retry("not yet", delay=timedelta(minutes=1), counted=False)
 
 
+@dataclass
+class Receipt:
+    id: str
+
+
+async def charge(amount: int, *, currency: str = "EUR") -> Receipt:
+    return Receipt(f"{amount} {currency}")
+
+
+def charge_plain(amount: int) -> Receipt | None:
+    return Receipt(str(amount)) if amount else None
+
+
+class Gateway:
+    async def refund(self, id: str) -> bool:
+        return bool(id)
+
+
+async def keeping(gateway: Gateway) -> None:
+    context = worqr.current()
+    assert_type(context.saved, bytes | None)
+    assert_type(await context.save(b"page 7"), None)
+    assert_type(await worqr.step("charge", charge, 5, currency="USD"), Receipt)
+    assert_type(await worqr.step("plain", charge_plain, 5), Receipt | None)
+    assert_type(await worqr.step("refund", gateway.refund, "7"), bool)
+    assert_type(await worqr.step("add", add, 1), int)
+    await context.save("page 7")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await worqr.step("charge", charge, "5")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    await worqr.step("charge", charge)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    await worqr.step("charge", charge, 5, curency="USD")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await worqr.step("charge", charge(5))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def keeping_in_a_thread() -> None:
+    worqr.current().save_now(b"page 7")
+    assert_type(worqr.step_now("plain", charge_plain, 5), Receipt | None)
+    worqr.step_now("plain", charge_plain, "5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 async def looking() -> None:
     queue = mesh.queue("mails")
     for task in await queue.jobs(state="scheduled", limit=10, after=""):

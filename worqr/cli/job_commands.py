@@ -135,6 +135,7 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "blocked run": "-" if record.blocked is None else format_time(record.blocked.run_at),
         "lane": shorten(escape(record.lane)),
         "batch": "-" if record.batch is None else f"{record.batch.id} of queue {record.batch.queue}",
+        "saved": f"{record.saved_size:,} bytes" if record.saved_size else "-",
         "options": shorten(" ".join(f"{name}={value}" for name, value in record.options.items())),
         "meta": shorten(" ".join(f"{name}={value}" for name, value in record.meta.items())),
         "task": "-" if record.size is None else shorten(escape_bytes(record.task)),

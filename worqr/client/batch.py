@@ -1,8 +1,8 @@
 """`Batch`: a handle of jobs that are counted together, with one follow-up at the end.
 
-A batch has a home queue, which keeps its record, and a part in each queue of its jobs. Before a job is added, its part is opened at
-the home; after that, dispatches go to the queue of the job only. `worqr/lua/_part.lua` and ``_batch.lua`` have the protocol. Not
-here: how a batch is made (`batch_block`), and how queues tell each other (`outbox_relay`).
+A batch has a home queue, which keeps its record, and a part in each queue of its jobs. Before a job is added, its part is opened
+at the home; after that, dispatches go to the queue of the job only. `worqr/lua/_part.lua` and ``_batch.lua`` have the protocol.
+Not here: how a batch is made (`batch_block`), and how queues tell each other (`outbox_relay`).
 """
 
 # Call hides its private fields from users, not from the sender.
@@ -268,9 +268,9 @@ class Batch:
             )
         if info.follow_up is None:
             return None
-        queue, id = info.follow_up
+        queue, name = info.follow_up
         keys = QueueKeys(self._client.settings.prefix, queue)
-        job: Job[Any] = Job(self._client, keys, id)
+        job: Job[Any] = Job(self._client, keys, name)
         return await job.result(None if until == math.inf else max(0.0, until - time.monotonic()))
 
     @asynccontextmanager
@@ -373,7 +373,7 @@ async def info_of(client: Client, home: QueueKeys, row: BatchRow) -> BatchInfo:
         else:
             counts.append(part.counts)
     queues = dict.fromkeys(keys_at(prefix, part.base).display_name for part in row.parts)
-    base, newline, id = facts.get("follow_up", "").partition("\n")
+    base, newline, job = facts.get("follow_up", "").partition("\n")
     return BatchInfo(
         *(row.id, home.display_name, cast("BatchState", facts["state"]), *sum_counts(counts)),
         endings=int(facts.get("endings", 0)),
@@ -382,5 +382,5 @@ async def info_of(client: Client, home: QueueKeys, row: BatchRow) -> BatchInfo:
         ended=from_ms(int(facts["ended_at"])) if "ended_at" in facts else None,
         cancel_reason=facts.get("cancel_reason"),
         queues=tuple(sorted(queues)),
-        follow_up=(keys_at(prefix, base).display_name, id) if newline else None,
+        follow_up=(keys_at(prefix, base).display_name, job) if newline else None,
     )

@@ -125,16 +125,16 @@ class OpenBatch(Batch):
         keys, sharding, plan = QueueKeys(self._client.settings.prefix, queue), self._client.sharding, self._plan
         given = plan.id
         home = await (sharding.next_shard(keys) if given is None else sharding.shard_of_id(keys, given))
-        id = f"@{self.token}{home.id_suffix}" if given is None else given
+        name = f"@{self.token}{home.id_suffix}" if given is None else given
         facts: dict[str, bytes | str] = dict(plan.facts)
-        for name, call in (("then", plan.then), ("otherwise", plan.otherwise)):
+        for what, call in (("then", plan.then), ("otherwise", plan.otherwise)):
             if call is not None:
-                facts |= await self._follow_up(home, name, call)
+                facts |= await self._follow_up(home, what, call)
         while True:
             outer = None if self._parent is None else (await self._parent.entry(home))["batch"]
             reply = await self._client.link_to(home.name).call(
                 ops.open_batch(
-                    *(home, id, self.token),
+                    *(home, name, self.token),
                     open_for_ms=plan.open_for_ms,
                     keep_ms=plan.keep_ms,
                     parent=outer,
@@ -145,8 +145,8 @@ class OpenBatch(Batch):
                 break
             await self._parent.reopen(home)
         if reply == "exists":
-            raise Duplicate(f"queue {queue!r} has a batch with the id {id!r} already: nothing was stored")
-        self.locate(home, id)
+            raise Duplicate(f"queue {queue!r} has a batch with the id {name!r} already: nothing was stored")
+        self.locate(home, name)
         self._renew_at = time.monotonic() + plan.open_for_ms / 4000
 
     async def _follow_up(self, home: QueueKeys, what: str, call: Call[Any]) -> dict[str, bytes | str]:

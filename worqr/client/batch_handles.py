@@ -12,6 +12,7 @@ from worqr.client.batch import Batch, info_of
 from worqr.client.client import Client
 from worqr.client.producer import Producer
 from worqr.keys import QueueKeys
+from worqr.ops import MAX_ITEMS, BatchRow
 from worqr.shard_layout import shard_of
 
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
@@ -47,3 +48,17 @@ async def list_batches(client: Client, keys: QueueKeys, limit: int) -> list[Batc
     found.sort(key=lambda info: info.created or _LONG_AGO, reverse=True)
     found.sort(key=lambda info: info.state == "ended")
     return found[:limit]
+
+
+async def cancel_batches(client: Client, keys: QueueKeys, reason: str) -> None:
+    """Cancel the batches at home in one queue or shard that have not ended."""
+    found: list[BatchRow] = []
+    number = 1
+    while len(found) < number:
+        number, rows = await client.ask(ops.list_batches(keys, len(found), MAX_ITEMS))
+        if not rows:
+            break
+        found += rows
+    for row in found:
+        if row.facts.get("state") in {"open", "sealed"} and "cancel_reason" not in row.facts:
+            await Batch(client, Producer(client), keys, row.id, row.facts["token"]).cancel(reason=reason)

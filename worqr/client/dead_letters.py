@@ -32,7 +32,7 @@ PIECE: Final = 25
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which entries are meant: the type of their error, times in milliseconds, and the token of their batch. None, or empty: any."""
+    """Which entries are meant: the type of their error, times in ms, and the token of their batch. None, or empty: any."""
 
     error: str
     before_ms: int | None

@@ -56,6 +56,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         twins=tuple(found.twins),
         lane=_text(fields, "lane"),
         batch=ref_in(fields.get("batch", b"")),
+        saved_size=_number(fields, "saved_size") or 0,
     )
 
 

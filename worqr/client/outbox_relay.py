@@ -53,11 +53,13 @@ async def _deliver(ask: Ask, prefix: str, message: OutboxMessage) -> None:
     to, *parts = message.parts
     target = keys_at(prefix, text(to))
     if message.kind == "report":
-        id, token, part, version, closed, counts = (text(each) for each in parts)
-        await ask(ops.report_part(target, id, token, part, int(version), closed=closed == "1", counts=counts))
+        batch, token, part, version, closed, counts = (text(each) for each in parts)
+        await ask(ops.report_part(target, batch, token, part, int(version), closed=closed == "1", counts=counts))
     elif message.kind == "cancel":
-        token, version, home, id, keep, reason = parts
-        await cancel_members(ask, target, text(token), int(version), (text(home), text(id), text(keep)), text(reason))
+        token, version, home, batch, keep, reason = parts
+        await cancel_members(
+            ask, target, text(token), int(version), (text(home), text(batch), text(keep)), text(reason)
+        )
     elif message.kind == "follow_up":
         token, ending, options, task = parts
         await ask(ops.put_follow_up(target, text(token), int(ending), options, task))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar, Unpack
 
 from worqr import ops
+from worqr.client.batch_handles import cancel_batches
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.dead_letters import Aside
 from worqr.client.dispatcher import send_chunks, send_dispatch, send_enqueue, send_unique
@@ -331,13 +332,14 @@ class Queue(QueueOperations):
 
         Running tasks may finish; tasks that are given back afterwards are dropped. The next enqueue creates the queue again.
         Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty and no
-        worker serves it.
+        worker serves it. Batches whose home queue this is are cancelled.
         """
         shards = await self._client.sharding.shards(self._keys)
         for keys in shards:
             while not await self._client.ask(ops.delete_queue(keys)):
                 await self._purge(keys)
             await self._purge(keys)
+            await cancel_batches(self._client, keys, "its home queue was deleted")
         if len(shards) > 1 and not self._keys.failures:
             await self._forget_shards(shards)
         await self._client.note("deleted", queue=self.name)

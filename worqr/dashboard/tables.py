@@ -384,6 +384,7 @@ def job_fields(record: JobRecord, redactor: Redactor) -> Row:
         "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
         "twins": list(record.twins),
         "lane": record.lane,
+        "saved_size": record.saved_size,
         "tries": [_try(each, redactor) for each in record.tries],
         "dead_letters": [record_row(each, redactor) for each in record.dead_letters],
     }

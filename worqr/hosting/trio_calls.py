@@ -11,7 +11,8 @@ from typing import Any, Final, Generic, TypeVar
 import trio
 
 from worqr.errors import UsageError
-from worqr.hosting.thread_waiter import wait_done, wait_done_shielded
+from worqr.hosting.thread_waiter import wait_done_shielded
+from worqr.peer.futures import wait_done
 
 T = TypeVar("T")
 

@@ -39,6 +39,15 @@ local function read_claim(base, claim)
   return fields and fields.task and claimed_task(base, item, id, claim, fields) or nil
 end
 
+-- Makes the raw `task` under `claim` of `worker` a job, while it runs. `task`: a claimed_task.
+local function become_job(base, worker, claim, task)
+  local digest = redis.sha1hex(task.task)
+  write_hash(base .. ':active:' .. task.id, {task = task.task, twin = digest, claim = claim, worker = worker,
+    state = 'active', first = claim, last = claim, queued = claim})
+  add_twin(base, digest, task.id)
+  redis.call('LSET', base .. ':claim:' .. claim, 0, MARKER .. task.id)
+end
+
 -- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, and its
 -- id; and that record as a table. The entry has no `tries`, which only people read. Returns false if the record is gone.
 local function entry_of(base, item)
@@ -203,6 +212,9 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
     redis.call('HDEL', job, 'meta', 'scheduled_for')
+    if fields.saved_size or blocked.saved_size then
+      merge_saved(job, fields, blocked, changes)
+    end
   end
   if blocked.update_counts then
     changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil

@@ -19,19 +19,20 @@ local function check_dead_letter_types(base, worker)
 end
 
 -- Returns the dead-letter record at the key `aside` as names and values, and how many bytes of payload were read for it.
--- `size`: of the payload. `head`: how many bytes of a larger payload are returned (-1: all of it). A hash field can only be
--- read whole, and a larger payload than `room` is returned as empty.
+-- What the job saved is left out. `size`: of the payload. `head`: how many bytes of a larger payload are returned (-1: all of
+-- it). A hash field can only be read whole, and a larger payload than `room` is returned as empty.
 local function dead_letter_entry(aside, size, head, room)
-  if head < 0 or size <= head then
+  local is_whole, has_saved = head < 0 or size <= head, own(redis.pcall('HEXISTS', aside, 'saved_size')) == 1
+  if is_whole and not has_saved then
     return own(redis.pcall('HGETALL', aside)) or {}, size
   end
-  local record, readable = {}, size <= room
+  local record, readable = {}, is_whole or size <= room
   for _, name in ipairs(redis.call('HKEYS', aside)) do
-    record[#record + 1] = name
     if name == 'task' then
-      record[#record + 1] = readable and string.sub(redis.call('HGET', aside, name), 1, head) or ''
-    else
-      record[#record + 1] = redis.call('HGET', aside, name)
+      local task = readable and redis.call('HGET', aside, name) or ''
+      record[#record + 1], record[#record + 2] = name, is_whole and task or string.sub(task, 1, head)
+    elseif not is_large_saved(name) then
+      record[#record + 1], record[#record + 2] = name, redis.call('HGET', aside, name)
     end
   end
   return record, readable and size or 0

@@ -88,7 +88,7 @@ end
 -- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
-    'update_high', 'update_policy')
+    'update_high', 'update_policy', 'saved_size')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
   local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
   local trashed = kept[1] and tonumber(kept[2]) <= (tonumber(cleared[1]) or 0) and (cleared[2] or '') or nil
@@ -100,7 +100,7 @@ local function find_job(base, id)
   seen.last = active[2] or taken or '0'
   if kept[1] and not trashed then
     seen.job = {state = kept[1], run_at = tonumber(kept[3]), low = tonumber(kept[5]), high = tonumber(kept[6]),
-      policy = kept[7] or ''}
+      policy = kept[7] or '', has_saved = kept[8] and true}
     seen.last = kept[4]
   end
   return seen
@@ -298,6 +298,9 @@ local function upsert(base, o, task, number, now, seen)
   local ready
   local asked = o.run_at or now + (o.delay or 0)
   if seen.job then
+    if seen.job.has_saved and o.data ~= false then
+      forget_saved_of_other(base .. ':job:' .. id, task)
+    end
     outcome, ready = update_job(base, id, o, task, number, asked, now, seen.job)
   else
     outcome, ready = create_job(base, id, o, task, number, asked, now, seen)

@@ -40,20 +40,31 @@ local function part_key(base, token)
   return base .. ':part:' .. token
 end
 
--- Calls a command of sets for many ids, and returns the sum of the replies. A value of another application at the key is
--- deleted: the key is the queue's own.
-local function change_members(command, key, ids)
+-- Calls change(some) for ids, at most 1,000 at a time, and returns the sum of its replies.
+local function in_thousands(ids, change)
   local changed = 0
   for from = 1, #ids, 1000 do
-    local some = {unpack(ids, from, math.min(from + 999, #ids))}
-    local n = own(redis.pcall(command, key, unpack(some)))
-    if not n then
-      redis.call('DEL', key)
-      n = redis.call(command, key, unpack(some))
-    end
-    changed = changed + n
+    changed = changed + change({unpack(ids, from, math.min(from + 999, #ids))})
   end
   return changed
+end
+
+-- Adds ids to the members of a part; returns how many are new. A value of another application at the key is deleted: the key is
+-- the queue's own.
+local function add_members(members, ids)
+  if not own(redis.pcall('SCARD', members)) then
+    redis.call('DEL', members)
+  end
+  return in_thousands(ids, function(some)
+    return redis.call('SADD', members, unpack(some))
+  end)
+end
+
+-- Removes ids from the members of a part; returns how many were there.
+local function remove_members(members, ids)
+  return in_thousands(ids, function(some)
+    return own(redis.pcall('SREM', members, unpack(some))) or 0
+  end)
 end
 
 -- Returns true if a member may not be added to a part by the option `batch` of its dispatch: the part was closed at this version
@@ -109,7 +120,10 @@ end
 local function send_report(base, token)
   local kept = redis.call('HMGET', part_key(base, token), 'home', 'id', 'v', 'closed')
   local home, id, v, closed, counts = kept[1], kept[2], kept[3], kept[4] or '0', part_counts(base, token)
-  if home == base and pcall(check_types, base) then
+  local can_report = home == base and pcall(function()
+    check_types(base)
+  end)
+  if can_report then
     return take_report(base, id, token, {part = base, v = tonumber(v), closed = closed == '1', counts = counts})
   end
   post(base, 'report ' .. token, {'report', home, id, token, base, v, closed, counts})
@@ -159,14 +173,14 @@ local function count_changes(base, token, changes)
     open_part(part, changes.entry)
   end
   if changes.added then
-    redis.call('HINCRBY', part, 'added', change_members('SADD', members, changes.added))
+    redis.call('HINCRBY', part, 'added', add_members(members, changes.added))
   end
   if changes.back then
-    redis.call('HINCRBY', part, 'failed', -change_members('SADD', members, changes.back))
+    redis.call('HINCRBY', part, 'failed', -add_members(members, changes.back))
     ready = reopen_part(base, token)
   end
   for _, outcome in ipairs({'finished', 'failed', 'cancelled', 'lost'}) do
-    local n = changes[outcome] and change_members('SREM', members, changes[outcome]) or 0
+    local n = changes[outcome] and remove_members(members, changes[outcome]) or 0
     if n > 0 then
       own(redis.pcall('HINCRBY', part, outcome, n))
     end

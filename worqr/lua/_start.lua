@@ -37,7 +37,7 @@ local function is_expired(fields, now)
 end
 
 -- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of
--- claims. Returns one of: taken, the entry, the size of its payload and its lane; empty; expired (the job went to the
+-- claims. Returns one of: taken, the entry, its size in bytes and its lane; empty; expired (the job went to the
 -- dead-letter queue); skipped; suspect and its id. A reference is skipped, and removed, if its record is gone, has no task or
 -- does not wait there: a job of this id may have been dispatched again, in another lane. A suspect of a lane, whose list is the `source` then, is moved to the suspects instead.
 local function claim_one(base, source, worker, claim, now, of_lane)
@@ -74,7 +74,7 @@ local function claim_one(base, source, worker, claim, now, of_lane)
     return 'expired'
   end
   notify(base, id, 'active')
-  return 'taken', entry, #fields.task, fields.lane
+  return 'taken', entry, #fields.task + (tonumber(fields.saved_size) or 0), fields.lane
 end
 
 -- Adds new `claims` to `held`, the set of their worker's claims, and to what limits count, if there are `limits`.
@@ -84,6 +84,14 @@ local function add_claims(base, held, claims, limits, now)
   end
   if limits then
     note_starts(base, claims, now)
+  end
+end
+
+-- Stores the last fencing token of a start that has used up `taken` of them, from `first` on.
+local function store_claimed(base, first, taken)
+  if taken > 0 then
+    store_token(base, first + taken - 1)
+    renew_counts(base)
   end
 end
 

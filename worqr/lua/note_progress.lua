@@ -16,11 +16,7 @@ for i = 2, #ARGV, 3 do
   if record then
     local active = queue .. ':active:' .. record.id
     if not record.job then
-      local digest = redis.sha1hex(record.task)
-      write_hash(active, {task = record.task, twin = digest, claim = said, worker = worker, state = 'active',
-        first = said, last = said, queued = said})
-      add_twin(queue, digest, record.id)
-      redis.call('LSET', queue .. ':claim:' .. said, 0, MARKER .. record.id)
+      become_job(queue, worker, said, record)
     end
     redis.call('HSET', active, 'progress', progress, 'message', message)
     notify(queue, record.id, 'progress')

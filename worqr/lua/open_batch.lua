@@ -32,8 +32,8 @@ local now = now_ms()
 local fields = {id = id, token = token, state = 'open', made_at = digits(now), open_for = digits(open_for),
   open_until = digits(now + open_for), keep = keep, parent = outer and enter_batch(outer, NESTED .. id) or nil}
 for i = 8, #ARGV, 2 do
-  local name, value = ARGV[i], ARGV[i + 1]
-  fields[name] = value
+  local fact, value = ARGV[i], ARGV[i + 1]
+  fields[fact] = value
 end
 write_hash(batch, fields)
 check_batch_in(queue, id, open_for, now)

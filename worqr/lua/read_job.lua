@@ -16,7 +16,7 @@
 -- RETURNS ok cancelling reserved run job results records twins: cancelling is 1 if the run is to be cancelled, reserved ms until the id
 --   is free again (-1: it is not reserved); run and job are records, or false; results are the newest and the one before
 --   it, each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
---   and values in turn; twins are ids
+--   and values in turn, without what the job saved; twins are ids
 -- RESEND safe: it only reads
 local queue, job, active, result, older_result, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local dead_letter_index, cancelling, taken = KEYS[7], KEYS[8], KEYS[9]
@@ -31,8 +31,10 @@ local function read_record(key)
   local record, may_read = {size}, size <= max_bytes
   max_bytes = max_bytes - (may_read and size or 0)
   for _, name in ipairs(redis.call('HKEYS', key)) do
-    local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
-    record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
+    if not is_large_saved(name) then
+      local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
+      record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
+    end
   end
   return record
 end

@@ -44,6 +44,9 @@ for i = 3, #ARGV do
     for _, name in ipairs(POLICY) do
       kept[name] = fields[name]
     end
+    if fields.saved_size then
+      copy_saved(fields, kept)
+    end
     if not fields.first then -- it was a raw task
       kept.twin = redis.sha1hex(fields.task)
     end

@@ -68,10 +68,7 @@ local taken, skipped = start.taken, start.skipped
 add_claims(queue, claims, mine, has_limits and #mine > 0, now)
 
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
-if taken > 0 then
-  store_token(queue, next_claim + taken - 1)
-  renew_counts(queue)
-end
+store_claimed(queue, next_claim, taken)
 count(queue, 'claimed', taken, nil, nil, reply)
 left = has_lanes and startable_items(queue) or left - taken - skipped
 remove_stale(queue, skipped, left + (has_lanes and redis.call('EXISTS', queue .. ':lanes:names') or 0))

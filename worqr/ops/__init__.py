@@ -13,6 +13,7 @@ snapshot), `mesh_log` (its log), `history` (that of a queue), `operators` (cance
 from __future__ import annotations
 
 from worqr.ops.batches import (
+    MAX_PARTS,
     BatchCheck,
     BatchRow,
     OpenedPart,
@@ -197,6 +198,7 @@ from worqr.ops.tasks import (
     note_runs,
     reconcile,
     retry_task,
+    save_state,
     start_tasks,
     stop_tasks,
 )
@@ -218,6 +220,7 @@ __all__ = [
     "MAX_HEADS",
     "MAX_ITEMS",
     "MAX_LOG_TEXT",
+    "MAX_PARTS",
     "MAX_SKIPPED",
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
@@ -359,6 +362,7 @@ __all__ = [
     "retry_task",
     "rewind_schedules",
     "sample_queue",
+    "save_state",
     "seal_batch",
     "set_lane",
     "set_limits",

@@ -15,14 +15,13 @@ from worqr.script_call import Argument, Call
 
 MAX_PARTS: Final = 1000
 """Queues, or shards of queues, that a batch may have members in."""
-CHECKS_AT_ONCE: Final = 20
+_CHECKS_AT_ONCE: Final = 20
 """Batches that one request of the leader looks at."""
-MESSAGES_AT_ONCE: Final = 100
-CANCEL_MEMBERS: Final = 100
+_MESSAGES_AT_ONCE: Final = 100
+_CANCEL_MEMBERS: Final = 100
 """Members that one script cancels, about: each takes the server some 20 us."""
-FOLLOW_UP_KEPT_MS: Final = 86_400_000
+_FOLLOW_UP_KEPT_MS: Final = 86_400_000
 """ms for which a queue knows which follow-ups it has stored."""
-NO_COUNTS: Final = (0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +89,12 @@ def _counts(value: bytes) -> tuple[int, ...]:
 
 
 def _row(entry: Sequence[Any]) -> BatchRow:
-    id, facts, flat = entry
+    name, facts, flat = entry
     parts = tuple(
         PartRow(text(flat[i]), int(flat[i + 1]), bool(flat[i + 2]), _counts(flat[i + 3]))
         for i in range(0, len(flat), 4)
     )
-    return BatchRow(text(id), {text(name): text(value) for name, value in pairs(facts)}, parts)
+    return BatchRow(text(name), {text(field): text(value) for field, value in pairs(facts)}, parts)
 
 
 def _versions(flat: Sequence[Any]) -> tuple[tuple[str, int], ...]:
@@ -163,7 +162,7 @@ def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:
 def report_part(
     keys: QueueKeys, id: str, token: str, part: str, version: int, *, closed: bool, counts: str
 ) -> Call[str]:
-    """Report the state of a part to the home of its batch. `counts`: added, finished, failed, cancelled, lost, failures; with spaces."""
+    """Report the state of a part to the home of its batch. `counts`: as in `PartRow`, with spaces."""
     names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
     args = (id, token, part, version, int(closed), counts)
     return new_call("report_part", keys.base, names, args, expect_ok)
@@ -180,12 +179,12 @@ def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
 
     def read(reply: Reply) -> tuple[bool, list[BatchCheck]]:
         found = [
-            BatchCheck(text(id), text(token), None if reason is None else text(reason), text(keep), _versions(parts))
-            for id, token, reason, keep, *parts in reply[1:]
+            BatchCheck(text(batch), text(token), None if reason is None else text(reason), text(keep), _versions(parts))
+            for batch, token, reason, keep, *parts in reply[1:]
         ]
         return status_word(reply) == "more", found
 
-    return new_call("check_batches", keys.base, (keys.base, BatchKeys(keys).batches), (CHECKS_AT_ONCE,), read)
+    return new_call("check_batches", keys.base, (keys.base, BatchKeys(keys).batches), (_CHECKS_AT_ONCE,), read)
 
 
 def read_batch(keys: QueueKeys, id: str) -> Call[BatchRow | None]:
@@ -223,7 +222,7 @@ def cancel_part(
         return text(reply[1]) if status_word(reply) == "more" else None
 
     names = (keys.base, BatchKeys(keys).part(token), BatchKeys(keys).members(token))
-    args = (token, version, home, id, keep, reason, cursor, CANCEL_MEMBERS)
+    args = (token, version, home, id, keep, reason, cursor, _CANCEL_MEMBERS)
     return new_call("cancel_part", keys.base, names, args, read)
 
 
@@ -240,7 +239,7 @@ def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]
 
 def put_follow_up(keys: QueueKeys, token: str, ending: int, options: bytes, task: bytes) -> Call[str]:
     """Store the follow-up of the ending with this number, if it is not stored yet: ok, or stored."""
-    args = (token, ending, options, task, FOLLOW_UP_KEPT_MS)
+    args = (ending, options, task, _FOLLOW_UP_KEPT_MS)
     names = (keys.base, BatchKeys(keys).part(token))
     return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored"), size=len(task))
 
@@ -252,7 +251,7 @@ def take_outbox(keys: QueueKeys) -> Call[list[OutboxMessage]]:
         status_word(reply)
         return [OutboxMessage(topic, message, text(kind), parts) for topic, message, (kind, *parts) in reply[1:]]
 
-    return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (MESSAGES_AT_ONCE,), read)
+    return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (_MESSAGES_AT_ONCE,), read)
 
 
 def drop_outbox(keys: QueueKeys, delivered: Sequence[OutboxMessage]) -> Call[str]:

@@ -51,7 +51,7 @@ def list_aside(
     """Return one page of records, newest first.
 
     With a `limit` of 0, only their number; with `bare`, only their claims. `head`: only so many bytes of larger payloads; None:
-    whole payloads. The field ``size`` of a record has the size of its payload. `batch`: only members of the batch with this token.
+    whole payloads. `batch`: only members of the batch with this token. The field ``size`` of a record is that of its payload.
     """
 
     def read(reply: Reply) -> DeadLetterPage:

@@ -171,6 +171,22 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
     return new_call("note_progress", keys.base, (keys.base, keys.claims(worker)), tuple(args), read)
 
 
+def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes) -> Call[str]:
+    """Store the bytes that a run saves, or the result of a step, for later runs of its job: ok, full or lost.
+
+    Args:
+        keys: those of the queue.
+        worker: the id of the worker.
+        claim: the claim of the run.
+        number: of a save, higher than that of the save before it; 0 for a step.
+        step: the name of the step; empty for bytes.
+        value: the bytes, or the encoded result.
+    """
+    args = (worker, claim, number, step, value)
+    names = (keys.base, keys.claims(worker))
+    return new_call("save_state", keys.base, names, args, expect("ok", "full", "lost"), size=len(value))
+
+
 def note_runs(
     keys: QueueKeys, worker: str, number: int, counts: Mapping[str, int], ended: Sequence[bytes] = (), keep: int = 0
 ) -> Call[str]:

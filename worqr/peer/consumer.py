@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from worqr.peer.claim_request import ClaimRequest
 from worqr.peer.handlers import Handler
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
-from worqr.peer.run import PolicyFields, Run
+from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Scheduler, Share
 from worqr.peer.settles import Settles
@@ -97,6 +98,7 @@ class ConsumerServices:
         counter: counts the runs.
         report_progress: sends the progress of a run; called from any thread.
         extend_deadline: moves the deadline of a run; called from any thread.
+        save: sends what a run saves; called from any thread.
     """
 
     link: Link
@@ -107,6 +109,7 @@ class ConsumerServices:
     recheck: Callable[[QueueConsumer], None]
     report_progress: Callable[[Run[Any], float | None, str], None]
     extend_deadline: Callable[[Run[Any], float], None]
+    save: Callable[[Run[Any], Save], Future[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +321,10 @@ class QueueConsumer:
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Move the deadline of a run to `seconds` from now. From any thread."""
         self._services.extend_deadline(run, seconds)
+
+    def save(self, run: Run[Any], save: Save) -> Future[None]:
+        """Send what a run saves. From any thread."""
+        return self._services.save(run, save)
 
     # Ending
 

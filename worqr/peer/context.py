@@ -1,6 +1,7 @@
 """`Context`: the view that a handler has of its run; `current()` returns it.
 
-A context is made when a handler asks for it. Its calls never wait, so a coroutine, a thread and an asyncio task can use it alike.
+A context is made when a handler asks for it. Its calls never wait, but for those that save, so a coroutine, a thread and an
+asyncio task can use it alike. Steps, which save the results of functions, are in `steps`.
 Not here: `Claim`, the class for tasks that an application claims itself (`claims`).
 """
 
@@ -8,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
 from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
 from worqr.errors import UsageError
-from worqr.peer.run import Run, RunHost, current_run, failed_of
+from worqr.peer.futures import wait_done
+from worqr.peer.run import Run, RunHost, Save, current_run, failed_of
+from worqr.peer.saved_state import check_saved
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
 from worqr.validation import Seconds, clean_text, from_ms
@@ -150,6 +154,55 @@ class Context:
             UsageError: `done` is not a finite number, or `message` is not a str.
         """
         self._run.report_progress(_finite(done), _message(message))
+
+    @property
+    def saved(self) -> bytes | None:
+        """The bytes that this job saved last, in an earlier run or in this one; None if it saved none."""
+        record = self._run.record
+        return None if record is None else record.saved_state().saved
+
+    async def save(self, state: bytes) -> None:
+        """Save bytes for later runs of this job, and return when the server has them. Later runs find them in `saved`.
+
+        They replace the bytes that were saved before. They are deleted when the job ends, or when a dispatch of its id brings
+        another payload. During an outage this waits until the server is back, or until the claim is lost.
+
+        Args:
+            state: At most 256 KiB.
+
+        Raises:
+            UsageError: `state` is not bytes, or too large; or all that the job keeps, with the results of its steps, would be
+                over 1 MiB.
+            ClaimLost: The task was reassigned to another worker, or has ended. Nothing was saved.
+            RefusedByServer: The server does not permit it. Nothing was saved.
+            Unavailable: The peer has left.
+        """
+        save, done = self._begin_save(state)
+        await wait_done(done)
+        done.result()
+        self._run.saved_state().note_saved(save.number, save.value)
+
+    def save_now(self, state: bytes) -> None:
+        """Save bytes as `save` does, in a thread or a process: wait here until the server has them.
+
+        Args:
+            state: At most 256 KiB.
+
+        Raises:
+            UsageError: An event loop runs in this thread; or as `save`.
+            ClaimLost: The task was reassigned to another worker, or has ended. Nothing was saved.
+            RefusedByServer: The server does not permit it. Nothing was saved.
+            Unavailable: The peer has left.
+        """
+        self._run.check_may_wait("await worqr.current().save(...)")
+        save, done = self._begin_save(state)
+        done.result()
+        self._run.saved_state().note_saved(save.number, save.value)
+
+    def _begin_save(self, state: bytes) -> tuple[Save, Future[None]]:
+        saved = check_saved(state)
+        save = Save(self._run.saved_state().next_number(), "", saved)
+        return save, self._run.save(save)
 
     def extend(self, seconds: Seconds) -> None:
         """Move the deadline of this run, from any thread. This never waits.

@@ -35,6 +35,7 @@ from worqr.peer.settings import PeerSettings
 from worqr.peer.settler import Settler
 from worqr.peer.settles import Settles
 from worqr.peer.slots import Slots
+from worqr.peer.state_saver import StateSaver
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.waiting_queues import WaitingQueues
 from worqr.peer.work_map_refresher import WorkMapRefresher
@@ -52,6 +53,7 @@ class RunDuties:
     counter: RunCounter
     settler: Settler
     progress: ProgressReporter
+    saver: StateSaver
     concurrency: AdaptiveConcurrency
 
     async def start(self, nursery: trio.Nursery) -> None:
@@ -84,6 +86,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
         counter=counter,
         settler=settler,
         progress=ProgressReporter(link),
+        saver=StateSaver(link),
         concurrency=AdaptiveConcurrency(scheduler),
     )
 
@@ -154,6 +157,7 @@ def queue_duties(
         recheck=reconciler.recheck,
         report_progress=runs.progress.report,
         extend_deadline=runs.deadlines.request_extension,
+        save=runs.saver.save,
     )
     return QueueDuties(
         link=link,

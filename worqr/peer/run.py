@@ -7,14 +7,17 @@ that claimed it as a `RunHost`; a worker process and the testing package have ho
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from contextvars import ContextVar
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import trio
 
 from worqr.errors import UsageError
+from worqr.peer.saved_state import JobFields, SavedState
 from worqr.policy import POLICY_FIELDS, Broken, Policy
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import failed_record
@@ -25,7 +28,19 @@ if TYPE_CHECKING:
 PolicyFields = tuple[tuple[bytes, bytes], ...]
 """Policy fields of a job, which replace those of its queue."""
 
+_BECOMING: Final = threading.Lock()
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
+
+
+class Save(NamedTuple):
+    """What a run saves: bytes, or the result of a step."""
+
+    number: int
+    """Grows with each save of bytes; 0 for a step."""
+    step: str
+    """The name of the step; empty for bytes."""
+    value: bytes
+    """The bytes, or the encoded result."""
 
 
 class RunHost(Protocol):
@@ -61,6 +76,10 @@ class RunHost(Protocol):
 
     def extend(self, run: Run[Any], seconds: float, /) -> None:
         """Move the deadline of a run; from any thread."""
+        ...
+
+    def save(self, run: Run[Any], save: Save, /) -> Future[None]:
+        """Store what a run saves; from any thread. The future is done when it is stored."""
         ...
 
 
@@ -138,7 +157,7 @@ class Run(Generic[Host]):
     Attributes:
         task, fence: as in `Context`.
         began: when its claim arrived, by ``time.monotonic()``; 0 outside a peer.
-        record: the fields of a job; None for a plain task. A plain task that reports progress becomes a job.
+        record: the fields of a job; None for a plain task. A plain task that reports progress or saves becomes a job.
         policy: of this job, or of its queue.
         host: the consumer that claimed it.
         registration: the worker id that holds the claim.
@@ -155,7 +174,7 @@ class Run(Generic[Host]):
     )
 
     task: bytes
-    record: dict[bytes, bytes] | None
+    record: JobFields | None
     policy: Policy
 
     def __init__(
@@ -176,7 +195,7 @@ class Run(Generic[Host]):
             self.record = None
             self.policy = host.policy
         else:
-            record = self.record = dict(zip(entry[::2], entry[1::2], strict=True))
+            record = self.record = JobFields(zip(entry[::2], entry[1::2], strict=True))
             self.task = record[b"task"]
             own = tuple([(name, value) for name, value in record.items() if name in _POLICY_FIELDS])
             self.policy = host.policy_with(own) if own else host.policy
@@ -261,6 +280,11 @@ class Run(Generic[Host]):
             if self.scope is not None:
                 self.scope.cancel()
 
+    def note_lost(self) -> None:
+        """Note that its claim is lost. The handler is not cancelled, because the save that it waits for raises ClaimLost."""
+        if self.state is not SETTLED:
+            self.cancel_reason = "lost"
+
     def settle(self) -> None:
         """Note that the end of the run was decided. It may not be settled again, and its deadline does not count any more."""
         self.state = SETTLED
@@ -271,9 +295,29 @@ class Run(Generic[Host]):
 
     def report_progress(self, done: float | None, message: str) -> None:
         """Pass a progress report to the host; from any thread."""
-        if self.record is None:
-            self.record = {b"id": self.id.encode(), b"task": self.task}
+        self._become_job()
         self.host.report_progress(self, done, message)
+
+    def _become_job(self) -> JobFields:
+        with _BECOMING:  # two threads of a handler may save at the same time
+            if self.record is None:
+                self.record = JobFields(((b"id", self.id.encode()), (b"task", self.task)))
+            return self.record
+
+    def saved_state(self) -> SavedState:
+        """Return what it knows of what its job has saved; from any thread. Its task becomes a job, if it is none."""
+        return self._become_job().saved_state()
+
+    def save(self, save: Save) -> Future[None]:
+        """Store what its handler saves; from any thread. The future is done when it is stored."""
+        return self.host.save(self, save)
+
+    def check_may_wait(self, instead: str) -> None:
+        """Raise UsageError if an event loop runs in this thread, which must not wait. `instead`: the code to write."""
+        from worqr.link import loop_name_here  # a worker process does without the link
+
+        if name := loop_name_here():
+            raise UsageError(f"this would block the running {name} event loop: write `{instead}`")
 
     def offload(self, offloaded: Offloaded) -> None:
         """Note that the handler runs in a thread, on an asyncio loop or in a process."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, current_context
-from worqr.peer.run import PolicyFields, Run, current_run
+from worqr.peer.run import PolicyFields, Run, Save, current_run
+from worqr.peer.saved_state import check_saved, check_step, encode_step
 from worqr.policy import Policy
 from worqr.validation import check_task
 
@@ -29,6 +32,8 @@ class _NoConsumer:
         self.state = state
         self.reported: list[tuple[float | None, str]] = []
         self.extended: list[float] = []
+        self.saves: list[bytes] = []
+        self.steps: dict[str, Any] = {}
 
     def policy_with(self, own: PolicyFields) -> Policy:
         return self.policy
@@ -38,6 +43,16 @@ class _NoConsumer:
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         self.extended.append(seconds)
+
+    def save(self, run: Run[Any], save: Save) -> Future[None]:
+        if save.step:
+            kind, _, value = save.value.partition(b" ")
+            self.steps[save.step] = value if kind == b"bytes" else msgspec.json.decode(value or b"null")
+        else:
+            self.saves.append(save.value)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
 
 class _DirectRun(Run[_NoConsumer]):
@@ -50,6 +65,9 @@ class _DirectRun(Run[_NoConsumer]):
             except RuntimeError:
                 pass  # the test calls the function directly
 
+    def check_may_wait(self, instead: str) -> None:
+        """Do nothing, because nothing waits."""
+
 
 class DirectContext(Context):
     """What ``worqr.current()`` returns inside `context`.
@@ -57,12 +75,16 @@ class DirectContext(Context):
     Attributes:
         reported: What the handler reported with `progress`, in order: the number and the message.
         extended: What it passed to `extend`, in seconds.
+        saves: The bytes that it saved, in order.
+        steps: The results of the steps that it took, by name, as JSON has them.
     """
 
     def __init__(self, run: _DirectRun) -> None:
         super().__init__(run)
         self.reported: list[tuple[float | None, str]] = run.host.reported
         self.extended: list[float] = run.host.extended
+        self.saves: list[bytes] = run.host.saves
+        self.steps: dict[str, Any] = run.host.steps
 
 
 @contextmanager
@@ -73,6 +95,8 @@ def context(
     failures: int = 0,
     meta: Mapping[str, str] | None = None,
     state: Any = None,
+    saved: bytes | None = None,
+    steps: Mapping[str, object] | None = None,
 ) -> Generator[DirectContext]:
     """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
@@ -85,6 +109,8 @@ def context(
         failures: The number of earlier failures; 9 makes this the last attempt.
         meta: The `meta` of the dispatch.
         state: The value that the mesh's lifespan would yield.
+        saved: What an earlier run saved.
+        steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
 
     Yields:
         DirectContext: The run.
@@ -98,6 +124,10 @@ def context(
     entry += [b"failures", str(failures).encode()]
     if meta:
         entry += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
+    if saved is not None:
+        entry += [b"saved", check_saved(saved), b"saved_number", b"1"]
+    for name, result in (steps or {}).items():
+        entry += [b"step:" + check_step(name).encode(), encode_step(name, result)]
     run = _DirectRun(_NoConsumer(state), None, time.time_ns() // 1000, entry)
     found = DirectContext(run)
     tokens = current_run.set(run), current_context.set(found)

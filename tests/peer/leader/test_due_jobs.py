@@ -335,7 +335,7 @@ async def test_only_the_peer_that_leads_enqueues_what_is_due(leads: bool) -> Non
     async def call(call: ops.Call[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
         called.append(call.script.name)
-        return 0, None
+        return ops.Promoted(0, None, needs_relay=False)
 
     link: Any = SimpleNamespace(call=call)
     due_jobs = DueJobPromoter(link, RegistryKeys("p"), leads=lambda: leads, missed=lambda: None)

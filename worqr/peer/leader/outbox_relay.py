@@ -1,8 +1,8 @@
 """`OutboxRelay`: the leader delivers what queues have to tell each other about batches, and checks batches.
 
-The promotion of a queue says that it has messages, or batches whose check is due: a script that writes a message tells the leader,
-and each scan finds what was missed. Queues are served side by side, each by one task. What a leader does not finish, the next one
-does. How a message is delivered is in `worqr.client.outbox_relay`.
+The promotion of a queue says that it has messages, or batches whose check is due. A script that writes a message tells the
+leader, and each scan finds what was missed. Queues are served side by side, each by one task. What a leader does not finish, the
+next one does. How a message is delivered is in `worqr.client.outbox_relay`.
 """
 
 from __future__ import annotations

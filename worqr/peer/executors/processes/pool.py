@@ -26,11 +26,21 @@ from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.processes.importable import STAND_IN, Name, main_module, name_for_process
-from worqr.peer.executors.processes.protocol import Extended, Progressed, Raised, Returned, RunRequest, Setup
+from worqr.peer.executors.processes.protocol import (
+    Progressed,
+    Raised,
+    Report,
+    Returned,
+    RunRequest,
+    SaveReply,
+    Saving,
+    Setup,
+)
 from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_process
+from worqr.peer.futures import wait_done
 from worqr.peer.handlers import Handler, named_after
 from worqr.peer.results import Encoded
-from worqr.peer.run import Run, RunHost, check_thread, current_run
+from worqr.peer.run import Run, RunHost, Save, check_thread, current_run
 from worqr.policy import Broken, ChildError, Failure, RateLimited, Retry, Stalled
 from worqr.records import RemoteError
 from worqr.relocation import Relocation
@@ -270,11 +280,17 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
     return RunRequest(function, run.queue, run.host.id_suffix, run.fence, entry, run.host.policy, left, carrier)
 
 
-def _on_report(run: Run[RunHost], what: Progressed | Extended) -> None:
+async def _on_report(run: Run[RunHost], what: Report) -> SaveReply | None:
+    if isinstance(what, Saving):
+        done = run.save(Save(what.number, what.step, what.value))
+        await wait_done(done)
+        error = done.exception()
+        return SaveReply("", "") if error is None else SaveReply(type(error).__name__, str(error))
     if isinstance(what, Progressed):
         run.report_progress(what.done, what.message)
     else:
         run.host.extend(run, what.seconds)
+    return None
 
 
 def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:

@@ -2,7 +2,7 @@
 
 The protocol is internal, because both sides always have the same version. A process first receives one `Setup`. It replies to
 each `RunRequest` with one `Returned` or `Raised`. Before that reply, it sends a `Progressed` or `Extended` for each report or
-extension of the run.
+extension of the run. It sends a `Saving` when the run saves, and waits for its `SaveReply`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,21 @@ class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
     seconds: float
 
 
+class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The run saves bytes, or the result of a `step`, and waits for a `SaveReply`."""
+
+    number: int
+    step: str
+    value: bytes
+
+
+class SaveReply(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The reply to a `Saving`. `error`: the name of a class of worqr; empty: it was saved."""
+
+    error: str
+    message: str
+
+
 class Returned(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """The function returned. `kind`: the encoding of `value`; None: the result is not stored, and `value` is empty."""
 
@@ -83,9 +98,10 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
     retry_after: float | None = None
 
 
-Request = Setup | RunRequest
+Request = Setup | RunRequest | SaveReply
 Answer = Returned | Raised
-Reply = Progressed | Extended | Answer
+Report = Progressed | Extended | Saving
+Reply = Report | Answer
 
 requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from enum import Enum, auto
 from typing import Any, Final
@@ -30,8 +30,11 @@ from worqr.peer.executors.processes.protocol import (
     Progressed,
     Raised,
     Reply,
+    Report,
     Returned,
     RunRequest,
+    SaveReply,
+    Saving,
     Setup,
     packed,
     replies,
@@ -65,9 +68,9 @@ class Channel:
         self._received = bytearray()
         self._greeting = packed(setup)
 
-    async def send(self, run: RunRequest) -> None:
-        """Send a run. The first run follows the setup."""
-        request, self._greeting = self._greeting + packed(run), bytearray()
+    async def send(self, frame: RunRequest | SaveReply) -> None:
+        """Send a run, or the reply to a save. The first run follows the setup."""
+        request, self._greeting = self._greeting + packed(frame), bytearray()
         await self._stream.send_all(request)
 
     async def receive(self) -> Reply | None:
@@ -157,7 +160,7 @@ class WorkerProcess:
         self.idle_since = now
 
     async def execute(
-        self, run: RunRequest, on_report: Callable[[Progressed | Extended], None]
+        self, run: RunRequest, on_report: Callable[[Report], Awaitable[SaveReply | None]]
     ) -> Returned | Raised | None:
         """Run a task, and call `on_report` for each report. Return None if the process died of it.
 
@@ -171,10 +174,11 @@ class WorkerProcess:
             await self._channel.send(run)
             while True:
                 reply = await self._channel.receive()
-                if not isinstance(reply, Progressed | Extended):
+                if not isinstance(reply, Progressed | Extended | Saving):
                     return reply
                 reported = True
-                on_report(reply)
+                if (frame := await on_report(reply)) is not None:
+                    await self._channel.send(frame)
         except trio.BrokenResourceError:  # the connection was reset, with data that was never read
             self.unread = not reported
             return None

@@ -14,136 +14,50 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
 from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
 from worqr.errors import UsageError
+from worqr.peer.executors.processes.child_reports import ChildProgress, ChildSaves, Pipe
 from worqr.peer.executors.processes.importable import Name, resolve
 from worqr.peer.executors.processes.lifeline import die_with_parent
 from worqr.peer.executors.processes.protocol import (
-    LENGTH,
     Extended,
-    Progressed,
     Raised,
-    Reply,
-    Request,
     Returned,
     RunRequest,
     Setup,
-    packed,
-    requests,
 )
 from worqr.peer.results import encode_result
-from worqr.peer.run import Run, Timer, current_run
+from worqr.peer.run import Run, Save, Timer, current_run
 from worqr.policy import Broken, Failure, Policy, RateLimited, Retry, decide_retry
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
 from worqr.tracing import Carrier
 from worqr.validation import name_of
 
-REPORT_EVERY: Final = 0.1
-"""Seconds between two reports of progress to the parent, which forwards them at the same rate."""
 OOM_SCORE: Final = 500
 """The oom_score_adj of the process, out of 1,000: the kernel treats it as if it used half of all memory more than it does."""
 IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class Pipe:
-    """This process's end of the pipe. Frames may be sent from any thread."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._reader = connection.makefile("rb")
-        self._sending = threading.Lock()
-
-    def receive(self) -> Request | None:
-        """Return the next request; None if there are no more."""
-        header = self._reader.read(LENGTH.size)
-        if len(header) < LENGTH.size:
-            return None
-        return requests.decode(self._reader.read(LENGTH.unpack(header)[0]))
-
-    def send(self, frame: Reply) -> None:
-        """Send a frame; wait while the parent is busy."""
-        buffer = packed(frame)
-        with self._sending:
-            self._connection.sendall(buffer)
-
-    def close(self) -> None:
-        """Close the pipe. A fork of this process must not use it."""
-        self._connection.close()
-        self._reader.close()
-
-    def __enter__(self) -> Pipe:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class ChildProgress:
-    """Sends progress to the parent: the first report at once, then only the latest one in each `REPORT_EVERY`."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-        self._changed = threading.Condition()
-        self._running: Run[ProcessHost] | None = None
-        self._unsent: Progressed | None = None
-        self._sent = 0.0
-        self._thread: threading.Thread | None = None
-
-    def begin(self, run: Run[ProcessHost]) -> None:
-        """Send the reports of `run` from now on. Reports of other runs, whose threads may still exist, are dropped."""
-        with self._changed:
-            self._running = run
-
-    def report(self, run: Run[Any], done: float | None, message: str) -> None:
-        """Send the progress of a run, now or later. From any thread."""
-        with self._changed:
-            if run is not self._running:
-                return
-            self._unsent = Progressed(done, message)
-            if time.monotonic() - self._sent >= REPORT_EVERY:
-                self._send()
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send_forever, name="worqr progress", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def end(self) -> None:
-        """Send the remaining reports of the run, which has ended."""
-        with self._changed:
-            self._send()
-            self._running = None
-
-    def _send(self) -> None:
-        if self._unsent is not None:
-            unsent, self._unsent, self._sent = self._unsent, None, time.monotonic()
-            self._pipe.send(unsent)
-
-    def _send_forever(self) -> None:
-        while True:
-            with self._changed:
-                while self._unsent is None:
-                    self._changed.wait()
-                wait = self._sent + REPORT_EVERY - time.monotonic()
-                if wait <= 0:
-                    self._send()
-            if wait > 0:
-                time.sleep(wait)
 
 
 class ProcessHost:
     """The `RunHost` of this process."""
 
     def __init__(
-        self, queue: str, id_suffix: str, policy: Policy, state: object, pipe: Pipe, progress: ChildProgress
+        self,
+        queue: str,
+        id_suffix: str,
+        policy: Policy,
+        state: object,
+        pipe: Pipe,
+        progress: ChildProgress,
+        saves: ChildSaves,
     ) -> None:
         self.queue = queue
         self.id_suffix = id_suffix
@@ -151,6 +65,7 @@ class ProcessHost:
         self.state = state
         self._pipe = pipe
         self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
+        self.save: Callable[[Run[Any], Save], Future[None]] = saves.save
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """Return the policy of a job with policy fields of its own."""
@@ -171,6 +86,9 @@ class ProcessRun(Run[ProcessHost]):
     def check_cancelled(self) -> None:
         """Do nothing, because a run that is cancelled is killed."""
 
+    def check_may_wait(self, instead: str) -> None:
+        """Do nothing, because this process waits for nothing else."""
+
 
 class RunLoop:
     """Runs the tasks of this process, one after the other."""
@@ -179,6 +97,7 @@ class RunLoop:
         self._pipe = pipe
         self._setup = setup
         self._progress = ChildProgress(pipe)
+        self._saves = ChildSaves(pipe)
         self._pid = os.getpid()
         self._handlers: dict[Name, Callable[[bytes], object]] = {}
         self._around: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -224,7 +143,9 @@ class RunLoop:
         return None
 
     def _run(self, request: RunRequest) -> Returned | Raised:
-        host = ProcessHost(request.queue, request.id_suffix, request.policy, self._state, self._pipe, self._progress)
+        host = ProcessHost(
+            *(request.queue, request.id_suffix, request.policy, self._state, self._pipe, self._progress, self._saves)
+        )
         run = ProcessRun(host, None, request.fence, request.entry)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
@@ -234,6 +155,7 @@ class RunLoop:
         except BaseException as error:
             return raised(error, last=True)
         self._progress.begin(run)
+        self._saves.begin(run)
         value: object = None
         try:
             with self._traced(request.carrier), self._around():
@@ -243,6 +165,7 @@ class RunLoop:
         finally:
             if os.getpid() == self._pid:
                 self._progress.end()
+                self._saves.end()
         return self._returned(run, value)
 
     def _traced(self, carrier: Carrier) -> AbstractContextManager[object]:
