@@ -13,6 +13,8 @@ from worqr.client.batch import Batch
 from worqr.client.client import Client
 from worqr.client.dead_letters import Aside, list_members
 from worqr.errors import NoResult
+from worqr.job_options import check_id
+from worqr.keys import QueueKeys, check_name
 from worqr.records import Failed
 
 
@@ -33,9 +35,16 @@ async def retry_and_note(client: Client, batch: Batch) -> int:
     return count
 
 
-async def failed_members(client: Client, batch: Batch, aside: Aside, limit: int, **options: Any) -> Sequence[Failed]:
-    """Return the entries of a dead-letter queue that belong to a batch; see `list_members`. Raises NoResult if it is unknown."""
-    row = await client.ask(ops.read_batch(batch._home, batch.id))  # pyright: ignore[reportPrivateUsage]
+async def failed_members(
+    client: Client, home: str, id: str, aside: Aside, limit: int, **options: Any
+) -> Sequence[Failed]:
+    """Return the entries of a dead-letter queue that belong to a batch; see `list_members`.
+
+    Raises:
+        NoResult: The queue `home` has no batch with this id.
+    """
+    keys = await client.sharding.shard_of_id(QueueKeys(client.settings.prefix, check_name(home)), check_id(id, generated=True))
+    row = await client.ask(ops.read_batch(keys, id))
     if row is None:
-        raise NoResult(f"{batch!r} is unknown: it never existed, or its record was deleted after its end")
+        raise NoResult(f"queue {home!r} has no batch {id!r}: it never existed, or its record was deleted after its end")
     return await list_members(aside, row.facts["token"], limit, **options)

@@ -114,9 +114,9 @@ async def _page(
 
 async def _of_batch(visit: Visit, aside: Aside, limit: int, options: dict[str, Any]) -> Sequence[Failed]:
     """Return the records that belong to the batch that the address names. Raises Refused if it is unknown."""
-    batch = visit.queue(visit.text("home")).batch(visit.text("batch"))
+    home, id = visit.queue(visit.text("home")).name, visit.text("batch")
     try:
-        return await failed_members(client_of(visit.mesh), batch, aside, limit, **options)
+        return await failed_members(client_of(visit.mesh), home, id, aside, limit, **options)
     except NoResult:
         raise Refused(404, "There is no such batch: it never existed, or its record was deleted after its end.") from None
 
