@@ -41,6 +41,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tools.pages import DOCS, blocks_of
 from worqr import ops
+from worqr.batch_keys import BatchKeys
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import script
@@ -75,9 +76,11 @@ def test_every_key_has_its_type_in_the_table() -> None:
         "period": "MS",
         "lane": "LANE",
         "epoch": "EPOCH",
+        "token": "TOKEN",
     }
+    queue = QueueKeys("worqr", "Q1")
     spelled: dict[str, str] = {}
-    for keys in (QueueKeys("worqr", "Q1"), LaneKeys(QueueKeys("worqr", "Q1")), RegistryKeys("worqr")):
+    for keys in (queue, LaneKeys(queue), BatchKeys(queue), RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
             if isinstance(member, property):
                 key, said = getattr(keys, name), member.__doc__ or ""
