@@ -36,6 +36,7 @@ LAYERS = (
         "remote_error",
         "keys",
         "lane_keys",
+        "room_keys",
         "ids",
         "lua",
         "script_call",

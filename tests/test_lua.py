@@ -21,6 +21,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import all_scripts, script
 from worqr.lua.assembler import Definition, definitions, library, names, strip, tokens
+from worqr.room_keys import RoomKeys
 
 FOLDER = Path(worqr.lua.__file__).parent
 STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
@@ -44,9 +45,9 @@ FILL_MEMORY = {
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {
-    "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSTRLEN", "INFO",
-    "LINDEX", "LLEN", "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER",
-    "SORT_RO", "SRANDMEMBER", "SSCAN", "STRLEN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE",
+    "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HSCAN",
+    "HSTRLEN", "INFO", "LINDEX", "LLEN", "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS",
+    "SMISMEMBER", "SORT_RO", "SRANDMEMBER", "SSCAN", "STRLEN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE",
     "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCAN", "ZSCORE",
 }
 WRITES = {
@@ -469,6 +470,8 @@ LANE_NAMES = {
     "trash_lanes": "trash",
 }
 """Those that are in lane_keys.py."""
+ROOM_NAMES = {"waiters"}
+"""Those that are in room_keys.py."""
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -481,8 +484,8 @@ def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
     keys = source.keys[1:] if call.numbered else source.keys
     spelled = q if call.base == q.base else g
     for slot, key in zip(keys, call.keys, strict=True):
-        in_lanes = LaneKeys(q) if slot.name in LANE_NAMES else None
-        of = getattr(in_lanes or spelled, LANE_NAMES.get(slot.name) or NAMES.get(slot.name, slot.name))
+        elsewhere = LaneKeys(q) if slot.name in LANE_NAMES else RoomKeys(q) if slot.name in ROOM_NAMES else None
+        of = getattr(elsewhere or spelled, LANE_NAMES.get(slot.name) or NAMES.get(slot.name, slot.name))
         known = [of] if isinstance(of, str) else [of(each) for each in ("A", "B", "C", "new", "nobody", "runs", "done")]
         assert key in known or (name, key) == ("drop_aside", q.broken)
     args = source.args[2:] if call.numbered else source.args

@@ -17,4 +17,5 @@ check_types(queue)
 redis.call('HLEN', queue .. ':job:' .. id)
 redis.call('HLEN', queue .. ':active:' .. id)
 local waiting, claim = cancel_job(queue, id, reason)
+give_room(queue)
 return {'ok', waiting, claim}

@@ -62,5 +62,6 @@ if phase == 'due' then
 end
 request_cancels(queue, marked)
 count(queue, 'cancelled', #ids, ids)
+give_room(queue)
 reply[2], reply[3], reply[4] = #ids, #marked / 2, phase == 'waiting' and phase or phase .. ' ' .. cursor
 return reply
