@@ -326,7 +326,7 @@ def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str) -> Non
         assert stored.acquire(timeout=PATIENCE)
     for thread in threads:
         thread.join()
-    q.delete()
+    assert q.cancel(b"more").waiting == 1
     mesh.blocking.close()
 
 
