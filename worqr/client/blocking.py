@@ -83,7 +83,7 @@ class BlockingMesh(BlockingControls):
 
         Raises:
             UsageError: A call has options, which make it a job.
-            QueueFull: A queue is at its `max_length`. A note says how many calls were stored.
+            QueueFull: A queue is at its `max_length`, after the `wait` of its calls. A note says how many calls were stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
@@ -101,7 +101,7 @@ class BlockingMesh(BlockingControls):
         Raises:
             UsageError: A value is not a call.
             Duplicate: An id is taken, and ``if_exists="raise"``. Other calls may be stored.
-            QueueFull: A queue is at its `max_length`. A note says how many calls were dispatched.
+            QueueFull: A queue is at its `max_length`, after the `wait` of its calls. A note says how many calls were dispatched.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were dispatched.
         """
