@@ -121,8 +121,8 @@ class Queue(QueueOperations):
             The number of tasks stored, which is all of them.
 
         Raises:
-            UsageError: A task is not bytes-like, a call with `unique` or `max_length` does not fit one request, several unique
-                tasks go to a queue with several shards, or `wait` has no `max_length`; or outside `connect` and `join`.
+            UsageError: A task is not bytes-like; `wait` has no `max_length`; a call with `unique` or `max_length` does not fit
+                one request; or several unique tasks go to a queue with several shards. Also outside `connect` and `join`.
             PayloadTooLarge: A task is larger than the mesh's `max_payload`.
             Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
             QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing of the request was

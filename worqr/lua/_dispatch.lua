@@ -7,8 +7,8 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
-  max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter', data = 'boolean',
-  counts = 'boolean', front = 'boolean', policy = 'string',
+  max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
+  data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'digits',
   scheduled_for = 'digits', meta = 'meta', fields = 'fields'}
 
