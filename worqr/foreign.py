@@ -45,6 +45,7 @@ OPTIONS: Final = {
     "bind": "leave it out: worqr.current() is the running task, in any handler",
     "ignore_result": "leave it out: results are not kept unless you set result_ttl",
     "priority": _PRIORITY,
+    "wait": "it is an option of a call: fn.options(wait=30).dispatch(...)",
     "queues": "use only, as in mesh.run(only=['mail.*'])",
     "tz": "use timezone, as in mesh.cron('0 7 * * *', timezone='Europe/Berlin')",
 }

@@ -54,6 +54,7 @@ class Shop:
         ({"rate_limit": "10/m"}, "task() has no option 'rate_limit'; use limit=worqr.Limit(rate=10, per=60)"),
         ({"tenant": "customer"}, "task() has no option 'tenant'; use lanes=worqr.Lanes('customer') for a parameter"),
         ({"group": "a"}, "or fn.options(lane='acme')"),
+        ({"wait": 5}, "it is an option of a call: fn.options(wait=30)"),
         ({"tiemout": 5}, "task() has no option 'tiemout'; did you mean 'timeout'?"),
         ({"retry": 3}, "retry must be a worqr.RetryPolicy, not 3: write retry=worqr.RetryPolicy(max_failures=3)"),
         ({"timeout": "5"}, "timeout must be seconds (a number or a timedelta), not '5'"),

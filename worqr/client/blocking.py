@@ -16,6 +16,7 @@ from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
+from worqr.client.raw_options import explain_enqueue
 from worqr.ended_runs import EndedRun
 from worqr.history import History
 from worqr.job_options import JobOptions
@@ -182,6 +183,7 @@ class BlockingQueue:
         """The queue's name."""
         return self._queue.name
 
+    @explain_enqueue
     def enqueue(
         self,
         *tasks: bytes | bytearray | memoryview,

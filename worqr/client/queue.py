@@ -21,6 +21,7 @@ from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
 from worqr.client.notifications import sleep
 from worqr.client.queue_operations import QueueOperations
+from worqr.client.raw_options import explain_enqueue
 from worqr.client.running import list_active, longest_running
 from worqr.client.stats import interleave, merge_queue_info
 from worqr.errors import UsageError
@@ -91,6 +92,7 @@ class Queue(QueueOperations):
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
+    @explain_enqueue
     async def enqueue(
         self,
         *tasks: bytes | bytearray | memoryview,
