@@ -86,12 +86,14 @@ class Rooms:
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """All of it on one server; producers and worker are in this process, each with connections of its own."""
     rooms = Rooms(server, plan.size(40_000, 4_000))
-    one, many, one_free, many_free = await in_turn(
+    one, many, most, one_free, many_free, most_free = await in_turn(
         plan.runs,
         partial(rooms.rate, bound=BOUND),
         partial(rooms.rate, 10, bound=BOUND),
+        partial(rooms.rate, 100, bound=BOUND),
         rooms.rate,
         partial(rooms.rate, 10),
+        partial(rooms.rate, 100),
     )
     asked = await rooms.waiting(plan.seconds(20.0))
     return [
@@ -103,6 +105,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 Row("... by that without a bound", "times", ratios(one, one_free), bar=Bar(0.80)),
                 Row("ten tasks per enqueue", "tasks/s", many, many_free),
                 Row("... by that without a bound", "times", ratios(many, many_free), bar=Bar(0.80)),
+                Row("a hundred tasks per enqueue, so that the queue is always full", "tasks/s", most, most_free),
+                Row("... by that without a bound", "times", ratios(most, most_free), bar=Bar(0.80)),
                 Row("tasks that did not run exactly once", "tasks", rooms.lost, bar=Bar(0, most=True), worst=True),
                 Row("requests of a producer while it waits", "1/s", [asked], bar=Bar(1.05, most=True)),
             ],
