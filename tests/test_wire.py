@@ -44,6 +44,7 @@ from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import script
+from worqr.room_keys import RoomKeys
 
 pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
 
@@ -75,9 +76,11 @@ def test_every_key_has_its_type_in_the_table() -> None:
         "period": "MS",
         "lane": "LANE",
         "epoch": "EPOCH",
+        "name": "X",
     }
     spelled: dict[str, str] = {}
-    for keys in (QueueKeys("worqr", "Q1"), LaneKeys(QueueKeys("worqr", "Q1")), RegistryKeys("worqr")):
+    queue = QueueKeys("worqr", "Q1")
+    for keys in (queue, LaneKeys(queue), RoomKeys(queue), RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
             if isinstance(member, property):
                 key, said = getattr(keys, name), member.__doc__ or ""
