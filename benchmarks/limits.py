@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,8 @@ from worqr.keys import QueueKeys
 PEERS = 10
 WORK = 0.005
 """Seconds that a handler takes."""
+PERIOD = 0.1
+"""Seconds of the rate whose moments are measured."""
 
 
 @dataclass(slots=True)
@@ -155,6 +158,16 @@ class Limits:
             await seen.done.wait()
         return percentile(seen.waits, 50) * 1000, percentile(seen.waits, 99) * 1000
 
+    async def opened(self, samples: int) -> tuple[float, float]:
+        """Milliseconds, p50 and p99, from the moment at which a rate allows a start to that start."""
+        seen = Seen(wanted=samples)
+        self.put("opened", samples)
+        async with served(self.server, "opened", seen, 4, concurrency=1, limit=worqr.Limit(rate=1, per=PERIOD)):
+            await seen.done.wait()
+        starts = sorted(seen.starts)
+        late = [after - before - PERIOD * 1000 for before, after in itertools.pairwise(starts)]
+        return percentile(late, 50), percentile(late, 99)
+
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """All of it on one server; the peers are in this process, each with connections of its own."""
@@ -171,6 +184,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     asked, requests = await limits.waiting(plan.seconds(20.0))
     idle = await limits.idle(plan.seconds(20.0))
     p50, p99 = await limits.handed_over(plan.size(2_000, 50))
+    opened, opened_99 = await limits.opened(plan.size(100, 10))
     expected = 1000 * plan.seconds(10.0)
     return [
         Table(
@@ -191,6 +205,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 Row("... by that of an idle one", "times", [requests / idle], bar=Bar(1.1, most=True)),
                 Row("freed place to next start, p50", "ms", [p50], bar=Bar(2, most=True)),
                 Row("... p99", "ms", [p99], bar=Bar(10, most=True)),
+                Row("moment of a rate to the start, p50", "ms", [opened], bar=Bar(10, most=True)),
+                Row("... p99", "ms", [opened_99]),
             ],
             ["the peers of one row are in one process, each with connections of its own"],
         )

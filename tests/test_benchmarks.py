@@ -24,6 +24,7 @@ TITLES = {
     "enqueue": ["enqueue:"],
     "dispatch": ["dispatch:"],
     "producers": ["producers: plain threads", "producers: asyncio", "producers: replicas=1"],
+    "room": ["room:"],
     "pickup": ["pick-up:"],
     "cancel": ["cancel:"],
     "recovery": ["recovery:"],

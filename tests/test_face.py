@@ -396,6 +396,30 @@ def test_a_users_test_suite(tmp_path: Path, server: Server) -> None:
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
+async def test_tenants(load: Callable[[str], Any]) -> None:
+    p21 = load("p21_tenants")
+    sync = p21.sync
+    async with p21.mesh.connect():
+        await sync.enqueue("acme", 1)
+        await sync.options(lane="urgent", wait=30).dispatch("acme", 2)
+        await sync.queue.set_weight("acme", 7)
+        lanes = {lane.name: (lane.waiting, lane.weight) for lane in await sync.queue.lanes()}
+        assert lanes == {"acme": (1, 7), "urgent": (1, 1)}, "no worker has declared its weights"
+        for wrong, error in (
+            (lambda: sync.queue.enqueue(b"x", max_length=1000, wait="30"), worqr.UsageError),
+            (lambda: sync.options(lanes="acme").dispatch("acme", 1), worqr.UsageError),
+            (lambda: sync.options(wait=5).enqueue("acme", 1), AttributeError),
+            (lambda: worqr.Limit("5"), worqr.UsageError),
+            (lambda: worqr.Limit(rate=5, period=60), TypeError),
+            (lambda: worqr.Lanes("tenant", weights={"acme": "5"}), worqr.UsageError),
+            (lambda: worqr.RateLimited("30"), worqr.UsageError),
+        ):
+            with pytest.raises(error):
+                await wrong()
+        await sync.queue.set_weight("acme", None)
+        await sync.queue.delete()
+
+
 async def test_typed_payloads(load: Callable[[str], Any]) -> None:
     p20 = load("p20_typed_payloads")
     order = p20.Order(id=p20.UUID(int=7), total=p20.Decimal("1.10"), at=NOON)

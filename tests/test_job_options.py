@@ -110,6 +110,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for name in ("run_at", "expires")
         for bad in (datetime(2030, 6, 1), datetime(1969, 6, 1, tzinfo=UTC))
     ),
+    *(
+        ({"wait": bad, "max_length": 5}, "wait must be ")
+        for bad in (-1, float("nan"), "5", True, None, timedelta(days=-1), 1e300)
+    ),
     *(({"run_at": bad}, "run_at must be a datetime") for bad in (0, 17.5, "now", None, timedelta(1))),
     ({"delay": 1, "run_at": NOON}, "a delay or a run_at, not both"),
     ({"unique_for": 3}, "unique_for needs an id"),

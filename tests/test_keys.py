@@ -19,6 +19,7 @@ from worqr import ops
 from worqr.errors import UsageError
 from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
 from worqr.lane_keys import LaneKeys
+from worqr.room_keys import RoomKeys
 
 QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")
@@ -32,10 +33,11 @@ CHANNELS = {
     "wake_channel",
     "due_channel",
     "snapshots_channel",
+    "room.channel",
 }
 
 
-def plain(keys: QueueKeys | RegistryKeys | LaneKeys) -> dict[str, str]:
+def plain(keys: QueueKeys | RegistryKeys | LaneKeys | RoomKeys) -> dict[str, str]:
     """The keys and channels whose name depends on nothing more, by their names in Python."""
     names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and name not in NAMES]
     return {name: getattr(keys, name) for name in names}
@@ -52,9 +54,11 @@ TRASH = {"worqr:{Q1}:suspects", "worqr:{Q1}:lanes"}
 
 
 def in_lanes(queue: QueueKeys, *, period: str = "60000") -> dict[str, Callable[[str], str]]:
-    """The keys of lanes; those that need one lane are made of its name."""
+    """The keys of lanes and of waiting producers; those that need one lane, or one producer, are made of its name."""
     keys = LaneKeys(queue)
     made = {f"lanes.{name}": partial(_plainly, key) for name, key in plain(keys).items()}
+    room = RoomKeys(queue)
+    made |= {"room.waiters": partial(_plainly, room.waiters), "room.channel": room.channel}
     return {**made, "lanes.tasks": keys.tasks, "lanes.starts": partial(keys.starts, period)}
 
 
@@ -124,6 +128,8 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "lanes.trash": "worqr:{Q1}:trash:lanes",
         "lanes.tasks": "worqr:{Q1}:lane:0:X",
         "lanes.starts": "worqr:{Q1}:starts:60000:X",
+        "room.waiters": "worqr:{Q1}:waiters",
+        "room.channel": "worqr:{Q1}:room:X",
     }
     assert plain(REGISTRY) == {
         "base": "{worqr}",

@@ -38,6 +38,7 @@ LAYERS = (
         "lane_keys",
         "batch_keys",
         "batches",
+        "room_keys",
         "ids",
         "lua",
         "script_call",

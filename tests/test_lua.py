@@ -22,6 +22,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import all_scripts, script
 from worqr.lua.assembler import Definition, definitions, library, names, strip, tokens
+from worqr.room_keys import RoomKeys
 
 FOLDER = Path(worqr.lua.__file__).parent
 STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))
@@ -45,9 +46,9 @@ FILL_MEMORY = {
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
 READS = {
-    "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HSCAN", "HSTRLEN", "INFO",
-    "LINDEX", "LLEN", "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS", "SMISMEMBER",
-    "SORT_RO", "SRANDMEMBER", "SSCAN", "STRLEN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE",
+    "EXISTS", "GET", "GETRANGE", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD", "HSCAN",
+    "HSTRLEN", "INFO", "LINDEX", "LLEN", "LPOS", "LRANGE", "PTTL", "PUBSUB", "SCARD", "SINTER", "SISMEMBER", "SMEMBERS",
+    "SMISMEMBER", "SORT_RO", "SRANDMEMBER", "SSCAN", "STRLEN", "TIME", "XRANGE", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE",
     "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGE", "ZREVRANK", "ZSCAN", "ZSCORE",
 }
 WRITES = {
@@ -487,6 +488,8 @@ BATCH_NAMES = {
     "part_members": "members",
 }
 """Those that are in batch_keys.py."""
+ROOM_NAMES = {"waiters"}
+"""Those that are in room_keys.py."""
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -499,7 +502,15 @@ def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
     keys = source.keys[1:] if call.numbered else source.keys
     spelled = q if call.base == q.base else g
     for slot, key in zip(keys, call.keys, strict=True):
-        owner = LaneKeys(q) if slot.name in LANE_NAMES else BatchKeys(q) if slot.name in BATCH_NAMES else spelled
+        owner = (
+            LaneKeys(q)
+            if slot.name in LANE_NAMES
+            else BatchKeys(q)
+            if slot.name in BATCH_NAMES
+            else RoomKeys(q)
+            if slot.name in ROOM_NAMES
+            else spelled
+        )
         other_names = {**NAMES, **LANE_NAMES, **BATCH_NAMES}
         of = getattr(owner, other_names.get(slot.name, slot.name))
         known = [of] if isinstance(of, str) else [of(each) for each in ("A", "B", "C", "new", "nobody", "runs", "done")]

@@ -45,6 +45,7 @@ from worqr.batch_keys import BatchKeys
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import script
+from worqr.room_keys import RoomKeys
 
 pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
 
@@ -77,10 +78,11 @@ def test_every_key_has_its_type_in_the_table() -> None:
         "lane": "LANE",
         "epoch": "EPOCH",
         "token": "TOKEN",
+        "name": "X",
     }
     queue = QueueKeys("worqr", "Q1")
     spelled: dict[str, str] = {}
-    for keys in (queue, LaneKeys(queue), BatchKeys(queue), RegistryKeys("worqr")):
+    for keys in (queue, LaneKeys(queue), RoomKeys(queue), BatchKeys(queue), RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
             if isinstance(member, property):
                 key, said = getattr(keys, name), member.__doc__ or ""

@@ -15,8 +15,7 @@ from typing import Any, Final, cast, get_type_hints
 import msgspec
 import msgspec.inspect
 
-from worqr.errors import UsageError
-from worqr.foreign import hint_at_option
+from worqr.errors import UsageError, did_you_mean
 from worqr.json_types import annotated, check_known, decoder_of, is_known
 from worqr.policy import Broken
 from worqr.validation import encode_json
@@ -86,7 +85,7 @@ class ArgumentCodec:
         if name not in self._names:
             known = f"it has {', '.join(self._names)}" if self._names else "it has none"
             raise UsageError(
-                f"{what} of {self.name!r} names a parameter {name!r}; {hint_at_option(name, self._names, known)}"
+                f"{what} of {self.name!r} names a parameter {name!r}; {did_you_mean(name, self._names, known)}"
             )
 
     # Types

@@ -61,7 +61,12 @@ class WrongVersion(RefusedByServer):
 
 
 class QueueFull(WorqrError):
-    """The queue is at its `max_length`, or the server is out of memory. Nothing was stored. Slow down and try again."""
+    """The queue is at its `max_length`, or the server is out of memory. Nothing was stored. Slow down and try again.
+
+    To wait until a queue at its `max_length` has room, pass ``wait=`` with the `max_length`.
+    """
+
+    _at_max_length = False
 
 
 class NotReplicated(WorqrError):
@@ -186,6 +191,18 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 class WorqrBug(WorqrError):
     """An error in worqr itself. Please report it with its traceback."""
+
+
+def at_max_length(message: str) -> QueueFull:
+    """Return the error of a queue, or a lane, that is at its `max_length`: a producer may wait for room."""
+    error = QueueFull(message)
+    error._at_max_length = True  # pyright: ignore[reportPrivateUsage]
+    return error
+
+
+def is_at_max_length(error: QueueFull) -> bool:
+    """Return True if the queue is at its `max_length`; False if the server is out of memory."""
+    return error._at_max_length  # pyright: ignore[reportPrivateUsage]
 
 
 def note_reply(error: NotReplicated, reply: object) -> None:

@@ -22,6 +22,11 @@ _TIMEOUT: Final = "use timeout, in seconds"
 _RESULT: Final = "use result_ttl, in seconds"
 _BACKOFF: Final = "use retry=worqr.RetryPolicy(min_backoff=1, max_backoff=60)"
 _RETRY_ON: Final = "use retry=worqr.RetryPolicy(retry_on=(OSError,))"
+_RATE: Final = "use limit=worqr.Limit(rate=10, per=60): 10 starts a minute in the whole mesh"
+_LANES: Final = "use lanes=worqr.Lanes('customer') for a parameter of the function, or fn.options(lane='acme')"
+_PRIORITY: Final = (
+    "give urgent calls a lane with a weight: lanes=worqr.Lanes(weights={'urgent': 100}), and fn.options(lane='urgent')"
+)
 
 OPTIONS: Final = {
     **dict.fromkeys(("countdown", "defer_by", "defer"), _LATER),
@@ -33,12 +38,15 @@ OPTIONS: Final = {
     **dict.fromkeys(("result_expires", "keep_result", "ttl"), _RESULT),
     **dict.fromkeys(("retry_backoff", "default_retry_delay", "retry_delay"), _BACKOFF),
     **dict.fromkeys(("autoretry_for", "retry_for"), _RETRY_ON),
+    **dict.fromkeys(("rate_limit", "rate", "limiter", "throttle"), _RATE),
+    **dict.fromkeys(("group", "group_id", "tenant", "partition", "partition_key", "concurrency_key"), _LANES),
     **dict.fromkeys(("workers", "max_jobs", "max_workers"), "use concurrency, as in mesh.run(concurrency=50)"),
     "acks_late": "worqr always acknowledges a task after its run; leave the option out",
     "bind": "leave it out: worqr.current() is the running task, in any handler",
     "ignore_result": "leave it out: results are not kept unless you set result_ttl",
+    "priority": _PRIORITY,
+    "wait": "it is an option of a call: fn.options(wait=30).dispatch(...)",
     "queues": "use only, as in mesh.run(only=['mail.*'])",
-    "rate_limit": "worqr has no rate limit; concurrency limits how many run at once in one process",
     "tz": "use timezone, as in mesh.cron('0 7 * * *', timezone='Europe/Berlin')",
 }
 """What to write instead of an option."""

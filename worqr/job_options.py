@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ MAX_ID: Final = 200
 """Bytes of UTF-8 in a job's id."""
 MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
-RAW_OPTIONS: Final = frozenset({"max_length", "replicas"})
+RAW_OPTIONS: Final = frozenset({"max_length", "wait", "replicas"})
 """The options that a raw task can have; every other option makes it a job."""
 LANE_OPTIONS: Final = frozenset({"lane", "max_lane_length"})
 """The encoded options by which a function puts each of its calls into a lane."""
@@ -147,6 +148,10 @@ class JobOptions(TypedDict, total=False):
     """Raise `QueueFull` for a new job if this many tasks wait, are scheduled or are blocked, at least 1. Default: the
     function's, or no limit.
     """
+    wait: Seconds
+    """Seconds, at least 0, to wait for room if the queue or the lane is at its `max_length`; then `QueueFull`. ``math.inf``: no
+    limit. Default: 0, raise at once.
+    """
     front: bool
     """True: take it before all that wait, if it may run at once; in a lane, before all that wait there. Default: False, at the
     end.
@@ -183,6 +188,19 @@ def check_replicas(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPLICAS:
         raise UsageError(f"replicas must be a whole number of 0 to {MAX_REPLICAS}, not {value!r}")
     return value
+
+
+def check_wait(value: object) -> float:
+    """Return the seconds that a producer waits for room, which may be infinite. Raises UsageError."""
+    return math.inf if value == math.inf else seconds(value, "wait")
+
+
+def check_bounded(options: Mapping[str, object], where: str) -> None:
+    """Raise UsageError if the encoded options of a job have a `wait`, and no bound to wait at."""
+    if options.get("wait") and "max_length" not in options:
+        raise UsageError(
+            f"{where} has wait= without max_length=, so it is never full: write max_length=1000, wait=30, or leave wait out"
+        )
 
 
 def _meta(value: object) -> str:
@@ -247,9 +265,15 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
 
 def without_replicas(options: Mapping[str, object], default: int) -> tuple[Mapping[str, object], int]:
     """Split the encoded options of a job into those for the script and the number of replicas that must have it."""
-    if "replicas" not in options:
+    if "replicas" not in options and "wait" not in options:
         return options, default
-    return {name: value for name, value in options.items() if name != "replicas"}, cast("int", options["replicas"])
+    for_script = {name: value for name, value in options.items() if name not in {"replicas", "wait"}}
+    return for_script, cast("int", options.get("replicas", default))
+
+
+def wait_in(options: Mapping[str, object]) -> float:
+    """Return the seconds for which the call with these encoded options waits for room."""
+    return cast("float", options.get("wait", 0.0))
 
 
 def _expires(value: object) -> dict[str, object]:
@@ -275,6 +299,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "unique_for": lambda value: {"unique_for": _milliseconds(value, "unique_for", positive=True)},
     "meta": lambda value: {"meta": _meta(value)},
     "max_length": lambda value: {"max_length": check_count(value, "max_length")},
+    "wait": lambda value: {"wait": check_wait(value)},
     "front": lambda value: {"front": _flag(value, "front")},
     "lane": lambda value: {"lane": check_lane(value)},
     "replicas": lambda value: {"replicas": check_replicas(value)},

@@ -311,7 +311,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
 
         Raises:
             UsageError: A call has options, which make it a job; or outside `connect` and `join`.
-            QueueFull: A queue is at its `max_length`. A note says how many calls were stored.
+            QueueFull: A queue is at its `max_length`, after the `wait` of its calls. A note says how many calls were stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
@@ -329,7 +329,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         Raises:
             UsageError: A value is not a call; or outside `connect` and `join`.
             Duplicate: An id is taken, and ``if_exists="raise"``. Other calls of its thousand may be stored.
-            QueueFull: A queue is at its `max_length`. Other calls of its thousand may be stored.
+            QueueFull: A queue is at its `max_length`, after the `wait` of its calls. Other calls of its thousand may be stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """

@@ -122,6 +122,20 @@ def test_a_full_queue_is_one_line(cli: Command, mesh: worqr.Mesh) -> None:
     assert waiting(mesh, "mails") == [b"a"]
 
 
+@pytest.mark.leaves("{mails}:waiters")
+def test_a_full_queue_can_be_waited_for(cli: Command, mesh: worqr.Mesh) -> None:
+    wait = ("--max-length", "2", "--wait-for-room")
+    assert piped(b"a\nb\n", "enqueue", "mails", "--lines", *wait, "1m").stdout == b"2 enqueued\n"
+    for answer in (cli("enqueue", "mails", "c", *wait, "0.05"), cli("dispatch", "mails", "c", *wait, "0.05")):
+        assert answer.code == 1
+        assert "max_length" in answer.err
+    assert waiting(mesh, "mails") == [b"a", b"b"]
+    for command in ("enqueue", "dispatch"):
+        answer = cli(command, "mails", "c", "--wait-for-room", "5")
+        assert answer.code == 2
+        assert "add --max-length 1000" in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

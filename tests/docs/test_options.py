@@ -73,7 +73,14 @@ def test_where_an_option_of_a_function_can_be_given() -> None:
 
 def test_the_options_of_a_dispatch() -> None:
     assert set(DISPATCH) == set(worqr.JobOptions.__annotations__)
-    assert literals(DISPATCH) == {"delay": 0, "front": False, "if_exists": "update", "update": "Update()", "meta": {}}
+    assert literals(DISPATCH) == {
+        "delay": 0,
+        "wait": 0,
+        "front": False,
+        "if_exists": "update",
+        "update": "Update()",
+        "meta": {},
+    }
     bounds = {name: row["bounds"] for name, row in DISPATCH.items()}
     assert f"1 to {MAX_ID} bytes" in bounds["id"]
     assert f"at most {MAX_META} bytes" in bounds["meta"]

@@ -103,6 +103,7 @@ def test_the_times_are_those_of_the_code() -> None:
             PATIENT.max_backoff,
             progress.SEND_EVERY,
             notifications.POLL_EVERY,
+            notifications.POLL_EVERY,
         ),
         *(validation.KEEP_FAILED, mesh.max_payload / 2**20),
     ]

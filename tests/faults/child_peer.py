@@ -73,6 +73,7 @@ async def main(url: str, prefix: str, queue: str) -> None:
                 nursery.start_soon(by_hand, peer, queue)
             else:
                 limit = [worqr.Limit(int(os.environ["LIMIT"]))] if "LIMIT" in os.environ else []
+                limit += [worqr.Limit(rate=1, per=float(os.environ["PERIOD"]))] if "PERIOD" in os.environ else []
                 await nursery.start(partial(peer.serve, queue, handler, limit=limit))
                 print("joined", peer.id)
             await read_lines()

@@ -1,14 +1,16 @@
-"""A limit of one in three processes, of which the one that has the only place is killed, or frozen and thawed."""
+"""Limits under faults: the process that has the only place is killed or frozen, the leader is killed, scripts are forgotten."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import trio
 
 import worqr
-from tests.peer.tools import eventually
+from tests.peer.tools import eventually, serving, until
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
@@ -17,9 +19,11 @@ from worqr.keys import QueueKeys
 CHILD = Path(__file__).parent / "child_peer.py"
 
 
-async def joined(spawn: Callable[..., Child], server: Server, prefix: str, count: int) -> dict[str, Child]:
-    """Children that serve Q1, by their worker ids."""
-    children = [spawn(CHILD, server.url, prefix, "Q1", env={"LIMIT": "1"}) for _ in range(count)]
+async def joined(
+    spawn: Callable[..., Child], server: Server, prefix: str, count: int, **limits: str
+) -> dict[str, Child]:
+    """Children that serve Q1, by their worker ids, with a limit of one unless `limits` has others."""
+    children = [spawn(CHILD, server.url, prefix, "Q1", env=limits or {"LIMIT": "1"}) for _ in range(count)]
     return {(await child.line_with("joined")).split()[1]: child for child in children}
 
 
@@ -75,6 +79,56 @@ async def test_a_frozen_worker_frees_its_place_once(server: Server, prefix: str,
         await all_ended(q)
         assert limited(server, prefix) == 0
         await leave(children.values())
+
+
+async def test_a_rate_allows_the_next_start_although_the_leader_is_killed_before_its_moment(
+    server: Server, prefix: str, spawn: Callable[..., Child]
+) -> None:
+    """The next leader finds the moment when it scans."""
+    mesh, children = worqr.Mesh(server.url, prefix=prefix), await joined(spawn, server, prefix, 3, PERIOD="2")
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        await q.enqueue(b"ok-1", b"ok-2", b"ok-3")
+        with trio.fail_after(PATIENCE):
+            while (await q.count()) != 2:
+                await trio.sleep(0.01)
+            while not (leaders := [worker.id for worker in await mesh.workers() if worker.leads]):
+                await trio.sleep(0.01)
+        children.pop(leaders[0]).kill()
+        await all_ended(q)
+        await leave(children.values())
+
+
+async def test_all_run_within_their_limits_although_the_server_forgets_all_scripts(
+    own_server: Server, prefix: str
+) -> None:
+    now, most, done = Counter[str](), Counter[str](), list[bytes]()
+
+    async def handler(task: bytes) -> None:
+        lane = worqr.current().lane
+        for each in (lane, "all"):
+            now[each] += 1
+            most[each] = max(most[each], now[each])
+        await trio.sleep(0.002)
+        now.subtract([lane, "all"])
+        done.append(task)
+
+    meshes = [worqr.Mesh(own_server.url, prefix=prefix) for _ in range(2)]
+    lanes, limit = worqr.Lanes(limit=worqr.Limit(2)), worqr.Limit(3)
+    async with meshes[0].connect(), AsyncExitStack() as stack:
+        q = meshes[0].queue("Q1")
+        for mesh in meshes:
+            await stack.enter_async_context(serving(mesh, "Q1", handler, lanes=lanes, limit=limit))
+        with own_server.client() as client:
+            for n in range(200):
+                await q.dispatch(b"%d" % n, lane="ab"[n % 2], max_length=20, wait=PATIENCE)
+                if n % 20 == 0:
+                    client.script_flush()
+        await until(lambda: len(done) == 200)
+        await eventually(q.lanes, [])
+    assert sorted(done) == sorted(b"%d" % n for n in range(200))
+    assert most["all"] <= 3
+    assert max(most["a"], most["b"]) <= 2
 
 
 async def all_ended(q: worqr.Queue) -> None:

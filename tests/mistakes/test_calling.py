@@ -125,6 +125,18 @@ def test_an_argument_that_would_arrive_as_another_type(value: object) -> None:
         untyped.call(value)
 
 
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [("lane", "a job takes more, as in queue.dispatch(task, lane=...)"), ("max_lenght", "did you mean 'max_length'?")],
+)
+async def test_an_option_that_raw_tasks_do_not_have(option: str, remedy: str) -> None:
+    words, given = re.escape(f"enqueue() has no option {option!r}; {remedy}"), {option: "acme"}
+    with pytest.raises(worqr.UsageError, match=words):
+        await worqr.Mesh().queue("mails").enqueue(b"x", **given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(worqr.UsageError, match=words):
+        worqr.Mesh().blocking.queue("mails").enqueue(b"x", **given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def test_a_payload_of_17_mb() -> None:
     with pytest.raises(
         worqr.PayloadTooLarge, match=r"17,000,0.. bytes is over the limit of 16,777,216 .*: store the data"

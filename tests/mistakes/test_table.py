@@ -132,6 +132,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "mistakes/test_calling.py::test_an_argument_that_would_arrive_as_another_type",
     ),
     "str, dict or list in a raw queue": ("mistakes/test_calling.py::test_something_else_than_bytes_in_a_raw_queue",),
+    "an option of a job at queue.enqueue()": ("mistakes/test_calling.py::test_an_option_that_raw_tasks_do_not_have",),
     "a payload of 17 MB": ("mistakes/test_calling.py::test_a_payload_of_17_mb",),
     # Declarations
     "@mesh.task(max_retries=, queue=), retry=3, eta=, tz=": (

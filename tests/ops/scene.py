@@ -14,6 +14,7 @@ from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
 from worqr.ops import ScheduleRow, Tick
+from worqr.room_keys import RoomKeys
 from worqr.script_call import Call
 
 KEPT = {"result_ttl": "60000"}
@@ -85,6 +86,10 @@ def set_scene(desk: Desk) -> Scene:
         desk.dispatch(f"laned {n}", lane=lane)
     desk.client.hset(LaneKeys(desk.q).base, "refile", "-")  # as after a change of rules
     desk.client.sadd(desk.q.hungry, "B")
+    _, waiting = desk.send(ops.enqueue(desk.q, [b"more"], max_length=0))
+    for n in range(2):  # for which there is room as soon as one task leaves the queue
+        desk.send(ops.enqueue(desk.q, [b"more"], max_length=waiting, waiter=f"scene-{n}"))
+    desk.client.expire(RoomKeys(desk.q).waiters, 1000)
     for n in range(22):  # in a second that is still to come, so that other workers that join are added up
         desk.client.xadd(desk.g.log, {"kind": "joined" if n else "more", "n": 1}, id=f"{FUTURE}-{n}")
     claims = raw, job, twin, marked, failed, broken
@@ -134,13 +139,21 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "declare_shards": lambda q, g, scene: ops.declare_shards(g, {"hot": 9, "Q2": 4}),
     "delete_queue": lambda q, g, scene: ops.delete_queue(q),
     "dispatch_jobs": lambda q, g, scene: ops.dispatch_jobs(
-        q, [job("new"), job("new 2", lane="gold"), job("waits", b"b"), job("runs", b"b"), job("due", b"b"), job(None)]
+        q,
+        [
+            job("new"),
+            job("new 2", lane="gold", max_length=999, waiter="room-1 1"),
+            job("waits", b"b"),
+            job("runs", b"b"),
+            job("due", b"b"),
+            job(None),
+        ],
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
     "drop_history": lambda q, g, scene: ops.drop_history(q),
     "drop_schedules": lambda q, g, scene: ops.drop_schedules(g, 0),
     "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),
-    "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER]),
+    "enqueue": lambda q, g, scene: ops.enqueue(q, [b"new", MARKER], max_length=1000, waiter="room-1"),
     "enqueue_traced": lambda q, g, scene: ops.enqueue_traced(ops.enqueue(q, [b"new", MARKER]), '{"traceparent":"x"}'),
     "fail_task": lambda q, g, scene: ops.fail_task(q, "A", scene.twin, BOOM),
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),

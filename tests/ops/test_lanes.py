@@ -110,6 +110,27 @@ def test_a_stream_of_new_lanes_does_not_keep_a_backlog_from_its_share(desk: Desk
     assert desk.client.zcard(LaneKeys(desk.q).idle) <= 110
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_each_lane_is_near_its_fair_share_at_any_moment(desk: Desk, seed: int) -> None:
+    """Random weights, and in the middle a lane that comes late: none is 2 starts away from what it should have had."""
+    random = Random(seed)
+    weights = {lane: random.randint(1, 9) for lane in "abcdef"}
+    declare(desk, weights=weights)
+    for lane in "abcde":
+        fill(desk, lane, *(f"{lane}{n}" for n in range(60)))
+    present, got, fair = set("abcde"), Counter[str](), Counter[str]()
+    for n in range(80):
+        if n == 30:
+            fill(desk, "f", *(f"f{n}" for n in range(60)))
+            present.add("f")
+        [started] = ids(desk.start("A", 1))
+        got[started[0]] += 1
+        for lane in present:
+            fair[lane] += weights[lane] / sum(weights[each] for each in present)  # type: ignore[assignment]
+        assert {lane: got[lane] - fair[lane] for lane in present if abs(got[lane] - fair[lane]) >= 2} == {}
+    assert wrong(desk) == []
+
+
 def test_raw_tasks_have_the_share_of_one_lane(desk: Desk) -> None:
     declare(desk)
     fill(desk, "a", *(f"a{n}" for n in range(12)))
@@ -534,6 +555,11 @@ class Story:
             options["front"] = True
         number = self.n if self.random.random() < 0.8 else self.random.randint(1, self.n)
         self.desk.dispatch(f"j{number}", **options)
+
+    def do_wait_for_room(self) -> None:
+        bounds = {"max_length": self.random.choice((1, 9, 99)), "max_lane_length": self.random.choice((1, 5))}
+        waiter = f"X-{self.random.randint(0, 5)} {self.random.choice((1, 2))}"
+        self.desk.dispatch(None, lane=self.lane(), waiter=waiter, **bounds)
 
     def do_put(self) -> None:
         self.desk.put(b"raw")

@@ -17,6 +17,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import eventually, serving, until
+from tests.support.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
 from tests.support.patience import PATIENCE
 
 
@@ -243,3 +244,20 @@ async def test_in_several_shards_a_lane_is_in_one(new_mesh: NewMesh) -> None:
             await q.dispatch(b"x", id="a", lane="b")
         await q.resume(lane="lane1")
         await q.delete()
+
+
+@pytest.mark.one_server
+async def test_on_a_cluster_limits_and_turns_hold_in_each_node(cluster: Cluster) -> None:
+    runs, meshes = Running(), [worqr.Mesh(cluster.url, prefix="lanes") for _ in range(2)]
+    lanes = worqr.Lanes(limit=worqr.Limit(1), limits={"wide": worqr.Limit(3)})
+    async with meshes[0].connect():
+        for name in ("Q1", "Q2", "Q3"):  # in three nodes
+            q = meshes[0].queue(name)
+            for n in range(30):
+                await q.dispatch(b"%d" % n, lane=("a", "b", "wide")[n % 3], max_length=30, wait=PATIENCE)
+            async with serving(meshes[0], name, runs, lanes=lanes), serving(meshes[1], name, runs, lanes=lanes):
+                await until(lambda: len(runs.order) == 30)
+                await eventually(q.lanes, [])
+            assert (runs.most["a"], runs.most["b"]) == (1, 1)
+            assert runs.most["wide"] <= 3
+            runs.order.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -18,7 +18,10 @@ from worqr.cli.named_queue import queue_by_name, warn_if_unserved
 from worqr.cli.option_types import QueueName, duration_option, flag, time_option
 from worqr.cli.output import escape, escape_bytes, payload_fields, print_error, print_json
 from worqr.cli.parsing import parse_arguments, parse_duration, parse_pairs, parse_time
+from worqr.client.room import PART
 from worqr.errors import Duplicate, WorqrError
+from worqr.ops import MAX_ITEMS
+from worqr.ops.replies import in_chunks
 from worqr.validation import encode_json
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ KEEP_RESULT: Final = 300.0
 
 Json = Annotated[bool, flag("Print one JSON object.")]
 Wait = Annotated[bool, flag("Wait until the job has ended, and print its result.")]
+WaitForRoom = Annotated[
+    str | None, duration_option("Wait up to this long for room, instead of refusing. Needs --max-length.")
+]
 Within = Annotated[str | None, duration_option("Wait up to this long. Implies --wait.")]
 
 
@@ -47,12 +53,14 @@ def enqueue(
     max_length: Annotated[
         int | None, Parameter(metavar="N", help="Refuse the tasks if more than N would then wait.")
     ] = None,
+    wait_for_room: WaitForRoom = None,
     json: Json = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Enqueue tasks."""
     _check_payloads(payloads, lines=lines)
-    options: dict[str, Any] = {"front": front, "max_length": max_length}
+    wait = _room(wait_for_room, max_length) or 0
+    options: dict[str, Any] = {"front": front, "max_length": max_length, "wait": wait}
 
     async def command(mesh: Mesh) -> None:
         target = queue_by_name(mesh, queue)
@@ -71,6 +79,14 @@ def enqueue(
     run_connected(connect, command)
 
 
+def _room(text: str | None, max_length: int | None) -> float | None:
+    """Return the seconds of --wait-for-room; None if it was not given."""
+    wait = parse_duration(text, "--wait-for-room")
+    if wait is not None and max_length is None:
+        raise InvalidArguments("--wait-for-room needs --max-length: add --max-length 1000")
+    return wait
+
+
 def _check_payloads(payloads: tuple[str, ...], *, lines: bool) -> None:
     if lines and (set(payloads) - {STDIN}):
         raise InvalidArguments("--lines reads tasks from the standard input: omit the payloads")
@@ -87,7 +103,8 @@ async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dic
     try:
         async for tasks in _stdin_lines(all_at_once=options["front"]):
             if not unique:
-                stored += await queue.enqueue(*tasks, **options)
+                for part in _parts(tasks, options):
+                    stored += await queue.enqueue(*part, **options)
             for task in tasks if unique else ():
                 try:
                     stored += await queue.enqueue(task, unique=True, **options)
@@ -101,6 +118,14 @@ async def _enqueue_lines(mesh: Mesh, queue: Queue, *, unique: bool, options: dic
             error.add_note(f"the first {stored:,} lines were enqueued")
         raise
     return stored, refused
+
+
+def _parts(tasks: list[bytes], options: Mapping[str, Any]) -> list[list[bytes]]:
+    """Return the tasks in parts that wait for room together; in one part if they do not wait. With ``front``, the last first."""
+    if not options["wait"]:
+        return [tasks]
+    parts = list(in_chunks(tasks, len, most=max(1, min(MAX_ITEMS, options["max_length"] // PART))))
+    return parts[::-1] if options["front"] else parts
 
 
 async def _stdin() -> bytes:
@@ -151,6 +176,7 @@ class DispatchOptions:
     max_length: Annotated[int | None, Parameter(metavar="N", help="Refuse the job if N tasks are already waiting.")] = (
         None
     )
+    wait_for_room: WaitForRoom = None
     front: Annotated[bool, flag("Enqueue at the front of the queue.")] = False
 
     def as_job_options(self) -> dict[str, Any]:
@@ -161,6 +187,7 @@ class DispatchOptions:
             "meta": parse_pairs(self.meta, "--meta") or None,
             "if_exists": self.if_exists,
             "max_length": self.max_length,
+            "wait": _room(self.wait_for_room, self.max_length),
             "front": self.front or None,
         }
         for name in ("delay", "expires", "timeout", "result_ttl", "unique_for"):

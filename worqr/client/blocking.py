@@ -16,6 +16,7 @@ from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
+from worqr.client.raw_options import explain_enqueue
 from worqr.ended_runs import EndedRun
 from worqr.history import History
 from worqr.job_options import JobOptions
@@ -83,7 +84,7 @@ class BlockingMesh(BlockingControls):
 
         Raises:
             UsageError: A call has options, which make it a job.
-            QueueFull: A queue is at its `max_length`. A note says how many calls were stored.
+            QueueFull: A queue is at its `max_length`, after the `wait` of its calls. A note says how many calls were stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
@@ -101,7 +102,7 @@ class BlockingMesh(BlockingControls):
         Raises:
             UsageError: A value is not a call.
             Duplicate: An id is taken, and ``if_exists="raise"``. Other calls may be stored.
-            QueueFull: A queue is at its `max_length`. A note says how many calls were dispatched.
+            QueueFull: A queue is at its `max_length`, after the `wait` of its calls. A note says how many calls were dispatched.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were dispatched.
         """
@@ -182,12 +183,14 @@ class BlockingQueue:
         """The queue's name."""
         return self._queue.name
 
+    @explain_enqueue
     def enqueue(
         self,
         *tasks: bytes | bytearray | memoryview,
         unique: bool = False,
         front: bool = False,
         max_length: int | None = None,
+        wait: Seconds = 0,
         replicas: int | None = None,
     ) -> int:
         """Enqueue raw tasks in this order; see ``queue.enqueue``.
@@ -197,23 +200,24 @@ class BlockingQueue:
             unique: Dispatch the tasks as jobs whose ids are hashes of the payloads.
             front: Put the tasks before all that wait.
             max_length: Raise `QueueFull` if more than this many tasks would wait. None: no limit.
+            wait: Seconds to wait for room instead of raising `QueueFull` at once; ``math.inf``: no limit.
             replicas: Wait until this many replicas have the tasks. None: the mesh's `replicas`.
 
         Returns:
             The number of tasks stored, which is all of them.
 
         Raises:
-            UsageError: A task is not bytes-like, or the call does not fit one request and has to.
+            UsageError: A task is not bytes-like, the call does not fit one request and has to, or `wait` has no `max_length`.
             PayloadTooLarge: A task is larger than the mesh's `max_payload`.
             Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
         queue = self._queue
         return run_coroutine(
             self._client,
-            queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, replicas=replicas),
+            queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, wait=wait, replicas=replicas),
         )
 
     def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> BlockingJob[bytes]:
@@ -230,7 +234,7 @@ class BlockingQueue:
             UsageError: The task is not bytes-like, or an option does not exist or is not valid.
             PayloadTooLarge: The task is larger than the mesh's `max_payload`.
             Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """

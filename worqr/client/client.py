@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from worqr import ops
 from worqr.client.connections import ConnectionRegistry
+from worqr.client.room import RoomChannels
 from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
 from worqr.errors import UsageError, WorqrError
@@ -105,6 +106,11 @@ class Client:
     def sharding(self) -> ShardDirectory:
         """The shards that the running loop's connection knows. Raises UsageError outside `connect`."""
         return self.connections.for_current_loop().sharding
+
+    @property
+    def rooms(self) -> RoomChannels:
+        """The channels of the running loop's connection, by which it waits for room. Raises UsageError outside `connect`."""
+        return self.connections.for_current_loop().rooms
 
     def link_to(self, queue: str) -> Link:
         """Return the link for tasks of this queue or shard, and store the name, so that `mesh.queues()` lists the queue."""

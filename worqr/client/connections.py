@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.client.queue_registration import NotedQueues
+from worqr.client.room import RoomChannels
 from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import EmbeddedServer, server_of_parent, shared_server
@@ -59,6 +60,10 @@ class Connection:
     was_ready: bool = False
     pid: int = field(default_factory=os.getpid)
     noted: NotedQueues = field(default_factory=NotedQueues)
+    rooms: RoomChannels = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rooms = RoomChannels(self.link)
 
     def add_user(self) -> None:
         """Count one more block that uses the connection."""

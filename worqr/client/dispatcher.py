@@ -6,30 +6,45 @@ For `worqr.client.queue` and `worqr.client.producer`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.job import Job, Outcome, Results
-from worqr.errors import Duplicate, NotReplicated, QueueFull, UsageError, WorqrError, reply_in, set_job
+from worqr.client.room import check_fits
+from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.keys import QueueKeys
-from worqr.ops import Dispatched
+from worqr.ops import Dispatched, NewJob
 from worqr.script_call import Call
 from worqr.tracing import meta_of_plain_tasks
 
 
 async def send_enqueue(
-    client: Client, queue: QueueKeys, tasks: list[bytes], front: bool, max_length: int | None, replicas: int
+    client: Client,
+    queue: QueueKeys,
+    tasks: list[bytes],
+    front: bool,
+    max_length: int | None,
+    replicas: int,
+    wait: float = 0.0,
 ) -> int:
-    """Enqueue raw tasks in one request, into the next shard of a queue, and return their number."""
+    """Enqueue raw tasks in one request, into the next shard of a queue, and return their number.
+
+    If the queue is at its `max_length`, wait for room for up to `wait` seconds.
+    """
     sharding = client.sharding
     keys = await sharding.next_shard(queue)
-    if max_length is not None:
-        max_length = await sharding.max_length_per_shard(keys, max_length)
-    call = ops.enqueue(keys, tasks, front=front, max_length=max_length, replicas=replicas)
-    if client.settings.tracing is not None:
-        call = traced(client, call)
-    return await client.link_to(keys.name).call(call)
+    bound = None if max_length is None else await sharding.max_length_per_shard(keys, max_length)
+    check_fits(queue, len(tasks), bound, wait)
+
+    async def attempt(waiter: str) -> int:
+        call = ops.enqueue(keys, tasks, front=front, max_length=bound, waiter=waiter, replicas=replicas)
+        if client.settings.tracing is not None:
+            call = traced(client, call)
+        return await client.link_to(keys.name).call(call)
+
+    return await client.rooms.when_room(keys, wait, attempt) if wait else await attempt("")
 
 
 def traced(client: Client, call: Call[int]) -> Call[int]:
@@ -62,8 +77,12 @@ async def send_chunks(client: Client, queue: QueueKeys, chunks: list[list[bytes]
     return stored
 
 
-async def send_unique(client: Client, queue: QueueKeys, tasks: list[bytes], replicas: int, **options: Any) -> int:
+async def send_unique(
+    client: Client, queue: QueueKeys, tasks: list[bytes], replicas: int, wait: float = 0.0, **options: Any
+) -> int:
     """Dispatch raw tasks as jobs whose ids are hashes of their payloads, all or none, and return their number.
+
+    If the queue is at its `max_length`, wait for room for up to `wait` seconds.
 
     Raises:
         UsageError: There are several tasks, and the queue has several shards.
@@ -79,29 +98,51 @@ async def send_unique(client: Client, queue: QueueKeys, tasks: list[bytes], repl
     jobs = [({**given, "id": f"sha256:{hashlib.sha256(task).hexdigest()}", "exists": "raise"}, task) for task in tasks]
     keys = await sharding.shard_of_id(queue, cast("str", jobs[0][0]["id"]))
     with_limits = [(await sharding.options_for(keys, options), task) for options, task in jobs]
-    call = ops.dispatch_jobs(keys, with_limits, all_or_none=True, replicas=replicas)
-    await send_dispatch(client, queue, call, keys)
+    check_fits(queue, len(jobs), with_limits[0][0].get("max_length"), wait)
+
+    def make(waiter: str) -> Call[list[Dispatched]]:
+        return ops.dispatch_jobs(keys, waiting_as(with_limits, waiter), all_or_none=True, replicas=replicas)
+
+    await send_dispatch(client, queue, make, keys, wait=wait)
     return len(jobs)
 
 
+def waiting_as(jobs: Sequence[NewJob], waiter: str) -> Sequence[NewJob]:
+    """Return the jobs of one request, which wait for room together under the name `waiter` (empty: they do not wait)."""
+    return [({**options, "waiter": f"{waiter} {len(jobs)}"}, task) for options, task in jobs] if waiter else jobs
+
+
 async def send_dispatch(
-    client: Client, queue: QueueKeys, call: Call[list[Dispatched]], at: QueueKeys, results: Results | None = None
+    client: Client,
+    queue: QueueKeys,
+    make: Callable[[str], Call[list[Dispatched]]],
+    at: QueueKeys,
+    results: Results | None = None,
+    *,
+    wait: float = 0.0,
 ) -> Job[Any]:
     """Send a dispatch into the shard `at` of a queue, and return the handle of its last job. If a job was refused, it is the last
     one.
+
+    Args:
+        make: returns the request, with the name under which it waits for room (empty: it does not).
+        wait: seconds to wait for room if the queue is at its `max_length`.
 
     Raises:
         QueueFull: The queue is at its `max_length`.
         Duplicate: The id is taken.
         NotReplicated: The job was stored; the error has its handle.
     """
-    link = client.link_to(at.name)
-    try:
-        done = await link.call(call)
-    except NotReplicated as late:
-        set_job(late, handle_of(client, queue, reply_in(late)[-1], results, at=at))
-        raise
-    return handle_of(client, queue, done[-1], results, at=at)
+
+    async def attempt(waiter: str) -> Job[Any]:
+        try:
+            done = await client.link_to(at.name).call(make(waiter))
+        except NotReplicated as late:
+            set_job(late, handle_of(client, queue, reply_in(late)[-1], results, at=at))
+            raise
+        return handle_of(client, queue, done[-1], results, at=at)
+
+    return await client.rooms.when_room(at, wait, attempt) if wait else await attempt("")
 
 
 def handle_of(
@@ -114,7 +155,7 @@ def handle_of(
         Duplicate: The id is taken.
     """
     if done.outcome == "full":
-        raise QueueFull(f"queue {queue.display_name!r} is at its max_length: nothing was stored")
+        raise at_max_length(f"queue {queue.display_name!r} is at its max_length: nothing was stored")
     if done.outcome == "duplicate":
         job = Job[Any](client, queue, done.id, done.number, None, results, at=at)
         raise Duplicate(f"the id {done.id!r} is taken on queue {queue.display_name!r}: nothing was stored", job)

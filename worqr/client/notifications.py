@@ -6,6 +6,7 @@ task that waits also checks every `POLL_EVERY` seconds.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -71,9 +72,9 @@ class Notification:
         """Set the flag. Called in the loop."""
         self._signal.set()
 
-    async def wait(self) -> None:
-        """Wait for a message since the last wait, at most `POLL_EVERY` seconds; then the caller checks."""
-        with self._driver.move_on_after(POLL_EVERY):
+    async def wait(self, within: float = math.inf) -> None:
+        """Wait for a message since the last wait, at most `POLL_EVERY` seconds and at most `within`; then the caller checks."""
+        with self._driver.move_on_after(min(within, POLL_EVERY)):
             await self._signal.wait()
         self._signal = Signal(self._driver)
 

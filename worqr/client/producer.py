@@ -14,11 +14,13 @@ from typing import Any, TypeVar, cast
 from worqr import ops
 from worqr.client.call import Call
 from worqr.client.client import Client
-from worqr.client.dispatcher import handle_of, send_dispatch
+from worqr.client.dispatcher import handle_of, send_dispatch, waiting_as
 from worqr.client.job import Job
+from worqr.client.room import check_fits
+from worqr.client.waiting_calls import WaitingDispatch, by_wait, part_of
 from worqr.errors import NotReplicated, UsageError, reply_in
 from worqr.ids import with_random_ids
-from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, without_replicas
+from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, wait_in, without_replicas
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
@@ -28,6 +30,9 @@ from worqr.validation import check_task
 R = TypeVar("R")
 T = TypeVar("T")
 K = TypeVar("K")
+
+OptionsAt = Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
+"""Returns the encoded options that a job in this shard gets in addition."""
 
 
 class Producer:
@@ -42,14 +47,18 @@ class Producer:
             await self.dispatch(call)
             return
         keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, call.queue))
-        await self._client.link_to(keys.name).call(await self._enqueue_of(keys, [call]))
+        await self._enqueue_when_room(keys, [call])
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
         queue = QueueKeys(self._client.settings.prefix, call.queue)
         keys = await self._client.sharding.shard_for_job(queue, call._options)
-        request = await self._dispatch_of(keys, [call])
-        return await send_dispatch(self._client, queue, request, keys, call._results)
+        jobs, replicas = await self._jobs_of(keys, [call])
+
+        def make(waiter: str) -> Request[list[Dispatched]]:
+            return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
+
+        return await send_dispatch(self._client, queue, make, keys, call._results, wait=wait_in(call._options))
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""
@@ -63,13 +72,8 @@ class Producer:
                 if laned := [call for call in batch if "lane" in call._options]:
                     stored += len(await self.dispatch_many(laned))
                 plain = [call for call in batch if "lane" not in call._options]
-                requests: list[tuple[str, Request[int]]] = []
-                for (name, _), of_queue in _grouped(plain, lambda call: (call.queue, _max_length_of(call))):
-                    for chunk in in_chunks(of_queue, _size):
-                        keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, name))
-                        requests.append((keys.name, await self._enqueue_of(keys, chunk)))
                 sending = len(plain)
-                answers, late = await self._send(requests, late)
+                answers, late = await self._enqueue_batch(plain, late)
                 stored += sum(answers)
                 sending = 0
         except Exception as error:
@@ -88,17 +92,9 @@ class Producer:
         late: NotReplicated | None = None
         try:
             for batch in self._batches(calls):
-                requests: list[tuple[str, Request[list[Dispatched]]]] = []
-                positions: list[tuple[int, QueueKeys]] = []
-                for keys, of_shard in await self._by_shard(batch):
-                    for chunk in in_chunks(of_shard, lambda each: len(each[1].task)):
-                        requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in chunk])))
-                        positions += [(position, keys) for position, _ in chunk]
                 sending = len(batch)
-                answered, late = await self._send(requests, late)
+                found, late = await self._dispatch_batch(batch, late)
                 prefix = self._client.settings.prefix
-                done = [each for answers in answered for each in answers]
-                found = {position: (each, keys) for (position, keys), each in zip(positions, done, strict=True)}
                 jobs += [
                     handle_of(
                         self._client,
@@ -120,7 +116,7 @@ class Producer:
         return jobs
 
     async def dispatch_members(
-        self, calls: Sequence[Call[R]], options_at: Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
+        self, calls: Sequence[Call[R]], options_at: OptionsAt
     ) -> list[tuple[Dispatched, QueueKeys]]:
         """Send up to a thousand calls as jobs of a batch. Return their outcomes, with the shards that they were sent to.
 
@@ -128,16 +124,95 @@ class Producer:
         """
         found: dict[int, tuple[Dispatched, QueueKeys]] = {}
         for batch in self._batches(calls):
-            for keys, of_shard in await self._by_shard(batch):
-                more = await options_at(keys)
-                for chunk in in_chunks(of_shard, lambda each: len(each[1].task)):
-                    members = [replace(call, _options={**call._options, **more}) for _, call in chunk]
-                    answers, late = await self._send([(keys.name, await self._dispatch_of(keys, members))])
-                    for (position, _), done in zip(chunk, answers[0], strict=True):
-                        found[position] = done, keys
-                    if late is not None:
-                        raise late
+            found, late = await self._dispatch_batch(batch, None, options_at)
+            if late is not None:
+                raise late
         return [found[position] for position in range(len(found))]
+
+    async def _enqueue_batch(
+        self, calls: Sequence[Call[Any]], late: NotReplicated | None
+    ) -> tuple[list[int], NotReplicated | None]:
+        """Send calls as raw tasks, those that wait for room one part after the other; return how many were stored."""
+        requests: list[tuple[str, Request[int]]] = []
+        parts: list[tuple[QueueKeys, list[Call[Any]]]] = []
+        sharding = self._client.sharding
+        for (name, _, wait), of_queue in _grouped(calls, lambda call: (call.queue, *_bound_of(call))):
+            queue = QueueKeys(self._client.settings.prefix, name)
+            most = part_of(of_queue[0]._options, len(await sharding.shards(queue))) if wait else MAX_ITEMS
+            for chunk in in_chunks(of_queue, _size, most=most):
+                keys = await sharding.next_shard(queue)
+                if wait:
+                    parts.append((keys, chunk))
+                else:
+                    requests.append((keys.name, await self._enqueue_of(keys, chunk)))
+        answers, late = await self._send(requests, late)
+        for keys, chunk in parts:
+            try:
+                answers.append(await self._enqueue_when_room(keys, chunk, late))
+            except NotReplicated as error:
+                late = error
+                answers.append(reply_in(error))
+        return answers, late
+
+    async def _enqueue_when_room(
+        self, keys: QueueKeys, calls: Sequence[Call[Any]], late: NotReplicated | None = None
+    ) -> int:
+        """Send calls as raw tasks in one request, when the queue has room for them."""
+
+        async def attempt(waiter: str) -> int:
+            request = await self._enqueue_of(keys, calls, waiter)
+            return await self._client.link_to(keys.name).call(request.without_replicas() if late else request)
+
+        wait = wait_in(calls[0]._options)
+        return await self._client.rooms.when_room(keys, wait, attempt) if wait else await attempt("")
+
+    async def _dispatch_batch(
+        self, calls: Sequence[Call[Any]], late: NotReplicated | None, options_at: OptionsAt | None = None
+    ) -> tuple[dict[int, tuple[Dispatched, QueueKeys]], NotReplicated | None]:
+        """Send calls as jobs; return the outcome of each, by its position, with its shard."""
+        requests: list[tuple[str, Request[list[Dispatched]]]] = []
+        positions: list[tuple[int, QueueKeys]] = []
+        waiting: list[tuple[QueueKeys, float, list[tuple[int, Call[Any]]]]] = []
+        for keys, of_shard in await self._by_shard(calls):
+            more = {} if options_at is None else await options_at(keys)
+            positioned = [
+                (n, replace(call, _options={**call._options, **more}) if more else call) for n, call in of_shard
+            ]
+            for wait, each in by_wait(positioned).items():
+                if wait:
+                    waiting.append((keys, wait, each))
+                    continue
+                for chunk in in_chunks(each, lambda each: len(each[1].task)):
+                    requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in chunk])))
+                    positions += [(position, keys) for position, _ in chunk]
+        answered, late = await self._send(requests, late)
+        done = [each for answers in answered for each in answers]
+        found = {position: (each, keys) for (position, keys), each in zip(positions, done, strict=True)}
+        for keys, wait, each in waiting:
+            late = await self._dispatch_when_room(keys, each, wait, found, late)
+        return found, late
+
+    async def _dispatch_when_room(
+        self,
+        keys: QueueKeys,
+        calls: Sequence[tuple[int, Call[Any]]],
+        wait: float,
+        found: dict[int, tuple[Dispatched, QueueKeys]],
+        late: NotReplicated | None,
+    ) -> NotReplicated | None:
+        """Send calls as jobs that wait for room in this shard, and add their outcomes to `found`."""
+
+        async def send(part: Sequence[Call[Any]], waiter: str, replicated: bool) -> list[Dispatched]:
+            request = await self._dispatch_of(keys, part, waiter)
+            return await self._client.link_to(keys.name).call(
+                request if replicated and late is None else request.without_replicas()
+            )
+
+        sending = WaitingDispatch(keys, calls, send)
+        shards = await self._client.sharding.shards(replace(keys, tag=""))
+        await sending.run(self._client.rooms, wait, len(shards))
+        found |= {position: (each, keys) for position, each in sending.done.items()}
+        return late or sending.late
 
     async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
         """Return the calls with their positions, by shard. All calls of one queue that have no id go to one shard."""
@@ -157,21 +232,30 @@ class Producer:
                 found += by_shard.items()
         return found
 
-    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
-        bound = _max_length_of(calls[0])
+    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]], waiter: str = "") -> Request[int]:
+        bound, wait = _bound_of(calls[0])
         if bound is not None:
             bound = await self._client.sharding.max_length_per_shard(keys, bound)
+        check_fits(keys, len(calls), bound, wait)
         replicas = max(without_replicas(call._options, self._client.settings.replicas)[1] for call in calls)
-        return ops.enqueue(keys, [call.task for call in calls], max_length=bound, replicas=replicas)
+        tasks = [call.task for call in calls]
+        return ops.enqueue(keys, tasks, max_length=bound, waiter=waiter, replicas=replicas)
 
-    async def _dispatch_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[list[Dispatched]]:
+    async def _dispatch_of(
+        self, keys: QueueKeys, calls: Sequence[Call[Any]], waiter: str = ""
+    ) -> Request[list[Dispatched]]:
+        jobs, replicas = await self._jobs_of(keys, calls)
+        return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
+
+    async def _jobs_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> tuple[list[NewJob], int]:
+        """Return the jobs of calls, and how many replicas must have them."""
         sharding, replicas = self._client.sharding, 0
         jobs: list[NewJob] = []
         for call in calls:
             options, wanted = without_replicas(call._options, self._client.settings.replicas)
             jobs.append((await sharding.options_for(keys, options), call.task))
             replicas = max(replicas, wanted)
-        return ops.dispatch_jobs(keys, with_random_ids(jobs), replicas=replicas)
+        return with_random_ids(jobs), replicas
 
     def _batches(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._client.check_connected()
@@ -221,8 +305,9 @@ def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None
         error.add_note(f"the first {done:,} calls were {verb}{also}")
 
 
-def _max_length_of(call: Call[Any]) -> int | None:
-    return cast("int | None", call._options.get("max_length"))
+def _bound_of(call: Call[Any]) -> tuple[int | None, float]:
+    """Return the `max_length` of a call, and for how many seconds it waits for room."""
+    return cast("int | None", call._options.get("max_length")), wait_in(call._options)
 
 
 def _size(call: Call[Any]) -> int:

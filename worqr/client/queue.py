@@ -16,20 +16,31 @@ from worqr import ops
 from worqr.client.batch_handles import cancel_batches
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.dead_letters import Aside
-from worqr.client.dispatcher import send_chunks, send_dispatch, send_enqueue, send_unique
+from worqr.client.dispatcher import send_chunks, send_dispatch, send_enqueue, send_unique, waiting_as
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
 from worqr.client.notifications import sleep
 from worqr.client.queue_operations import QueueOperations
+from worqr.client.raw_options import explain_enqueue
 from worqr.client.running import list_active, longest_running
 from worqr.client.stats import interleave, merge_queue_info
 from worqr.errors import UsageError
 from worqr.ids import with_random_ids
-from worqr.job_options import JobOptions, check_choice, check_id, check_replicas, encode_options, without_replicas
+from worqr.job_options import (
+    JobOptions,
+    check_bounded,
+    check_choice,
+    check_id,
+    check_replicas,
+    check_wait,
+    encode_options,
+    wait_in,
+    without_replicas,
+)
 from worqr.keys import QueueKeys
 from worqr.mesh_records import QueueInfo
-from worqr.ops import MAX_BYTES, MAX_ITEMS, CancelReply
+from worqr.ops import MAX_BYTES, MAX_ITEMS, CancelReply, Dispatched
 from worqr.ops.replies import in_chunks
 from worqr.records import CancelCount, TaskInfo
 from worqr.script_call import Call
@@ -82,12 +93,14 @@ class Queue(QueueOperations):
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
+    @explain_enqueue
     async def enqueue(
         self,
         *tasks: bytes | bytearray | memoryview,
         unique: bool = False,
         front: bool = False,
         max_length: int | None = None,
+        wait: Seconds = 0,
         replicas: int | None = None,
     ) -> int:
         """Enqueue raw tasks in this order, and wake as many idle workers as there are tasks.
@@ -103,17 +116,20 @@ class Queue(QueueOperations):
             front: Put the tasks before all that wait.
             max_length: Raise `QueueFull` if more than this many tasks would wait, scheduled ones included. Each of several
                 shards has its share of the limit. None: no limit.
+            wait: Seconds to wait for room instead of raising `QueueFull` at once; ``math.inf``: no limit. The first producer
+                to wait is not always the first to get room.
             replicas: Wait until this many replicas have the tasks, 0 to 100. None: the mesh's `replicas`.
 
         Returns:
             The number of tasks stored, which is all of them.
 
         Raises:
-            UsageError: A task is not bytes-like, a call with `unique` or `max_length` does not fit one request, or several
-                unique tasks go to a queue with several shards; or outside `connect` and `join`.
+            UsageError: A task is not bytes-like; `wait` has no `max_length`; a call with `unique` or `max_length` does not fit
+                one request; or several unique tasks go to a queue with several shards. Also outside `connect` and `join`.
             PayloadTooLarge: A task is larger than the mesh's `max_payload`.
             Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing of the request was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing of the request was
+                stored.
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them within 2 s.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
@@ -121,6 +137,8 @@ class Queue(QueueOperations):
         checked = check_tasks(tasks, limit)
         if max_length is not None:
             check_count(max_length, "max_length")
+        patience = check_wait(wait)
+        check_bounded({"wait": patience} | ({} if max_length is None else {"max_length": max_length}), "an enqueue")
         wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
         chunks = [checked] if len(checked) == 1 else list(in_chunks(checked, len))
         if len(chunks) > 1 and (unique or max_length is not None):
@@ -132,9 +150,11 @@ class Queue(QueueOperations):
             await self._client.link.driver.checkpoint()
             return 0
         if unique:
-            return await send_unique(self._client, self._keys, checked, wanted, front=front, max_length=max_length)
+            return await send_unique(
+                self._client, self._keys, checked, wanted, patience, front=front, max_length=max_length
+            )
         if len(chunks) == 1:
-            return await send_enqueue(self._client, self._keys, checked, front, max_length, wanted)
+            return await send_enqueue(self._client, self._keys, checked, front, max_length, wanted, patience)
         return await send_chunks(self._client, self._keys, chunks, front, wanted)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
@@ -155,18 +175,23 @@ class Queue(QueueOperations):
                 `join`.
             PayloadTooLarge: The task is larger than the mesh's `max_payload`.
             Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it within 2 s. The error has the
                 handle.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
         checked = check_task(task, self._client.settings.max_payload)
-        encoded, replicas = without_replicas(encode_options(options), self._client.settings.replicas)
+        given = encode_options(options)
+        check_bounded(given, "a dispatch")
+        encoded, replicas = without_replicas(given, self._client.settings.replicas)
         keys = await self._client.sharding.shard_for_job(self._keys, encoded)
         encoded = await self._client.sharding.options_for(keys, encoded)
         jobs = with_random_ids([(encoded, checked)])
-        call = ops.dispatch_jobs(keys, jobs, replicas=replicas)
-        return await send_dispatch(self._client, self._keys, call, keys)
+
+        def make(waiter: str) -> Call[list[Dispatched]]:
+            return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
+
+        return await send_dispatch(self._client, self._keys, make, keys, wait=wait_in(given))
 
     def job(self, id: str) -> Job[bytes]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.

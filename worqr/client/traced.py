@@ -79,8 +79,8 @@ class TracedProducer(Producer):
             await super().enqueue(call)
             span.sent(1, None)
 
-    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> Request[int]:
-        return traced(self._client, await super()._enqueue_of(keys, calls))
+    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]], waiter: str = "") -> Request[int]:
+        return traced(self._client, await super()._enqueue_of(keys, calls, waiter))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job, inside a span whose context travels in `meta`."""

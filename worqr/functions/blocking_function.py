@@ -89,7 +89,8 @@ class BlockingFunction(Generic[P, R]):
         Raises:
             UsageError: An option does not exist or is not valid.
         """
-        return BlockingFunction(self._definition, {**self._options, **encode_options(options)})
+        definition = self._definition
+        return BlockingFunction(definition, definition.with_options(self._options, encode_options(options)))
 
     def job(self, id: str) -> BlockingJob[R]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.

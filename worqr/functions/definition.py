@@ -13,6 +13,7 @@ from worqr.client.job import Results
 from worqr.client.mesh_client import MeshClient
 from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
+from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
 from worqr.lanes import Lanes, lane_name
 from worqr.records import Failed
@@ -78,6 +79,17 @@ class FunctionDefinition:
         if self.options.lanes is not None:
             options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
         return Call(self.name, positional, by_keyword, task, options, self)
+
+    def with_options(self, options: Mapping[str, object], more: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the encoded options of a job with more of them.
+
+        Raises:
+            UsageError: It waits for room, and neither its queue nor its lane has a `max_length`.
+        """
+        merged = {**options, **more}
+        if self.options.lanes is None or self.options.lanes.max_length is None:
+            check_bounded(merged, f"a call of {self.name!r}")
+        return merged
 
     def _with_lane(
         self, lanes: Lanes, options: Mapping[str, object], values: Mapping[str, Any], arguments: Arguments

@@ -153,7 +153,8 @@ class Function(Bound[P, R]):
         Raises:
             UsageError: An option does not exist or is not valid.
         """
-        return Bound(self._definition, {**self._definition.defaults, **encode_options(options)})
+        definition = self._definition
+        return Bound(definition, definition.with_options(definition.defaults, encode_options(options)))
 
     def job(self, id: str) -> Job[R]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.

@@ -7,8 +7,8 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
-  max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', data = 'boolean',
-  counts = 'boolean', front = 'boolean', policy = 'string',
+  max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
+  data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'digits',
   scheduled_for = 'digits', meta = 'meta', fields = 'fields', batch = 'batch'}
 
@@ -56,6 +56,8 @@ local function valid_option(kind, value)
       and is_utf8(value)
   elseif kind == 'lane' then
     return is_lane(value)
+  elseif kind == 'waiter' then
+    return type(value) == 'string' and parsed_waiter(value)
   elseif kind == 'meta' then
     return type(value) == 'string' and #value <= 4096 and is_utf8(value)
   elseif kind == 'fields' then
@@ -107,7 +109,8 @@ local function find_job(base, id)
 end
 
 -- Returns why the dispatch `o` stores nothing: duplicate (a member of a batch is always a new job), unchanged, full, closed (its
--- part of the batch takes no members of this version any more); or nil. `more`: jobs that are stored before it.
+-- part of the batch takes no members of this version any more); or nil. `more`: jobs that are stored before it. If the queue is
+-- full, and the producer waits for room, this is noted.
 local function refusal(base, o, seen, more)
   if seen.job or seen.active or seen.taken then
     if o.exists == 'raise' or o.batch then
@@ -118,7 +121,15 @@ local function refusal(base, o, seen, more)
   end
   local full = o.max_length and queued_length(base) + more >= o.max_length or o.max_lane_length and o.lane
     and lane_length(lane_list(base, o.lane, redis.call('HGET', base .. ':lanes', 'epoch'))) >= o.max_lane_length
-  return not seen.job and full and 'full' or o.batch and is_closed(base, o.batch) and 'closed' or nil
+  if seen.job then
+    return nil
+  elseif not full then
+    return o.batch and is_closed(base, o.batch) and 'closed' or nil
+  end
+  if o.waiter then
+    note_waiter(base, o.waiter, o.max_length, o.max_lane_length, o.lane)
+  end
+  return 'full'
 end
 
 -- True if `name` is among the `names`, which are one text.
@@ -283,8 +294,8 @@ end
 -- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
---   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, batch (token, home, id, number, sealed, keep,
---   on_failed)
+--   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of _room.lua), batch (token, home,
+--   id, number, sealed, keep, on_failed)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}

@@ -1,15 +1,6 @@
 -- A start: how a worker takes tasks of the lists into claims, and what a repeated request returns. Whose turn it is among lanes is
 -- in _turns.lua.
 
--- Adds to `reply` the entries of the `taken` claims from `first` on, which an earlier start has claimed.
-local function add_claimed_entries(base, reply, first, taken)
-  for i = 0, taken - 1 do
-    local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
-    reply[#reply + 1] = entry_of(base, item) or false
-  end
-  return reply
-end
-
 -- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. For any
 -- other request: nil, and the claim under which the worker took its last suspect. `admission`: that of the worker (nil:
 -- none).
@@ -22,7 +13,12 @@ local function repeated_start(base, admission, number)
     return {'late'}
   end
   if number == tonumber(last) then
-    return add_claimed_entries(base, {'ok', first}, first, taken)
+    local reply = {'ok', first}
+    for i = 0, taken - 1 do
+      local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
+      reply[#reply + 1] = entry_of(base, item) or false
+    end
+    return reply
   end
   return nil, suspect
 end
@@ -77,30 +73,29 @@ local function claim_one(base, source, worker, claim, now, of_lane)
   return 'taken', entry, #fields.task + (tonumber(fields.saved_size) or 0), fields.lane
 end
 
--- Adds new `claims` to `held`, the set of their worker's claims, and to what limits count, if there are `limits`.
-local function add_claims(base, held, claims, limits, now)
+-- Adds the claims of the `start` to `held`, the set of their worker's claims, and to what limits count, if there are limits. Stores
+-- the last claim.
+local function note_claims(start, held, has_limits)
+  local base, claims = start.base, start.mine
   for from = 1, #claims, 1000 do
     redis.call('SADD', held, unpack(claims, from, math.min(from + 999, #claims)))
   end
-  if limits then
-    note_starts(base, claims, now)
+  if has_limits and #claims > 0 then
+    note_starts(base, claims, start.now)
   end
-end
-
--- Stores the last fencing token of a start that has used up `taken` of them, from `first` on.
-local function store_claimed(base, first, taken)
-  if taken > 0 then
-    store_token(base, first + taken - 1)
+  if start.taken > 0 then
+    store_token(base, start.next_claim + start.taken - 1)
     renew_counts(base)
   end
 end
 
--- Returns whether there are limits or a pause, and whether there are lanes. Most queues have none of these: one question.
-local function what_exists(paused, limits, lanes)
-  if redis.call('EXISTS', paused, limits, lanes) == 0 then
-    return false, false
+-- Returns whether there are limits or a pause, whether there are lanes, and whether producers wait for room. Most queues have none
+-- of these: one question.
+local function what_exists(paused, limits, lanes, waiters)
+  if redis.call('EXISTS', paused, limits, lanes, waiters) == 0 then
+    return false, false, false
   end
-  return redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1
+  return redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1, redis.call('EXISTS', waiters) == 1
 end
 
 -- True if the `start` may take one more task. Fields of a start: base, worker, next_claim, now, wanted, room (how

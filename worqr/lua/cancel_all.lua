@@ -37,5 +37,6 @@ after = each_claim(queue, holders, after, budget, function(claim, worker)
 end)
 request_cancels(queue, marked)
 count(queue, 'cancelled', waiting)
+give_room(queue)
 reply[1], reply[3], reply[4] = after == '-' and 'ok' or 'more', #reply - 4, after
 return reply

@@ -18,4 +18,5 @@ redis.call('HLEN', queue .. ':job:' .. id)
 redis.call('HLEN', queue .. ':active:' .. id)
 local waiting, claim = cancel_job(queue, id, reason)
 wake(queue, count_members(queue))
+give_room(queue)
 return {'ok', waiting, claim}

@@ -63,5 +63,6 @@ end
 request_cancels(queue, marked)
 count(queue, 'cancelled', #ids, ids)
 wake(queue, count_members(queue))
+give_room(queue)
 reply[2], reply[3], reply[4] = #ids, #marked / 2, phase == 'waiting' and phase or phase .. ' ' .. cursor
 return reply

@@ -29,6 +29,7 @@ local found = redis.call('SSCAN', part_members, cursor, 'COUNT', budget)
 local ready = cancel_members(queue, found[2], reason)
 ready = ready + (redis.call('HEXISTS', part, 'closed') == 1 and send_report(queue, token) or settle_part(queue, token))
 wake(queue, ready + count_members(queue))
+give_room(queue)
 if found[1] == '0' then
   return {'ok'}
 end

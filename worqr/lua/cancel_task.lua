@@ -59,5 +59,6 @@ if (first or last) and not job_id(task) then -- in between it would only take ti
 end
 count(queue, 'cancelled', raw + jobs, ids)
 wake(queue, count_members(queue))
+give_room(queue)
 reply[1], reply[2], reply[3], reply[4], reply[5] = last and 'ok' or 'more', raw + jobs, #reply - 5, cursor, after
 return reply

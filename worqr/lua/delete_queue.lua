@@ -16,4 +16,5 @@ if not waiting then
 end
 count(queue, 'deleted', waiting)
 redis.pcall('PUBLISH', queue, 'deleted')
+give_room(queue)
 return {'ok', waiting}

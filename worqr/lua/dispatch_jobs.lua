@@ -44,7 +44,7 @@ for i = 4, #ARGV, 2 do
   jobs[#jobs + 1] = {o, task, seen}
 end
 
-local created, ready, subscribers, ids = 0, 0, nil, nil
+local created, ready, subscribers, ids, waiter = 0, 0, nil, nil, nil
 local token, now = next_token(queue)
 store_token(queue, token + #jobs - 1)
 reply = {'ok'}
@@ -56,6 +56,7 @@ for i, job in ipairs(jobs) do
   end
   local outcome, id, last, put, made = upsert(queue, o, task, digits(token + i - 1), now, seen)
   done[id], created, ready = true, created + made, ready + put
+  waiter = outcome ~= 'full' and o.waiter or waiter
   if made == 1 then
     subscribers = subscribers or redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
     ids = ids or subscribers[2] and subscribers[2] > 0 and {}
@@ -68,4 +69,7 @@ end
 renew_counts(queue)
 count(queue, 'enqueued', created, ids, subscribers)
 wake(queue, ready + count_members(queue))
+if waiter then
+  leave_waiters(queue, waiter)
+end
 return reply

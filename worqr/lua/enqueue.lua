@@ -5,24 +5,26 @@
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3] max_length tasks that may wait, including those due later; -1: no limit
+-- ARGV[3] bound tasks that may wait, including those due later; -1: no limit. A space and CHANNEL-NUMBER may follow: if the
+--   queue is full, the producer waits for room under this name
 -- ARGV[4] front 1: to be taken next, 0: to the back
 -- ARGV[5..] tasks bytes, in the order in which they are to be taken
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 local queue = KEYS[2]
-local max_length, front = tonumber(ARGV[3]), ARGV[4] == '1'
+local bound, front = ARGV[3], ARGV[4] == '1'
 local tasks_from, tasks = 5, #ARGV - 4
 
 -- A key of a wrong type is an error before the first write.
 redis.call('LLEN', queue)
 local workers_wait = redis.call('SCARD', queue .. ':hungry') > 0
-if max_length >= 0 then
-  local waiting = queued_length(queue)
-  if waiting + tasks > max_length then
-    return {'full', waiting}
-  end
+local refused, waiter
+if bound ~= '-1' then
+  refused, waiter = refuse_enqueue(queue, bound, tasks)
+end
+if refused then
+  return refused
 end
 
 local function stored_item(task)
@@ -50,5 +52,8 @@ for chunk = 0, tasks - 1, 1000 do
 end
 if workers_wait then
   wake(queue, tasks)
+end
+if waiter then
+  leave_waiters(queue, waiter)
 end
 return {'ok', tasks}

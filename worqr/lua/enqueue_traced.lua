@@ -6,7 +6,8 @@
 -- KEYS[2] queue LIST
 -- ARGV[1] number of the request
 -- ARGV[2] lowest number still unanswered
--- ARGV[3] max_length tasks that may wait, including those due later; -1: no limit
+-- ARGV[3] bound tasks that may wait, including those due later; -1: no limit. A space and CHANNEL-NUMBER may follow: if the
+--   queue is full, the producer waits for room under this name
 -- ARGV[4] front 1: to be taken next, 0: to the back
 -- ARGV[5] meta JSON, the `meta` of each of the jobs
 -- ARGV[6..] tasks bytes, in the order in which they are to be taken
@@ -14,18 +15,19 @@
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 local queue = KEYS[2]
-local max_length, front, meta = tonumber(ARGV[3]), ARGV[4] == '1', ARGV[5]
+local bound, front, meta = ARGV[3], ARGV[4] == '1', ARGV[5]
 local tasks_from, tasks = 6, #ARGV - 5
 
 check_types(queue)
 if not valid_option('meta', meta) then
   return redis.error_reply('ERR the meta of a task cannot be that')
 end
-if max_length >= 0 then
-  local waiting = queued_length(queue)
-  if waiting + tasks > max_length then
-    return {'full', waiting}
-  end
+local refused, waiter
+if bound ~= '-1' then
+  refused, waiter = refuse_enqueue(queue, bound, tasks)
+end
+if refused then
+  return refused
 end
 
 local token = next_token(queue)
@@ -44,4 +46,7 @@ end
 renew_counts(queue)
 count(queue, 'enqueued', tasks)
 wake(queue, tasks)
+if waiter then
+  leave_waiters(queue, waiter)
+end
 return {'ok', tasks}

@@ -2,7 +2,7 @@
 -- start_tasks: moves up to n tasks into claims of an admitted worker: a suspect first, one at a time, then lanes by turns. If
 -- there are fewer tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used
 -- up. If no task is left, or no more may start, the worker joins the waiting workers in the same script. If tasks are left
--- that may start, one more worker is woken.
+-- that may start, one more worker is woken. Producers that wait for room are woken, too.
 -- KEYS[1] queue LIST
 -- KEYS[2] workers HASH
 -- KEYS[3] claims SET
@@ -12,6 +12,7 @@
 -- KEYS[7] due ZSET
 -- KEYS[8] limits HASH
 -- KEYS[9] lanes HASH
+-- KEYS[10] waiters HASH
 -- ARGV[1] worker id
 -- ARGV[2] number of the worker's start request on this queue, counts from 1
 -- ARGV[3] wanted tasks, 0: only pass a wake-up on
@@ -24,7 +25,7 @@
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
 local queue, workers, claims, hungry = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local suspects, paused, due, limits, lanes = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local suspects, paused, due, limits, lanes, waiters = KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -37,7 +38,7 @@ local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspec
 local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
 local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
 local next_claim, now = next_token(queue)
-local has_limits, has_lanes = what_exists(paused, limits, lanes)
+local has_limits, has_lanes, has_waiters = what_exists(paused, limits, lanes, waiters)
 local room = not has_limits and wanted or room_to_start(queue, wanted, now)
 if not room then
   redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
@@ -65,13 +66,15 @@ while may_take(start) and not exhausted do
   end
 end
 local taken, skipped = start.taken, start.skipped
-add_claims(queue, claims, mine, has_limits and #mine > 0, now)
+note_claims(start, claims, has_limits)
 
 redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
-store_claimed(queue, next_claim, taken)
 count(queue, 'claimed', taken, nil, nil, reply)
 left = has_lanes and startable_items(queue) or left - taken - skipped
 remove_stale(queue, skipped, left + (has_lanes and redis.call('EXISTS', queue .. ':lanes:names') or 0))
+if has_waiters then
+  wake_producers(queue)
+end
 -- Tasks are left although the lists were read to the end: these are suspects, and this worker runs one. Others may take them.
 local wakes = math.min(left, exhausted and math.max(promoted, 1) or 1)
 if workers_wait and (wakes > 0 or not exhausted) then

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from worqr.errors import QueueFull
+from worqr.errors import at_max_length
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import script
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, status_word, text
 from worqr.records import RemoteError
 from worqr.remote_error import fields_as_json
+from worqr.room_keys import RoomKeys
 from worqr.script_call import Argument, Call, Merge
 
 
@@ -32,20 +33,29 @@ class StartReply:
 
 
 def enqueue(
-    keys: QueueKeys, tasks: Sequence[bytes], *, front: bool = False, max_length: int | None = None, replicas: int = 0
+    keys: QueueKeys,
+    tasks: Sequence[bytes],
+    *,
+    front: bool = False,
+    max_length: int | None = None,
+    waiter: str = "",
+    replicas: int = 0,
 ) -> Call[int]:
-    """Add up to MAX_ITEMS tasks to the queue; return how many."""
+    """Add up to MAX_ITEMS tasks to the queue; return how many. Its reader raises QueueFull.
+
+    If the queue is full, and a `waiter` is given, the server notes that it waits for room.
+    """
 
     def read(reply: Reply) -> int:
         if status_word(reply) == "full":
-            raise QueueFull(
+            raise at_max_length(
                 f"queue {keys.queue!r} holds {int(reply[1])} tasks, {len(tasks)} more are over its max_length of "
                 f"{max_length}"
             )
         return int(reply[1])
 
-    bound = -1 if max_length is None else max_length
-    args = (bound, 1 if front else 0, *tasks)
+    bound: int | str = -1 if max_length is None else max_length
+    args = (f"{bound} {waiter}" if waiter else bound, 1 if front else 0, *tasks)
     merge: Merge[int] | None = None
     if max_length is None and not front:
         merge = _ONE if len(tasks) == 1 else Merge(len(tasks), _join_enqueues, len(tasks))
@@ -90,6 +100,7 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[
         keys.due,
         keys.limits,
         LaneKeys(keys).base,
+        RoomKeys(keys).waiters,
     )
     return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
 
