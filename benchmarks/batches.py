@@ -158,8 +158,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     drains = Drains(server, jobs)
     plain, batched = await in_turn(plan.runs, partial(drains.rate, batch=False), partial(drains.rate, batch=True))
     extra = [
-        ours - theirs
-        for ours, theirs in zip(drains.batched.bytes_per_job, drains.plain.bytes_per_job, strict=True)
+        ours - theirs for ours, theirs in zip(drains.batched.bytes_per_job, drains.plain.bytes_per_job, strict=True)
     ]
     same = [_p50(await latencies(server, samples, across=False)) for _ in range(plan.runs)]
     across = [_p50(await latencies(server, samples, across=True)) for _ in range(plan.runs)]

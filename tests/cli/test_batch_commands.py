@@ -74,7 +74,9 @@ async def test_one_batch_is_shown(beside: Beside, connected: worqr.Mesh) -> None
     assert (json["jobs"], json["follow_up"], json["meta"]) == (1, None, {"who": "Ada"})
     wrong = await beside("batch", "mails", "leters")
     assert (wrong.code, wrong.out) == (1, "")
-    assert wrong.err.startswith("worqr: no batch 'leters' in queue 'mails': it never existed, another queue is its home, or")
+    assert wrong.err.startswith(
+        "worqr: no batch 'leters' in queue 'mails': it never existed, another queue is its home, or"
+    )
     assert "did you mean 'letters'?" in wrong.err
     wrong = await beside("batch", "mial", "letters")
     assert (wrong.code, "no queue 'mial' is in use; did you mean 'mails'?" in wrong.err) == (1, True)
@@ -90,7 +92,9 @@ async def test_a_batch_is_cancelled(beside: Beside, connected: worqr.Mesh) -> No
         async with connected.batch(queue="mails", id="letters") as batch:
             await batch.dispatch_many([call(connected), call(connected, "later")])
         await held.wait(1)
-        answer = await beside("batch", "mails", "letters", "--cancel", "--reason", "wrong file", "--wait", "--as", "ada")
+        answer = await beside(
+            "batch", "mails", "letters", "--cancel", "--reason", "wrong file", "--wait", "--as", "ada"
+        )
         assert (answer.code, answer.err) == (0, "")
         assert answer.lines[0] == "Cancelled batch letters, of which 2 jobs had not ended"
         found = facts(answer)

@@ -100,6 +100,7 @@ def batch(
     if reason and not cancel:
         raise InvalidArguments("--reason needs --cancel")
     limit = parse_duration(within, "--within")
+
     async def command(mesh: Mesh) -> tuple[BatchInfo, str]:
         target, done = queue_by_name(mesh, queue), ""
         handle = target.batch(id)

@@ -19,7 +19,7 @@ from worqr.records import Failed
 
 
 async def cancel_and_note(client: Client, batch: Batch, reason: str) -> int | None:
-    """Cancel a batch. Return how many of its jobs had not ended; None if the batch had ended. Raises what `Batch.cancel` raises."""
+    """Cancel a batch. Return how many of its jobs had not ended; None if the batch had. Raises what `Batch.cancel` raises."""
     pending = (await batch.info()).pending
     if not await batch.cancel(reason=reason):
         return None
@@ -43,7 +43,9 @@ async def failed_members(
     Raises:
         NoResult: The queue `home` has no batch with this id.
     """
-    keys = await client.sharding.shard_of_id(QueueKeys(client.settings.prefix, check_name(home)), check_id(id, generated=True))
+    keys = await client.sharding.shard_of_id(
+        QueueKeys(client.settings.prefix, check_name(home)), check_id(id, generated=True)
+    )
     row = await client.ask(ops.read_batch(keys, id))
     if row is None:
         raise NoResult(f"queue {home!r} has no batch {id!r}: it never existed, or its record was deleted after its end")

@@ -48,9 +48,9 @@ async def page(visit: Visit) -> Response:
 
 async def read(visit: Visit) -> BatchInfo:
     """Return the batch that the address names. Raises Refused if it is unknown."""
-    queue, id = visit.queue(visit.text("queue")), visit.text("id")
+    batch = visit.queue(visit.text("queue")).batch(visit.text("id"))
     try:
-        return await queue.batch(id).info()
+        return await batch.info()
     except NoResult:
         raise Refused(
             404, "This queue has no batch with this id: it never existed, or its record was deleted after its end."

@@ -108,7 +108,9 @@ async def stream(visit: Visit) -> Answer:
     """Return a stream of the numbers of one page."""
     if visit.looks.streams >= MOST:
         raise Refused(503, "Too many pages are open: this one is not live. Reload it to look again.")
-    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk", "log", "batch"))
+    view = visit.choice(
+        "view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk", "log", "batch")
+    )
     readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk, "log": _log, "batch": _batch}
     if view in ("queue", "job", "batch"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
@@ -192,15 +194,15 @@ async def _job(visit: Visit) -> News:
 
 
 async def _batch(visit: Visit) -> News:
-    name, id, state = visit.text("queue"), visit.text("id"), await _state(visit)
-    batch = visit.queue(name).batch(id)
+    name, state = visit.text("queue"), await _state(visit)
+    batch = visit.queue(name).batch(visit.text("id"))
 
     async def read(_before: News | None) -> News:
         info = await batch.info()
         rows = (info.state, info.cancel_reason, info.endings, info.queues, bool(info.failed))
         return News(batch_numbers(info) | header_numbers(state), rows)
 
-    return await visit.looks.get(("batch", name, id), read, within=QUICK - 0.1, spare=True)
+    return await visit.looks.get(("batch", name, visit.text("id")), read, within=QUICK - 0.1, spare=True)
 
 
 async def _running(visit: Visit) -> News:

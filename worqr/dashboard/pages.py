@@ -68,7 +68,14 @@ def environment() -> jinja2.Environment:
     filters |= {"plain": escape, "age": age_text, "leader": leader_text, "source": source_text, "of_queue": _of_queue}
     filters |= {
         each.__name__: each
-        for each in (holds.hold_word, holds.hold_text, holds.pause_text, holds.limits_text, holds.lanes_text, holds.batches_text)
+        for each in (
+            holds.hold_word,
+            holds.hold_text,
+            holds.pause_text,
+            holds.limits_text,
+            holds.lanes_text,
+            holds.batches_text,
+        )
     }
     filters["batch_state"] = batch_state
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]

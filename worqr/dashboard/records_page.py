@@ -114,11 +114,13 @@ async def _page(
 
 async def _of_batch(visit: Visit, aside: Aside, limit: int, options: dict[str, Any]) -> Sequence[Failed]:
     """Return the records that belong to the batch that the address names. Raises Refused if it is unknown."""
-    home, id = visit.queue(visit.text("home")).name, visit.text("batch")
+    home, batch = visit.queue(visit.text("home")).name, visit.text("batch")
     try:
-        return await failed_members(client_of(visit.mesh), home, id, aside, limit, **options)
+        return await failed_members(client_of(visit.mesh), home, batch, aside, limit, **options)
     except NoResult:
-        raise Refused(404, "There is no such batch: it never existed, or its record was deleted after its end.") from None
+        raise Refused(
+            404, "There is no such batch: it never existed, or its record was deleted after its end."
+        ) from None
 
 
 def _matches(record: Failed, chosen: Chosen, before: datetime | None) -> bool:

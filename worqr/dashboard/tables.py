@@ -331,13 +331,13 @@ def entry_row(redactor: Redactor, entry: LogEntry) -> Row:
 
 def batch_row(visit: Visit, info: BatchInfo) -> Row:
     """Return a batch, with those of its queues that the viewer sees."""
-    queue, id = batch_pages.seen_follow_up(visit, info) or (None, None)
+    queue, job = batch_pages.seen_follow_up(visit, info) or (None, None)
     return {
         **{name: getattr(info, name) for name in ("queue", "id", "state", "jobs", "finished", "failed", "cancelled")},
         **{name: getattr(info, name) for name in ("pending", "succeeded", "endings", "created", "ended")},
         "cancel_reason": None if info.cancel_reason is None else visit.redactor.text(info.cancel_reason),
         "queues": batch_pages.seen_queues(visit, info),
-        "follow_up": {"queue": queue, "id": id},
+        "follow_up": {"queue": queue, "id": job},
         "meta": {name: visit.redactor.meta(name, value) for name, value in info.meta.items()},
     }
 

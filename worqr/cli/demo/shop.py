@@ -136,8 +136,10 @@ async def sync(mesh: worqr.Mesh, shop: str, page: int) -> None:
 
 async def update_prices(mesh: worqr.Mesh, shop: str, number: int) -> None:
     """Dispatch a batch of price updates. Its follow-up publishes the prices, or corrects the products that failed."""
-    follow_ups = {"then": mesh.call("prices.publish", shop=shop), "otherwise": mesh.call("prices.correct", shop=shop)}
-    async with mesh.batch(id=f"prices-{shop}-{number}", meta={"shop": shop}, keep=3600, **follow_ups) as batch:
+    publish, correct = mesh.call("prices.publish", shop=shop), mesh.call("prices.correct", shop=shop)
+    async with mesh.batch(
+        id=f"prices-{shop}-{number}", then=publish, otherwise=correct, meta={"shop": shop}, keep=3600
+    ) as batch:
         await batch.dispatch_many([mesh.call("prices.update", shop=shop, product=n) for n in range(40)])
 
 
