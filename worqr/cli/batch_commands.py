@@ -23,7 +23,6 @@ from worqr.inside import client_of
 if TYPE_CHECKING:
     from worqr.batches import BatchInfo
     from worqr.client.batch import Batch
-    from worqr.client.queue import Queue
     from worqr.mesh import Mesh
 
 MOST_COMPARED: Final = 200
@@ -100,21 +99,20 @@ def batch(
     if reason and not cancel:
         raise InvalidArguments("--reason needs --cancel")
     limit = parse_duration(within, "--within")
+    waited = wait or limit is not None
 
     async def command(mesh: Mesh) -> tuple[BatchInfo, str]:
-        target, done = queue_by_name(mesh, queue), ""
-        handle = target.batch(id)
+        handle, done = queue_by_name(mesh, queue).batch(id), ""
         try:
             if cancel or retry_failed:
                 done = await _change(mesh, handle, None if retry_failed else reason)
-            if wait or limit is not None:
+            if waited:
                 return await _wait(handle, limit, shows_progress=is_terminal() and not json), done
             return await handle.info(), done
         except NoResult:
-            raise CommandFailed(await _unknown(mesh, target, queue, id)) from None
+            raise CommandFailed(await _unknown(mesh, queue, id)) from None
 
     info, done = run_connected(connect, command)
-    waited = wait or limit is not None
     if json:
         print_json(batch_fields(info))
     else:
@@ -162,9 +160,9 @@ def _unfinished(info: BatchInfo) -> str:
     return f"batch {info.id!r} ended with {info.finished:,} of {info.jobs:,} jobs finished{hint}"
 
 
-async def _unknown(mesh: Mesh, target: Queue, queue: str, id: str) -> str:
+async def _unknown(mesh: Mesh, queue: str, id: str) -> str:
     """Return the message about a batch that the queue does not have."""
-    found = await target.batches(MOST_COMPARED)
+    found = await queue_by_name(mesh, queue).batches(MOST_COMPARED)
     listed = f"`worqr batches {queue!r}` lists its batches"
     hint = did_you_mean(id, [each.id for each in found], listed) if found else await unknown_queue_hint(mesh, queue)
     return (

@@ -23,6 +23,7 @@ from worqr.validation import check_count, check_text, to_ms
 
 ClaimsByShard = list[tuple[QueueKeys, list[int]]]
 """The claims under which tasks failed, by shard."""
+Entries = list[Failed]
 Change = Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
 """Makes the request that changes some entries."""
 Progress = Callable[[int, int], object]
@@ -96,7 +97,7 @@ class Aside:
         """
         return await self._list_chosen(limit, Filter.checked(error, before, since), payload=payload)
 
-    async def _list_chosen(self, limit: int, chosen: Filter, *, payload: bool) -> list[Failed]:
+    async def _list_chosen(self, limit: int, chosen: Filter, *, payload: bool) -> Entries:
         check_count(limit, "limit")
         shards, head = await self._shards(), None if payload else HEAD_BYTES
         found = [
