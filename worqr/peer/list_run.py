@@ -14,7 +14,7 @@ from worqr.call_list import CallList
 from worqr.errors import UsageError
 from worqr.peer.run import Offloaded, Run, RunHost
 from worqr.peer.saved_state import SavedState
-from worqr.policy import Broken
+from worqr.policy import Broken, Policy
 from worqr.records import CancelReason
 
 
@@ -56,7 +56,7 @@ class ListItem(Run[Any]):
         """Note that its run begins at `now`, with this timeout."""
         self.began = now
         if timeout != self.policy.timeout:
-            self.policy = replace(self.policy, timeout=timeout)
+            self.policy: Policy = replace(self.policy, timeout=timeout)
 
     def cancel(self, reason: CancelReason) -> None:
         """Cancel this call. The run goes on while it has other calls; if the worker leaves, all of them are cancelled."""
@@ -155,7 +155,7 @@ class ListRun(Run[Any]):
         self.calls = CallList([item.task for item in self.claimed])
         timeouts = [item.policy.timeout for item in self.claimed if item.policy.timeout is not None]
         timeout = min(timeouts, default=None)
-        self.policy = replace(self.policy, timeout=timeout)
+        self.policy: Policy = replace(self.policy, timeout=timeout)
         for item in self.claimed:
             item.begin_in_list(now, timeout)
 
