@@ -71,3 +71,21 @@ def hold_once(numbers: list[int]) -> None:
     assert len(numbers) == (3 if worqr.current().items[0].attempt == 1 else 1)
     if worqr.current().items[0].attempt == 1:
         time.sleep(3600)
+
+
+def keep_saved(numbers: list[int]) -> list[str | Exception]:
+    """Save each number in the first run of its call, and return it in the second."""
+    found: list[str | Exception] = []
+    for item, number in zip(worqr.current().items, numbers, strict=True):
+        if item.saved is None:
+            item.save_now(b"%d" % number)
+            found.append(worqr.Retry(delay=0, counted=False))
+        else:
+            found.append(item.saved.decode())
+    return found
+
+
+@mesh.task(name="keep", batch_size=10, result_ttl=60, runs_in="process")
+def keep(numbers: list[int]) -> list[str | Exception]:
+    """Do it in a process."""
+    return keep_saved(numbers)

@@ -157,6 +157,45 @@ async def test_a_process_that_dies_or_is_killed_by_the_timeout_retries_each_call
         await eventually(count_of(function.queue, "finished"), (3,), within=2 * PATIENCE)
 
 
+@pytest.mark.parametrize("place", ["loop", "thread", "process"])
+async def test_each_call_saves_for_itself(mesh: worqr.Mesh, children: worqr.Mesh, place: Any) -> None:
+    async def keep(numbers: list[int]) -> list[str | Exception]:
+        found: list[str | Exception] = []
+        for item, number in zip(worqr.current().items, numbers, strict=True):
+            if item.saved is None:
+                await item.save(b"%d" % number)
+                found.append(worqr.Retry(delay=0, counted=False))
+            else:
+                found.append(item.saved.decode())
+        return found
+
+    function: Any = {"loop": keep, "thread": list_jobs.keep_saved}.get(place)
+    if place == "process":
+        mesh, keeper = children, list_jobs.keep
+    else:
+        keeper = mesh.task(name="keep", batch_size=10, result_ttl=60, runs_in=place)(function)
+    async with mesh.connect():
+        jobs = [await keeper.dispatch(n) for n in (7, 8)]
+    async with mesh.join(only=["keep"], processes=1):
+        assert [await job.result(PATIENCE) for job in jobs] == ["7", "8"]
+
+
+async def test_a_run_of_a_list_takes_no_steps(mesh: worqr.Mesh) -> None:
+    refused: list[str] = []
+
+    @mesh.task(name="Q1", batch_size=10)
+    async def index(numbers: list[int]) -> None:
+        with pytest.raises(worqr.UsageError) as error:
+            await worqr.step("one", dict)
+        refused.append(str(error.value))
+
+    async with mesh.connect():
+        await index.enqueue(1)
+    async with mesh.join():
+        await eventually(count_of(mesh.queue("Q1"), "finished"), (1,))
+    assert "worqr.current().items[0].save(...)" in refused[0]
+
+
 async def test_lanes_are_chosen_by_the_call(mesh: worqr.Mesh) -> None:
     seen: Counter[str] = Counter()
 

@@ -72,6 +72,11 @@ class RunDuties:
         nursery.start_soon(self.progress.send_forever)
         nursery.start_soon(self.concurrency.adjust_forever)
 
+    @property
+    def starters(self) -> RunStarters:
+        """How the runs of the peer begin and end."""
+        return RunStarters(self.slots.run, self.list_slots.run, self.settler)
+
     def frames_of(self, run: Run[Any]) -> Frames:
         """Return the stacks of the handler of `run` on the loop."""
         return (self.list_slots if run.is_list else self.slots).frames_of(run)
@@ -174,7 +179,6 @@ def queue_duties(
         extend_deadline=runs.deadlines.request_extension,
         save=runs.saver.save,
     )
-    starters = RunStarters(runs.slots.run, runs.list_slots.run, runs.settler)
     return QueueDuties(
         link=link,
         keys=keys,
@@ -184,6 +188,6 @@ def queue_duties(
         stuck=stuck,
         shutdown=shutdown,
         startup=startup,
-        runner=ConsumerRunner(settings, services, runs.executors, starters, consumers, startup),
+        runner=ConsumerRunner(settings, services, runs.executors, runs.starters, consumers, startup),
         waiting=WaitingQueues(settings.prefix, consumers),
     )

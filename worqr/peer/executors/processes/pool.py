@@ -29,7 +29,6 @@ from worqr.peer.executors.processes.importable import STAND_IN, Name, main_modul
 from worqr.peer.executors.processes.protocol import (
     CallEnded,
     Extended,
-    Progressed,
     Raised,
     Report,
     Returned,
@@ -304,12 +303,6 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
             if isinstance(what, Saving):
                 return await _save(item, what)
             item.report_progress(what.done, what.message)
-    if isinstance(what, Progressed):
-        for item in run.items:
-            if item.fence == what.fence:
-                item.report_progress(what.done, what.message)
-    elif isinstance(what, Extended):
-        run.host.extend(run, what.seconds)
     return None
 
 
