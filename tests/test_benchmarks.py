@@ -20,6 +20,7 @@ TITLES = {
     "saving": ["saving: 100 bytes", "saving: no-op jobs"],
     "lanes": ["lanes:"],
     "limits": ["limits:"],
+    "lists": ["lists:"],
     "enqueue": ["enqueue:"],
     "dispatch": ["dispatch:"],
     "producers": ["producers: plain threads", "producers: asyncio", "producers: replicas=1"],
