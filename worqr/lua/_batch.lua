@@ -14,6 +14,14 @@ local function batch_key(base, id)
   return base .. ':batch:' .. id
 end
 
+-- Like check_types, for the keys of a batch at its home.
+local function check_batch_types(base, id)
+  local batch = batch_key(base, id)
+  redis.call('ZCARD', base .. ':batches')
+  redis.call('HLEN', batch)
+  redis.call('HLEN', batch .. ':parts')
+end
+
 -- Notifies the callers that wait for the batch.
 local function notify_batch(base, id, state)
   redis.pcall('PUBLISH', base .. ':batch:' .. id, state)
@@ -27,7 +35,7 @@ end
 
 -- Returns the parts of a batch: for each its base, its version, whether it is open, and its counters.
 local function parts_of(batch)
-  local found, parts = {}, redis.call('HGETALL', batch .. ':parts')
+  local found, parts = {}, own(redis.pcall('HGETALL', batch .. ':parts')) or {}
   for i = 1, #parts, 2 do
     local v, open, counts = known_part(parts[i + 1])
     found[#found + 1] = {base = parts[i], v = v, open = open, counts = counts}
