@@ -22,7 +22,7 @@ import trio
 import worqr
 from tests.ops.driver import FUTURE, PAST, Desk
 from tests.ops.batches import TOKEN
-from tests.ops.scene import AFAR, CALLS, SCATTERED, Scene, member_of, next_call, reset_scene, set_scene
+from tests.ops.scene import AFAR, CALLS, NO_SCENE, SCATTERED, Scene, member_of, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
 from tests.peer.tools import QUICK, eventually, serving, until
 from tests.support.clusters import cluster_of
@@ -884,7 +884,7 @@ async def test_a_producer_can_be_kept_to_some_queues(users: Users) -> None:
 # Rights that are missing: a peer does not enter
 
 
-KEYS, NO_SCENE = QueueKeys("p", "Q1"), Scene(1, 2, 3, 4, 5, 6, 7, 8, [], {}, {})
+KEYS = QueueKeys("p", "Q1")
 OF_QUEUES = [
     name
     for name in sorted(SCRIPTS["peer"] - {"list_tasks"})

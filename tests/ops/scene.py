@@ -42,6 +42,10 @@ class Scene:
     starts: dict[str, int]
 
 
+NO_SCENE = Scene(1, 2, 3, 4, 5, 6, 7, 8, [], {}, {})
+"""For calls that are only looked at."""
+
+
 def set_scene(desk: Desk) -> Scene:
     """A holds claims, B waits for tasks, C is being recovered. A suspect, raw tasks, jobs and a reference without a record wait;
     two jobs are due, two blocked, one has expired. Results are kept, an id is reserved, and A has a failure handler. Of batches, see

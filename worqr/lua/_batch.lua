@@ -7,7 +7,7 @@
 
 local FIRST_CHECK = 10000 -- ms after which the leader looks at a batch, doubled each time
 local LONGEST_CHECK = 300000
-local RENEWED_EVERY = 100 -- checks after which closed parts are told, too, so that they do not expire before the batch has ended
+local RENEWED_EVERY = 100 -- checks after which closed parts get a request too, so that they do not expire before
 
 -- Returns the key of the record of a batch.
 local function batch_key(base, id)

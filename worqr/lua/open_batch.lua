@@ -17,7 +17,7 @@
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 local queue, batch, batches = KEYS[2], KEYS[3], KEYS[4]
-local id, token, open_for, keep, parent = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[7]
+local id, token, open_for, keep, parent = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 -- What the facts may be, each as an option of a dispatch, see _dispatch.lua.
 local FACTS = {['then'] = 'line', then_options = 'packed', then_task = 'string', otherwise = 'line',
@@ -38,12 +38,12 @@ end
 
 check_types(queue)
 redis.call('ZCARD', batches)
-if not (is_line(id) and is_random(token) and is_digits(ARGV[5]) and is_digits(keep)) then
+if not (is_line(id) and is_random(token) and is_digits(open_for) and is_digits(keep)) then
   return redis.error_reply('ERR the id, the token, open_for and keep of a batch cannot be that')
 end
 local now = now_ms()
-local fields = {id = id, token = token, state = 'open', made_at = digits(now), open_for = digits(open_for),
-  open_until = digits(now + open_for), keep = keep}
+local fields = {id = id, token = token, state = 'open', made_at = digits(now), open_for = open_for,
+  open_until = digits(now + tonumber(open_for)), keep = keep}
 for i = 8, #ARGV, 2 do
   local fact, value = ARGV[i], ARGV[i + 1]
   local wrong = invalid_fact(fact, value)
@@ -68,6 +68,6 @@ elseif outer and is_closed(queue, outer) then
 end
 fields.parent = outer and enter_batch(outer, NESTED .. id) or nil
 write_hash(batch, fields)
-check_batch_in(queue, id, open_for, now)
+check_batch_in(queue, id, tonumber(open_for), now)
 wake(queue, count_members(queue))
 return {'ok'}
