@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,12 +166,14 @@ def relay(desk: Desk, *queues: QueueKeys) -> int:
     return delivered
 
 
-def wrong(desk: Desk, *queues: QueueKeys) -> list[str]:
-    """Every way in which the keys of batches contradict each other, in words."""
-    return [each for queue in queues or (desk.q,) for each in _wrong(desk, queue)]
+def wrong(desk: Desk, *queues: QueueKeys, lost: Collection[tuple[str, str]] = ()) -> list[str]:
+    """Every way in which the keys of batches contradict each other, in words. `lost`: the base of a queue, and the id of a member
+    there that may have no record.
+    """
+    return [each for queue in queues or (desk.q,) for each in _wrong(desk, queue, lost)]
 
 
-def _wrong(desk: Desk, queue: QueueKeys) -> Iterator[str]:
+def _wrong(desk: Desk, queue: QueueKeys, lost: Collection[tuple[str, str]]) -> Iterator[str]:
     client, stem = desk.client, f"{queue.base}:part:"
     members: dict[str, set[str]] = {}
     for kind in ("job", "active"):
@@ -190,9 +192,9 @@ def _wrong(desk: Desk, queue: QueueKeys) -> Iterator[str]:
         if "v" not in fields:  # it knows only of follow-ups
             continue
         left = {each.decode() for each in client.smembers(BatchKeys(queue).members(token))}
-        jobs = {each for each in left if not each.startswith("\n")}
-        if jobs != members.pop(token, set()):
-            yield f"part {token} has the members {jobs}, which are not those with records"
+        jobs, records = {each for each in left if not each.startswith("\n")}, members.pop(token, set())
+        if records - jobs or any((queue.base, id) not in lost for id in jobs - records):
+            yield f"part {token} has the members {jobs}, and these have records: {records}"
         added, *ended = (int(fields.get(name, "0")) for name in COUNTS)
         if added != sum(ended) + len(left):
             yield f"part {token}: {added} were added, {ended} have ended, {len(left)} are left"
