@@ -17,6 +17,7 @@ PROJECT = nox.project.load_toml("pyproject.toml")
 PROGRAMS = "tests/programs"
 MISSPELT = {
     "retries": "@mesh.task(timeout=5, retries=3)\ndef send(to: str) -> None: ...",
+    "batch_wiat": "@mesh.task(batch_size=5, batch_wiat=3)\ndef send(to: list[str]) -> None: ...",
     "tz": 'mesh.cron("0 7 * * *", mesh.call("send"), tz="UTC")',
     "delay": "@mesh.every(5, delay=3)\n@mesh.task\ndef tick() -> None: ...",
 }

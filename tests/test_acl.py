@@ -14,26 +14,29 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 import trio
 
 import worqr
 from tests.ops.driver import FUTURE, PAST, Desk
-from tests.ops.scene import CALLS, Scene, next_call, reset_scene, set_scene
+from tests.ops.batches import TOKEN
+from tests.ops.scene import AFAR, CALLS, NO_SCENE, SCATTERED, Scene, member_of, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
 from tests.peer.tools import QUICK, eventually, serving, until
 from tests.support.clusters import cluster_of
 from tests.support.leaks import Entry, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from tests.test_keys import in_lanes, makers, plain
+from tests.test_keys import in_batches, in_lanes, makers, plain
 from tests.test_lua import WRITES
 from worqr import ops
 from worqr.cron import Definition
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 from worqr.metrics.fleet_reader import FleetReader
+from worqr.ops import OutboxMessage
 from worqr.script_call import Call
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
@@ -60,8 +63,10 @@ OPERATORS_ONLY = {
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_events", "read_history", "read_runs", "list_ended", "find_task"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
-    "ask_worker",
+    *("ask_worker", "list_batches"),
 }
+RELAY_SCRIPTS = {"take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up"}
+"""What the relay of messages between queues sends."""
 SCRIPTS = {
     "producer": {
         *(
@@ -75,12 +80,15 @@ SCRIPTS = {
             "read_result",
         ),
         *("note_queues", "list_shards", "declare_shards"),
+        *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
+        *RELAY_SCRIPTS,
     },
     "peer": {each.name for each in all_scripts()} - OPERATORS_ONLY,
     "operator": {
         *OPERATORS_ONLY,
         *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues", "note_event"),
         *("list_tasks", "list_queues", "inspect", "list_schedules", "purge_queue", "list_shards", "declare_shards"),
+        *("cancel_batch", "read_batch", "read_part", *RELAY_SCRIPTS),
     },
     "viewer": {
         *(
@@ -96,6 +104,7 @@ SCRIPTS = {
         "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
+        *("list_batches", "read_batch", "read_part"),
     },
 }
 """What the programs of each role send."""
@@ -266,6 +275,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
             ops.dispatch_jobs(q, [({"id": "due", "delay": 60_000, "max_length": 1000, "fields": kept}, b"")]),
             ops.dispatch_jobs(q, [({"id": "done", "delay": 60_000}, b"")]),
             ops.dispatch_jobs(other, [({"delay": 60_000}, b"")]),
+            ops.dispatch_jobs(q, [({"id": "again", "batch": {**member_of(other), "token": AFAR, "number": 2}}, b"")]),
         ],
         "cancel_job": [ops.cancel_job(q, job, "why") for job in ("waits", "due", "done")],
         "cancel_task": [ops.cancel_task(q, b"stale"), ops.cancel_task(q, b"marked")],
@@ -280,6 +290,25 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "tick_schedules": [ops.tick_schedules(g)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
         "stop_work": [ops.stop_work(q, "A", 99)],
+        "finish_tasks": [ops.finish_tasks(q, "A", [scene.member])],
+        "cancel_part": [
+            ops.cancel_part(q, SCATTERED, 1, q.base, "open", "60000", "why"),
+            ops.cancel_part(q, TOKEN, 1, q.base, "last", "60000", "why"),
+        ],
+        "close_part": [ops.close_part(q, AFAR, 1, other.base, "afar", "60000")],
+        "drop_outbox": [
+            ops.drop_outbox(
+                q,
+                [
+                    OutboxMessage(
+                        b"report " + AFAR.encode(),
+                        msgspec.msgpack.encode(["report", other.base, "afar", AFAR, q.base, "1", "1", "1 1 0 0 0 0"]),
+                        *("report", ()),
+                    )
+                ],
+            )
+        ],
+        "read_batch": [ops.read_batch(q, "last")],
         "list_jobs": [
             *(ops.list_jobs(q, "due", after=f"{FUTURE} due"), ops.list_jobs(q, "due", after="1 gone")),
             *(ops.list_jobs(q, "blocked"), ops.list_jobs(shard, "waiting")),
@@ -420,6 +449,19 @@ async def produce(mesh: worqr.Mesh, hands: Hands) -> None:
     await hands.saw(b"hold", 2)
     assert (await q.cancel(b"hold", wait=PATIENCE)).acknowledged == 1
 
+    async with mesh.batch(queue="Q2", then=mesh.call("Q1", b"next")) as batch:
+        await batch.dispatch(mesh.call("Q1", b"x"))
+        await batch.dispatch(mesh.call("Q1", b"y"))
+    assert (await batch.wait(PATIENCE)).succeeded
+    await hands.saw(b"next")
+    async with mesh.batch(on_failed="cancel") as batch:
+        await batch.dispatch(mesh.call("Q2", b"x"))
+        async with mesh.batch(parent=batch) as inner:
+            await inner.dispatch(mesh.call("Q2", b"y"))
+    assert (await batch.info()).pending == 2
+    assert await batch.cancel()
+    assert (await batch.wait(PATIENCE)).failed + (await inner.wait(PATIENCE)).cancelled == 2
+
     wide = mesh.queue("wide", shards=3)
     assert await wide.enqueue(b"a", b"b", b"c", b"d") == 4
     await wide.dispatch(b"x", id="x", delay=60)
@@ -536,6 +578,14 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     assert await q.failures.failed.drop_all() >= 3
     assert await q.broken.retry_all() == 1
     assert await q.failed.drop_all(error="Failure") == 1
+    async with peers.batch() as batch:
+        await batch.dispatch(peers.call(name, b"fail"))
+    assert (await q.batch(batch.id).wait(PATIENCE)).failed == 1
+    assert await q.batch(batch.id).retry_failed() == 1
+    async with peers.batch(queue=name) as batch:
+        await batch.dispatch(peers.call("broad", b"a"))
+    assert await q.batch(batch.id).cancel()
+    assert len(await q.batches()) == 2
     count = await q.cancel_all(reason="night", wait=PATIENCE)
     assert count.acknowledged == count.running >= 1
     await q.failures.pause()
@@ -549,6 +599,9 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     assert await broad.count() == 0
 
 
+CALL = worqr.Mesh("redis://localhost").call("Q1", b"x")
+INTERNAL = {"reopen", "entry"}
+"""Of a batch: what its parts of the client call."""
 READS: dict[type, dict[str, Callable[[Any], Any]]] = {
     worqr.Mesh: {
         "find": lambda mesh: mesh.find("waits"),
@@ -567,6 +620,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "history": lambda queue: queue.history(),
         "recent": lambda queue: queue.recent(),
         "lanes": lambda queue: queue.lanes(),
+        "batches": lambda queue: queue.batches(),
         "find": lambda queue: queue.find(b"raw"),
         "read": lambda queue: queue.read("runs", payload=True),
         "running": lambda queue: queue.running(),
@@ -578,6 +632,11 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "list": lambda aside: aside.list(),
     },
     worqr.Job: {"result": lambda job: job.result(), "status": lambda job: job.status()},
+    worqr.Batch: {
+        "info": lambda queue: queue.batch("open").info(),
+        "wait": lambda queue: queue.batch("old").wait(),
+        "result": lambda queue: queue.batch("old").result(),
+    },
 }
 """The calls that only read, all of them: see `ACTS`."""
 ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -612,6 +671,12 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "retry_all": lambda aside: aside.retry_all(),
     },
     worqr.Job: {"cancel": lambda job: job.cancel()},
+    worqr.Batch: {
+        "cancel": lambda queue: queue.batch("open").cancel(),
+        "dispatch": lambda queue: queue.batch("open").dispatch(CALL),
+        "dispatch_many": lambda queue: queue.batch("open").dispatch_many([CALL]),
+        "retry_failed": lambda queue: queue.batch("ended").retry_failed(),
+    },
 }
 """The calls that change something."""
 
@@ -619,7 +684,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("of", READS, ids=lambda of: of.__name__)
 def test_each_call_is_one_that_reads_or_one_that_acts(of: type) -> None:
     calls = {name for name in dir(of) if not name.startswith("_") and iscoroutinefunction(getattr(of, name))}
-    assert calls - READS[of].keys() - ACTS[of].keys() - {"history"} == set()
+    assert calls - READS[of].keys() - ACTS[of].keys() - {"history"} - INTERNAL == set()
     assert READS[of].keys() | ACTS[of].keys() <= calls
 
 
@@ -638,6 +703,7 @@ async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> No
         worqr.Queue: queue,
         worqr.Aside: queue.failed,
         worqr.Job: queue.job("done"),
+        worqr.Batch: queue,
     }
     before = dump(desk.client, desk.prefix)
 
@@ -818,7 +884,7 @@ async def test_a_producer_can_be_kept_to_some_queues(users: Users) -> None:
 # Rights that are missing: a peer does not enter
 
 
-KEYS, NO_SCENE = QueueKeys("p", "Q1"), Scene(1, 2, 3, 4, 5, 6, [], {}, {})
+KEYS = QueueKeys("p", "Q1")
 OF_QUEUES = [
     name
     for name in sorted(SCRIPTS["peer"] - {"list_tasks"})
@@ -850,6 +916,7 @@ def test_and_for_every_kind_of_key() -> None:
     words = {word for example in asked_for(script("start_work").source, KEYS.base) for word in example}
     known = {**plain(KEYS), **{name: make("1") for name, make in makers(KEYS).items()}}
     known |= {name: make("1") for name, make in in_lanes(KEYS, period="1").items()}
+    known |= {name: make("1") for name, make in in_batches(KEYS).items()}
     assert {name for name, key in known.items() if key not in words} == {
         *("cancel_channel", "cancelled_channel"),
         "event_ids_channel",  # without the right to it, events have no ids

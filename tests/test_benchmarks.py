@@ -21,6 +21,7 @@ TITLES = {
     "lanes": ["lanes:"],
     "batches": ["batches: what", "batches: from"],
     "limits": ["limits:"],
+    "lists": ["lists:"],
     "enqueue": ["enqueue:"],
     "dispatch": ["dispatch:"],
     "producers": ["producers: plain threads", "producers: asyncio", "producers: replicas=1"],

@@ -20,7 +20,7 @@ import worqr
 import worqr.testing
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from worqr.handler_options import HandlerOptions
+from worqr.handler_options import HandlerOptions, ListHandlerOptions
 
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 CLASSES: dict[str, type[Any]] = {
@@ -127,6 +127,7 @@ def test_a_type_checker_knows_each_option_of_the_task_decorator_and_no_other() -
     kinds = {name: each.annotation for name, each in inspect.signature(options).parameters.items() if name != "self"}
     assert kinds.pop("unknown") == "NoSuchOption"
     assert (kinds.pop("name"), kinds.pop("aliases")) == ("str", "Collection[str]")
+    assert (kinds.pop("batch_size"), kinds.pop("batch_wait")) == ("BatchSize", "Seconds")
     written = {name: each.__forward_arg__ for name, each in HandlerOptions.__annotations__.items()}
     assert kinds == written
 
@@ -175,7 +176,9 @@ def test_the_fields_are_found() -> None:
         assert {field for field, _ in fields_of(options)} == set(options.__annotations__)
 
 
-@pytest.mark.parametrize("options", [HandlerOptions, worqr.JobOptions, worqr.JoinOptions, worqr.ScheduleOptions])
+@pytest.mark.parametrize(
+    "options", [HandlerOptions, ListHandlerOptions, worqr.JobOptions, worqr.JoinOptions, worqr.ScheduleOptions]
+)
 def test_each_option_says_its_default(options: type[Any]) -> None:
     body = tree_of(options).body
     for node, after in pairwise(body):

@@ -420,6 +420,30 @@ async def test_tenants(load: Callable[[str], Any]) -> None:
         await sync.queue.delete()
 
 
+async def test_lists(load: Callable[[str], Any]) -> None:
+    p24 = load("p24_lists")
+    page = p24.Page("/a", "text")
+    with pytest.raises(worqr.UsageError, match="its parameter 'page' is no list"):
+        p24.wrong()
+    async with p24.mesh.join(only=["p24_lists.index", "p24_lists.translate", "p24_lists.archive"]):
+        await p24.index.enqueue(page)
+        assert await p24.index([page, page]) is None
+        assert await (await p24.translate.dispatch("hello")).result(timeout=30) == "HELLO"
+        for wrong, error in (
+            (lambda: p24.index.enqueue([page]), worqr.UsageError),
+            (lambda: p24.index.enqueue(page, page), TypeError),
+            (lambda: p24.translate.options(id="x").dispatch(1), worqr.UsageError),
+            (lambda: p24.archive.enqueue(page), worqr.UsageError),
+        ):
+            with pytest.raises(error):
+                await wrong()
+
+        async def finished() -> int:
+            return (await p24.index.queue.info()).counts.get("finished", 0)
+
+        await eventually(finished, 1)
+
+
 async def test_typed_payloads(load: Callable[[str], Any]) -> None:
     p20 = load("p20_typed_payloads")
     order = p20.Order(id=p20.UUID(int=7), total=p20.Decimal("1.10"), at=NOON)

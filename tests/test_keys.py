@@ -16,6 +16,7 @@ from tests.ops.driver import Desk, desk_on
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.support.servers import Server
 from worqr import ops
+from worqr.batch_keys import BatchKeys
 from worqr.errors import UsageError
 from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
 from worqr.lane_keys import LaneKeys
@@ -49,8 +50,15 @@ def makers(keys: QueueKeys | RegistryKeys) -> dict[str, Callable[[str], str]]:
     return {name: getattr(keys, name) for name in names}
 
 
-TRASH = {"worqr:{Q1}:suspects", "worqr:{Q1}:lanes"}
-"""What is appended to the key of the trash."""
+def in_batches(queue: QueueKeys) -> dict[str, Callable[[str], str]]:
+    """The keys of batches, and the channel for their changes; those that need one batch are made of its id or its token."""
+    keys = BatchKeys(queue)
+    made = {name: partial(_plainly, getattr(keys, name)) for name in ("batches", "outbox")}
+    return {**made, "batch": keys.batch, "parts": keys.parts, "part": keys.part, "members": keys.members}
+
+
+APPENDED = {":suspects", ":lanes", ":parts", ":members"}
+"""What is appended to the key of the trash, of a batch, and of a part."""
 
 
 def in_lanes(queue: QueueKeys, *, period: str = "60000") -> dict[str, Callable[[str], str]]:
@@ -131,6 +139,14 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "room.waiters": "worqr:{Q1}:waiters",
         "room.channel": "worqr:{Q1}:room:X",
     }
+    assert {name: make("X") for name, make in in_batches(QUEUE).items()} == {
+        "batches": "worqr:{Q1}:batches",
+        "outbox": "worqr:{Q1}:outbox",
+        "batch": "worqr:{Q1}:batch:X",
+        "parts": "worqr:{Q1}:batch:X:parts",
+        "part": "worqr:{Q1}:part:X",
+        "members": "worqr:{Q1}:part:X:members",
+    }
     assert plain(REGISTRY) == {
         "base": "{worqr}",
         "registered": "{worqr}:Workers",
@@ -180,7 +196,7 @@ def test_a_claim_is_spelled_in_full_whatever_its_size() -> None:
 
 def test_no_two_are_spelled_alike() -> None:
     spelled = [*plain(QUEUE).values(), *(make("X") for make in makers(QUEUE).values())]
-    spelled += [make("X") for make in in_lanes(QUEUE).values()]
+    spelled += [make("X") for made in (in_lanes(QUEUE), in_batches(QUEUE)) for make in made.values()]
     spelled += [*plain(FAILURES).values(), *(make("X") for make in makers(FAILURES).values())]
     spelled += [*plain(REGISTRY).values(), *(make("X") for make in makers(REGISTRY).values())]
     assert len(spelled) == len(set(spelled))
@@ -191,8 +207,9 @@ def test_lua_spells_no_name_that_python_does_not() -> None:
     text = "".join(path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua"))
     spelled = set(re.findall(r"\.\. '((?::|_)[\w:]+)'", re.sub(r"--.*", "", text)))
     python = {*plain(QUEUE).values(), *(make("") for make in makers(QUEUE).values())}
-    python |= {*(make("") for make in in_lanes(QUEUE).values()), "worqr:{Q1}:lane:", *TRASH}
-    assert spelled <= {key.removeprefix(QUEUE.base) for key in python}
+    python |= {make("") for made in (in_lanes(QUEUE), in_batches(QUEUE)) for make in made.values()}
+    fields = {"_options", "_task"}  # of a follow-up, in the record of a batch
+    assert spelled <= {key.removeprefix(QUEUE.base) for key in python} | {":lane:", *APPENDED, *fields}
     assert {":claim:", ":claims:", ":job:", "_cancel", ":wake:"} <= spelled
     assert "worqr:{" not in text
 
@@ -210,6 +227,11 @@ def spellings(desk: Desk, key: str) -> list[str]:
         stem = make("")
         if key.startswith(stem) and make(key.removeprefix(stem)) == key:
             found.append(name)
+    for name, make in in_batches(desk.q).items():
+        stem, _, end = make("*").partition("*")
+        if key.startswith(stem) and key.endswith(end) and make(key[len(stem) : len(key) - len(end)]) == key:
+            found.append(name)
+    found = [name for name in found if f"{name}:{key.rpartition(':')[2]}" not in {"batch:parts", "part:members"}]
     if found:
         return found
     for keys in (desk.q, QueueKeys(desk.prefix, "Q1", failures=True), desk.g):
@@ -247,10 +269,10 @@ def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
     seen: set[str] = set()
     for keys in everything_that_happens(desk):
         for key in keys:
-            if ":producer:" not in key:  # the link's own
+            if ":producer:" not in key and "{Q2}" not in key:  # the link's own, and those of batches in another queue
                 [name] = spellings(desk, key)
                 seen.add(name)
-    every = {*plain(desk.q), *makers(desk.q), *in_lanes(desk.q), *plain(desk.g), *makers(desk.g)}
+    every = {*plain(desk.q), *makers(desk.q), *in_lanes(desk.q), *in_batches(desk.q), *plain(desk.g), *makers(desk.g)}
     assert every - seen == CHANNELS
 
 
@@ -262,7 +284,7 @@ def test_a_queue_is_one_slot_and_so_is_the_registry(queue: str) -> None:
     def slots(keys: QueueKeys | RegistryKeys) -> set[int]:
         spelled = [*plain(keys).values(), *(make("W:1") for make in makers(keys).values())]
         if isinstance(keys, QueueKeys):
-            spelled += [make("{x}") for make in in_lanes(keys).values()]
+            spelled += [make("{x}") for made in (in_lanes(keys), in_batches(keys)) for make in made.values()]
         return {key_slot(key.encode()) for key in spelled}
 
     assert len(slots(RegistryKeys("mesh"))) == 1

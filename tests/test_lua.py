@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import worqr.lua
-from tests.ops.scene import CALLS, Scene
+from tests.ops.batches import TOKEN
+from tests.ops.scene import CALLS, NO_SCENE, SCATTERED
 from worqr import ops
 from worqr.batch_keys import BatchKeys
 from worqr.cron import AHEAD_MS
@@ -495,7 +496,7 @@ ROOM_NAMES = {"waiters"}
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
     q, g = QueueKeys("p", "Q1"), RegistryKeys("p")
-    call = CALLS[name](q, g, Scene(1, 2, 3, 4, 5, 6, [], {}, {}))
+    call = CALLS[name](q, g, NO_SCENE)
     source = read(name)
     assert call.script is script(name)
     assert call.numbered == (source.keys[0].name == "producer")
@@ -513,7 +514,8 @@ def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
         )
         other_names = {**NAMES, **LANE_NAMES, **BATCH_NAMES}
         of = getattr(owner, other_names.get(slot.name, slot.name))
-        known = [of] if isinstance(of, str) else [of(each) for each in ("A", "B", "C", "new", "nobody", "runs", "done")]
+        meant = ("A", "B", "C", "new", "nobody", "runs", "done", "open", "last", SCATTERED, TOKEN, "ff" * 16)
+        known = [of] if isinstance(of, str) else [of(each) for each in meant]
         assert key in known or (name, key) == ("drop_aside", q.broken)
     args = source.args[2:] if call.numbered else source.args
     if args and args[-1].rest:

@@ -214,6 +214,29 @@ async def test_the_outcome_of_a_run_is_an_attribute(
 
 
 @pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize("parent", ["link", "child"])
+async def test_the_run_of_a_list_has_one_span_with_links_to_all_that_sent_its_calls(
+    server: Server, prefix: str, spans: Spans, parent: Any
+) -> None:
+    mesh = new_mesh(server, prefix, spans, parent=parent)
+
+    @mesh.task(name="Q1", batch_size=10)
+    async def work(numbers: list[int]) -> list[Exception | None]:
+        return [worqr.Failure("odd") if n % 2 else None for n in numbers]
+
+    async with mesh.connect():
+        for n in range(3):
+            await work.dispatch(n)
+    async with mesh.join():
+        [run] = await spans.wait("process Q1")
+    assert sorted(links_of(run)) == sorted(ids_of(span) for span in spans.named("dispatch Q1"))
+    attributes = dict(run.attributes or {})
+    assert (attributes["messaging.batch.message_count"], attributes["worqr.failed_calls"]) == (3, 1)
+    assert attributes["worqr.outcome"] == "ok"
+    assert "messaging.message.id" not in attributes
+
+
+@pytest.mark.leaves(*FAILED)
 async def test_a_timeout_is_an_error_and_a_cancellation_is_none(mesh: worqr.Mesh, spans: Spans) -> None:
     @mesh.task(name="Q1", timeout=0.05, retry=worqr.RetryPolicy(max_timeouts=1))
     async def take_long() -> None:

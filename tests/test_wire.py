@@ -80,8 +80,8 @@ def test_every_key_has_its_type_in_the_table() -> None:
         "token": "TOKEN",
         "name": "X",
     }
-    queue = QueueKeys("worqr", "Q1")
     spelled: dict[str, str] = {}
+    queue = QueueKeys("worqr", "Q1")
     for keys in (queue, LaneKeys(queue), RoomKeys(queue), BatchKeys(queue), RegistryKeys("worqr")):
         for name, member in vars(type(keys)).items():
             if isinstance(member, property):
@@ -112,14 +112,15 @@ def test_what_is_in_the_server_is_as_the_table_says(server: Server, prefix: str)
             name = shape(key.decode(), prefix)
             kind, until = told[name]
             assert entry.type == {"sorted set": "zset"}.get(kind, kind), name
-            assert entry.expires == until.startswith("expires"), name
+            is_open = name == "worqr:{Q1}:part:TOKEN" and b"v" in entry.value and b"closed" not in entry.value
+            assert entry.expires == (until.startswith("expires") and not is_open), name
             seen.add(name)
         assert len(seen) > 30
 
 
 def shape(key: str, prefix: str) -> str:
     """The key as the page writes it."""
-    key = key.replace(f"{prefix}:{{Q1}}", "worqr:{Q1}").replace(f"{{{prefix}}}", "{worqr}")
+    key = re.sub(rf"^{prefix}:{{Q[12]}}", "worqr:{Q1}", key).replace(f"{{{prefix}}}", "{worqr}")
     for kind, name in {
         **dict.fromkeys(("claims", "leaving", "policy", "worker", "WorkMap", "info"), "W1"),
         **dict.fromkeys(("job", "active", "result", "older_result", "taken"), "ID"),
@@ -127,6 +128,8 @@ def shape(key: str, prefix: str) -> str:
         "aside": "P1",
         "twins": "DIGEST",
         "producer": "X",
+        "batch": "ID",
+        "part": "TOKEN",
         "starts": "MS",
     }.items():
         key = re.sub(rf"(}}:{kind}:)[^:]*", rf"\g<1>{name}", key)
@@ -239,8 +242,9 @@ def node(node_packages: Path, environment: dict[str, str], tmp_path: Path) -> Ca
     (tmp_path / "send.mjs").write_text(program("js", "export async function send"))
     (tmp_path / "jobs.mjs").write_text(program("js", 'from "./send.mjs"'))
     (tmp_path / "two.mjs").write_text(program("js", "redis.lPush("))
-    shutil.copy(ROOT / "tests" / "node" / "flood.mjs", tmp_path)
-    for name in ("enqueue", "dispatch_jobs"):
+    for name in ("flood.mjs", "batch.mjs"):
+        shutil.copy(ROOT / "tests" / "node" / name, tmp_path)
+    for name in ("enqueue", "dispatch_jobs", "open_batch", "open_part", "seal_batch", "close_part"):
         (tmp_path / f"{name}.lua").write_text(script(name).source)
 
     async def run(name: str, *args: str, url: str | None = None) -> str:
@@ -387,6 +391,29 @@ async def test_node_sends_again_what_was_not_answered_and_nothing_is_there_twice
         assert (await mesh.queue("Q1").info()).counts["enqueued"] == 800
 
 
+async def test_node_makes_a_batch_over_two_queues(node: Node, mesh: worqr.Mesh) -> None:
+    runs, ended = Runs(), list[worqr.BatchInfo | None]()
+
+    async def handler(task: bytes) -> None:
+        if task == b"all done":
+            ended.append(worqr.current().ended_batch)
+        runs.begin(task)
+
+    said = (await node("batch.mjs", "worqr:{Q1}", "worqr:{Q2}", "2")).splitlines()
+    part = ["ok 1 0", "created job 0", "created job 1"]
+    assert said == ["ok", *part, *part, "ok sealed 4", "ok", "ok"]
+    async with mesh.connect():
+        batch = mesh.queue("Q1").batch("report")
+        assert (await batch.info()).jobs == 4
+        with pytest.raises(worqr.BatchEnded):
+            await mesh.queue("Q1").batch("unknown").dispatch(mesh.call("Q1", b"x"))
+    async with serving(mesh, "Q1", handler), serving(mesh, "Q2", handler):
+        info = await batch.wait(PATIENCE)
+        assert (info.finished, info.meta, info.succeeded) == (4, {"by": "node"}, True)
+        assert sorted(await runs.wait(5)) == [b"all done", b"job 0", b"job 0", b"job 1", b"job 1"]
+        assert [each and each.id for each in ended] == ["report"]
+
+
 # redis-py
 
 
@@ -487,6 +514,7 @@ WRONG = [
         {"task": "x"},
         {7: 7},
     ),
+    *({"batch": wrong} for wrong in ({}, "x", 7, {"token": "x" * 16, "home": "q", "id": "b", "number": 1})),
     *({"meta": wrong} for wrong in ({}, "x" * 4097, b'{"\xff": "a"}')),
     *(
         {"fields": wrong}

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,3 +96,37 @@ async def test_the_scripts_that_are_printed_wake_who_sleeps(
         elsewhere = next(other for other in cluster.nodes if other is not node)
         with pytest.raises(redis.exceptions.MovedError):
             elsewhere.ask("EVALSHA", sha["enqueue"], *keys, 3, 3, -1, 0, "c")
+
+
+async def test_a_batch_of_printed_scripts_has_members_on_all_nodes(
+    cluster: Cluster, mesh: worqr.Mesh, command: Command
+) -> None:
+    def ask(base: str, name: str, keys: list[str], *args: object) -> Any:
+        node = cluster.owner(base)
+        sha = node.look.script_load(command("script", name, "--cluster").out)
+        return node.look.evalsha(sha, len(keys), *keys, *args)
+
+    bases, token = [f"worqr:{{{queue}}}" for queue in QUEUES], "0123456789abcdef"
+    home, batch, batches = bases[0], f"{bases[0]}:batch:b", f"{bases[0]}:batches"
+    facts = ("then", bases[1], "then_options", b"\x80", "then_task", b"next")
+    keys = [f"{home}:producer:me", home, batch, batches]
+    assert ask(home, "open_batch", keys, 1, 1, "b", token, 60_000, 60_000, "", *facts) == [b"ok"]
+    for base in bases:
+        opened = ask(home, "open_part", [home, batch, f"{batch}:parts", batches], "b", token, base, 1000)
+        assert opened == [b"ok", b"1", 0, token.encode(), b"60000", b""]
+        member = {"token": token, "home": home, "id": "b", "number": 1, "keep": "60000"}
+        options = msgspec.msgpack.encode({"id": "x", "batch": member})
+        _, (outcome, *_) = ask(base, "dispatch_jobs", [f"{base}:producer:you", base], 1, 1, 0, options, b"job")
+        assert outcome == b"created"
+    _, state, keep, *parts = ask(home, "seal_batch", [home, batch, batches], "b", token)
+    assert (state, len(parts)) == (b"sealed", 6)
+    for base, version in zip(parts[::2], parts[1::2], strict=True):
+        part = [base.decode(), f"{base.decode()}:part:{token}"]
+        assert ask(part[0], "close_part", part, token, version, home, "b", keep) == [b"ok"]
+    runs = [Runs() for _ in QUEUES]
+    async with serving(mesh, QUEUES[0], runs[0]), serving(mesh, QUEUES[1], runs[1]), serving(mesh, QUEUES[2], runs[2]):
+        info = await mesh.queue(QUEUES[0]).batch("b").wait(PATIENCE)
+        assert (info.finished, info.succeeded, info.follow_up) == (3, True, (QUEUES[1], f"@{token}.then"))
+        assert sorted(await runs[1].wait(2)) == [b"job", b"next"]
+        for queue in QUEUES:
+            await eventually(mesh.queue(queue).running, [])

@@ -50,13 +50,16 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WrongVersion as WrongVersion
     from worqr.functions.blocking_function import BlockingFunction as BlockingFunction
     from worqr.functions.function import AsyncFunction as AsyncFunction
+    from worqr.functions.function import AsyncListFunction as AsyncListFunction
     from worqr.functions.function import Bound as Bound
     from worqr.functions.function import Function as Function
     from worqr.functions.function import SyncFunction as SyncFunction
+    from worqr.functions.function import SyncListFunction as SyncListFunction
     from worqr.functions.registry import Registry as Registry
     from worqr.functions.registry import TaskDecorator as TaskDecorator
     from worqr.functions.schedule_registry import ScheduleOptions as ScheduleOptions
     from worqr.handler_options import HandlerOptions as HandlerOptions
+    from worqr.handler_options import ListHandlerOptions as ListHandlerOptions
     from worqr.history import History as History
     from worqr.history import HistoryPoint as HistoryPoint
     from worqr.history import RunTimes as RunTimes
@@ -117,10 +120,10 @@ _HOMES = {
         "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
     "worqr.functions.blocking_function": "BlockingFunction",
-    "worqr.functions.function": "AsyncFunction Bound Function SyncFunction",
+    "worqr.functions.function": "AsyncFunction AsyncListFunction Bound Function SyncFunction SyncListFunction",
     "worqr.functions.registry": "Registry TaskDecorator",
     "worqr.functions.schedule_registry": "ScheduleOptions",
-    "worqr.handler_options": "HandlerOptions",
+    "worqr.handler_options": "HandlerOptions ListHandlerOptions",
     "worqr.history": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",

@@ -8,7 +8,7 @@ msgspec encodes and checks the types that it supports; pydantic does so for its 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, cast, get_type_hints
 
@@ -46,12 +46,7 @@ class ArgumentCodec:
         self.name: str = name
         self._stores_result = stores_result
         self._function = function
-        try:
-            self._signature = inspect.signature(function)
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"{name}: its parameters are not known ({error}), so it cannot be called by name"
-            ) from None
+        self._signature = self._signature_of(function)
         self._parameters = list(self._signature.parameters.values())
         for each in self._parameters:
             if each.kind in _VARIABLE:
@@ -76,6 +71,20 @@ class ArgumentCodec:
         except _UNRESOLVED:
             pass  # `ready` tries again at first use
 
+    def _signature_of(self, function: Callable[..., object]) -> inspect.Signature:
+        """Return the signature of a call."""
+        try:
+            return inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{self.name}: its parameters are not known ({error}), so it cannot be called by name"
+            ) from None
+
+    @property
+    def parameters(self) -> Sequence[inspect.Parameter]:
+        """The parameters of a call."""
+        return self._parameters
+
     def rename(self, name: str) -> None:
         """Use another name in errors."""
         self.name = name
@@ -97,8 +106,7 @@ class ArgumentCodec:
             raise
         except Exception as error:  # an annotation is code of the user, which may raise anything
             raise UsageError(f"{self.name}: its annotations cannot be read: {type(error).__name__}: {error}") from None
-        hints = {name: found.get(name, Any) for name in self._names}
-        hints["return"] = found.get("return", Any)
+        hints = self._hints_of(found)
         if not self._stores_result and not is_known(hints["return"]):
             hints["return"] = Any  # worqr does not use the annotation of a result that is not kept
         codec = _Codec(self.name, self._parameters, hints, payload_is_argument=self.payload_is_argument)
@@ -116,6 +124,10 @@ class ArgumentCodec:
                 raise UsageError(f"{self.name}: the default of {name!r} cannot travel: {error}") from None
         self._codec = codec
         return codec
+
+    def _hints_of(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the types of the parameters of a call, and of its result."""
+        return {name: found.get(name, Any) for name in (*self._names, "return")}
 
     def ready(self) -> _Codec:
         """Return the codec.

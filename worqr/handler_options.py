@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, Required, TypedDict
 
+from worqr.call_list import check_batch
 from worqr.ended_runs import MOST_RECENT
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
@@ -88,6 +89,17 @@ class HandlerOptions(TypedDict, total=False):
     """
 
 
+class ListHandlerOptions(HandlerOptions, total=False):
+    """The options of a handler that takes a list, for ``@mesh.task`` and ``peer.serve_list``."""
+
+    batch_size: Required[int]
+    """The number of tasks that one run takes at most, 1 to 1000. Default: none; without it, a handler takes one task."""
+    batch_wait: Seconds
+    """Seconds, at least 0, to wait after the first task of a list until it has `batch_size`. Default: 0, a run takes what is
+    there.
+    """
+
+
 PATIENT = Policy(max_failures=100, max_timeouts=100, min_backoff=10.0, max_backoff=900.0)
 """The policy of failure handlers, unless they have their own: a failure must not get lost because a mail server is down for a
 day.
@@ -101,6 +113,8 @@ class Handling:
     policy: Policy
     failing: Policy | None = None
     concurrency: int | None = None
+    batch_size: int | None = None
+    batch_wait: float = 0.0
     limits: tuple[Limit, ...] = ()
     lanes: Lanes | None = None
     size: int = 1
@@ -130,11 +144,15 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     Raises:
         UsageError: an option does not exist, or has an invalid value.
     """
-    refuse_unknown(where, options, tuple(HandlerOptions.__annotations__))
-    found = {name: options[name] for name in ("concurrency", "max_length") if options.get(name) is not None}
+    known = HandlerOptions if where == "serve" else ListHandlerOptions
+    refuse_unknown(where, options, tuple(known.__annotations__))
+    found: dict[str, Any] = {
+        name: options[name] for name in ("concurrency", "max_length") if options.get(name) is not None
+    }
     found |= {name: options[name] for name in ("size", "priority") if name in options}
     for name, value in found.items():
         check_count(value, f"{name} of {where}")
+    found["batch_size"], found["batch_wait"] = check_batch(where, options)
     found["limits"] = check_limits(options.get("limit", ()), f"limit of {where}")
     found["lanes"] = _check_lanes(options.get("lanes"), where)
     found["recent"] = _check_recent(options.get("recent", 0))

@@ -51,7 +51,7 @@ def defaults_of(function: Callable[..., object]) -> dict[str, object]:
 
 
 def test_the_options_of_a_function() -> None:
-    assert set(FUNCTION) == {"name", "aliases", *worqr.HandlerOptions.__annotations__}
+    assert set(FUNCTION) == {"name", "aliases", *worqr.ListHandlerOptions.__annotations__}
     how = handling("task", {})
     policy = {"timeout": None, "result_ttl": None, "keep_failed": how.policy.keep_failed, "retry": "RetryPolicy()"}
     assert (how.policy.timeout, how.policy.result_ttl, how.failing) == (None, 0, None)
@@ -67,7 +67,7 @@ def test_where_an_option_of_a_function_can_be_given() -> None:
     [per_call] = re.findall(r"^- Override (.*) for one job", text, re.MULTILINE)
     assert set(words(per_call)) == set(FUNCTION) & set(worqr.JobOptions.__annotations__)
     [not_served] = re.findall(r"^- `peer.serve.* except (.*)", text, re.MULTILINE)
-    assert set(words(not_served)) == {"name", "aliases", "max_length", "shards"}
+    assert set(words(not_served)) == {"name", "aliases", "batch_size", "batch_wait", "max_length", "shards"}
     assert set(words(not_served)) <= set(FUNCTION)
 
 
@@ -144,7 +144,9 @@ def test_the_options_of_an_enqueue() -> None:
 
 
 def give_to_function(name: str, value: Any) -> None:
-    needed = {"on_failure": print} if name.startswith("on_failure_") else {}
+    needed: dict[str, Any] = {"on_failure": print} if name.startswith("on_failure_") else {}
+    if name == "batch_wait":
+        needed = {"batch_size": 100}
     worqr.Registry().task(**{**needed, name: value})
 
 

@@ -97,6 +97,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             assert "paused" in {entry.kind for entry in await mesh.log()}
             await nursery.start(partial(peer.serve, "Q3", _jobs, result_ttl=60))
             await _life_of_jobs(mesh.queue("Q3"))
+            await _life_of_batches(mesh)
             await _life_of_shards(mesh.queue("Q5", shards=2))
             await _life_of_a_schedule(mesh, prefix)
             await _life_of_names(mesh, prefix)
@@ -143,6 +144,29 @@ async def _life_of_jobs(q: worqr.Queue) -> None:
     assert await q.jobs(state="waiting") == []
     counts = (await q.info()).counts
     assert (counts["enqueued"], counts["finished"], counts["failed"], counts["cancelled"]) == (8, 3, 4, 1)
+
+
+async def _life_of_batches(mesh: worqr.Mesh) -> None:
+    """One ends and has a follow-up, another is cancelled. Nobody serves their home, and the members of one are elsewhere."""
+    home = mesh.queue("Q7")
+    async with mesh.batch(queue="Q7", keep=0.1, then=mesh.call("Q3", b"next")) as batch:
+        jobs = [await batch.dispatch(mesh.call("Q3", b"tells")) for _ in range(2)]
+        assert (await batch.info()).jobs == 2
+    assert len({job.id for job in jobs}) == 2
+    with trio.fail_after(PATIENCE):
+        while (await mesh.queue("Q3").info()).counts["finished"] < 3 + 3:
+            await trio.sleep(0.02)
+    async with mesh.batch(queue="Q7", keep=0.1, on_failed="cancel") as batch:
+        await batch.dispatch(mesh.call("Q7", b"never"))
+    assert (await batch.info()).pending == 1
+    assert batch.id in {info.id for info in await home.batches()}
+    assert await batch.cancel(reason="enough")
+    with trio.fail_after(PATIENCE):  # until both are forgotten
+        while await home.batches():
+            await trio.sleep(0.02)
+    counts = (await mesh.queue("Q3").info()).counts
+    assert (counts["enqueued"], counts["finished"]) == (8 + 3, 3 + 3)
+    assert (await home.info()).counts["cancelled"] == 1
 
 
 async def _life_of_shards(q: worqr.Queue) -> None:

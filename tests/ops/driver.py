@@ -107,11 +107,12 @@ def job(id: str | None, task: bytes = b"a", **options: Any) -> tuple[dict[str, A
 
 
 def fields_of(entry: Any) -> dict[str, Any]:
-    """A start's reply for a job, by name; bytes as text, except the payload."""
+    """A start's reply for a job, by name; bytes as text, except the payload and what is MessagePack."""
     assert isinstance(entry, list)
     names = [name.decode() for name in entry[::2]]
     assert len(names) == len(set(names))
-    return {name: value if name == "task" else value.decode() for name, value in zip(names, entry[1::2], strict=True)}
+    raw = {"task", "batch_ended"}
+    return {name: value if name in raw else value.decode() for name, value in zip(names, entry[1::2], strict=True)}
 
 
 def payloads(entries: Sequence[Any]) -> list[bytes]:

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
+from tests.ops.batches import OTHER, REASON, TOKEN, Opened, follow_up, opened
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
+from worqr.batch_keys import BatchKeys
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lane_keys import LaneKeys
-from worqr.ops import ScheduleRow, Tick
+from worqr.ops import OutboxMessage, ScheduleRow, Tick
 from worqr.room_keys import RoomKeys
 from worqr.script_call import Call
 
@@ -23,23 +25,31 @@ KEPT = {"result_ttl": "60000"}
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, and a marked one; the claims under which
-    tasks failed and were broken. And the state of the scene when it was set."""
+    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, a marked one, and on the last member of a
+    batch; the claims under which tasks failed and were broken, and a member of a batch failed. And the state of the scene when it
+    was set."""
 
     raw: int
     job: int
     twin: int
     marked: int
+    member: int
     failed: int
     broken: int
+    failed_member: int
     keys: list[tuple[bytes, int, bytes]]
     numbers: dict[str, int]
     starts: dict[str, int]
 
 
+NO_SCENE = Scene(1, 2, 3, 4, 5, 6, 7, 8, [], {}, {})
+"""For calls that are only looked at."""
+
+
 def set_scene(desk: Desk) -> Scene:
     """A holds claims, B waits for tasks, C is being recovered. A suspect, raw tasks, jobs and a reference without a record wait;
-    two jobs are due, two blocked, one has expired. Results are kept, an id is reserved, and A has a failure handler."""
+    two jobs are due, two blocked, one has expired. Results are kept, an id is reserved, and A has a failure handler. Of batches, see
+    `_set_batches`."""
     desk.register("A", "B", "C", queues=["Q1"])
     desk.beat("A", lease_ms=LEASE)
     desk.client.delete(desk.g.worker("C"))
@@ -65,6 +75,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.retry("A", job)
     [job] = desk.take("A", 1)
     desk.call(ops.cancel_task(desk.q, b"marked"))
+    failed_member, member = _set_batches(desk)
     twin = desk.run("A", "runs", fields=KEPT)
     desk.hold("C", b"x", b"y")
     desk.run("C", "dies")
@@ -85,6 +96,7 @@ def set_scene(desk: Desk) -> Scene:
     for n, lane in enumerate(("gold", "gold", "silver", "silver")):
         desk.dispatch(f"laned {n}", lane=lane)
     desk.client.hset(LaneKeys(desk.q).base, "refile", "-")  # as after a change of rules
+    assert Opened(desk, desk.q, "open", SCATTERED).add("member waits").outcome == "created"
     desk.client.sadd(desk.q.hungry, "B")
     _, waiting = desk.send(ops.enqueue(desk.q, [b"more"], max_length=0))
     for n in range(2):  # for which there is room as soon as one task leaves the queue
@@ -92,8 +104,38 @@ def set_scene(desk: Desk) -> Scene:
     desk.client.expire(RoomKeys(desk.q).waiters, 1000)
     for n in range(22):  # in a second that is still to come, so that other workers that join are added up
         desk.client.xadd(desk.g.log, {"kind": "joined" if n else "more", "n": 1}, id=f"{FUTURE}-{n}")
-    claims = raw, job, twin, marked, failed, broken
+    claims = raw, job, twin, marked, member, failed, broken, failed_member
     return Scene(*claims, _everything(desk), dict(desk.numbers), dict(desk.starts))
+
+
+SCATTERED = "5ca77e12ed" * 3
+AFAR = "afa12" * 6
+
+
+def _set_batches(desk: Desk) -> tuple[int, int]:
+    """A batch that is open, with members that are due, wait in another queue and, later, in this one; one that has ended, with a failed
+    member; one whose last member is run by A; one that is over and is to be forgotten; and the closed part of a batch whose home
+    is another queue, with the report to it. Return the claim under which the member failed, and that of A."""
+    far = QueueKeys(desk.prefix, "Q2")
+    ended = opened(desk, "ended", token=OTHER, meta='{"a":"b"}', **follow_up("otherwise", far))
+    failed = ended.run("A", "member failed")
+    ended.seal()
+    desk.fail("A", failed)
+    last = opened(desk, "last", on_failed="cancel", **follow_up("then", desk.q), **follow_up("otherwise", desk.q))
+    member = last.run("A", "last member", fields=KEPT)
+    last.seal()
+    scattered = opened(desk, "open", token=SCATTERED)
+    scattered.add("member elsewhere", queue=far)
+    scattered.add("member due", run_at=FUTURE)
+    afar = opened(desk, "afar", home=far, token=AFAR)
+    ran = afar.run("A", "member afar")
+    sealed = desk.call(ops.seal_batch(far, "afar", AFAR))
+    assert sealed is not None
+    [(base, version)] = sealed.parts
+    desk.call(afar.close_part(base, version))
+    desk.call(ops.finish_tasks(desk.q, "A", [ran]))
+    opened(desk, "old", token="01d" * 8, keep_ms=0).seal()
+    return failed, member
 
 
 def reset_scene(desk: Desk, scene: Scene) -> None:
@@ -126,7 +168,32 @@ def _everything(desk: Desk) -> list[tuple[bytes, int, bytes]]:
     return [(key, max(ttl, 0), value) for key, ttl, value in zip(keys, found[::2], found[1::2], strict=True) if value]
 
 
+def member_of(q: QueueKeys) -> dict[str, Any]:
+    """The option `batch` of a dispatch to the open batch."""
+    return {"token": SCATTERED, "home": q.base, "id": "open", "number": 1, "keep": "60000"}
+
+
 CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
+    "cancel_batch": lambda q, g, scene: ops.cancel_batch(q, "open", SCATTERED, REASON),
+    "cancel_part": lambda q, g, scene: ops.cancel_part(q, SCATTERED, 1, q.base, "open", "60000", REASON),
+    "check_batches": lambda q, g, scene: ops.check_batches(q),
+    "close_part": lambda q, g, scene: ops.close_part(q, TOKEN, 1, q.base, "last", "60000"),
+    "drop_outbox": lambda q, g, scene: ops.drop_outbox(q, [OutboxMessage(b"report " + AFAR.encode(), b"?", "", ())]),
+    "list_batches": lambda q, g, scene: ops.list_batches(q),
+    "open_batch": lambda q, g, scene: ops.open_batch(
+        *(q, "new", "ee" * 16), open_for_ms=60_000, keep_ms=60_000, parent=member_of(q), facts=follow_up("then", q)
+    ),
+    "open_part": lambda q, g, scene: ops.open_part(q, "open", SCATTERED, "elsewhere"),
+    "put_follow_up": lambda q, g, scene: ops.put_follow_up(
+        q, "ff" * 16, 1, msgspec.msgpack.encode({"id": "@then", "lane": "gold"}), b"next"
+    ),
+    "read_batch": lambda q, g, scene: ops.read_batch(q, "open"),
+    "read_part": lambda q, g, scene: ops.read_part(q, SCATTERED),
+    "report_part": lambda q, g, scene: ops.report_part(
+        q, "last", TOKEN, q.base, 1, closed=True, counts="1 0 1 0 0 1"
+    ),
+    "seal_batch": lambda q, g, scene: ops.seal_batch(q, "open", SCATTERED),
+    "take_outbox": lambda q, g, scene: ops.take_outbox(q),
     "adopt_worker": lambda q, g, scene: ops.adopt_worker(g, "nobody", "Q1"),
     "cancel_all": lambda q, g, scene: ops.cancel_all(q),
     "cancel_claims": lambda q, g, scene: ops.cancel_claims(q, [scene.raw, scene.twin, 1], reason="why"),
@@ -147,6 +214,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
             job("runs", b"b"),
             job("due", b"b"),
             job(None),
+            job("member", batch=member_of(q)),
         ],
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
@@ -159,7 +227,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "fail_worker": lambda q, g, scene: ops.fail_worker(q, "C", 1),
     "find_aside": lambda q, g, scene: ops.find_aside(q, "failed", ["lost", "lost", "nobody"]),
     "finish_tasks": lambda q, g, scene: ops.finish_tasks(
-        q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1], {scene.twin: ("bytes", b"result")}
+        q, "A", [scene.raw, scene.job, scene.twin, scene.marked, scene.member, 1], {scene.twin: ("bytes", b"result")}
     ),
     "find_task": lambda q, g, scene: ops.find_task(q, b"raw", 9),
     "fire_schedule": lambda q, g, scene: ops.fire_schedule(
@@ -213,7 +281,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "reconcile": lambda q, g, scene: ops.reconcile(q, "A", [scene.raw, 1]),
     "renew_schedules": lambda q, g, scene: ops.renew_schedules(g, ["s", "t"]),
     "resume": lambda q, g, scene: ops.resume(q),
-    "retry_aside": lambda q, g, scene: ops.retry_aside(q, "failed", [scene.failed]),
+    "retry_aside": lambda q, g, scene: ops.retry_aside(q, "failed", [scene.failed, scene.failed_member]),
     "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
     "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
@@ -236,6 +304,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
 
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
+    "check_batches": lambda desk: desk.client.zadd(
+        BatchKeys(desk.q).batches, dict.fromkeys(("old", "open", "last", "nobody"), PAST)
+    ),
     "drop_schedules": declared,
     "forget_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST, "Q1": PAST}),
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),

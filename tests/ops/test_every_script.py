@@ -10,10 +10,12 @@ import pytest
 import redis
 
 from tests.ops.driver import KEEPALIVE, Desk, job
-from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
+from tests.ops.batches import OTHER, TOKEN
+from tests.ops.scene import AFAR, CALLS, SCATTERED, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
 from tests.support.clusters import open_node
 from worqr import ops
+from worqr.batch_keys import BatchKeys
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts, script
 from worqr.script_call import Call
@@ -29,7 +31,7 @@ FILL_MEMORY = {
         "note_progress",
         "note_queues",
     ),
-    *("note_runs", "sample_queue"),
+    *("note_runs", "open_batch", "open_part", "sample_queue"),
 }
 STRINGS = {
     *(":paused", ":leader", ":version", ":snapshot", ":watched", ":worker:A", ":worker:B", ":worker:C"),
@@ -58,7 +60,16 @@ def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
         if "'-fail'" in call.script.source:
             failures = QueueKeys(keys.prefix, keys.queue, failures=True)
             found |= {failures.base, failures.counts, failures.hungry}
+        found |= {key for stem, key in batch_keys(keys) if f"'{stem}'" in call.script.source}
     return sorted(found | set(call.keys))
+
+
+def batch_keys(keys: QueueKeys) -> list[tuple[str, str]]:
+    """Keys of the batches in the scene, each with the word of Lua that makes it."""
+    batches, tokens = BatchKeys(keys), (TOKEN, OTHER, SCATTERED, AFAR)
+    made = [(":batch:", make(id)) for make in (batches.batch, batches.parts) for id in ("ended", "last", "open", "old")]
+    made += [(":part:", make(token)) for make in (batches.part, batches.members) for token in tokens]
+    return [*made, (":batches", batches.batches), (":outbox", batches.outbox)]
 
 
 def accepted(desk: Desk, call: Call[Any]) -> bool:
@@ -242,7 +253,7 @@ def test_every_script_keeps_to_one_slot_of_a_cluster(cluster: redis.Redis) -> No
         reset_scene(desk, scene)
         desk.send(next_call(desk, scene, name))
     slots = {cluster.execute_command("CLUSTER", "KEYSLOT", key) for key in desk.all_keys()}
-    assert slots == {cluster.execute_command("CLUSTER", "KEYSLOT", key) for key in ("Q1", "mesh")}
+    assert slots == {cluster.execute_command("CLUSTER", "KEYSLOT", key) for key in ("Q1", "Q2", "mesh")}
 
 
 def test_the_scene_has_something_of_everything(desk: Desk) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.ops.batches import TOKEN
 from tests.ops.driver import Desk, claim, digest, reference
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.support.servers import Server
@@ -83,6 +84,8 @@ def names_of(state: dict[str, Any], key: str) -> set[str]:
             continue
         if name in together:
             names |= together
+    if "last member" in names:  # a batch whose member cannot be counted ends later
+        names.add(f"@{TOKEN}.then")
     return names
 
 
@@ -94,13 +97,19 @@ def others(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
             members = (each.removeprefix(MARKER).decode() if isinstance(each, bytes) else each for each in value)
             found[name] = Counter(each for each in members if each not in names)
         elif split(name)[0] and not name.startswith("-fail") and split(name)[1] not in names:
-            timeless = isinstance(value, dict) and {field: each for field, each in value.items() if field != "run_at"}
-            found[name] = timeless or value  # the time may be that of the call
+            found[name] = value
+            if isinstance(value, dict):  # its times and numbers may be those of the call
+                found[name] = {field: each for field, each in value.items() if field not in OF_THE_CALL} or value
     return {name: value for name, value in found.items() if value}
 
 
-ONLY_WAKE = {"set_limits", "start_work", "list_lanes", "set_lane"}
-"""Scripts that ask whether a worker runs a suspect, or a strict lane waits for a retry, and touch no job here."""
+OF_THE_CALL = {"run_at", "queued", "last", "batch_ended"}
+ONLY_WAKE = {
+    *("set_limits", "start_work", "list_lanes", "set_lane"),
+    *("open_batch", "seal_batch", "cancel_batch", "check_batches"),
+}
+"""Scripts that ask whether a worker runs a suspect, or a strict lane waits for a retry, or that may end a batch, and touch no job
+here."""
 TOUCH = [name for name in CALLS if any(f"'{stem}'" in script(name).source for stem in STEMS) and name not in ONLY_WAKE]
 
 

@@ -101,3 +101,26 @@ async def test_child_tasks_see_it(nursery: trio.Nursery) -> None:
 def test_what_no_dispatch_could_have_sent_is_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(worqr.UsageError, match=words), testing.context(**bad):
         pytest.fail("it must not begin")
+
+
+async def test_a_handler_of_a_list_has_its_calls(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="index", batch_size=10)
+    async def index(pages: list[str]) -> list[str | Exception]:
+        run = worqr.current()
+        run.check_cancelled()
+        run.progress(0.5)
+        run.items[1].progress(1.0, "done")
+        run.extend(30)
+        with pytest.raises(worqr.UsageError, match=r"use worqr\.current\(\)\.items\[0\]\.id"):
+            _ = run.id
+        return [
+            f"{page} as {call.id}, {call.attempt}, {call.meta['n']}"
+            for page, call in zip(pages, run.items, strict=True)
+        ]
+
+    with testing.context(id="x", calls=2, failures=1, meta={"n": "7"}) as context:
+        assert await index(["a", "b"]) == ["a as x-0, 2, 7", "b as x-1, 2, 7"]
+    assert context.reported == [(0.5, ""), (0.5, ""), (1.0, "done")]
+    assert context.extended == [30]
+    with pytest.raises(worqr.UsageError, match="calls of context"), testing.context(calls=0):
+        pass

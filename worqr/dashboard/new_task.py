@@ -96,10 +96,7 @@ def _fields(visit: Visit, definition: FunctionDefinition | None) -> Sequence[Fie
     """Return a field for each argument; none if there is no function, or it takes any arguments."""
     if definition is None:
         return ()
-    parameters = inspect.signature(definition.fn).parameters.values()
-    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters):
-        return ()
-    return [_field(each, _typed(visit, f"{ARGUMENT}{each.name}")) for each in parameters]
+    return [_field(each, _typed(visit, f"{ARGUMENT}{each.name}")) for each in definition.codec.parameters]
 
 
 def _field(parameter: inspect.Parameter, text: str) -> Field:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from worqr.argument_codec import ArgumentCodec, Arguments
+from worqr.call_list import CallList
 from worqr.client.call import Call
 from worqr.client.job import Results
 from worqr.client.mesh_client import MeshClient
@@ -16,6 +17,7 @@ from worqr.handler_options import Handling, check_failure_handler
 from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
 from worqr.lanes import Lanes, lane_name
+from worqr.list_codec import ListCodec
 from worqr.records import Failed
 from worqr.validation import check_task
 
@@ -38,7 +40,8 @@ class FunctionDefinition:
         self.options: Handling = options
         self.is_async = is_async
         self.client: MeshClient | None = None
-        self.codec: ArgumentCodec = ArgumentCodec(fn, name, stores_result=options.policy.result_ttl > 0)
+        codec = ArgumentCodec if options.batch_size is None else ListCodec
+        self.codec: ArgumentCodec = codec(fn, name, stores_result=options.policy.result_ttl > 0)
         if options.lanes is not None and isinstance(options.lanes.by, str):
             self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
         self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
@@ -143,6 +146,27 @@ class FunctionDefinition:
         def called(task: bytes) -> Any:
             args, kwargs = decode(task)
             return fn(*args, **kwargs)
+
+        if self.options.batch_size is not None:
+            return self._make_list_handler()
+        handler = functools.wraps(fn)(awaited if self.is_async else called)
+        del handler.__wrapped__  # `inspect` would report the signature of the function
+        return handler
+
+    def _make_list_handler(self) -> Callable[[Any], Any]:
+        """Return the handler of a function that takes a list. It is not called if no payload can be decoded."""
+        fn, decode = self.fn, self.codec.decode
+
+        def decode_one(task: bytes) -> Any:
+            return decode(task)[0][0]
+
+        async def awaited(calls: CallList) -> Any:
+            values = calls.decoded(decode_one)
+            return await fn(values) if values else None
+
+        def called(calls: CallList) -> Any:
+            values = calls.decoded(decode_one)
+            return fn(values) if values else None
 
         handler = functools.wraps(fn)(awaited if self.is_async else called)
         del handler.__wrapped__  # `inspect` would report the signature of the function

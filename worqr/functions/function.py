@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
 
 from worqr.client.call import Call
@@ -25,6 +25,7 @@ from worqr.records import Failed
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[Failed], object])
 
 
@@ -225,3 +226,24 @@ class SyncFunction(Function[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without the mesh."""
         return cast("R", self._definition.fn(*args, **kwargs))
+
+
+class AsyncListFunction(Function[[T], R]):
+    """A `Function` made of an async function that takes a list. A call of it is one element: ``await fn.enqueue(element)``."""
+
+    def __init__(self, definition: FunctionDefinition) -> None:
+        super().__init__(definition)
+        if sys.version_info >= (3, 12):
+            inspect.markcoroutinefunction(self)
+
+    async def __call__(self, calls: list[T], /) -> Sequence[R | Exception] | None:
+        """Run the function here and now with a list of calls, without the mesh. Return what it returns."""
+        return cast("Sequence[R | Exception] | None", await self._definition.fn(calls))
+
+
+class SyncListFunction(Function[[T], R]):
+    """A `Function` made of a plain function that takes a list. A call of it is one element: ``await fn.enqueue(element)``."""
+
+    def __call__(self, calls: list[T], /) -> Sequence[R | Exception] | None:
+        """Run the function here and now with a list of calls, without the mesh. Return what it returns."""
+        return cast("Sequence[R | Exception] | None", self._definition.fn(calls))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from worqr.errors import UsageError
 from worqr.functions.declarations import Declarations
 from worqr.functions.definition import FunctionDefinition
-from worqr.functions.function import AsyncFunction, Function, SyncFunction
+from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.functions.schedule_registry import NoSuchOption, ScheduleRegistry
 from worqr.handler_checks import check_runs_in, is_async
 from worqr.handler_options import RunsIn, handling
@@ -29,15 +29,40 @@ from worqr.validation import Seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    BatchSize = TypeVarWithDefault("BatchSize", bound=int | None, default=None)
+    BatchSize_co = TypeVarWithDefault("BatchSize_co", bound=int | None, default=None, covariant=True)
+else:
+    BatchSize = TypeVar("BatchSize")
+    BatchSize_co = TypeVar("BatchSize_co", covariant=True)
 
 
-class TaskDecorator(Protocol):
-    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function."""
+class TaskDecorator(Protocol[BatchSize_co]):
+    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function. With `batch_size`, the
+    function takes a list, and a call of it is one element.
+    """
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, None]], /
+    ) -> AsyncListFunction[T, None]: ...
     @overload
-    def __call__(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, Sequence[R | Exception] | None]], /
+    ) -> AsyncListFunction[T, R]: ...
+    @overload
+    def __call__(self: TaskDecorator[int], fn: Callable[[list[T]], None], /) -> SyncListFunction[T, None]: ...
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Sequence[R | Exception] | None], /
+    ) -> SyncListFunction[T, R]: ...
+    @overload
+    def __call__(self: TaskDecorator[None], fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self: TaskDecorator[None], fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
 
 
 class Registry(ScheduleRegistry):
@@ -71,6 +96,8 @@ class Registry(ScheduleRegistry):
         on_failure: Callable[[Failed], object] | None = ...,
         on_failure_retry: RetryPolicy = ...,
         on_failure_timeout: Seconds | None = ...,
+        batch_size: BatchSize = ...,  # pyright: ignore[reportInvalidTypeVarUse] - it has a default
+        batch_wait: Seconds = ...,
         runs_in: RunsIn = ...,
         result_ttl: Seconds | None = ...,
         recent: int = ...,
@@ -79,7 +106,7 @@ class Registry(ScheduleRegistry):
         max_length: int | None = ...,
         shards: int = ...,
         **unknown: NoSuchOption,
-    ) -> TaskDecorator: ...
+    ) -> TaskDecorator[BatchSize]: ...
     def task(
         self,
         fn: Any = None,
@@ -100,7 +127,8 @@ class Registry(ScheduleRegistry):
             name: The name of the function and of its queue. Default: its module and qualified name; for ``__main__``, the
                 file name of the script takes the place of the module.
             aliases: Older names of the function. Workers run the tasks of their queues, and nothing is enqueued there.
-            **options: See `HandlerOptions`.
+            **options: See `HandlerOptions`. With `batch_size` and `batch_wait` of `ListHandlerOptions`, the function takes a
+                list, and each call is one element of it.
 
         Returns:
             The function as a `Function`; with options, a decorator.
@@ -121,6 +149,8 @@ class Registry(ScheduleRegistry):
             check_runs_in(fn, handler_options.runs_in)
             found = name or _name_of(fn)
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
+            if handler_options.batch_size is not None:
+                kind = AsyncListFunction if is_async(fn) else SyncListFunction
             function: Function[..., Any] = kind(
                 FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
             )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import trio
 
 from worqr.errors import UsageError
-from worqr.handler_options import HandlerOptions
+from worqr.handler_options import HandlerOptions, ListHandlerOptions
 from worqr.hosting.peer_factory import PeerFactory
 from worqr.hosting.peer_thread import PeerThread, no_health, stop_at_exit
 from worqr.hosting.thread_waiter import leave_and_wait, wait_joined
@@ -90,6 +90,19 @@ class AsyncioPeer(Peer):
     ) -> None:
         def serve(status: trio.TaskStatus[None]) -> Awaitable[None]:
             return self._peer.serve(queue, handler, task_status=status, **options)
+
+        await self._calls.call_with_status(serve, task_status.started)
+
+    async def serve_list(
+        self,
+        queue: str,
+        handler: Callable[[list[bytes]], object],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        **options: Unpack[ListHandlerOptions],
+    ) -> None:
+        def serve(status: trio.TaskStatus[None]) -> Awaitable[None]:
+            return self._peer.serve_list(queue, handler, task_status=status, **options)
 
         await self._calls.call_with_status(serve, task_status.started)
 

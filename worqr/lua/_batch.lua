@@ -7,11 +7,19 @@
 
 local FIRST_CHECK = 10000 -- ms after which the leader looks at a batch, doubled each time
 local LONGEST_CHECK = 300000
-local RENEWED_EVERY = 100 -- checks after which closed parts are told, too, so that they do not expire before the batch has ended
+local RENEWED_EVERY = 100 -- checks after which closed parts get a request too, so that they do not expire before
 
 -- Returns the key of the record of a batch.
 local function batch_key(base, id)
   return base .. ':batch:' .. id
+end
+
+-- Like check_types, for the keys of a batch at its home.
+local function check_batch_types(base, id)
+  local batch = batch_key(base, id)
+  redis.call('ZCARD', base .. ':batches')
+  redis.call('HLEN', batch)
+  redis.call('HLEN', batch .. ':parts')
 end
 
 -- Notifies the callers that wait for the batch.
@@ -27,7 +35,7 @@ end
 
 -- Returns the parts of a batch: for each its base, its version, whether it is open, and its counters.
 local function parts_of(batch)
-  local found, parts = {}, redis.call('HGETALL', batch .. ':parts')
+  local found, parts = {}, own(redis.pcall('HGETALL', batch .. ':parts')) or {}
   for i = 1, #parts, 2 do
     local v, open, counts = known_part(parts[i + 1])
     found[#found + 1] = {base = parts[i], v = v, open = open, counts = counts}

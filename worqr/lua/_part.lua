@@ -122,6 +122,7 @@ local function send_report(base, token)
   local home, id, v, closed, counts = kept[1], kept[2], kept[3], kept[4] or '0', part_counts(base, token)
   local can_report = home == base and pcall(function()
     check_types(base)
+    check_batch_types(base, id)
   end)
   if can_report then
     return take_report(base, id, token, {part = base, v = tonumber(v), closed = closed == '1', counts = counts})

@@ -13,6 +13,7 @@ local id, token, reason = ARGV[1], ARGV[2], ARGV[3]
 
 check_types(queue)
 redis.call('ZCARD', batches)
+redis.call('HLEN', batch .. ':parts')
 local kept = redis.call('HMGET', batch, 'token', 'state', 'cancel_reason')
 if not kept[1] or token ~= '' and kept[1] ~= token then
   return {'unknown'}

@@ -20,6 +20,7 @@ local reason, cursor, budget = ARGV[6], ARGV[7], ARGV[8]
 
 check_types(queue)
 redis.call('SCARD', part_members)
+redis.call('ZCARD', queue .. ':batches')
 if (tonumber(redis.call('HGET', part, 'v')) or 0) > version then
   return {'ok'}
 end

@@ -15,6 +15,7 @@ local token, version, home, id, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV
 
 check_types(queue)
 redis.call('HLEN', part)
+redis.call('SCARD', part .. ':members')
 open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})
 drop_lost_members(queue, token, token .. '\n' .. home .. '\n' .. id)
 local ready

@@ -28,7 +28,7 @@ for i = 4, #ARGV, 2 do
   if whole then
     local status = refusal(queue, o, seen or {}, more)
     if o.id and looked[o.id] then
-      status = o.exists == 'raise' and 'duplicate' or nil
+      status = (o.exists == 'raise' or o.batch) and 'duplicate' or nil
     elseif not status and not (seen and seen.job) then
       more = more + 1
     end

@@ -17,25 +17,57 @@
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 local queue, batch, batches = KEYS[2], KEYS[3], KEYS[4]
-local id, token, open_for, keep, parent = ARGV[3], ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[7]
+local id, token, open_for, keep, parent = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+
+-- What the facts may be, each as an option of a dispatch, see _dispatch.lua.
+local FACTS = {['then'] = 'line', then_options = 'packed', then_task = 'string', otherwise = 'line',
+  otherwise_options = 'packed', otherwise_task = 'string', on_failed = ' cancel ', meta = 'meta'}
+
+-- Returns what is wrong with the fact `name`, as an error reply; nil if it is valid. The options of a follow-up are checked like
+-- those of a dispatch: the script that ends the last job of the batch enqueues it, and must not fail on it.
+local function invalid_fact(name, value)
+  local kind = FACTS[name]
+  if kind == 'packed' then
+    local known, o = pcall(cmsgpack.unpack, value)
+    return invalid_job(known and type(o) == 'table' and not o.batch and o, '')
+  elseif not kind or not value or not (kind == 'line' and is_line(value) or valid_option(kind, value)) then
+    return redis.error_reply('ERR the fact ' .. name .. ' of a batch cannot be that')
+  end
+  return nil
+end
 
 check_types(queue)
 redis.call('ZCARD', batches)
+if not (is_line(id) and is_random(token) and is_digits(open_for) and is_digits(keep)) then
+  return redis.error_reply('ERR the id, the token, open_for and keep of a batch cannot be that')
+end
+local now = now_ms()
+local fields = {id = id, token = token, state = 'open', made_at = digits(now), open_for = open_for,
+  open_until = digits(now + tonumber(open_for)), keep = keep}
+for i = 8, #ARGV, 2 do
+  local fact, value = ARGV[i], ARGV[i + 1]
+  local wrong = invalid_fact(fact, value)
+  if wrong then
+    return wrong
+  end
+  fields[fact] = value
+end
+for _, kind in ipairs({'then', 'otherwise'}) do
+  if fields[kind] and not (fields[kind .. '_options'] and fields[kind .. '_task']) then
+    return redis.error_reply('ERR the follow-up ' .. kind .. ' of a batch needs options and a task')
+  end
+end
 if redis.call('HLEN', batch) > 0 then
   return {'exists'}
 end
 local outer = parent ~= '' and cmsgpack.unpack(parent)
-if outer and is_closed(queue, outer) then
+if outer and not is_batch(outer) then
+  return redis.error_reply('ERR the parent of a batch cannot be that')
+elseif outer and is_closed(queue, outer) then
   return {'closed'}
 end
-local now = now_ms()
-local fields = {id = id, token = token, state = 'open', made_at = digits(now), open_for = digits(open_for),
-  open_until = digits(now + open_for), keep = keep, parent = outer and enter_batch(outer, NESTED .. id) or nil}
-for i = 8, #ARGV, 2 do
-  local fact, value = ARGV[i], ARGV[i + 1]
-  fields[fact] = value
-end
+fields.parent = outer and enter_batch(outer, NESTED .. id) or nil
 write_hash(batch, fields)
-check_batch_in(queue, id, open_for, now)
+check_batch_in(queue, id, tonumber(open_for), now)
 wake(queue, count_members(queue))
 return {'ok'}

@@ -11,6 +11,7 @@ local queue, due = KEYS[1], KEYS[2]
 local limit = tonumber(ARGV[1])
 
 check_types(queue)
+redis.call('ZCARD', queue .. ':batches')
 local now = now_ms()
 local pushed = promote(queue, limit, now)
 open_lanes(queue, limit, now)

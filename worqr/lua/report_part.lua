@@ -17,6 +17,7 @@ local id, token, part, version, closed, counts = ARGV[1], ARGV[2], ARGV[3], tonu
 check_types(queue)
 redis.call('ZCARD', batches)
 redis.call('HLEN', batch)
+redis.call('HLEN', batch .. ':parts')
 local ready = take_report(queue, id, token, {part = part, v = version, closed = closed, counts = counts})
 wake(queue, ready + count_members(queue))
 return {'ok'}

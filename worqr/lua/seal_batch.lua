@@ -12,6 +12,7 @@ local id, token = ARGV[1], ARGV[2]
 
 check_types(queue)
 redis.call('ZCARD', batches)
+redis.call('HLEN', batch .. ':parts')
 local kept = redis.call('HMGET', batch, 'token', 'state', 'keep')
 if kept[1] ~= token then
   return {'unknown'}

@@ -32,6 +32,8 @@ def of_server(server: Server) -> dict[str, Any]:
 def of_run(context: Context, *, body_size: bool) -> dict[str, Any]:
     """Return the attributes of a run. `body_size`: with the bytes of its payload."""
     run = run_of(context)
+    if run.is_list:
+        return {"messaging.client.id": run.registration.worker, "messaging.batch.message_count": len(run.items)}
     found: dict[str, Any] = {
         "messaging.message.id": context.id,
         "messaging.client.id": run.registration.worker,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import trio
 from opentelemetry import context as otel_context
@@ -13,6 +13,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from worqr.errors import UsageError
+from worqr.inside import run_of
 from worqr.job_options import check_choice
 from worqr.otel.attributes import ERRORS, error_type, of_queue, of_run, of_server, outcome_of
 from worqr.peer.context import Context
@@ -120,13 +121,14 @@ class Tracing:
 
     async def run(self, context: Context, call_next: Callable[[], Awaitable[object]]) -> object:
         """Run a handler inside a span. `Mesh` puts this around all middleware."""
-        sender = _PROPAGATOR.extract(context.meta, _NO_CONTEXT)
-        is_child = self._child and context.attempt == 1
-        links = [] if is_child else _links_to(sender)
+        calls = context.items
+        senders = [_PROPAGATOR.extract(call.meta, _NO_CONTEXT) for call in calls]
+        is_child = self._child and not run_of(context).is_list and context.attempt == 1
+        links = [] if is_child else [link for sender in senders for link in _links_to(sender)]
         attributes = of_queue("process", "process", context.queue) | of_run(context, body_size=self._body_size)
         with self._tracer.start_as_current_span(
             f"process {context.queue}",
-            context=sender if is_child else _NO_CONTEXT,
+            context=senders[0] if is_child else _NO_CONTEXT,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
             links=links + _links_to(otel_context.get_current()),
@@ -142,6 +144,8 @@ class Tracing:
                 _end_with(span, outcome_of(error, context), error)
                 raise
             span.set_attribute("worqr.outcome", "ok")
+            if failed := _failed_calls(result):
+                span.set_attribute("worqr.failed_calls", failed)
             return result
 
     @property
@@ -197,6 +201,12 @@ def _carrier_of(context: otel_context.Context | None) -> Carrier:
 def _links_to(context: otel_context.Context) -> list[Link]:
     sender = trace.get_current_span(context).get_span_context()
     return [Link(sender)] if sender.is_valid else []
+
+
+def _failed_calls(result: object) -> int:
+    """Return how many calls of a list have failed, by what their handler has returned."""
+    outcomes = cast("list[object]", result) if isinstance(result, list) else []
+    return sum(isinstance(outcome, BaseException) for outcome in outcomes)
 
 
 def _end_with(span: Span, outcome: str, error: BaseException | None) -> None:

@@ -18,7 +18,7 @@ claims that were reassigned in the meantime.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import copy_context
@@ -38,39 +38,22 @@ from worqr.ops import MAX_ITEMS, StartReply
 from worqr.peer.admission import Admission
 from worqr.peer.claim_request import ClaimRequest
 from worqr.peer.handlers import Handler
+from worqr.peer.job_policies import policies_over
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
 from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.run_counter import RunCounter
-from worqr.peer.scheduler import Scheduler, Share
+from worqr.peer.scheduler import Share
 from worqr.peer.settles import Settles
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
+from worqr.peer.units import Units
 from worqr.policy import Policy
 from worqr.records import CancelReason
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
-MANY_POLICIES = 100
-"""Limit of cached policies of jobs. If all jobs of a queue have different fields, no cached policy is used twice."""
-
-
-def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
-    """Return a factory of policies for jobs with policy fields of their own.
-
-    Most jobs of a queue have the same fields, so each policy is made once.
-    """
-    made: dict[PolicyFields, Policy] = {}
-
-    def with_own(own: PolicyFields) -> Policy:
-        if (known := made.get(own)) is None:
-            if len(made) >= MANY_POLICIES:
-                made.clear()
-            known = made[own] = policy.with_overrides({name.decode(): value.decode() for name, value in own})
-        return known
-
-    return with_own
 
 
 class WorkerSession(Protocol):
@@ -104,7 +87,7 @@ class ConsumerServices:
     link: Link
     session: WorkerSession
     settles: Settles
-    scheduler: Scheduler
+    scheduler: Units
     counter: RunCounter
     recheck: Callable[[QueueConsumer], None]
     report_progress: Callable[[Run[Any], float | None, str], None]
@@ -185,9 +168,14 @@ class QueueConsumer:
         return self.options.recent
 
     @property
-    def scheduler(self) -> Scheduler:
-        """The scheduler of the peer."""
+    def scheduler(self) -> Units:
+        """The units of the peer."""
         return self._scheduler
+
+    @property
+    def executing(self) -> Mapping[int, Run[Any]]:
+        """The runs of handlers, by claim; of a list handler, by the first claim of each run."""
+        return self.running
 
     def capacity_wanted(self) -> int:
         """Return how many claims it could take now, regardless of free units."""
@@ -348,6 +336,9 @@ class QueueConsumer:
         """
         if run.fence in self.running:
             self._scheduler.release_early(self.share, run.fence, place=place)
+
+    def give_back_unstarted(self) -> None:
+        """Give back claims that no handler and no call has taken, because the queue is being left."""
 
     def cancel_running(self, reason: CancelReason) -> None:
         """Cancel all runs of this consumer."""

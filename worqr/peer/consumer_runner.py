@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -21,13 +22,28 @@ from worqr.peer.consumer_startup import ConsumerStartup
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.executors.executors import Executors
 from worqr.peer.handlers import Handler, named_after
+from worqr.peer.list_consumer import ListConsumer, ListSettles, taking_calls
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
 from worqr.peer.middleware import with_middleware
-from worqr.peer.run import current_run, failed_of
+from worqr.peer.run import Run, current_run, failed_of
 from worqr.peer.scheduler import Pool, Share
 from worqr.peer.settings import PeerSettings
-from worqr.peer.slots import Slots
 from worqr.policy import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarters:
+    """How the runs of a peer begin and end.
+
+    Attributes:
+        run: gives a run to a slot.
+        run_list: gives a list run to a slot.
+        settler: settles the claims of list runs.
+    """
+
+    run: Callable[[Run[Any]], None]
+    run_list: Callable[[Run[Any]], None]
+    settler: ListSettles
 
 
 class ConsumerRunner:
@@ -38,14 +54,14 @@ class ConsumerRunner:
         settings: PeerSettings,
         services: ConsumerServices,
         executors: Executors,
-        slots: Slots,
+        starters: RunStarters,
         consumers: ActiveConsumers,
         startup: ConsumerStartup,
     ) -> None:
         self._settings = settings
         self._services = services
         self._executors = executors
-        self._slots = slots
+        self._starters = starters
         self._consumers = consumers
         self._startup = startup
 
@@ -74,8 +90,7 @@ class ConsumerRunner:
                 await stack.enter_async_context(self._startup.entered(failing))
             await stack.enter_async_context(self._startup.entered(consumers))
             task_status.started()
-            for consumer in consumers:
-                await consumer.lifecycle.left.wait()
+            await _wait_left(consumers)
 
     async def serve_all(
         self, nursery: trio.Nursery, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]
@@ -100,19 +115,30 @@ class ConsumerRunner:
         """Make one consumer for each shard. Together they have the concurrency and the priority of the queue."""
         limit = None if how.concurrency is None else Pool(how.concurrency)
         priority = how.priority if len(shards) == 1 else how.priority / len(shards)
-        run = with_middleware(run, self._settings.middleware, place)
-        return [
-            HandlerConsumer(
-                *(keys, self._services, how.policy, Share(how.size, priority, pool, limit), run, self._slots.run),
-                state=self._executors.state_in(place),
-                options=QueueOptions(
-                    how.recent,
-                    limits_text(how.limits, keys.display_name, len(shards), n),
-                    wire_rules(how.lanes, keys.display_name),
-                ),
-            )
-            for n, keys in enumerate(shards)
-        ]
+        if how.batch_size is not None:
+            run = taking_calls(run)
+        run, state = with_middleware(run, self._settings.middleware, place), self._executors.state_in(place)
+        consumers: list[HandlerConsumer] = []
+        for n, keys in enumerate(shards):
+            limits = limits_text(how.limits, keys.display_name, len(shards), n)
+            options = QueueOptions(how.recent, limits, wire_rules(how.lanes, keys.display_name))
+            share = Share(how.size, priority, pool, limit)
+            consumers.append(self._new_consumer(keys, how, share, run, state, options))
+        return consumers
+
+    def _new_consumer(
+        self, keys: QueueKeys, how: Handling, share: Share, run: Handler, state: object, options: QueueOptions
+    ) -> HandlerConsumer:
+        """Make the consumer of one shard, for a handler that takes one task or a list."""
+        starters = self._starters
+        if how.batch_size is None:
+            return HandlerConsumer(keys, self._services, how.policy, share, run, starters.run, state, options)
+        return ListConsumer(
+            *(keys, self._services, how.policy, share, run, starters.run_list, state, options),
+            size=how.batch_size,
+            wait=how.batch_wait,
+            settler=starters.settler,
+        )
 
     async def _failure_consumers(self, keys: QueueKeys, how: Handling) -> list[HandlerConsumer]:
         """Make the consumers of the failure jobs of a queue.
@@ -158,6 +184,17 @@ class ConsumerRunner:
                 yield claims
             finally:
                 claims._close()  # pyright: ignore[reportPrivateUsage]
+
+
+async def _wait_left(consumers: Sequence[HandlerConsumer]) -> None:
+    """Wait until the queue was left. Meanwhile, end the waits of its list runs."""
+    async with trio.open_nursery() as nursery:
+        for consumer in consumers:
+            if isinstance(consumer, ListConsumer):
+                nursery.start_soon(consumer.close_forever)
+        for consumer in consumers:
+            await consumer.lifecycle.left.wait()
+        nursery.cancel_scope.cancel()
 
 
 def unwrap_error(group: BaseException) -> BaseException:

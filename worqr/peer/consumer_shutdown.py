@@ -85,8 +85,7 @@ class ConsumerShutdown:
     def begin(self, consumer: QueueConsumer, grace: float) -> None:
         """Begin to leave a queue, in the engine. `lifecycle.left` is set when the queue was left. May be called twice."""
         if consumer.lifecycle.drain():
-            if isinstance(consumer, ManualConsumer):
-                consumer.close_buffer()
+            consumer.give_back_unstarted()
             if not self._spawn(partial(self._leave, consumer, grace)):
                 consumer.lifecycle.leave()
 
@@ -167,7 +166,7 @@ class ConsumerShutdown:
             with trio.move_on_after(DETACH_AFTER - UNWIND_WITHIN):
                 await consumer.wait_idle()
                 return
-            runs = [run.offloaded for run in consumer.running.values()]
+            runs = [run.offloaded for run in consumer.executing.values()]
             free = all(run is not None and run.detachable for run in runs)
             if free or trio.current_time() >= report_at:
                 report_at = trio.current_time() + REMIND
@@ -180,7 +179,7 @@ class ConsumerShutdown:
 
     def _report(self, consumer: QueueConsumer, what: str) -> None:
         """Log each handler that still runs."""
-        for run in consumer.running.values():
+        for run in consumer.executing.values():
             fields = {**self._describe(run), "reason": what}
             text = f"{RUN}: %(handler)s was cancelled, but does not end; %(reason)s; it is at\n%(where)s"
             emit_fields(logger, "task.unending", text, fields)

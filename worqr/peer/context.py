@@ -8,11 +8,11 @@ Not here: `Claim`, the class for tasks that an application claims itself (`claim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, overload
 
 from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
 from worqr.errors import UsageError
@@ -103,6 +103,13 @@ class Context:
     def ended_batch(self) -> BatchInfo | None:
         """In a follow-up: the batch that has ended. In any other run: None."""
         return ended_of(self._run.record)
+
+    @property
+    def items(self) -> Sequence[Context]:
+        """The calls of this run. A list handler has one for each value of its list, in the same order, with its own `id`,
+        `attempt`, `meta` and `cancel_reason`. For other handlers, this run is the only one.
+        """
+        return _Items(self._run.items)
 
     @property
     def run_at(self) -> datetime:
@@ -237,6 +244,47 @@ class Context:
         return f"<{type(self).__name__} {self.fence} of {self.queue!r}, attempt {self.attempt}>"
 
 
+class _Items(Sequence[Context]):
+    """The calls of a run. The context of each is made when it is asked for."""
+
+    def __init__(self, runs: Sequence[Run[Any]]) -> None:
+        self._runs = runs
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Context: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Context]: ...
+    def __getitem__(self, index: int | slice) -> Context | Sequence[Context]:
+        found = self._runs[index]
+        return Context(found) if isinstance(found, Run) else _Items(found)
+
+
+class ListContext(Context):
+    """One run of a list handler. What belongs to one call is in `items`."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_ONE_CALL:
+            raise UsageError(
+                f"this run takes a list of calls, and {name!r} belongs to one of them: use worqr.current().items[0].{name}, or "
+                f"{name!r} of each of the items"
+            )
+        return super().__getattribute__(name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.queue!r}, {len(self.items)} calls>"
+
+
+_OF_ONE_CALL: Final = frozenset(
+    ("task", "fence", "failures", "stalls", "timeouts", "id", "lane", "run_at", "scheduled_for", "meta", "attempt")
+) | {"last_attempt", "saved", "save", "save_now"}
+"""The properties of a `Context` that a run of several calls does not have."""
+
+
 def _message(message: object) -> str:
     """Return at most 1,000 characters that UTF-8 can encode, because a progress message must not fail the run."""
     if not isinstance(message, str):
@@ -268,6 +316,6 @@ def current() -> Context:
         raise LookupError("worqr.current() is only known inside a handler") from None
     known = current_context.get(None)
     if known is None or known._run is not run:  # pyright: ignore[reportPrivateUsage]
-        known = Context(run)
+        known = ListContext(run) if run.is_list else Context(run)
         current_context.set(known)
     return known

@@ -16,7 +16,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link
 from worqr.peer.adaptive_concurrency import AdaptiveConcurrency
 from worqr.peer.consumer import ConsumerServices
-from worqr.peer.consumer_runner import ConsumerRunner
+from worqr.peer.consumer_runner import ConsumerRunner, RunStarters
 from worqr.peer.consumer_shutdown import ConsumerShutdown
 from worqr.peer.consumer_startup import ConsumerStartup
 from worqr.peer.consumers import ActiveConsumers
@@ -24,10 +24,13 @@ from worqr.peer.control_channel import ControlChannel
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.departures import Departures
 from worqr.peer.executors.executors import Executors
+from worqr.peer.executors.stacks import Frames
+from worqr.peer.list_run import ListRun
 from worqr.peer.progress import ProgressReporter
 from worqr.peer.queue_registrar import register_queues_forever
 from worqr.peer.reconciler import Reconciler
 from worqr.peer.registration import Registration
+from worqr.peer.run import Run
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.session import Session
@@ -49,6 +52,7 @@ class RunDuties:
     executors: Executors
     deadlines: Deadlines
     slots: Slots
+    list_slots: Slots
     settles: Settles
     counter: RunCounter
     settler: Settler
@@ -59,6 +63,7 @@ class RunDuties:
     async def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks of these duties. Return when handlers can run."""
         await nursery.start(self.slots.run_forever)
+        await nursery.start(self.list_slots.run_forever)
         await nursery.start(self.executors.run_forever)
         nursery.start_soon(self.settler.flush_forever)
         nursery.start_soon(self.settles.retry_forever)
@@ -66,6 +71,15 @@ class RunDuties:
         nursery.start_soon(self.deadlines.watch_forever)
         nursery.start_soon(self.progress.send_forever)
         nursery.start_soon(self.concurrency.adjust_forever)
+
+    @property
+    def starters(self) -> RunStarters:
+        """How the runs of the peer begin and end."""
+        return RunStarters(self.slots.run, self.list_slots.run, self.settler)
+
+    def frames_of(self, run: Run[Any]) -> Frames:
+        """Return the stacks of the handler of `run` on the loop."""
+        return (self.list_slots if run.is_list else self.slots).frames_of(run)
 
 
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
@@ -82,6 +96,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
         executors=Executors(settings),
         deadlines=deadlines,
         slots=Slots(settler.ended, interrupted, deadlines),
+        list_slots=Slots(_list_ended, interrupted, deadlines),
         settles=settles,
         counter=counter,
         settler=settler,
@@ -89,6 +104,11 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
         saver=StateSaver(link),
         concurrency=AdaptiveConcurrency(scheduler),
     )
+
+
+def _list_ended(run: Run[Any], returned: bool, value: object, error: BaseException | None) -> None:
+    assert isinstance(run, ListRun)
+    run.host.list_ended(run, returned, value, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +165,7 @@ def queue_duties(
         *(link, consumers), unaccepted=runs.settles.claims_of, give_back=runs.settler.give_back, lost=session.lost
     )
     channel = ControlChannel(link, reconciler, leads, consumers.is_replaced)
-    stuck = StuckHandlerMonitor(consumers, runs.slots.frames_of, after=settings.stuck_after)
+    stuck = StuckHandlerMonitor(consumers, runs.frames_of, after=settings.stuck_after)
     shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, runs.counter, departures, stuck.fields, spawn)
     startup = ConsumerStartup(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
     services = ConsumerServices(
@@ -168,6 +188,6 @@ def queue_duties(
         stuck=stuck,
         shutdown=shutdown,
         startup=startup,
-        runner=ConsumerRunner(settings, services, runs.executors, runs.slots, consumers, startup),
+        runner=ConsumerRunner(settings, services, runs.executors, runs.starters, consumers, startup),
         waiting=WaitingQueues(settings.prefix, consumers),
     )

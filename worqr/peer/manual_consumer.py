@@ -70,7 +70,7 @@ class ManualConsumer(QueueConsumer):
         else:
             self.buffer.put(claims)
 
-    def close_buffer(self) -> None:
+    def give_back_unstarted(self) -> None:
         """Give back claims that were not taken, and wake all waiting calls, because no more claims arrive."""
         self.give_back(self.buffer.remove(self))
 

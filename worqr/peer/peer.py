@@ -5,14 +5,14 @@ Not here: running the peer (`engine`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import trio
 
 from worqr.errors import UsageError
-from worqr.handler_options import HandlerOptions, handling
+from worqr.handler_options import HandlerOptions, ListHandlerOptions, handling
 from worqr.mesh_records import Health
 from worqr.peer.readings import PeerReadings, readings_of
 from worqr.policy import RetryPolicy
@@ -73,13 +73,59 @@ class Peer:
             RefusedByServer: The server rejected the request, for example for missing permissions.
             Unavailable: The server did not reply within the mesh's `patience`.
         """
+        if "batch_size" in options or "batch_wait" in options:
+            raise UsageError(
+                "serve() runs a handler of one task: for a handler that takes a list, use peer.serve_list()"
+            )
+        await self._serve("serve", queue, handler, options, task_status)
+
+    async def serve_list(
+        self,
+        queue: str,
+        handler: Callable[[list[bytes]], object],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        **options: Unpack[ListHandlerOptions],
+    ) -> None:
+        """Run ``handler(tasks)`` for lists of tasks of a raw queue, until cancelled or until the peer has left.
+
+        A run takes 1 to `batch_size` tasks, which came within `batch_wait` seconds of the first. If the handler returns None, it
+        has finished all of them. It may also return a list with one outcome for each task. An exception in the list fails its
+        task as if it had been raised, and any other value finishes it. If the handler raises, each task has failed. Tasks that
+        failed, took too long or lost their worker are each alone in their next run. `serve` explains the rest.
+
+        Args:
+            queue: The name of the queue.
+            handler: An async function, or a plain function, which runs in a thread.
+            task_status: Set by ``nursery.start``.
+            **options: See `ListHandlerOptions` and `HandlerOptions`.
+
+        Raises:
+            UsageError: As `serve`; or `batch_size` is missing.
+            RefusedByServer: As `serve`.
+            Unavailable: As `serve`.
+        """
+        if options.get("batch_size") is None:  # pyright: ignore[reportUnnecessaryComparison] - not in untyped code
+            raise UsageError("serve_list() needs batch_size=, the most tasks of one run, as in batch_size=100")
+        await self._serve("serve_list", queue, handler, options, task_status)
+
+    async def _serve(
+        self,
+        where: str,
+        queue: str,
+        handler: Callable[..., object],
+        options: Mapping[str, Any],
+        task_status: trio.TaskStatus[None],
+    ) -> None:
         if options.get("max_length") is not None:
-            raise UsageError("serve() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue")
+            raise UsageError(
+                f"{where}() takes no max_length: it bounds enqueues, so give it to @mesh.task or to enqueue"
+            )
         if "shards" in options:
             raise UsageError(
-                f"serve() takes no shards: say mesh.queue({queue!r}, shards=...), where it is enqueued too"
+                f"{where}() takes no shards: say mesh.queue({queue!r}, shards=...), where it is enqueued too"
             )
-        how = handling("serve", options)
+        how = handling(where, options)
         how.check_failing(queue)
         await self._engine.queues.runner.serve(queue, handler, how, task_status=task_status)
 

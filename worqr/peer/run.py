@@ -8,6 +8,7 @@ that claimed it as a `RunHost`; a worker process and the testing package have ho
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -239,6 +240,16 @@ class Run(Generic[Host]):
     def deadline(self) -> float | None:
         """The time at which it will be cancelled, by ``time.monotonic()``."""
         return None if self.timer is None else self.timer.deadline
+
+    @property
+    def is_list(self) -> bool:
+        """It is the run of a list handler, which takes several claims together (`list_run`)."""
+        return False
+
+    @property
+    def items(self) -> Sequence[Run[Any]]:
+        """The runs of single tasks that it consists of."""
+        return (self,)
 
     @property
     def settled(self) -> bool:

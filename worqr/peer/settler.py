@@ -107,6 +107,13 @@ class Settler:
         run.settle()
         self._dirty.setdefault(run.host, []).append(run)
 
+    def finish_plain(self, consumer: HandlerConsumer, runs: Sequence[Run[HandlerConsumer]]) -> None:
+        """End claims of one registration as finished, without results, with the next flush. None of them is cancelled."""
+        for run in runs:
+            run.settle()
+        self._dirty.setdefault(consumer, []).extend(runs)
+        self.request_flush()
+
     def request_flush(self) -> None:
         """Flush after all tasks that can run in this turn of the loop have run."""
         if not self._flush_requested:

@@ -64,11 +64,11 @@ class StuckHandlerMonitor:
         now = trio.current_time()
         for consumer in self._consumers:
             if isinstance(consumer, HandlerConsumer):
-                for run in consumer.running.values():
+                for run in consumer.executing.values():
                     if run.cancel_reason is not None:
                         self._since.setdefault(run, now)
         for run, since in tuple(self._since.items()):
-            if run.host.running.get(run.fence) is not run:
+            if run.host.executing.get(run.fence) is not run:
                 self._forget(run, now - since)
             else:
                 self._check(run, now - since)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final
@@ -13,11 +13,12 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
-from worqr.peer.context import Context, current_context
+from worqr.peer.context import Context, ListContext, current_context
+from worqr.peer.list_run import ListItem, ListRun
 from worqr.peer.run import PolicyFields, Run, Save, current_run
 from worqr.peer.saved_state import check_saved, check_step, encode_step
 from worqr.policy import Policy
-from worqr.validation import check_task
+from worqr.validation import check_count, check_task
 
 _MOST: Final = 16 * 1024 * 1024
 
@@ -59,14 +60,46 @@ class _DirectRun(Run[_NoConsumer]):
     """A run without a claim."""
 
     def check_cancelled(self) -> None:
-        if not trio.lowlevel.in_trio_task():
-            try:
-                trio.from_thread.check_cancelled()
-            except RuntimeError:
-                pass  # the test calls the function directly
+        _check_thread_if_any()
 
     def check_may_wait(self, instead: str) -> None:
         """Do nothing, because nothing waits."""
+
+
+class _DirectItem(ListItem):
+    """A call of a list, without a claim."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        _check_thread_if_any()
+
+    def check_may_wait(self, instead: str) -> None:
+        """Do nothing, because nothing waits."""
+
+
+class _DirectListRun(ListRun):
+    """The run of a list, without claims."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        _check_thread_if_any()
+
+
+def _list_run(items: Sequence[ListItem]) -> ListRun:
+    run = _DirectListRun(items[0])
+    for item in items[1:]:
+        run.add(item)
+    return run
+
+
+def _check_thread_if_any() -> None:
+    if not trio.lowlevel.in_trio_task():
+        try:
+            trio.from_thread.check_cancelled()
+        except RuntimeError:
+            pass  # the test calls the function directly
 
 
 class DirectContext(Context):
@@ -79,12 +112,16 @@ class DirectContext(Context):
         steps: The results of the steps that it took, by name, as JSON has them.
     """
 
-    def __init__(self, run: _DirectRun) -> None:
+    def __init__(self, run: Run[_NoConsumer]) -> None:
         super().__init__(run)
         self.reported: list[tuple[float | None, str]] = run.host.reported
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
         self.steps: dict[str, Any] = run.host.steps
+
+
+class DirectListContext(ListContext, DirectContext):
+    """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
 
 
 @contextmanager
@@ -97,6 +134,7 @@ def context(
     state: Any = None,
     saved: bytes | None = None,
     steps: Mapping[str, object] | None = None,
+    calls: int | None = None,
 ) -> Generator[DirectContext]:
     """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
@@ -111,6 +149,8 @@ def context(
         state: The value that the mesh's lifespan would yield.
         saved: What an earlier run saved.
         steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
+        calls: For a handler that takes a list: how many `items` the run has. Their ids are ``test-0``, ``test-1`` and so on,
+            after `id`. None: the handler takes one task.
 
     Yields:
         DirectContext: The run.
@@ -120,16 +160,26 @@ def context(
     """
     if isinstance(failures, bool) or not isinstance(failures, int) or failures < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"failures must be a whole number, at least 0, not {failures!r}")
-    entry = [b"id", check_id(id, generated=True).encode(), b"task", check_task(task, _MOST)]
-    entry += [b"failures", str(failures).encode()]
+    host, fence = _NoConsumer(state), time.time_ns() // 1000
+    shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
     if meta:
-        entry += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
+        shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
     if saved is not None:
-        entry += [b"saved", check_saved(saved), b"saved_number", b"1"]
+        shared += [b"saved", check_saved(saved), b"saved_number", b"1"]
     for name, result in (steps or {}).items():
-        entry += [b"step:" + check_step(name).encode(), encode_step(name, result)]
-    run = _DirectRun(_NoConsumer(state), None, time.time_ns() // 1000, entry)
-    found = DirectContext(run)
+        shared += [b"step:" + check_step(name).encode(), encode_step(name, result)]
+
+    def entry(id: str) -> list[bytes]:
+        return [b"id", check_id(id, generated=True).encode(), *shared]
+
+    found: DirectContext
+    if calls is None:
+        run: Run[Any] = _DirectRun(host, None, fence, entry(id))
+        found = DirectContext(run)
+    else:
+        check_count(calls, "calls of context")
+        run = _list_run([_DirectItem(host, None, fence + n, entry(f"{id}-{n}")) for n in range(calls)])
+        found = DirectListContext(run)
     tokens = current_run.set(run), current_context.set(found)
     try:
         yield found

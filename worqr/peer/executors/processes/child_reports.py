@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -67,22 +68,22 @@ class ChildProgress:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._changed = threading.Condition()
-        self._running: Run[Any] | None = None
-        self._unsent: Progressed | None = None
+        self._running: Sequence[Run[Any]] = ()
+        self._unsent: dict[int, Progressed] = {}
         self._sent = 0.0
         self._thread: threading.Thread | None = None
 
-    def begin(self, run: Run[Any]) -> None:
-        """Send the reports of `run` from now on. Reports of other runs, whose threads may still exist, are dropped."""
+    def begin(self, claimed: Sequence[Run[Any]]) -> None:
+        """Send the reports of these claims from now on. Reports of other runs, whose threads may still exist, are dropped."""
         with self._changed:
-            self._running = run
+            self._running = claimed
 
     def report(self, run: Run[Any], done: float | None, message: str) -> None:
         """Send the progress of a run, now or later. From any thread."""
         with self._changed:
-            if run is not self._running:
+            if not any(run is each for each in self._running):
                 return
-            self._unsent = Progressed(done, message)
+            self._unsent[run.fence] = Progressed(run.fence, done, message)
             if time.monotonic() - self._sent >= REPORT_EVERY:
                 self._send()
                 return
@@ -95,17 +96,18 @@ class ChildProgress:
         """Send the remaining reports of the run, which has ended."""
         with self._changed:
             self._send()
-            self._running = None
+            self._running = ()
 
     def _send(self) -> None:
-        if self._unsent is not None:
-            unsent, self._unsent, self._sent = self._unsent, None, time.monotonic()
-            self._pipe.send(unsent)
+        if self._unsent:
+            unsent, self._unsent, self._sent = self._unsent, {}, time.monotonic()
+            for report in unsent.values():
+                self._pipe.send(report)
 
     def _send_forever(self) -> None:
         while True:
             with self._changed:
-                while self._unsent is None:
+                while not self._unsent:
                     self._changed.wait()
                 wait = self._sent + REPORT_EVERY - time.monotonic()
                 if wait <= 0:
@@ -120,18 +122,18 @@ class ChildSaves:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
-        self._running: Run[Any] | None = None
+        self._running: Sequence[Run[Any]] = ()
         self._pid = os.getpid()
 
-    def begin(self, run: Run[Any]) -> None:
-        """Permit the saves of `run` from now on. Threads of earlier runs may still exist."""
+    def begin(self, claimed: Sequence[Run[Any]]) -> None:
+        """Permit the saves of these claims from now on. Threads of earlier runs may still exist."""
         with self._lock:
-            self._running = run
+            self._running = claimed
 
     def end(self) -> None:
         """Wait for the save that another thread of the run is making. Later ones are refused."""
         with self._lock:
-            self._running = None
+            self._running = ()
 
     def save(self, run: Run[Any], save: Save) -> Future[None]:
         """Send `save`, and wait until the parent has replied. From any thread."""
@@ -147,9 +149,9 @@ class ChildSaves:
         if os.getpid() != self._pid:
             return UsageError("a fork of the process that runs the task cannot save: save in the process itself")
         with self._lock:
-            if run is not self._running:
+            if not any(run is each for each in self._running):
                 return ClaimLost("the run has ended, so nothing more is saved for it: save before the function returns")
-            self._pipe.send(Saving(save.number, save.step, save.value))
+            self._pipe.send(Saving(run.fence, save.number, save.step, save.value))
             reply = self._pipe.receive()
         if not isinstance(reply, SaveReply):
             return ClaimLost("the worker has ended, so nothing was saved")

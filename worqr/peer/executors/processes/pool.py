@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import trio
 from trio_util import periodic
@@ -27,7 +27,8 @@ from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.processes.importable import STAND_IN, Name, main_module, name_for_process
 from worqr.peer.executors.processes.protocol import (
-    Progressed,
+    CallEnded,
+    Extended,
     Raised,
     Report,
     Returned,
@@ -39,6 +40,7 @@ from worqr.peer.executors.processes.protocol import (
 from worqr.peer.executors.processes.worker import WorkerProcess, start_worker_process
 from worqr.peer.futures import wait_done
 from worqr.peer.handlers import Handler, named_after
+from worqr.peer.list_run import ListRun
 from worqr.peer.results import Encoded
 from worqr.peer.run import Run, RunHost, Save, check_thread, current_run
 from worqr.policy import Broken, ChildError, Failure, RateLimited, Retry, Stalled
@@ -227,19 +229,22 @@ class ProcessPool:
             while True:
                 reused = bool(self._idle)
                 child = self._idle.pop() if reused else self._start()
-                answer = await self._execute(child, function, run)
+                ended: list[CallEnded] = []
+                answer = await self._execute(child, function, run, ended)
                 if answer is not None:
-                    return _outcome(answer, child)
+                    return _list_outcome(answer, ended, run, child) if run.is_list else _outcome(answer, child)
                 if not (reused and child.unread):
                     raise _stalled(child)
                 # it had ended before the run began, which does not count as a stall
 
-    async def _execute(self, child: WorkerProcess, function: Name, run: Run[RunHost]) -> Returned | Raised | None:
-        """Send `run` to `child`, which is idle afterwards, or has ended."""
+    async def _execute(
+        self, child: WorkerProcess, function: Name, run: Run[RunHost], ended: list[CallEnded]
+    ) -> Returned | Raised | None:
+        """Send `run` to `child`, which is idle afterwards, or has ended. `ended` receives the ends of the calls of a list."""
         answer = None
         try:
             carrier = {} if self._tracing is None else dict(self._tracing.carrier())
-            answer = await child.execute(_request(function, run, carrier), partial(_on_report, run))
+            answer = await child.execute(_request(function, run, carrier), partial(_on_report, run, ended))
         finally:
             if answer is None or (isinstance(answer, Raised) and answer.last):
                 child.kill()
@@ -274,23 +279,57 @@ class _KilledRun(OffloadedRun):
 
 
 def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunRequest:
-    record = run.record
-    entry = run.task if record is None else [part for pair in record.items() for part in pair]
     left = None if run.deadline is None else run.deadline - monotonic()
-    return RunRequest(function, run.queue, run.host.id_suffix, run.fence, entry, run.host.policy, left, carrier)
+    calls = [(item.fence, _entry_of(item)) for item in run.items] if run.is_list else None
+    return RunRequest(
+        *(function, run.queue, run.host.id_suffix, run.fence, _entry_of(run), run.host.policy, left, carrier), calls
+    )
 
 
-async def _on_report(run: Run[RunHost], what: Report) -> SaveReply | None:
-    if isinstance(what, Saving):
-        done = run.save(Save(what.number, what.step, what.value))
-        await wait_done(done)
-        error = done.exception()
-        return SaveReply("", "") if error is None else SaveReply(type(error).__name__, str(error))
-    if isinstance(what, Progressed):
-        run.report_progress(what.done, what.message)
-    else:
+def _entry_of(run: Run[Any]) -> bytes | list[bytes]:
+    """Return the entry that a run was made of."""
+    return run.task if run.record is None else [part for pair in run.record.items() for part in pair]
+
+
+async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) -> SaveReply | None:
+    if isinstance(what, CallEnded):
+        ended.append(what)
+    elif isinstance(what, Extended):
         run.host.extend(run, what.seconds)
+    else:
+        for item in run.items:
+            if item.fence != what.fence:
+                continue
+            if isinstance(what, Saving):
+                return await _save(item, what)
+            item.report_progress(what.done, what.message)
     return None
+
+
+async def _save(run: Run[Any], what: Saving) -> SaveReply:
+    done = run.save(Save(what.number, what.step, what.value))
+    await wait_done(done)
+    error = done.exception()
+    return SaveReply("", "") if error is None else SaveReply(type(error).__name__, str(error))
+
+
+def _list_outcome(
+    answer: Returned | Raised, ended: list[CallEnded], run: Run[Any], child: WorkerProcess
+) -> list[object]:
+    """Return what became of each call of a list handler that has returned, or raise what it raised.
+
+    Calls whose payload could not be decoded are noted in the run, and are not in the list.
+    """
+    outcomes: list[object] = []
+    for each in ended:
+        found = each.answer
+        error = _error_of(found, found.error) if isinstance(found, Raised) else None
+        if isinstance(error, Broken) and isinstance(run, ListRun):
+            run.note_broken(each.fence, error)
+        else:
+            outcomes.append(_outcome(found, child) if error is None else error)
+    _outcome(answer, child)  # raises what the handler raised
+    return outcomes
 
 
 def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:

@@ -2,7 +2,8 @@
 
 The protocol is internal, because both sides always have the same version. A process first receives one `Setup`. It replies to
 each `RunRequest` with one `Returned` or `Raised`. Before that reply, it sends a `Progressed` or `Extended` for each report or
-extension of the run. It sends a `Saving` when the run saves, and waits for its `SaveReply`.
+extension of the run. It sends a `Saving` when the run saves, and waits for its `SaveReply`. If a list handler returns, it first
+sends a `CallEnded` for each of its calls. If a list handler raises, it sends one for each call whose payload cannot be decoded.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `id_suffix`: the suffix of the ids that
-    are generated there. `left`: seconds to its deadline. `carrier`: the context of its trace.
+    are generated there. `left`: seconds to its deadline. `carrier`: the context of its trace. `calls`: claims and entries of the
+    calls of a list handler; None: it is no list handler.
     """
 
     function: Name
@@ -48,11 +50,13 @@ class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     policy: Policy
     left: float | None
     carrier: dict[str, str]
+    calls: list[tuple[int, bytes | list[bytes]]] | None
 
 
 class Progressed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run reported its progress."""
+    """The run reported the progress of one of its claims."""
 
+    fence: int
     done: float | None
     message: str
 
@@ -64,8 +68,9 @@ class Extended(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run saves bytes, or the result of a `step`, and waits for a `SaveReply`."""
+    """The run saves bytes, or the result of a `step`, for the job of one of its claims, and waits for a `SaveReply`."""
 
+    fence: int
     number: int
     step: str
     value: bytes
@@ -98,9 +103,16 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
     retry_after: float | None = None
 
 
+class CallEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """What became of one call of a list handler."""
+
+    fence: int
+    answer: Returned | Raised
+
+
 Request = Setup | RunRequest | SaveReply
 Answer = Returned | Raised
-Report = Progressed | Extended | Saving
+Report = Progressed | Extended | Saving | CallEnded
 Reply = Report | Answer
 
 requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

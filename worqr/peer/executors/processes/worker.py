@@ -26,15 +26,12 @@ from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
-    Extended,
-    Progressed,
     Raised,
     Reply,
     Report,
     Returned,
     RunRequest,
     SaveReply,
-    Saving,
     Setup,
     packed,
     replies,
@@ -174,7 +171,7 @@ class WorkerProcess:
             await self._channel.send(run)
             while True:
                 reply = await self._channel.receive()
-                if not isinstance(reply, Progressed | Extended | Saving):
+                if reply is None or isinstance(reply, Returned | Raised):
                     return reply
                 reported = True
                 if (frame := await on_report(reply)) is not None:

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
 from typing import Any, Final, cast
@@ -24,18 +23,20 @@ from typing import Any, Final, cast
 from worqr.embedded import use_embedded
 from worqr.errors import UsageError
 from worqr.peer.executors.processes.child_reports import ChildProgress, ChildSaves, Pipe
+from worqr.peer.executors.processes.child_runs import ProcessHost, run_of
 from worqr.peer.executors.processes.importable import Name, resolve
 from worqr.peer.executors.processes.lifeline import die_with_parent
 from worqr.peer.executors.processes.protocol import (
-    Extended,
+    CallEnded,
     Raised,
     Returned,
     RunRequest,
     Setup,
 )
+from worqr.peer.list_run import ListRun
 from worqr.peer.results import encode_result
-from worqr.peer.run import Run, Save, Timer, current_run
-from worqr.policy import Broken, Failure, Policy, RateLimited, Retry, decide_retry
+from worqr.peer.run import Run, Timer, current_run
+from worqr.policy import Broken, Failure, RateLimited, Retry, decide_retry
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
 from worqr.tracing import Carrier
@@ -44,50 +45,6 @@ from worqr.validation import name_of
 OOM_SCORE: Final = 500
 """The oom_score_adj of the process, out of 1,000: the kernel treats it as if it used half of all memory more than it does."""
 IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
-
-
-class ProcessHost:
-    """The `RunHost` of this process."""
-
-    def __init__(
-        self,
-        queue: str,
-        id_suffix: str,
-        policy: Policy,
-        state: object,
-        pipe: Pipe,
-        progress: ChildProgress,
-        saves: ChildSaves,
-    ) -> None:
-        self.queue = queue
-        self.id_suffix = id_suffix
-        self.policy = policy
-        self.state = state
-        self._pipe = pipe
-        self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
-        self.save: Callable[[Run[Any], Save], Future[None]] = saves.save
-
-    def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
-        """Return the policy of a job with policy fields of its own."""
-        return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
-
-    def extend(self, run: Run[Any], seconds: float) -> None:
-        """Request more time from the parent. From any thread. A run without a timeout stays without one."""
-        if run.timer is not None:
-            run.timer.move_to(time.monotonic() + seconds)
-            self._pipe.send(Extended(seconds))
-
-
-class ProcessRun(Run[ProcessHost]):
-    """A run in this process. It observes no cancellation, because a cancelled run is killed."""
-
-    __slots__ = ()
-
-    def check_cancelled(self) -> None:
-        """Do nothing, because a run that is cancelled is killed."""
-
-    def check_may_wait(self, instead: str) -> None:
-        """Do nothing, because this process waits for nothing else."""
 
 
 class RunLoop:
@@ -146,7 +103,7 @@ class RunLoop:
         host = ProcessHost(
             *(request.queue, request.id_suffix, request.policy, self._state, self._pipe, self._progress, self._saves)
         )
-        run = ProcessRun(host, None, request.fence, request.entry)
+        run = run_of(host, request)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
         current_run.set(run)
@@ -154,24 +111,40 @@ class RunLoop:
             handler = self._handler(request.function)
         except BaseException as error:
             return raised(error, last=True)
-        self._progress.begin(run)
-        self._saves.begin(run)
+        calls = run if isinstance(run, ListRun) else None
+        claimed = [run] if calls is None else calls.claimed
+        self._progress.begin(claimed)
+        self._saves.begin(claimed)
         value: object = None
         try:
             with self._traced(request.carrier), self._around():
-                value = _call(handler, run.task)
+                value = _call(handler, run.task if calls is None else calls.calls)
         except BaseException as error:
+            if calls is not None:
+                for item, broken in calls.broken_items():
+                    self._pipe.send(CallEnded(item.fence, raised(broken)))
             return raised(decide_retry(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
                 self._progress.end()
                 self._saves.end()
-        return self._returned(run, value)
+        if calls is None:
+            return self._returned(run, value)
+        outcomes = zip(calls.claimed, calls.outcomes(True, value, None), strict=True)
+        for item, outcome in outcomes:
+            self._pipe.send(CallEnded(item.fence, self._ended(item, outcome)))
+        return Returned(None, b"")
+
+    def _ended(self, item: Run[Any], outcome: object) -> Returned | Raised:
+        """Return what became of one call of a list."""
+        if isinstance(outcome, BaseException):
+            return raised(decide_retry(outcome, item.policy, item.failures).error)
+        return self._returned(item, outcome)
 
     def _traced(self, carrier: Carrier) -> AbstractContextManager[object]:
         return nullcontext() if self._continuing is None else self._continuing(carrier)
 
-    def _returned(self, run: ProcessRun, value: object) -> Returned | Raised:
+    def _returned(self, run: Run[Any], value: object) -> Returned | Raised:
         if not run.keeps_result():
             return Returned(None, b"")
         try:
@@ -201,7 +174,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _call(handler: Callable[[bytes], object], task: bytes) -> object:
+def _call(handler: Callable[[Any], object], task: object) -> object:
     result = handler(task)
     if inspect.iscoroutine(result):
         result.close()

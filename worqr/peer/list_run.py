@@ -1,0 +1,210 @@
+"""`ListRun`: one run of a list handler, and the claims that it takes together, each of which is a `ListItem`.
+
+A list run exists from its first claim on: calls are added to it while it waits for more. Each item is settled by itself, by its
+own outcome. The run itself has no claim. It has the scope, the deadline and the place in which the handler runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, cast
+
+from worqr.call_list import CallList
+from worqr.errors import UsageError
+from worqr.peer.run import Offloaded, Run, RunHost
+from worqr.peer.saved_state import SavedState
+from worqr.policy import Broken, Policy
+from worqr.records import CancelReason
+
+
+class ListHost(RunHost, Protocol):
+    """The consumer of list runs."""
+
+    def withdraw(self, item: ListItem) -> None:
+        """Settle an item that was cancelled before its run began."""
+        ...
+
+
+class ListItem(Run[Any]):
+    """One claim of a list run.
+
+    Attributes:
+        run: the list run that it belongs to; None: it has arrived in this turn of the loop.
+    """
+
+    __slots__ = ("run",)
+
+    def __init__(self, host: RunHost, registration: Any, fence: int, entry: Any, began: float = 0.0) -> None:
+        super().__init__(host, registration, fence, entry, began)
+        self.run: ListRun | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self.run is None else self.run.deadline
+
+    @property
+    def is_alone(self) -> bool:
+        """It is the only one of its run, because an earlier run of it failed, took too long, or ended with its worker."""
+        return self.record is not None and self.attempt > 1
+
+    def join(self, run: ListRun) -> None:
+        """Note that it belongs to `run`."""
+        self.run = run
+
+    def begin_in_list(self, now: float, timeout: float | None) -> None:
+        """Note that its run begins at `now`, with this timeout."""
+        self.began = now
+        if timeout != self.policy.timeout:
+            self.policy: Policy = replace(self.policy, timeout=timeout)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancel this call. The run goes on while it has other calls; if the worker leaves, all of them are cancelled."""
+        super().cancel(reason)
+        run = self.run
+        if self.settled or run is None:
+            return
+        if not run.begun:
+            cast("ListHost", self.host).withdraw(self)
+        elif reason == "leaving" or all(item.cancel_reason is not None for item in run.claimed):
+            run.cancel(reason)
+
+    def cancel_with_list(self, reason: CancelReason) -> None:
+        """Note that the whole run is cancelled."""
+        super().cancel(reason)
+
+
+class ListRun(Run[Any]):
+    """One run of a list handler. Changed only in the loop.
+
+    | phase | meaning                                         | its claims, if the queue is left     | leads to        |
+    |-------|-------------------------------------------------|--------------------------------------|-----------------|
+    | OPEN  | it waits for more claims                        | go back, also if the queue is paused | READY, or ENDED |
+    | READY | it takes no more claims, and may wait for units | go back, also if the queue is paused | BEGUN, or ENDED |
+    | BEGUN | it was given to a slot, which runs its handler  | go back after the grace              | ENDED           |
+    | ENDED | all its claims were settled                     | -                                    | never           |
+
+    Attributes:
+        claimed: all its items, in the order of their claims.
+        calls: their payloads, for the handler; empty before the run has begun.
+        closes_at: when it stops waiting for more calls, by Trio's clock.
+        is_due: it has waited long enough.
+        has_units: units of the peer are reserved for it.
+        begun: its handler was given to a slot.
+        unsettled: how many of its items the consumer holds.
+    """
+
+    __slots__ = ("begun", "calls", "claimed", "closes_at", "has_units", "is_due", "unsettled")
+
+    def __init__(self, first: ListItem) -> None:
+        super().__init__(first.host, first.registration, first.fence, b"", first.began)
+        self.claimed: list[ListItem] = []
+        self.calls: CallList = CallList(())
+        self.closes_at: float = 0.0
+        self.is_due: bool = False
+        self.has_units: bool = False
+        self.begun: bool = False
+        self.unsettled: int = 0
+        self.add(first)
+
+    @property
+    def id(self) -> str:
+        """The id of its first item, for the log, and how many others there are."""
+        others = len(self.claimed) - 1
+        first = self.claimed[0].id if self.claimed else ""
+        return f"{first} and {others} more" if others > 0 else first
+
+    @property
+    def is_list(self) -> bool:
+        return True
+
+    @property
+    def items(self) -> Sequence[ListItem]:
+        """The items whose payloads the handler got, in the order of its list."""
+        broken = self.calls.broken
+        return [item for place, item in enumerate(self.claimed) if place not in broken] if broken else self.claimed
+
+    # Before it begins
+
+    def add(self, item: ListItem) -> None:
+        """Add a call."""
+        self.claimed.append(item)
+        self.unsettled += 1
+        item.join(self)
+
+    def remove(self, item: ListItem) -> None:
+        """Remove a call that was cancelled before the run began."""
+        self.claimed.remove(item)
+
+    def wait_until(self, closes_at: float) -> None:
+        """Wait for more calls until then, by Trio's clock."""
+        self.closes_at = closes_at
+
+    def note_due(self) -> None:
+        """Note that it has waited long enough."""
+        self.is_due = True
+
+    def reserve_units(self) -> None:
+        """Note that units are reserved for it."""
+        self.has_units = True
+
+    def begin_calls(self, now: float) -> None:
+        """Note that it is given to a slot at `now`, by ``time.monotonic()``. Its timeout is the shortest one of its calls."""
+        self.begun = True
+        self.began = now
+        self.calls = CallList([item.task for item in self.claimed])
+        timeouts = [item.policy.timeout for item in self.claimed if item.policy.timeout is not None]
+        timeout = min(timeouts, default=None)
+        self.policy: Policy = replace(self.policy, timeout=timeout)
+        for item in self.claimed:
+            item.begin_in_list(now, timeout)
+
+    # Its end
+
+    def items_ended(self, number: int) -> bool:
+        """Note that the consumer does not hold so many of its items any more. Return True if these were the last."""
+        self.unsettled -= number
+        return self.unsettled == 0
+
+    def outcomes(self, returned: bool, value: object, error: BaseException | None) -> Sequence[object]:
+        """Return what became of each item: its value, or the exception with which it has failed.
+
+        Args:
+            returned: the handler has returned `value`.
+            value: what it returned.
+            error: what it raised; None: it did not run.
+        """
+        return self.calls.outcomes(value) if returned else self.calls.failed(error)
+
+    def note_broken(self, fence: int, error: Broken) -> None:
+        """Note that the payload of a claim could not be decoded, in another process."""
+        for place, item in enumerate(self.claimed):
+            if item.fence == fence:
+                self.calls.broken[place] = error
+
+    def broken_items(self) -> list[tuple[ListItem, Broken]]:
+        """Return the items whose payloads could not be decoded, with the error of each."""
+        return [(self.claimed[place], error) for place, error in self.calls.broken.items()]
+
+    # As a run
+
+    def cancel(self, reason: CancelReason) -> None:
+        super().cancel(reason)
+        for item in self.claimed:
+            item.cancel_with_list(reason)
+
+    def offload(self, offloaded: Offloaded) -> None:
+        super().offload(offloaded)
+        for item in self.claimed:
+            item.offload(offloaded)
+
+    def saved_state(self) -> SavedState:
+        raise UsageError(
+            "a run of a list handler takes no steps, because it has the calls of many jobs: save for one of them, as in "
+            "`await worqr.current().items[0].save(...)`, or use a handler of one task"
+        )
+
+    def report_progress(self, done: float | None, message: str) -> None:
+        """Report the same progress for each of its calls; from any thread."""
+        for item in self.items:
+            item.report_progress(done, message)
