@@ -33,7 +33,7 @@ STEPS = int(os.environ.get("WORQR_MACHINE_STEPS", "60"))
 RANDOM = "WORQR_MACHINE_RANDOM" in os.environ
 WORKERS = ("A", "B")
 IDS = ("a", "b", "c", None, None)
-KEEP = 1000
+KEEP = 10**9
 
 queues = st.sampled_from([0, 0, 1])
 workers = st.sampled_from(WORKERS)
