@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from worqr.ops.batches import (
     MAX_PARTS,
+    MESSAGES_AT_ONCE,
     BatchCheck,
     BatchRow,
     OpenedPart,
@@ -221,6 +222,7 @@ __all__ = [
     "MAX_ITEMS",
     "MAX_LOG_TEXT",
     "MAX_PARTS",
+    "MESSAGES_AT_ONCE",
     "MAX_SKIPPED",
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
