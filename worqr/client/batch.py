@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from worqr import ops
 from worqr.batch_keys import BatchKeys, keys_at
-from worqr.batches import BatchInfo, BatchState, sum_counts
+from worqr.batches import BatchInfo
+from worqr.client.batch_reader import infos_of
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.dead_letters import retry_members
@@ -39,14 +40,11 @@ from worqr.errors import (
     set_job,
 )
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, BatchRow
-from worqr.remote_error import meta_of
-from worqr.validation import Seconds, check_text, from_ms, seconds
+from worqr.ops import MAX_ITEMS
+from worqr.validation import Seconds, check_text, seconds
 
 R = TypeVar("R")
 
-_COUNTS: Final = ("added", "finished", "failed", "cancelled", "lost")
-"""Fields of a part, in the order of `PartRow.counts`."""
 ASK_AGAIN = 0.05
 """Seconds before a part that was closed meanwhile is opened again, if the home had not heard of it."""
 
@@ -160,9 +158,7 @@ class Batch:
             jobs += added
         return jobs, late
 
-    async def _add(
-        self, calls: list[Call[R]], late: NotReplicated | None
-    ) -> tuple[list[Job[R]], NotReplicated | None]:
+    async def _add(self, calls: list[Call[R]], late: NotReplicated | None) -> tuple[list[Job[R]], NotReplicated | None]:
         """Add up to a thousand jobs. Those whose part has closed meanwhile are sent again when the part is open again."""
         found: dict[int, Job[R]] = {}
         left, until = dict(enumerate(calls)), time.monotonic() + self._client.settings.patience
@@ -179,7 +175,9 @@ class Batch:
                 found[position] = handle_of(self._client, keys, done, call._results, at=at)
             if closed and time.monotonic() >= until:
                 names = ", ".join(sorted({part.display_name for part in closed}))
-                raise BatchEnded(f"{self!r} takes no more jobs in {names}: its home queue and this one disagree about it")
+                raise BatchEnded(
+                    f"{self!r} takes no more jobs in {names}: its home queue and this one disagree about it"
+                )
             for part in closed:
                 await self._reopen(part)
         return [found[position] for position in range(len(calls))], late
@@ -226,9 +224,8 @@ class Batch:
         row = await self._client.ask(ops.read_batch(home, self.id))
         parts = [keys_at(self._client.settings.prefix, part.base) for part in row.parts] if row is not None else []
         posted = await self._client.link.call_all([ops.take_outbox(part) for part in parts])
-        for part, messages in zip(parts, posted, strict=True):
-            if messages:
-                await self._relay(part)
+        for part in [part for part, messages in zip(parts, posted, strict=True) if messages]:
+            await self._relay(part)
         await self._relay(home)
 
     def _unknown(self) -> str:
@@ -401,39 +398,3 @@ def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
     waiting = iter(calls)
     while some := list(islice(waiting, MAX_ITEMS)):
         yield some
-
-
-async def infos_of(client: Client, rows: Sequence[tuple[QueueKeys, BatchRow]]) -> list[BatchInfo]:
-    """Return what is known of batches, each with its home. Open parts in other queues are asked for their counters."""
-    prefix = client.settings.prefix
-    away = [(row, part) for home, row in rows for part in row.parts if part.open and part.base != home.base]
-    replies: list[tuple[int, Mapping[str, str]]] = []
-    for start in range(0, len(away), MAX_ITEMS):
-        some = away[start : start + MAX_ITEMS]
-        asked = [ops.read_part(keys_at(prefix, part.base), row.facts["token"]) for row, part in some]
-        replies += await client.link.call_all(asked)
-    newest = {
-        (row.facts["token"], part.base): tuple(int(fields.get(name, 0)) for name in _COUNTS)
-        for (row, part), (_, fields) in zip(away, replies, strict=True)
-        if fields
-    }
-    return [_info_of(prefix, home, row, newest) for home, row in rows]
-
-
-def _info_of(
-    prefix: str, home: QueueKeys, row: BatchRow, newest: Mapping[tuple[str, str], tuple[int, ...]]
-) -> BatchInfo:
-    facts = row.facts
-    counts = [newest.get((facts["token"], part.base), part.counts) for part in row.parts]
-    queues = {keys_at(prefix, part.base).display_name for part in row.parts}
-    base, newline, job = facts.get("follow_up", "").partition("\n")
-    return BatchInfo(
-        *(row.id, home.display_name, cast("BatchState", facts["state"]), *sum_counts(counts)),
-        endings=int(facts.get("endings", 0)),
-        meta=meta_of(facts.get("meta", "")),
-        created=from_ms(int(facts["made_at"])),
-        ended=from_ms(int(facts["ended_at"])) if "ended_at" in facts else None,
-        cancel_reason=facts.get("cancel_reason"),
-        queues=tuple(sorted(queues)),
-        follow_up=(keys_at(prefix, base).display_name, job) if newline else None,
-    )

@@ -195,9 +195,7 @@ class OpenBatch(Batch):
             self._opened.clear()
         return await super()._entry(part)
 
-    async def _add(
-        self, calls: list[Call[R]], late: NotReplicated | None
-    ) -> tuple[list[Job[R]], NotReplicated | None]:
+    async def _add(self, calls: list[Call[R]], late: NotReplicated | None) -> tuple[list[Job[R]], NotReplicated | None]:
         """As `Batch._add`. The first job decides the home queue, if no option does."""
         if self._known is None and isinstance(calls[0], Call):  # pyright: ignore[reportUnnecessaryIsInstance]
             await self._locate_at(calls[0].queue)

@@ -11,8 +11,9 @@ from typing import Final, Protocol, cast
 from worqr import ops
 from worqr.batch_keys import keys_at
 from worqr.batches import BatchInfo, BatchRef
-from worqr.client.batch import Batch, infos_of
+from worqr.client.batch import Batch
 from worqr.client.batch_block import OpenBatch, Plan
+from worqr.client.batch_reader import infos_of
 from worqr.client.client import Client
 from worqr.client.producer import Producer
 from worqr.keys import QueueKeys
@@ -50,8 +51,7 @@ class IdentifiedBatch(Batch):
     """A batch that is known by the name of its queue and its id."""
 
     async def _home(self) -> QueueKeys:
-        keys, id = self._located()
-        return await self._client.sharding.shard_of_id(keys, id)
+        return await self._client.sharding.shard_of_id(*self._located())
 
 
 async def list_batches(client: Client, keys: QueueKeys, limit: int) -> list[BatchInfo]:
@@ -76,4 +76,6 @@ async def cancel_batches(client: Client, keys: QueueKeys, reason: str) -> None:
         found += rows
     for row in found:
         if row.facts.get("state") in {"open", "sealed"} and "cancel_reason" not in row.facts:
-            await Batch(client, cast("_HasProducer", client).producer, keys, row.id, row.facts["token"]).cancel(reason=reason)
+            await Batch(client, cast("_HasProducer", client).producer, keys, row.id, row.facts["token"]).cancel(
+                reason=reason
+            )

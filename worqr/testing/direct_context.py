@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from worqr.batches import BatchInfo, BatchRef
 from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, current_context
@@ -79,12 +80,24 @@ class DirectContext(Context):
         steps: The results of the steps that it took, by name, as JSON has them.
     """
 
-    def __init__(self, run: _DirectRun) -> None:
+    def __init__(self, run: _DirectRun, batch: BatchRef | None, ended_batch: BatchInfo | None) -> None:
         super().__init__(run)
+        self._batch = batch
+        self._ended_batch = ended_batch
         self.reported: list[tuple[float | None, str]] = run.host.reported
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
         self.steps: dict[str, Any] = run.host.steps
+
+    @property
+    def batch(self) -> BatchRef | None:
+        """The batch that the test has given."""
+        return self._batch
+
+    @property
+    def ended_batch(self) -> BatchInfo | None:
+        """The batch that the test has given as the one that has ended."""
+        return self._ended_batch
 
 
 @contextmanager
@@ -97,6 +110,8 @@ def context(
     state: Any = None,
     saved: bytes | None = None,
     steps: Mapping[str, object] | None = None,
+    batch: BatchRef | None = None,
+    ended_batch: BatchInfo | None = None,
 ) -> Generator[DirectContext]:
     """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
@@ -111,6 +126,9 @@ def context(
         state: The value that the mesh's lifespan would yield.
         saved: What an earlier run saved.
         steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
+
+        batch: The batch that the job belongs to. What the handler adds to ``mesh.current_batch()`` needs a `recording`.
+        ended_batch: The batch that has ended, for a handler that is a follow-up.
 
     Yields:
         DirectContext: The run.
@@ -129,7 +147,7 @@ def context(
     for name, result in (steps or {}).items():
         entry += [b"step:" + check_step(name).encode(), encode_step(name, result)]
     run = _DirectRun(_NoConsumer(state), None, time.time_ns() // 1000, entry)
-    found = DirectContext(run)
+    found = DirectContext(run, batch, ended_batch)
     tokens = current_run.set(run), current_context.set(found)
     try:
         yield found
