@@ -230,6 +230,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "scheduled jobs could not be put in line; the leader tries again in a second",
         "queue error repeated",
     ),
+    "relay": _event(
+        (INFO, ERROR),
+        "messages of a queue about batches could not be delivered, or a batch could not be checked; the leader tries again in a "
+        "second",
+        "queue error repeated",
+    ),
     "tick_schedules": _event(
         (INFO, WARNING, ERROR),
         "schedules are read late; WARNING: a schedule is fired by another leader only, or has missed firings",
