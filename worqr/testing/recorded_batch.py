@@ -40,7 +40,7 @@ class SentBatch:
     meta: Mapping[str, str] = field(default_factory=dict[str, str])
     """The `meta` that it was given."""
     cancelled: list[str] = field(default_factory=list[str])
-    """The reason of each cancel: empty if nobody has cancelled it."""
+    """The reason of each cancel; empty if it was not cancelled."""
 
 
 class RecordingBatchMaker(BatchMaker):
