@@ -18,6 +18,7 @@ import trio
 
 from benchmarks import (
     auto,
+    batches,
     bulk,
     cancel,
     cluster,
@@ -59,6 +60,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "jobs": jobs.measure,
     "saving": saving.measure,
     "lanes": lanes.measure,
+    "batches": batches.measure,
     "limits": limits.measure,
     "lists": lists.measure,
     "enqueue": enqueue.measure,

@@ -19,6 +19,7 @@ TITLES = {
     "jobs": ["jobs:"],
     "saving": ["saving: 100 bytes", "saving: no-op jobs"],
     "lanes": ["lanes:"],
+    "batches": ["batches: what", "batches: from"],
     "limits": ["limits:"],
     "lists": ["lists:"],
     "enqueue": ["enqueue:"],

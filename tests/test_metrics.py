@@ -216,6 +216,7 @@ def scraped(
 
 def test_a_mesh_has_every_metric() -> None:
     limited = replace(queue("q", 1, finished=10, timed_out=1), held_back="rate", held_for=2.5, lanes=3, held_lanes=1)
+    limited = replace(limited, batches=2, relay_pending=True)
     found = scraped(FleetMetrics(300), mesh_info(limited), {"q": RAN})
     assert {without_part(name.partition("{")[0]) for name in found} == FLEET.keys()
     for name, value in {
@@ -240,6 +241,8 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_queue_held_for_seconds{queue="q"}': 2.5,
         'worqr_queue_lanes{queue="q"}': 3,
         'worqr_queue_held_lanes{queue="q"}': 1,
+        'worqr_queue_batches{queue="q"}': 2,
+        'worqr_queue_relay_pending{queue="q"}': 1,
         'worqr_queue_age_seconds{queue="q"}': 7.5,
         'worqr_queue_age_estimated{queue="q"}': 1,
         'worqr_tasks_total{event="finished",queue="q"}': 10,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "explain" / "how-it-is-built.md"
-WALKS = ("a task", "a typed call", "a call in a process", "a cancellation", "a dead worker")
+WALKS = ("a task", "a typed call", "a call in a process", "a cancellation", "a batch", "a dead worker")
 LONGEST = 120
 """Seconds for all walks; 15 on a quiet machine, of which a dead worker takes 5."""
 

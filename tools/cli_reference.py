@@ -42,6 +42,13 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "worqr running": ("worqr running", "worqr running reports --json"),
     "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "worqr status": ("worqr status welcome-ada", "worqr status welcome-ada --queue mails --json"),
+    "worqr batches": ("worqr batches", "worqr batches mails --json"),
+    "worqr batch": (
+        "worqr batch mails import-7",
+        "worqr batch mails import-7 --wait --within 10m",
+        'worqr batch mails import-7 --cancel --reason "wrong file"',
+        "worqr batch mails import-7 --retry-failed",
+    ),
     "worqr lanes": (
         "worqr lanes mails",
         "worqr lanes mails --lane customer-7 --weight 5",

@@ -324,10 +324,49 @@ def death_of_a_worker() -> str:
     return drawing.written()
 
 
+# How a batch ends
+
+
+def end_of_a_batch() -> str:
+    """The home queue of a batch, two queues of its jobs, and who carries what between them."""
+    drawing = Drawing(
+        760,
+        470,
+        "How a batch ends",
+        "Each queue counts its own jobs, and reports to the home queue of the batch when the last one has ended.",
+    )
+    drawing.box(30, 20, 210, 64)
+    drawing.text(135, 46, "producer", "name")
+    drawing.text(135, 66, "async with mesh.batch(...)", "soft")
+    drawing.box(450, 20, 280, 130)
+    drawing.text(590, 46, "home queue: publish", "name")
+    drawing.text(590, 68, "record of the batch:\nthen, otherwise, and for each part\nits version and counters", "soft")
+    drawing.text(590, 134, "all parts closed: the follow-up is stored", "soft worker")
+    for x, name in ((150, "queue: resize"), (400, "queue: mail")):
+        drawing.box(x - 110, 300, 220, 130)
+        drawing.text(x, 326, name, "name")
+        drawing.text(x, 348, "part of the batch:\nids of jobs that have not ended,\ncounters", "soft")
+        drawing.text(x, 414, "no id left: the part closes", "soft worker")
+    drawing.line([(240, 38), (448, 38)], "producer")
+    drawing.text(345, 30, "1 open a part; 3 seal", "soft producer")
+    drawing.line([(110, 84), (110, 298)], "producer")
+    drawing.text(104, 190, "2 add\njobs", "soft producer", "end")
+    drawing.line([(200, 84), (200, 190), (400, 190), (400, 298)], "producer")
+    drawing.box(590, 300, 140, 64)
+    drawing.text(660, 326, "outbox", "name")
+    drawing.text(660, 346, "of each queue", "soft")
+    drawing.line([(510, 332), (588, 332)], "worker")
+    drawing.line([(150, 430), (150, 450), (660, 450), (660, 366)], "worker")
+    drawing.line([(660, 300), (660, 152)], "operator")
+    drawing.text(652, 212, "4 the part is closed:\nthe leader delivers\nthe report", "soft operator", "end")
+    return drawing.written()
+
+
 DIAGRAMS: Final[dict[str, Callable[[], str]]] = {
     "life-of-a-job.svg": life_of_a_job,
     "who-talks-to-whom.svg": who_talks_to_whom,
     "death-of-a-worker.svg": death_of_a_worker,
+    "end-of-a-batch.svg": end_of_a_batch,
 }
 
 

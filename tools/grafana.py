@@ -79,6 +79,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 f"worqr_queue_held_lanes{{{Q}}} > 0": "{{queue}} lanes that start nothing",
             },
         ),
+        (
+            "Batches",
+            "short",
+            {
+                f"worqr_queue_batches{{{Q}}} > 0": "{{queue}} batches",
+                f"worqr_queue_relay_pending{{{Q}}} > 0": "{{queue}} has messages to deliver",
+            },
+        ),
         ("Queues that are summed up", "short", {"worqr_queues_not_shown": "queues"}),
     ),
     "Runs": (

@@ -99,6 +99,13 @@ def greet_elsewhere(name: str) -> str:
     return name
 
 
+@mesh.task(result_ttl=60)
+async def count_greetings() -> int:
+    """The follow-up of the batch."""
+    ended = worqr.current().ended_batch
+    return 0 if ended is None else ended.finished
+
+
 async def take_walks(url: str) -> dict[str, Recorder]:
     """Take the walks, one after the other, each in an idle mesh."""
     ran, hangs = trio.Event(), trio.Event()
@@ -120,6 +127,11 @@ async def take_walks(url: str) -> dict[str, Recorder]:
     async def call_in_process() -> None:
         await (await greet_elsewhere.dispatch("Ada")).result()
 
+    async def batch() -> None:
+        async with mesh.batch(then=count_greetings.call()) as made:
+            await made.dispatch(greet.call("Ada"))
+        await made.result()
+
     async with mesh.join() as peer, trio.open_nursery() as nursery:
         await nursery.start(peer.serve, "raw", handle)
         await nursery.start(peer.serve, "long", hang)
@@ -129,6 +141,7 @@ async def take_walks(url: str) -> dict[str, Recorder]:
         await mesh.queue("long").enqueue(b"x")
         await hangs.wait()
         found["a cancellation"] = await record(lambda: mesh.queue("long").cancel(b"x"))
+        found["a batch"] = await record(batch)
         found["a dead worker"] = await record_recovery(peer, nursery, url)
         nursery.cancel_scope.cancel()
     return found

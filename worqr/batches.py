@@ -14,6 +14,7 @@ import msgspec
 
 from worqr.batch_keys import keys_at
 from worqr.errors import UsageError
+from worqr.records import BatchRef as BatchRef
 from worqr.remote_error import meta_of
 from worqr.validation import Seconds, from_ms, seconds
 
@@ -77,18 +78,6 @@ class BatchInfo:
         return self.state == "ended" and self.finished == self.jobs and self.cancel_reason is None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRef:
-    """The batch that a job belongs to. ``mesh.queue(ref.queue).batch(ref.id)`` is its handle."""
-
-    queue: str
-    """The name of its home queue."""
-    id: str
-    """Its id."""
-    _home: str = field(default="", repr=False)
-    _token: str = field(default="", repr=False)
-
-
 def _name_in(base: str) -> str:
     """Return the name of the queue whose base this is. No name and no prefix has a brace."""
     prefix = base.partition(":{")[0]
@@ -97,7 +86,12 @@ def _name_in(base: str) -> str:
 
 def ref_of(record: Mapping[bytes, bytes] | None) -> BatchRef | None:
     """Return the batch that the record of a job names, if any."""
-    lines = (record or {}).get(b"batch", b"").decode("utf-8", "replace").split("\n")
+    return ref_in((record or {}).get(b"batch", b""))
+
+
+def ref_in(field: bytes) -> BatchRef | None:
+    """Return the batch that the field `batch` of a record names; None if it is empty."""
+    lines = field.decode("utf-8", "replace").split("\n")
     if len(lines) != 3:
         return None
     token, home, name = lines
@@ -110,9 +104,15 @@ def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:
     if packed is None:
         return None
     facts = msgspec.msgpack.decode(packed, type=dict[str, Any])
-    counts = (int(facts[name]) for name in ("added", "finished", "failed", "cancelled", "endings"))
     return BatchInfo(
-        *(str(facts["id"]), _name_in(str(facts["home"])), "ended", *counts),
+        id=str(facts["id"]),
+        queue=_name_in(str(facts["home"])),
+        state="ended",
+        jobs=int(facts["added"]),
+        finished=int(facts["finished"]),
+        failed=int(facts["failed"]),
+        cancelled=int(facts["cancelled"]),
+        endings=int(facts["endings"]),
         meta=meta_of(str(facts.get("meta") or "")),
         ended=from_ms(int(facts["ended_at"])),
         cancel_reason=cast("str | None", facts.get("cancel_reason")),

@@ -58,6 +58,12 @@ class QueueInfo:
     """Lanes with tasks."""
     held_lanes: int = 0
     """Lanes with tasks of which none may start now, because the lane is paused or at a limit of its own."""
+    batches: int = 0
+    """Batches whose home queue this is: those that have not ended, and ended ones whose `keep` has not passed."""
+    relay_pending: bool = False
+    """The leader still has to deliver messages of this queue about batches, or to check a batch. True for more than some seconds:
+    the mesh has no leader, or the log of the leader has the event ``relay``.
+    """
 
 
 @dataclass(frozen=True, slots=True)

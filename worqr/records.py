@@ -170,6 +170,18 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRef:
+    """The batch that a job belongs to. ``mesh.queue(ref.queue).batch(ref.id)`` is its handle."""
+
+    queue: str
+    """The name of its home queue."""
+    id: str
+    """Its id."""
+    _home: str = field(default="", repr=False)
+    _token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """Everything that is stored about one job. ``queue.read()`` returns it."""
 
@@ -225,5 +237,7 @@ class JobRecord:
     """For a plain task that became a job: the ids of others with the same payload, at most ten."""
     lane: str = ""
     """Its lane; empty if it has none."""
+    batch: BatchRef | None = None
+    """The batch that it belongs to; None if it belongs to none, or only a result of it is stored."""
     saved_size: int = 0
     """The bytes that the job keeps for its next run: what it saved, and its steps. A step counts as at least 1 KiB."""

@@ -52,6 +52,8 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     held_for: float | None = None
     lanes: int = 0
     held_lanes: int = 0
+    batches: int = 0
+    relay_pending: bool = False
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -103,9 +105,9 @@ def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_in_use(queue: QueueInfo) -> bool:
-    """Return True if the queue is not empty, has a worker, or an operator has paused or limited it."""
+    """Return True if the queue is not empty, keeps batches, has a worker, or an operator has paused or limited it."""
     holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.broken
-    return bool(holds or queue.workers or queue.limits_overridden) or queue.paused is not None
+    return bool(holds or queue.batches or queue.workers or queue.limits_overridden) or queue.paused is not None
 
 
 def most_active(queues: Iterable[QueueInfo]) -> tuple[list[QueueInfo], int, QueueInfo | None]:
@@ -136,6 +138,8 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         oldest_job=max((queue.oldest_job for queue in queues if queue.oldest_job is not None), default=None),
         workers=sum(queue.workers for queue in queues),
         counts=dict(counts),
+        batches=sum(queue.batches for queue in queues),
+        relay_pending=any(queue.relay_pending for queue in queues),
         age=oldest.age,
         age_estimated=oldest.age_estimated,
     )

@@ -65,6 +65,8 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
             "held_for": None,
             "lanes": 0,
             "held_lanes": 0,
+            "batches": 0,
+            "relay_pending": False,
             "unserved": False,
         }
         assert (other["name"], other["unserved"]) == (long, True)

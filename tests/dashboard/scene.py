@@ -27,10 +27,15 @@ QUERIES: dict[str, list[dict[str, str]]] = {
         {"name": "{slow}", "tab": "running"},
         {"name": "{failing}", "tab": "failed"},
         {"name": "{failing}", "tab": "failed", "count": "errors"},
+        {"name": "{batched}", "tab": "failed", "home": "{batched}", "batch": "{batch}"},
         {"name": "{typed}", "tab": "broken"},
         {"name": "{failing}", "tab": "ended"},
     ],
     "/lanes": [{"queue": "{laned}"}],
+    "/batches": [{"queue": "{batched}"}],
+    "/batch": [{"queue": "{batched}", "id": "{batch}"}],
+    "/api/v1/batches": [{"queue": "{batched}"}, {"queue": "{batched}", "format": "csv"}],
+    "/api/v1/batch": [{"queue": "{batched}", "id": "{batch}"}],
     "/api/v1/lanes": [{"queue": "{laned}"}, {"queue": "{laned}", "format": "csv"}],
     "/job": [
         {"queue": "{queue}", "id": "{job}"},
@@ -67,16 +72,20 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/confirm": [
         *({"act": act, "queue": "{failing}"} for act in ("retry", "drop")),
         *({"act": act, "queue": "{queue}"} for act in ("run", "cancel", "delete")),
+        *({"act": act, "queue": "{batched}", "batch": "{batch}"} for act in ("cancel-batch", "retry-batch")),
     ],
     "/payload": [{"queue": "{queue}", "id": "{job}"}],
 }
 """The queries of each page, with the names of the scene in braces."""
+OTHERS = ("slow", "failing", "typed", "laned", "batched", "unserved")
+"""The queues besides `queue`, by the ends of their names."""
 GENERAL = {"queue": "{failing}", "name": "{failing}", "id": "{job}"}
 """The query of pages that are not in `QUERIES`."""
 VIEWS = [
     *({"view": view} for view in ("overview", "queues", "running", "failed", "workers", "log")),
     {"view": "queue", "name": "{slow}", "tab": "running"},
     {"view": "job", "queue": "{slow}", "id": "{job}"},
+    {"view": "batch", "queue": "{failing}", "id": "{batch}"},
 ]
 """The queries of streams."""
 
@@ -87,6 +96,7 @@ class Texts:
 
     queue: str = "orders"
     job: str = JOB
+    batch: str = "import-7"
     app: str = "shop"
     payload: bytes = b'{"order": 7, "password": "s3cr3t-payload"}'
     meta: str = "acme"
@@ -100,7 +110,7 @@ class Texts:
 @dataclass(frozen=True)
 class Scene:
     """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters, and
-    `laned` has a lane.
+    `laned` has a lane. `batched` is the home of a batch with a job that has failed, and one in `unserved` that waits.
     """
 
     mesh: worqr.Mesh
@@ -110,9 +120,10 @@ class Scene:
     @property
     def names(self) -> dict[str, str]:
         queue, texts = self.texts.queue, self.texts
-        queues = {"queue": queue, **{name: f"{queue}-{name}" for name in ("slow", "failing", "typed", "laned")}}
+        queues = {"queue": queue, **{name: f"{queue}-{name}" for name in OTHERS}}
         return queues | {
             "job": texts.job,
+            "batch": texts.batch,
             "worker": self.worker,
             "app": texts.app,
             "schedule": texts.schedule,
@@ -161,6 +172,7 @@ async def open_scene(
     mesh.every(86_400, mesh.call(names["typed"], number=1), name=texts.schedule)
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(partial(peer.serve, result_ttl=60, recent=100), names["failing"], fails)
+        await nursery.start(peer.serve, names["batched"], fails)
         await nursery.start(peer.serve, names["slow"], runs)
         await _fill(mesh, names, texts)
         yield Scene(mesh, texts, peer.id)
@@ -176,10 +188,14 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
     await mesh.queue(names["laned"]).dispatch(texts.payload, lane=texts.lane)
     await mesh.queue(names["laned"]).pause(texts.reason, lane=texts.lane)
     await mesh.queue(names["failing"]).dispatch(texts.payload, id=texts.job, meta=meta)
+    async with mesh.batch(queue=names["batched"], id=texts.batch, meta=meta) as batch:
+        await batch.dispatch_many([mesh.call(names[name], text=texts.meta) for name in ("batched", "unserved")])
     await mesh.queue(names["typed"]).enqueue(texts.payload)
     await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)
     await mesh.queue(names["slow"]).enqueue(texts.payload)
     with trio.fail_after(PATIENCE):
+        while (await mesh.queue(names["batched"]).batch(texts.batch).info()).failed < 1:
+            await trio.sleep(0.01)
         while not await mesh.queue(names["failing"]).recent():
             await trio.sleep(0.01)
         while (await mesh.queue(names["typed"]).info()).broken < 1:

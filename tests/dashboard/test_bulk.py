@@ -270,6 +270,8 @@ ACTS: dict[str, dict[str, str]] = {
     "/drop-all": {"queue": "orders-failing", "count": "1"},
     "/run-all": {"queue": "orders", "count": "1"},
     "/cancel-all": {"queue": "orders", "count": "3", "reason": "because"},
+    "/cancel-batch": {"queue": "orders-batched", "batch": "import-7", "count": "1", "reason": "because"},
+    "/retry-batch": {"queue": "orders-batched", "batch": "import-7", "count": "1"},
     "/delete": {"queue": "orders", "count": "3", "typed": "orders"},
     "/worker-ask": {"worker": "", "what": "quiet"},
     "/worker-evict": {"worker": "", "typed": str(os.getpid())},
@@ -299,6 +301,9 @@ async def leaves_one_entry(server: Server, name: str, path: str) -> None:
             await ended(site, answer)
         known = {entry.id for entry in before}
         found = [entry for entry in await acts_in_log(scene.mesh) if entry.id not in known and entry.who == "ada"]
+        if path == "/retry-batch":  # each queue of the batch has an entry, too
+            assert [entry.kind for entry in found] == ["batch_retried", "retried"]
+            del found[1]
         assert len(found) == 1, (path, found)
         assert "worker" not in form or found[0].worker == scene.worker, path
         assert found[0].queue == form.get("queue", "") or path.startswith("/schedule"), path

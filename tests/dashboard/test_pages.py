@@ -81,8 +81,8 @@ async def fail(mesh: worqr.Mesh, queue: str, **payloads: bytes) -> None:
         nursery.cancel_scope.cancel()
 
 
-ASK_FOR_ONE = {"/live", "/queue", "/lanes", "/job", "/payload", "/worker", "/confirm"} | {
-    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "lanes", "ended", "dead-letters")
+ASK_FOR_ONE = {"/live", "/queue", "/lanes", "/job", "/payload", "/worker", "/confirm", "/batch", "/batches"} | {
+    f"/api/v1/{name}" for name in ("scale", "job", "tasks", "lanes", "ended", "dead-letters", "batch", "batches")
 }
 """Addresses that name one queue, job or worker."""
 

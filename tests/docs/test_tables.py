@@ -18,6 +18,7 @@ from tests.docs.tables import REFERENCE, columns, rows, section, words
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr import cron, ops, policy, validation
+from worqr.batch_keys import BatchKeys
 from worqr.client import notifications
 from worqr.client.settings import MAX_PATIENCE
 from worqr.cron import Definition, Trigger, at, ms_of
@@ -176,7 +177,7 @@ def test_the_counters_are_those_of_the_scripts() -> None:
 # wire.md
 
 
-def shapes(keys: QueueKeys | RegistryKeys, arguments: dict[str, Any]) -> set[str]:
+def shapes(keys: QueueKeys | RegistryKeys | BatchKeys, arguments: dict[str, Any]) -> set[str]:
     """Every key and channel that `keys` can spell."""
     found: set[str] = set()
     for name, member in inspect.getmembers(type(keys)):
@@ -191,11 +192,13 @@ def shapes(keys: QueueKeys | RegistryKeys, arguments: dict[str, Any]) -> set[str
 def test_every_key_and_channel_is_on_the_page() -> None:
     arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "producer": "X", "period": "MS"}
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
+    there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})
     text = (REFERENCE / "wire.md").read_text("utf-8")
     assert {key for key in there - {"{worqr}"} if f"`{key}`" not in text} == set()
     written = {
         f"worqr:{{Q1}}{end}" for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.source)
     }
+    written -= {f"worqr:{{Q1}}{end}" for end in (":parts", ":members")}  # they follow the key of a batch, and of a part
     assert {key for key in written if f"`{key}`" not in text} == set()
 
 

@@ -143,6 +143,8 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "workers": queue(workers=["A"]),
         "overridden": queue(overridden=True),
         "lane_rules": queue(lane_rules=1),
+        "batches": queue(batches=1),
+        "needs_relay": queue(needs_relay=True),
     }
     others = {"counts", "next_in_ms", "oldest_ms", "limits", "room", "opens_in_ms"} | {
         "lanes",

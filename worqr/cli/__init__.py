@@ -86,6 +86,11 @@ GROUPS: Final = {
             "worqr.cli.task_commands:jobs",
             "List the waiting, scheduled, blocked or running tasks of a queue.",
         ),
+        "batches": (
+            "worqr.cli.batch_commands:batches",
+            "List batches: those that have not ended first, then the newest.\n\nAn ended batch is listed until its `keep` has "
+            "passed, which is a day if you do not set it.",
+        ),
         "status": (
             "worqr.cli.job_commands:status",
             "Show one job: its state, its last tries with their errors, and its next run.\n\nExit code 1 if the mesh does not "
@@ -125,6 +130,12 @@ GROUPS: Final = {
             "worqr.cli.job_commands:run_now",
             "Make scheduled jobs due now, also those that wait for their next try.\n\nExit code 1 if one of them is not "
             "scheduled.",
+        ),
+        "batch": (
+            "worqr.cli.batch_commands:batch",
+            "Show a batch: its state, how many of its jobs have ended, and its follow-up. Or cancel it, or retry its failed "
+            "jobs.\n\nExit code 1 if the queue has no batch with this id. With --wait, also if the batch ends without all jobs "
+            "finished.",
         ),
         "failed": (
             "worqr.cli.dead_letter_commands:failed",

@@ -24,6 +24,7 @@ _MEANT: Final = {
     "schedules run NAME": "fire trigger",
     "enqueue QUEUE PAYLOAD": "send publish push add produce put",
     "run-now QUEUE ID": "hasten promote now",
+    "batches": "groups group chord chords bulk",
     "cancel QUEUE --id ID": "revoke abort stop terminate",
     "delete QUEUE --yes": "purge clear flush empty remove rm",
     "failed": "dead dlq dead-letter deadletter failures errors",

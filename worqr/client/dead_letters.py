@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from worqr import ops
 from worqr.client.client import Client
@@ -23,6 +23,7 @@ from worqr.validation import check_count, check_text, to_ms
 
 ClaimsByShard = list[tuple[QueueKeys, list[int]]]
 """The claims under which tasks failed, by shard."""
+Entries = list[Failed]
 Change = Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
 """Makes the request that changes some entries."""
 Progress = Callable[[int, int], object]
@@ -94,9 +95,11 @@ class Aside:
             UsageError: An argument is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
+        return await self._list_chosen(limit, Filter.checked(error, before, since), payload=payload)
+
+    async def _list_chosen(self, limit: int, chosen: Filter, *, payload: bool) -> Entries:
         check_count(limit, "limit")
-        shards, chosen = await self._shards(), Filter.checked(error, before, since)
-        head = None if payload else HEAD_BYTES
+        shards, head = await self._shards(), None if payload else HEAD_BYTES
         found = [
             failed_record(keys.display_name, record["task"], record)
             for keys in shards
@@ -321,6 +324,20 @@ class Aside:
             left = None if left is None else left - len(page.records)
             if not page.more:
                 return
+
+
+async def list_members(aside: Aside, token: str, limit: int, **options: Any) -> Sequence[Failed]:
+    """Return entries that belong to a batch, newest first, each with the beginning of its payload.
+
+    Args:
+        aside: The dead-letter queue.
+        token: The token of the batch.
+        limit: At most this many.
+        **options: The `error`, `before` and `since` of `Aside.list`.
+    """
+    checked = {"error": None, "before": None, "since": None, **options}
+    chosen = replace(Filter.checked(**checked), batch=token)
+    return await aside._list_chosen(limit, chosen, payload=False)  # pyright: ignore[reportPrivateUsage]
 
 
 async def retry_members(client: Client, keys: QueueKeys, token: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from worqr.batches import ref_in
 from worqr.client.running import claim_name, deadline_of
 from worqr.client.stats import status_of
 from worqr.job_states import DISPLAY_NAMES
@@ -54,6 +55,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         dead_letters=tuple(_failed(keys, each) for each in found.records),
         twins=tuple(found.twins),
         lane=_text(fields, "lane"),
+        batch=ref_in(fields.get("batch", b"")),
         saved_size=_number(fields, "saved_size") or 0,
     )
 

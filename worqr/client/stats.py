@@ -80,6 +80,8 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         held_for=min((each.opens_in_ms / 1000 for each in shards if each.opens_in_ms is not None), default=None),
         lanes=sum(each.lanes for each in shards),
         held_lanes=sum(each.held_lanes for each in shards),
+        batches=sum(each.batches for each in shards),
+        relay_pending=any(each.needs_relay for each in shards),
     )
 
 

@@ -16,6 +16,7 @@ from uuid import uuid4
 import trio
 
 from worqr.client.client import acting_for
+from worqr.client.noted_batches import cancel_and_note, retry_and_note
 from worqr.errors import WorqrError
 from worqr.inside import client_of
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from worqr.client.queue import Queue
     from worqr.mesh import Mesh
 
-Verb = Literal["retry", "drop", "run", "cancel", "delete"]
+Verb = Literal["retry", "drop", "run", "cancel", "delete", "cancel-batch", "retry-batch"]
 State = Literal["running", "finished", "stopped", "failed"]
 KEPT: Final = 50
 """Acts that have ended and are still shown."""
@@ -36,6 +37,8 @@ KINDS: Final[dict[Verb, str]] = {
     "run": "run_now",
     "cancel": "cancelled_all",
     "delete": "deleted",
+    "cancel-batch": "batch_cancelled",
+    "retry-batch": "batch_retried",
 }
 """The kind of the entry in the log of the mesh."""
 
@@ -55,6 +58,8 @@ class Order:
     error: str = ""
     before: datetime | None = None
     since: datetime | None = None
+    batch: str = ""
+    """The id of the batch, whose home is `queue`; empty: the act is about a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,8 @@ class Bulk:
         with acting_for(order.who):
             async with mesh.connect():
                 try:
-                    changed = await self._changed(mesh.queue(order.queue))
+                    queue = mesh.queue(order.queue)
+                    changed = await (self._changed_in_batch(mesh, queue) if order.batch else self._changed(queue))
                 except Stopped:
                     await self._note(mesh, "bulk_stopped", self.progress.tried)
                     self.progress = replace(self.progress, state="stopped")
@@ -148,9 +154,15 @@ class Bulk:
             case "cancel":
                 count = await queue.cancel_all(reason=order.reason)
                 return count.waiting + count.running
-            case "delete":
+            case _:
                 await queue.delete()
                 return order.meant
+
+    async def _changed_in_batch(self, mesh: Mesh, queue: Queue) -> int:
+        client, batch = client_of(mesh), queue.batch(self.order.batch)
+        if self.order.verb == "retry-batch":
+            return await retry_and_note(client, batch)
+        return await cancel_and_note(client, batch, self.order.reason) or 0
 
     def _tried(self, tried: int, total: int) -> None:
         self.progress = replace(self.progress, tried=tried, total=total)

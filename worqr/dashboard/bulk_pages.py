@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from worqr.dashboard.access import Right
 from worqr.dashboard.acts import reason_of
+from worqr.dashboard.batch_pages import batch_to_change
 from worqr.dashboard.bulk import MOST_SCHEDULED, Bulk, Order, Verb
 from worqr.dashboard.figures import plural
 from worqr.dashboard.guard import Refused
@@ -32,8 +33,11 @@ RIGHTS: Final[dict[Verb, Right]] = {
     "run": "retry",
     "cancel": "cancel",
     "delete": "delete",
+    "cancel-batch": "cancel",
+    "retry-batch": "retry",
 }
 """The right that each act needs."""
+BATCH_ACTS: Final[tuple[Verb, ...]] = ("cancel-batch", "retry-batch")
 WAIT: Final = 1.0
 """Seconds that the answer waits for the end: a short act has ended when its page opens."""
 _DID: Final[dict[Verb, str]] = {
@@ -42,6 +46,8 @@ _DID: Final[dict[Verb, str]] = {
     "run": "made due",
     "cancel": "cancelled",
     "delete": "deleted",
+    "cancel-batch": "cancelled",
+    "retry-batch": "put back",
 }
 
 
@@ -51,6 +57,8 @@ async def confirm(visit: Visit) -> Response:
     if RIGHTS[verb] not in visit.viewer.may:
         raise Refused(403, f"You are {visit.viewer.name!r}, and lack the right {RIGHTS[verb]!r} for this.")
     chosen, counts = Chosen.of(visit, visit.choice("list", ("failed", "broken"))), dict[str, int]()
+    if verb in BATCH_ACTS:
+        return await _confirm_batch(visit, verb)
     if verb in ("retry", "drop"):
         chosen, meant = await _meant(queue, chosen)
     else:
@@ -61,6 +69,15 @@ async def confirm(visit: Visit) -> Response:
         meant = min(info.scheduled, MOST_SCHEDULED) if verb == "run" else sum(counts.values())
     given: dict[str, Any] = {"verb": verb, "queue": queue.name, "chosen": chosen, "counts": counts, "meant": meant}
     return visit.page("confirm.html", live="", typed_above=TYPED_ABOVE, **given)
+
+
+async def _confirm_batch(visit: Visit, verb: Verb) -> Response:
+    info = await batch_to_change(visit)
+    counts = {name: getattr(info, name) for name in ("jobs", "finished", "failed", "cancelled", "pending")}
+    meant = info.pending if verb == "cancel-batch" else info.failed
+    idle = info.state == "ended" if verb == "cancel-batch" else not meant
+    given: dict[str, Any] = {"verb": verb, "queue": info.queue, "batch": info.id, "counts": counts, "meant": meant}
+    return visit.page("confirm_batch.html", live="", typed_above=TYPED_ABOVE, idle=idle, **given)
 
 
 async def _meant(queue: Queue, chosen: Chosen) -> tuple[Chosen, int]:
@@ -80,12 +97,14 @@ def _verb(visit: Visit) -> Verb:
 
 async def start(verb: Verb, visit: Visit) -> Response:
     """Start an act that was confirmed, and show its page."""
-    queue, meant = visit.queue(visit.text("queue")), _confirmed(verb, visit)
+    queue, meant, batch = visit.queue(visit.text("queue")), _confirmed(verb, visit), ""
+    if verb in BATCH_ACTS:
+        batch = (await batch_to_change(visit)).id
     chosen = Chosen.of(visit, visit.choice("list", ("failed", "broken")))
     made = visit.bulk_acts.start(
         Order(
             *(verb, queue.name, visit.viewer.name, meant, reason_of(visit)),
-            *(chosen.which, chosen.error, chosen.before, chosen.since),
+            *(chosen.which, chosen.error, chosen.before, chosen.since, batch),
         )
     )
     if made is None:

@@ -58,6 +58,14 @@ def lanes_text(info: QueueInfo) -> str:
     return f"{figures.count(info.lanes)} {have} tasks.{held}"
 
 
+def batches_text(info: QueueInfo) -> str:
+    """Return what the page of a queue says of the batches whose home it is; empty if there are none."""
+    if not info.batches:
+        return ""
+    have = "batch has its" if info.batches == 1 else "batches have their"
+    return f"{figures.count(info.batches)} {have} home in this queue, ended ones included."
+
+
 def may_run(info: QueueInfo, soon: int) -> int:
     """Return how many tasks could run now if there were workers for all of them.
 

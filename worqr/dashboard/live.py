@@ -25,6 +25,7 @@ from worqr.dashboard.graphs import NAMES, Graphs
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.histories import read_graphs
 from worqr.dashboard.numbers import (
+    batch_numbers,
     header_numbers,
     job_numbers,
     queue_numbers,
@@ -107,14 +108,16 @@ async def stream(visit: Visit) -> Answer:
     """Return a stream of the numbers of one page."""
     if visit.looks.streams >= MOST:
         raise Refused(503, "Too many pages are open: this one is not live. Reload it to look again.")
-    view = visit.choice("view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk", "log"))
-    readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk, "log": _log}
-    if view in ("queue", "job"):
+    view = visit.choice(
+        "view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk", "log", "batch")
+    )
+    readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk, "log": _log, "batch": _batch}
+    if view in ("queue", "job", "batch"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
     if view == "bulk":
         bulk_pages.numbers(visit)
     return EventStream(
-        visit, partial(readers.get(view, _mesh), visit), QUICK if view in ("queue", "job", "bulk") else SLOW
+        visit, partial(readers.get(view, _mesh), visit), QUICK if view in ("queue", "job", "bulk", "batch") else SLOW
     )
 
 
@@ -188,6 +191,18 @@ async def _job(visit: Visit) -> News:
         return News(texts, (status.state, status.attempts))
 
     return await visit.looks.get(("job", name, job.id), read, within=QUICK - 0.1, spare=True)
+
+
+async def _batch(visit: Visit) -> News:
+    name, state = visit.text("queue"), await _state(visit)
+    batch = visit.queue(name).batch(visit.text("id"))
+
+    async def read(_before: News | None) -> News:
+        info = await batch.info()
+        rows = (info.state, info.cancel_reason, info.endings, info.queues, bool(info.failed))
+        return News(batch_numbers(info) | header_numbers(state), rows)
+
+    return await visit.looks.get(("batch", name, visit.text("id")), read, within=QUICK - 0.1, spare=True)
 
 
 async def _running(visit: Visit) -> News:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
+from worqr.batches import BatchInfo
 from worqr.dashboard import figures
-from worqr.dashboard.holds import lanes_text, limits_text, pause_text
+from worqr.dashboard.holds import batches_text, lanes_text, limits_text, pause_text
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.mesh_records import QueueInfo, WorkerInfo
@@ -72,12 +73,13 @@ def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
 
 
 def hold_numbers(info: QueueInfo) -> dict[str, str]:
-    """Return what the page of a queue says of its pause, its limits and its lanes."""
+    """Return what the page of a queue says of its pause, its limits, its lanes and its batches."""
     start = f"queue.{info.name}"
     return {
         f"{start}.pause": pause_text(info),
         f"{start}.limits": limits_text(info),
         f"{start}.lanes": lanes_text(info),
+        f"{start}.batches": batches_text(info),
     }
 
 
@@ -137,3 +139,27 @@ def job_numbers(status: Status, redactor: Redactor, now: datetime) -> dict[str, 
         "job.attempts": figures.count(status.attempts),
         "job.failures": figures.count(status.failures),
     }
+
+
+def batch_state(info: BatchInfo) -> str:
+    """Return the state of a batch for people: how an ended batch ended."""
+    if info.state != "ended":
+        return info.state
+    return "finished" if info.succeeded else "failed" if info.cancel_reason is None else "cancelled"
+
+
+def batch_share(info: BatchInfo) -> str:
+    """Return how many of the jobs have ended, from 0 to 1."""
+    return bar((info.jobs - info.pending) / info.jobs if info.jobs else None)
+
+
+def ended_text(info: BatchInfo) -> str:
+    """Return how many of the jobs have ended, as text."""
+    return f"{figures.count(info.jobs - info.pending)} of {figures.count(info.jobs)}"
+
+
+def batch_numbers(info: BatchInfo) -> dict[str, str]:
+    """Return the texts that change on the page of a batch while its state stays."""
+    counts = {name: getattr(info, name) for name in ("jobs", "pending", "finished", "failed", "cancelled")}
+    texts = {f"batch.{name}": figures.count(number) for name, number in counts.items()}
+    return texts | {"batch.ended": f"{ended_text(info)} jobs have ended", "batch.bar": batch_share(info)}

@@ -12,7 +12,7 @@ import jinja2
 
 from worqr.dashboard import figures, holds
 from worqr.dashboard.notices import notice
-from worqr.dashboard.numbers import run_key
+from worqr.dashboard.numbers import batch_state, run_key
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.dashboard.trace_links import TraceLinks
@@ -68,8 +68,16 @@ def environment() -> jinja2.Environment:
     filters |= {"plain": escape, "age": age_text, "leader": leader_text, "source": source_text, "of_queue": _of_queue}
     filters |= {
         each.__name__: each
-        for each in (holds.hold_word, holds.hold_text, holds.pause_text, holds.limits_text, holds.lanes_text)
+        for each in (
+            holds.hold_word,
+            holds.hold_text,
+            holds.pause_text,
+            holds.limits_text,
+            holds.lanes_text,
+            holds.batches_text,
+        )
     }
+    filters["batch_state"] = batch_state
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return made
 

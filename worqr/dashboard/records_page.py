@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from worqr.client.noted_batches import failed_members
 from worqr.dashboard.batches import gathered
 from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
+from worqr.errors import NoResult
+from worqr.inside import client_of
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import Aside
@@ -79,8 +82,9 @@ def time_of(visit: Visit, name: str) -> datetime | None:
 async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS) -> dict[str, Any]:
     """Return one page of records, as its template needs it. Of each payload, only the beginning is read."""
     chosen, older, job = Chosen.of(visit, tab), time_of(visit, "older"), visit.text("job").strip()
+    batch = {"queue": visit.text("home"), "id": visit.text("batch")} if visit.text("batch") else None
     before = min((when for when in (chosen.before, older) if when is not None), default=None)
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, queue, chosen, before, job, size)]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, visit, queue, chosen, before, job, size)]
     if visit.text("count") == "errors":
         calls.append(partial(read_counts, visit, [queue.name], chosen.which))
     records, *counted = await gathered(calls)
@@ -90,17 +94,33 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
         "chosen": chosen,
         "older": older,
         "job": job,
+        "batch": batch,
         "errors": counted[0].of_queue(queue.name) if counted else None,
         "counted": counted[0] if counted else None,
     }
 
 
-async def _page(queue: Queue, chosen: Chosen, before: datetime | None, job: str, size: int) -> list[Failed]:
+async def _page(
+    visit: Visit, queue: Queue, chosen: Chosen, before: datetime | None, job: str, size: int
+) -> Sequence[Failed]:
     if not job:
         options = replace(chosen, before=before).options
+        if visit.text("batch"):
+            return await _of_batch(visit, chosen.aside(queue), size + 1, options)
         return await chosen.aside(queue).list(size + 1, payload=False, **options)
     records = (await queue.read(job)).dead_letters
     return [each for each in records if _matches(each, chosen, before)][:size]
+
+
+async def _of_batch(visit: Visit, aside: Aside, limit: int, options: dict[str, Any]) -> Sequence[Failed]:
+    """Return the records that belong to the batch that the address names. Raises Refused if it is unknown."""
+    home, batch = visit.queue(visit.text("home")).name, visit.text("batch")
+    try:
+        return await failed_members(client_of(visit.mesh), home, batch, aside, limit, **options)
+    except NoResult:
+        raise Refused(
+            404, "There is no such batch: it never existed, or its record was deleted after its end."
+        ) from None
 
 
 def _matches(record: Failed, chosen: Chosen, before: datetime | None) -> bool:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
 
-from worqr.dashboard import log_page, reading, records_page
+from worqr.dashboard import batch_pages, log_page, reading, records_page
 from worqr.dashboard.bulk_pages import seen_acts, sentence
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
 from worqr.escaping import escape
 
 if TYPE_CHECKING:
+    from worqr.batches import BatchInfo
     from worqr.cron import Schedule
     from worqr.dashboard.bulk import Bulk
     from worqr.dashboard.payloads import Redactor
@@ -226,13 +227,28 @@ async def job(visit: Visit) -> Response:
         raise Refused(
             404, "Nothing is stored about this job: it is unknown, or it has ended and its result was not kept."
         )
-    return Response(json_of(job_fields(record, visit.redactor)), media_type="application/json")
+    fields = job_fields(record, visit.redactor) | {"batch": None}
+    if record.batch is not None and visit.viewer.sees(record.batch.queue):
+        fields["batch"] = {"queue": record.batch.queue, "id": record.batch.id}
+    return Response(json_of(fields), media_type="application/json")
+
+
+async def batches(visit: Visit) -> Rows:
+    """The batches whose home is a queue: those that have not ended first, then the newest."""
+    found = await visit.queue(visit.text("queue")).batches(_limit(visit))
+    return Rows([batch_row(visit, info) for info in found], {})
+
+
+async def batch(visit: Visit) -> Response:
+    """One batch, as JSON."""
+    return Response(json_of(batch_row(visit, await batch_pages.read(visit))), media_type="application/json")
 
 
 READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/queues": queues,
     "/api/v1/tasks": tasks,
     "/api/v1/lanes": lanes,
+    "/api/v1/batches": batches,
     "/api/v1/running": running,
     "/api/v1/ended": ended,
     "/api/v1/dead-letters": dead_letters,
@@ -313,6 +329,19 @@ def entry_row(redactor: Redactor, entry: LogEntry) -> Row:
     return {**asdict(entry), "text": redactor.text(entry.text)}
 
 
+def batch_row(visit: Visit, info: BatchInfo) -> Row:
+    """Return a batch, with those of its queues that the viewer sees."""
+    queue, job = batch_pages.seen_follow_up(visit, info) or (None, None)
+    return {
+        **{name: getattr(info, name) for name in ("queue", "id", "state", "jobs", "finished", "failed", "cancelled")},
+        **{name: getattr(info, name) for name in ("pending", "succeeded", "endings", "created", "ended")},
+        "cancel_reason": None if info.cancel_reason is None else visit.redactor.text(info.cancel_reason),
+        "queues": batch_pages.seen_queues(visit, info),
+        "follow_up": {"queue": queue, "id": job},
+        "meta": {name: visit.redactor.meta(name, value) for name, value in info.meta.items()},
+    }
+
+
 def act_row(act: Bulk) -> Row:
     """Return an act on many tasks, and how far it is."""
     order, progress = act.order, act.progress
@@ -320,6 +349,7 @@ def act_row(act: Bulk) -> Row:
         "id": act.id,
         "act": order.verb,
         "queue": order.queue,
+        "batch": order.batch or None,
         "who": order.who,
         "began": act.began,
         "state": progress.state,

@@ -81,6 +81,12 @@ FLEET: Final[dict[str, Metric]] = {
     ),
     "worqr_queue_lanes": _gauge("lanes with tasks", "queue"),
     "worqr_queue_held_lanes": _gauge("lanes with tasks of which none may start now", "queue"),
+    "worqr_queue_batches": _gauge(
+        "batches whose home queue it is: not ended, or ended less than their `keep` ago", "queue"
+    ),
+    "worqr_queue_relay_pending": _gauge(
+        "1 if the leader still has to deliver messages of the queue about batches, or to check a batch", "queue"
+    ),
     "worqr_queue_age_seconds": _gauge("for how long the oldest task has waited; absent if none waits", "queue"),
     "worqr_queue_age_estimated": _gauge(
         "1 if the leader estimated that age, because a plain task is in front; absent if none waits", "queue"

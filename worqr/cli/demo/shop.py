@@ -68,6 +68,7 @@ def make_mesh(url: str, name: str) -> worqr.Mesh:
 
     _declare_schedules(mesh)
     _declare_limited(mesh)
+    _declare_batched(mesh)
     return mesh
 
 
@@ -95,6 +96,24 @@ def _declare_limited(mesh: worqr.Mesh) -> None:
         await trio.sleep(random.uniform(2, 5))
 
 
+def _declare_batched(mesh: worqr.Mesh) -> None:
+    """Declare the functions of the batches: new prices for the products of a shop, which are published when all are there."""
+
+    @mesh.task(name="prices.update", concurrency=4)
+    async def update(shop: str, product: int) -> None:
+        await trio.sleep(random.uniform(0.2, 1.0))
+        if random.random() < 0.01:
+            raise worqr.Failure(f"{shop} has no product {product}")
+
+    @mesh.task(name="prices.publish")
+    async def publish(shop: str) -> None:
+        await trio.sleep(1)
+
+    @mesh.task(name="prices.correct")
+    async def correct(shop: str) -> None:
+        await trio.sleep(1)
+
+
 async def prepare(mesh: worqr.Mesh) -> None:
     """Enqueue what is there from the beginning: paused, unserved and scheduled work, and payloads that cannot be decoded."""
     await mesh.queue(PAUSED).pause("the layout is wrong, Ada repairs it")
@@ -115,6 +134,15 @@ async def sync(mesh: worqr.Mesh, shop: str, page: int) -> None:
     await mesh.queue("catalog.sync").dispatch(task, id=f"{shop}-{page}", lane=shop)
 
 
+async def update_prices(mesh: worqr.Mesh, shop: str, number: int) -> None:
+    """Dispatch a batch of price updates. Its follow-up publishes the prices, or corrects the products that failed."""
+    publish, correct = mesh.call("prices.publish", shop=shop), mesh.call("prices.correct", shop=shop)
+    async with mesh.batch(
+        id=f"prices-{shop}-{number}", then=publish, otherwise=correct, meta={"shop": shop}, keep=3600
+    ) as batch:
+        await batch.dispatch_many([mesh.call("prices.update", shop=shop, product=n) for n in range(40)])
+
+
 async def feed(mesh: worqr.Mesh) -> None:
     """Enqueue work for ever, at a rate that rises and falls."""
     mail, charge = mesh.queue("mail.send"), mesh.queue("payments.charge")
@@ -133,6 +161,8 @@ async def feed(mesh: worqr.Mesh) -> None:
             await mesh.queue("images.resize").dispatch(picture, id=f"photo-{order}")
         if order % 3 == 1:
             await sync(mesh, random.choices(SHOPS, (6, 3, 2, 1))[0], order)
+        if order % 25 == 1:
+            await update_prices(mesh, random.choice(SHOPS), order)
         if order % 20 == 1:
             places = [b'{"address": "%d Harbour Road"}' % n for n in range(15)]
             await mesh.queue("geo.locate").enqueue(*places)
