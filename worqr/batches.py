@@ -110,9 +110,15 @@ def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:
     if packed is None:
         return None
     facts = msgspec.msgpack.decode(packed, type=dict[str, Any])
-    counts = (int(facts[name]) for name in ("added", "finished", "failed", "cancelled", "endings"))
     return BatchInfo(
-        *(str(facts["id"]), _name_in(str(facts["home"])), "ended", *counts),
+        id=str(facts["id"]),
+        queue=_name_in(str(facts["home"])),
+        state="ended",
+        jobs=int(facts["added"]),
+        finished=int(facts["finished"]),
+        failed=int(facts["failed"]),
+        cancelled=int(facts["cancelled"]),
+        endings=int(facts["endings"]),
         meta=meta_of(str(facts.get("meta") or "")),
         ended=from_ms(int(facts["ended_at"])),
         cancel_reason=cast("str | None", facts.get("cancel_reason")),
