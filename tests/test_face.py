@@ -420,6 +420,7 @@ async def test_tenants(load: Callable[[str], Any]) -> None:
         await sync.queue.delete()
 
 
+<<<<<<< HEAD
 async def test_lists(load: Callable[[str], Any]) -> None:
     p24 = load("p24_lists")
     page = p24.Page("/a", "text")
@@ -442,6 +443,20 @@ async def test_lists(load: Callable[[str], Any]) -> None:
             return (await p24.index.queue.info()).counts.get("finished", 0)
 
         await eventually(finished, 1)
+=======
+@pytest.mark.leaves("{*}:batch*", "{*}:part:*", "{*}:outbox")
+async def test_batches(load: Callable[[str], Any]) -> None:
+    p22 = load("p22_batches")
+    async with p22.mesh.join():
+        await trio.to_thread.run_sync(p22.without_a_loop)
+        async with p22.mesh.batch(then=p22.publish.call("a"), otherwise=p22.apologize.call("a")) as batch:
+            await batch.dispatch(p22.scan.call("folder"))
+        assert await batch.result(timeout=30) == "a: 4 of 4"
+        with pytest.raises(worqr.UsageError, match="then of a batch must be a call"):
+            async with p22.mesh.batch(then=p22.publish):
+                raise AssertionError
+    p22.mesh.blocking.close()
+>>>>>>> wt-bcli
 
 
 async def test_typed_payloads(load: Callable[[str], Any]) -> None:

@@ -57,7 +57,7 @@ class Batch:
     ) -> None:
         self._client = client
         self._producer = producer
-        self._known = None if home is None or id is None else (home, id)
+        self._known: tuple[QueueKeys, str] | None = None if home is None or id is None else (home, id)
         self._token = token
         self._opened: dict[str, Mapping[str, object]] = {}
 

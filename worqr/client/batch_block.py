@@ -100,16 +100,18 @@ def plan_of(options: Mapping[str, Any]) -> Plan:
         facts["on_failed"] = "cancel"
     if "meta" in options:
         facts["meta"] = str(encode_options({"meta": options["meta"]})["meta"])
-    calls = [options.get("then"), options.get("otherwise")]
-    queues = [call.queue for call in calls if call is not None]
+    then: Call[Any] | None = options.get("then")
+    otherwise: Call[Any] | None = options.get("otherwise")
+    queues = [call.queue for call in (then, otherwise) if call is not None]
     given = check_name(options["queue"]) if "queue" in options else None
     return Plan(
-        *calls,
-        given or next(iter(queues), None),
-        check_id(options["id"]) if "id" in options else None,
-        milliseconds(options.get("keep", KEEP), "keep"),
-        milliseconds(options.get("open_for", OPEN_FOR), "open_for"),
-        facts,
+        then=then,
+        otherwise=otherwise,
+        queue=given or next(iter(queues), None),
+        id=check_id(options["id"]) if "id" in options else None,
+        keep_ms=milliseconds(options.get("keep", KEEP), "keep"),
+        open_for_ms=milliseconds(options.get("open_for", OPEN_FOR), "open_for"),
+        facts=facts,
     )
 
 
@@ -240,7 +242,7 @@ class OpenBatch(Batch):
         try:
             if isinstance(error, Exception):
                 await self.cancel(reason=reason)
-            elif not isinstance(error, GeneratorExit):  # in a generator that nobody finishes, nothing can wait
+            elif not isinstance(error, GeneratorExit):  # in a generator that is not finished, nothing can wait
                 with self._client.link.driver.move_on_after(CANCEL_WITHIN, shield=True):
                     await self._client.ask(ops.cancel_batch(await self._home(), self.id, self._token, reason))
         except WorqrError as failed:

@@ -181,7 +181,7 @@ class Producer:
         positions: list[tuple[int, QueueKeys]] = []
         waiting: list[tuple[QueueKeys, float, list[tuple[int, Call[Any]]]]] = []
         for keys, of_shard in await self._by_shard(calls):
-            more = {} if options_at is None else await options_at(keys)
+            more: Mapping[str, object] = {} if options_at is None else await options_at(keys)
             positioned = [
                 (n, replace(call, _options={**call._options, **more}) if more else call) for n, call in of_shard
             ]

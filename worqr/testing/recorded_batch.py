@@ -52,8 +52,8 @@ class RecordingBatchMaker(BatchMaker):
 
     def open(self, client: Client, producer: Producer, plan: Plan, parent: Batch | None) -> OpenBatch:
         """Record a new batch."""
-        given = (call if call is None else producer.follow_up(call) for call in (plan.then, plan.otherwise))
-        batch = SentBatch([], *given, meta_of(plan.facts.get("meta", "")))
+        then, otherwise = (call if call is None else producer.follow_up(call) for call in (plan.then, plan.otherwise))
+        batch = SentBatch([], then, otherwise, meta_of(plan.facts.get("meta", "")))
         self._sent.append(batch)
         return RecordedBatch(client, producer, plan, batch, f"@{next(self._numbers)}")
 
@@ -108,8 +108,10 @@ class RecordedBatch(OpenBatch):
         queue, name = ("", "") if self._known is None else (self.queue, self.id)
         reason = self._batch.cancelled[0] if self._batch.cancelled else None
         queues = tuple(sorted({call.queue for call in self._batch.calls}))
-        counts = (len(self._batch.calls), 0, 0, 0, 0)
-        return BatchInfo(name, queue, state, *counts, meta=self._batch.meta, cancel_reason=reason, queues=queues)
+        jobs = len(self._batch.calls)
+        return BatchInfo(
+            name, queue, state, jobs, 0, 0, 0, 0, meta=self._batch.meta, cancel_reason=reason, queues=queues
+        )
 
     def _never(self) -> NoReturn:
         raise NoResult(f"{self!r} was recorded and never sent: to see it run, use worqr.testing.bench")
