@@ -420,7 +420,6 @@ async def test_tenants(load: Callable[[str], Any]) -> None:
         await sync.queue.delete()
 
 
-<<<<<<< HEAD
 async def test_lists(load: Callable[[str], Any]) -> None:
     p24 = load("p24_lists")
     page = p24.Page("/a", "text")
@@ -443,7 +442,8 @@ async def test_lists(load: Callable[[str], Any]) -> None:
             return (await p24.index.queue.info()).counts.get("finished", 0)
 
         await eventually(finished, 1)
-=======
+
+
 @pytest.mark.leaves("{*}:batch*", "{*}:part:*", "{*}:outbox")
 async def test_batches(load: Callable[[str], Any]) -> None:
     p22 = load("p22_batches")
@@ -456,7 +456,6 @@ async def test_batches(load: Callable[[str], Any]) -> None:
             async with p22.mesh.batch(then=p22.publish):
                 raise AssertionError
     p22.mesh.blocking.close()
->>>>>>> wt-bcli
 
 
 async def test_typed_payloads(load: Callable[[str], Any]) -> None:
