@@ -20,8 +20,8 @@ import redis
 import trio
 
 import worqr
-from tests.ops.driver import FUTURE, PAST, Desk
 from tests.ops.batches import TOKEN
+from tests.ops.driver import FUTURE, PAST, Desk
 from tests.ops.scene import AFAR, CALLS, NO_SCENE, SCATTERED, Scene, member_of, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
 from tests.peer.tools import QUICK, eventually, serving, until

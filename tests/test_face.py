@@ -444,6 +444,20 @@ async def test_lists(load: Callable[[str], Any]) -> None:
         await eventually(finished, 1)
 
 
+@pytest.mark.leaves("{*}:batch*", "{*}:part:*", "{*}:outbox")
+async def test_batches(load: Callable[[str], Any]) -> None:
+    p22 = load("p22_batches")
+    async with p22.mesh.join():
+        await trio.to_thread.run_sync(p22.without_a_loop)
+        async with p22.mesh.batch(then=p22.publish.call("a"), otherwise=p22.apologize.call("a")) as batch:
+            await batch.dispatch(p22.scan.call("folder"))
+        assert await batch.result(timeout=30) == "a: 4 of 4"
+        with pytest.raises(worqr.UsageError, match="then of a batch must be a call"):
+            async with p22.mesh.batch(then=p22.publish):
+                raise AssertionError
+    p22.mesh.blocking.close()
+
+
 async def test_typed_payloads(load: Callable[[str], Any]) -> None:
     p20 = load("p20_typed_payloads")
     order = p20.Order(id=p20.UUID(int=7), total=p20.Decimal("1.10"), at=NOON)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.batch_block import BatchOptions as BatchOptions
     from worqr.client.blocking import BlockingMesh as BlockingMesh
     from worqr.client.blocking import BlockingQueue as BlockingQueue
+    from worqr.client.blocking_batch import BlockingBatch as BlockingBatch
     from worqr.client.blocking_jobs import BlockingJob as BlockingJob
     from worqr.client.call import Call as Call
     from worqr.client.dead_letters import Aside as Aside
@@ -104,6 +105,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 
 _HOMES = {
     "worqr.client.blocking": "BlockingMesh BlockingQueue",
+    "worqr.client.blocking_batch": "BlockingBatch",
     "worqr.client.blocking_jobs": "BlockingJob",
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch",

@@ -2,7 +2,6 @@
 
 `EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/reference/log-events.md are made from them.
 `emit` logs one event: the line begins with the event's name, and the facts that it states are fields of the record as well.
-
 Modules call `emit` where an event happens, or `LogThread.emit` and `ErrorThrottle.error`, which call it.
 """
 
@@ -230,6 +229,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "scheduled jobs could not be put in line; the leader tries again in a second",
         "queue error repeated",
     ),
+    "relay": _event((INFO, ERROR), "messages about batches are late; the leader tries again", "queue error repeated"),
     "tick_schedules": _event(
         (INFO, WARNING, ERROR),
         "schedules are read late; WARNING: a schedule is fired by another leader only, or has missed firings",

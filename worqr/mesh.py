@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from worqr.client.async_context import async_block
 from worqr.client.batch import Batch
-from worqr.client.batch_handles import batch_of_ref
 from worqr.client.blocking import BlockingMesh
 from worqr.client.call import Call, named_call
 from worqr.client.connections import CONNECT, JOIN, check_loop
@@ -342,4 +341,4 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             LookupError: Called outside a handler.
         """
         ref = current().batch
-        return None if ref is None else batch_of_ref(self._client, self._client.producer, ref)
+        return None if ref is None else self._client.batch_of(ref)

@@ -144,11 +144,11 @@ def delivery(desk: Desk, message: OutboxMessage) -> Call[Any]:
     base, *parts = message.parts
     target, told = keys_at(desk.prefix, base.decode()), [bytes(part).decode("latin-1") for part in parts]
     if message.kind == "report":
-        id, token, part, version, closed, counts = told
-        return ops.report_part(target, id, token, part, int(version), closed=closed == "1", counts=counts)
+        name, token, part, version, closed, counts = told
+        return ops.report_part(target, name, token, part, int(version), closed=closed == "1", counts=counts)
     if message.kind == "cancel":
-        token, version, home, id, keep, reason = told
-        return ops.cancel_part(target, token, int(version), home, id, keep, reason)
+        token, version, home, name, keep, reason = told
+        return ops.cancel_part(target, token, int(version), home, name, keep, reason)
     token, ending, options, task = parts
     return ops.put_follow_up(target, token.decode(), int(ending), options, task)
 
@@ -193,7 +193,7 @@ def _wrong(desk: Desk, queue: QueueKeys, lost: Collection[tuple[str, str]]) -> I
             continue
         left = {each.decode() for each in client.smembers(BatchKeys(queue).members(token))}
         jobs, records = {each for each in left if not each.startswith("\n")}, members.pop(token, set())
-        if records - jobs or any((queue.base, id) not in lost for id in jobs - records):
+        if records - jobs or any((queue.base, each) not in lost for each in jobs - records):
             yield f"part {token} has the members {jobs}, and these have records: {records}"
         added, *ended = (int(fields.get(name, "0")) for name in COUNTS)
         if added != sum(ended) + len(left):

@@ -25,9 +25,9 @@ KEPT = {"result_ttl": "60000"}
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, a marked one, and on the last member of a
-    batch; the claims under which tasks failed and were broken, and a member of a batch failed. And the state of the scene when it
-    was set."""
+    """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, a marked one, and on the last member of
+    a batch; the claims under which tasks failed and were broken, and a member of a batch failed. And the state of the scene when
+    it was set."""
 
     raw: int
     job: int
@@ -48,8 +48,8 @@ NO_SCENE = Scene(1, 2, 3, 4, 5, 6, 7, 8, [], {}, {})
 
 def set_scene(desk: Desk) -> Scene:
     """A holds claims, B waits for tasks, C is being recovered. A suspect, raw tasks, jobs and a reference without a record wait;
-    two jobs are due, two blocked, one has expired. Results are kept, an id is reserved, and A has a failure handler. Of batches, see
-    `_set_batches`."""
+    two jobs are due, two blocked, one has expired. Results are kept, an id is reserved, and A has a failure handler. There are
+    batches, see `_set_batches`."""
     desk.register("A", "B", "C", queues=["Q1"])
     desk.beat("A", lease_ms=LEASE)
     desk.client.delete(desk.g.worker("C"))
@@ -113,9 +113,9 @@ AFAR = "afa12" * 6
 
 
 def _set_batches(desk: Desk) -> tuple[int, int]:
-    """A batch that is open, with members that are due, wait in another queue and, later, in this one; one that has ended, with a failed
-    member; one whose last member is run by A; one that is over and is to be forgotten; and the closed part of a batch whose home
-    is another queue, with the report to it. Return the claim under which the member failed, and that of A."""
+    """Set batches: one that is open, with members that are due, wait in another queue and, later, in this one; one that has
+    ended, with a failed member; one whose last member A runs; one that is to be forgotten; and the closed part of a batch whose
+    home is another queue, with the report to it. Return the claim under which the member failed, and that of A."""
     far = QueueKeys(desk.prefix, "Q2")
     ended = opened(desk, "ended", token=OTHER, meta='{"a":"b"}', **follow_up("otherwise", far))
     failed = ended.run("A", "member failed")
@@ -189,9 +189,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     ),
     "read_batch": lambda q, g, scene: ops.read_batch(q, "open"),
     "read_part": lambda q, g, scene: ops.read_part(q, SCATTERED),
-    "report_part": lambda q, g, scene: ops.report_part(
-        q, "last", TOKEN, q.base, 1, closed=True, counts="1 0 1 0 0 1"
-    ),
+    "report_part": lambda q, g, scene: ops.report_part(q, "last", TOKEN, q.base, 1, closed=True, counts="1 0 1 0 0 1"),
     "seal_batch": lambda q, g, scene: ops.seal_batch(q, "open", SCATTERED),
     "take_outbox": lambda q, g, scene: ops.take_outbox(q),
     "adopt_worker": lambda q, g, scene: ops.adopt_worker(g, "nobody", "Q1"),

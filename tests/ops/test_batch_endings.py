@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 from tests.ops.batches import KEEP, OTHER, REASON, TOKEN, Opened, delivery, follow_up, messages, opened, relay, wrong
-from tests.ops.driver import BOOM, FUTURE, PAST, Desk, Expires, claim, fields_of, record, reference
+from tests.ops.driver import FUTURE, PAST, Desk, Expires, claim, fields_of, record, reference
 from tests.ops.test_batches import far, field_of, home_record, part_record, stored
 from worqr import ops
 from worqr.batch_keys import BatchKeys
@@ -202,7 +201,13 @@ def test_only_the_follow_up_that_fits_is_stored(desk: Desk) -> None:
 
 
 def test_a_follow_up_has_the_options_of_its_call(desk: Desk) -> None:
-    options = {"lane": "gold", "meta": '{"m":"1"}', "fields": {"result_ttl": "60000"}, "expires": "60000", "front": True}
+    options = {
+        "lane": "gold",
+        "meta": '{"m":"1"}',
+        "fields": {"result_ttl": "60000"},
+        "expires": "60000",
+        "front": True,
+    }
     batch = opened(desk, **follow_up("then", desk.q, b"next", **options))
     later = opened(desk, "later", token=OTHER, **follow_up("then", desk.q, b"next", delay=60_000))
     batch.seal()
@@ -227,9 +232,9 @@ def test_a_follow_up_elsewhere_is_sent_and_stored_once_per_ending(desk: Desk) ->
     batch.seal()
     desk.fail("A", held)
     [message] = messages(desk)
-    id = batch.follow_up_id("otherwise")
+    follow = batch.follow_up_id("otherwise")
     assert (message.topic, message.kind) == (f"follow_up {TOKEN} 1".encode(), "follow_up")
-    assert batch.row().facts["follow_up"] == f"{there.base}\n{id}"
+    assert batch.row().facts["follow_up"] == f"{there.base}\n{follow}"
     assert desk.call(ops.list_tasks(there, 9))[0] == 0
     call = delivery(desk, message)
     assert [desk.send(call), desk.send(call)] == [[b"ok"], [b"stored"]]
@@ -796,9 +801,9 @@ def test_an_inner_batch_whose_record_was_lost_is_found_missing(desk: Desk) -> No
 
 
 def test_batches_are_listed_by_when_they_are_looked_at(desk: Desk) -> None:
-    for n, id in enumerate("abc"):
-        opened(desk, id, token=f"{n:032}")
-        desk.client.zadd(BatchKeys(desk.q).batches, {id: FUTURE - n})
+    for n, name in enumerate("abc"):
+        opened(desk, name, token=f"{n:032}")
+        desk.client.zadd(BatchKeys(desk.q).batches, {name: FUTURE - n})
     number, rows = desk.call(ops.list_batches(desk.q, 0, 2))
     assert (number, [row.id for row in rows]) == (3, ["c", "b"])
     assert rows[0] == desk.call(ops.read_batch(desk.q, "c"))

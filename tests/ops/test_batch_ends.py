@@ -454,7 +454,8 @@ def counts_members(source: str, body: str) -> bool:
     """True if the body of a script counts members, itself or by release_all, which ends all claims of a worker."""
     code = re.sub(r"--.*", "", body)
     return bool(re.search(r"\bcount_members\(", code)) or (
-        "release_all(" in code and bool(re.search(r"function release_all\(.*?count_members\(.*?\nend\n", source, re.DOTALL))
+        "release_all(" in code
+        and bool(re.search(r"function release_all\(.*?count_members\(.*?\nend\n", source, re.DOTALL))
     )
 
 

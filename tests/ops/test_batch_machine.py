@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tests.ops.batches import COUNTS, REASON, Opened, delivery, follow_up, messages, wrong
+from tests.ops.batches import COUNTS, Opened, delivery, follow_up, messages, wrong
 from tests.ops.driver import BOOM, FUTURE, PAST, Desk, fields_of, job
 from tests.support.servers import Server
 from worqr import ops
@@ -33,7 +33,7 @@ STEPS = int(os.environ.get("WORQR_MACHINE_STEPS", "60"))
 RANDOM = "WORQR_MACHINE_RANDOM" in os.environ
 WORKERS = ("A", "B")
 IDS = ("a", "b", "c", None, None)
-KEEP = 1000
+KEEP = 1_000_000_000
 
 queues = st.sampled_from([0, 0, 1])
 workers = st.sampled_from(WORKERS)
@@ -206,8 +206,8 @@ class BatchMachine(RuleBasedStateMachine):
         reply = self.desk.call(ops.start_tasks(self.queues[n], worker, self.starts[n, worker], wanted))
         for i, entry in enumerate(reply.entries):
             if entry is not None:
-                id = str(fields_of(entry)["id"]) if isinstance(entry, list) else None
-                self.held[n, worker][reply.first + i] = id
+                name = str(fields_of(entry)["id"]) if isinstance(entry, list) else None
+                self.held[n, worker][reply.first + i] = name
         self.check(failed=None)
 
     def picked(self, n: int, worker: str, pick: int) -> tuple[int, str | None] | None:
@@ -225,13 +225,16 @@ class BatchMachine(RuleBasedStateMachine):
         found = self.picked(n, worker, pick)
         if found is None:
             return
-        claim, id = found
-        counts = self.is_counted(self.queues[n], id)
+        self.end(n, worker, found[0], twice=twice)
+
+    def end(self, n: int, worker: str, claim: int, *, twice: bool) -> None:
+        name = self.held[n, worker][claim]
+        counts = self.is_counted(self.queues[n], name)
         call = ops.finish_tasks(self.queues[n], worker, [claim])
         reply = self.desk.send(call)
         is_finished = reply == [b"ok"]
-        if is_finished and id and id.startswith("@0000"):
-            self.ended_follow_ups.append(id)
+        if is_finished and name and name.startswith("@0000"):
+            self.ended_follow_ups.append(name)
         self.ended(n, worker, claim)
         self.check(finished=int(is_finished and counts))
         if twice:
@@ -243,8 +246,8 @@ class BatchMachine(RuleBasedStateMachine):
         found, queue = self.picked(n, worker, pick), self.queues[n]
         if found is None:
             return
-        claim, id = found
-        counts = self.is_counted(queue, id)
+        claim, name = found
+        counts = self.is_counted(queue, name)
         if how == "retry":
             status = self.desk.call(ops.retry_task(queue, worker, claim, BOOM, counter="failures", limit=2))
         elif how == "stop":
@@ -404,13 +407,13 @@ class BatchMachine(RuleBasedStateMachine):
                 busy = True
                 self.desk.call(delivery(self.desk, message))
                 self.desk.call(ops.drop_outbox(queue, [message]))
-            for id in self.client.zrange(queue.due, 0, -1):
-                self.client.zadd(queue.due, {id: PAST})
+            for due in self.client.zrange(queue.due, 0, -1):
+                self.client.zadd(queue.due, {due: PAST})
             self.claim(n, "A", 100)
             for worker in WORKERS:
                 for claim in sorted(self.held[n, worker]):
                     busy = True
-                    self.finish(n, worker, 0, twice=False) if claim else None
+                    self.end(n, worker, claim, twice=False)
             self.check_home(queue)
             busy |= any(batch.home == queue and batch.state() != "ended" for batch in self.batches)
         self.counted = self.counters()
@@ -420,8 +423,8 @@ class BatchMachine(RuleBasedStateMachine):
     def check_follow_ups(self, endings: dict[str, int]) -> None:
         """No follow-up ran twice, and there was none without an ending. One may have been cancelled or have failed."""
         assert len(self.ended_follow_ups) == len(set(self.ended_follow_ups))
-        for id in self.ended_follow_ups:
-            token, kind, *ending = id[1:].split(".")
+        for name in self.ended_follow_ups:
+            token, kind, *ending = name[1:].split(".")
             assert kind in self.follow_ups[token]
             assert int(ending[0] if ending else 1) <= endings[token]
 

@@ -15,18 +15,16 @@ from tests.ops.batches import (
     REASON,
     TOKEN,
     Opened,
-    delivery,
     follow_up,
     messages,
     opened,
-    relay,
     wrong,
 )
-from tests.ops.driver import FUTURE, PAST, Desk, Expires, claim, job, record, reference
+from tests.ops.driver import FUTURE, PAST, Desk, claim, job, record, reference
 from worqr import ops
-from worqr.batch_keys import BatchKeys, keys_at
+from worqr.batch_keys import BatchKeys
 from worqr.keys import QueueKeys
-from worqr.ops import BatchCheck, OpenedPart, PartRow, Sealed
+from worqr.ops import OpenedPart, PartRow
 
 DAY = 86_400_000
 FIELD = f"{TOKEN}\n{{home}}\nb"
@@ -127,7 +125,10 @@ def test_an_id_that_a_batch_has_is_refused(desk: Desk) -> None:
 def test_facts_that_cannot_be_are_an_error_before_anything_is_written(desk: Desk, facts: dict[str, Any]) -> None:
     """A follow-up that cannot be stored would break the script that ends the last member."""
     call = ops.open_batch(desk.q, "b", TOKEN, open_for_ms=1, keep_ms=1, facts=facts)
-    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match=r"of a batch|of a dispatch|has no such|a job is"):
+    with (
+        desk.nothing_changes(),
+        pytest.raises(redis.ResponseError, match=r"of a batch|of a dispatch|has no such|a job is"),
+    ):
         desk.send(call)
 
 
@@ -238,9 +239,10 @@ def test_a_member_is_never_another_job_with_its_id(desk: Desk, exists: str) -> N
     batch = opened(desk)
     desk.dispatch("waits")
     desk.dispatch("due", run_at=FUTURE)
-    desk.run("A", "runs") if desk.client.delete(desk.q.base) else None
-    for id in ("waits", "due", "runs"):
-        assert batch.add(id, exists=exists).outcome == "duplicate"
+    desk.client.delete(desk.q.base)
+    desk.run("A", "runs")
+    for name in ("waits", "due", "runs"):
+        assert batch.add(name, exists=exists).outcome == "duplicate"
     assert batch.counts() == {}
     desk.dispatch("gone", unique_for=60_000)
     desk.call(ops.cancel_job(desk.q, "gone", ""))
@@ -260,7 +262,7 @@ def test_a_dispatch_of_a_waiting_member_leaves_it_in_its_batch(desk: Desk) -> No
 def test_many_are_added_at_once_and_each_once(desk: Desk) -> None:
     batch = opened(desk)
     options = batch.options()
-    new = [job(id, batch=options) for id in ("x", "y", "x", None)]
+    new = [job(each, batch=options) for each in ("x", "y", "x", None)]
     found = desk.call(ops.dispatch_jobs(desk.q, new))
     assert [each.outcome for each in found] == ["created", "created", "duplicate", "created"]
     assert counted(batch) == {"added": 3, "left": 3}
@@ -272,7 +274,7 @@ def test_many_are_added_at_once_and_each_once(desk: Desk) -> None:
 def test_of_a_whole_with_one_id_twice_none_is_added(desk: Desk) -> None:
     batch = opened(desk)
     options = batch.options()
-    call = ops.dispatch_jobs(desk.q, [job(id, batch=options) for id in ("x", "x")], all_or_none=True)
+    call = ops.dispatch_jobs(desk.q, [job(each, batch=options) for each in ("x", "x")], all_or_none=True)
     with desk.nothing_happens():
         reply = desk.send(call)
     assert (reply[0], [entry[0] for entry in reply[1:]]) == (b"refused", [b"created", b"duplicate"])
@@ -350,7 +352,10 @@ BAD: list[Any] = [
 @pytest.mark.parametrize("bad", BAD, ids=repr)
 def test_an_option_batch_that_cannot_be_is_an_error_before_anything_is_written(desk: Desk, bad: Any) -> None:
     call = ops.dispatch_jobs(desk.q, [job("good", batch=GOOD), job("x", batch=bad)])
-    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="the option batch of a dispatch cannot be that"):
+    with (
+        desk.nothing_changes(),
+        pytest.raises(redis.ResponseError, match="the option batch of a dispatch cannot be that"),
+    ):
         desk.send(call)
 
 

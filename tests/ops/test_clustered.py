@@ -72,7 +72,11 @@ def test_every_script_works_on_a_node_and_tells_it_in_the_slot(node: redis.Redis
         heard = listener.get_message(timeout=PATIENCE)
     assert heard is not None
     assert re.fullmatch(rb"\w+ \d+", heard["data"])
-    assert {slot_of(key.decode()) for key in plain.all_keys()} == {slot_of(plain.q.base), slot_of(plain.g.base)}
+    assert {slot_of(key.decode()) for key in plain.all_keys()} == {
+        slot_of(plain.q.base),
+        slot_of(plain.g.base),
+        slot_of("Q2"),
+    }
     assert not [key for key in plain.all_keys() if key.endswith(NONEXISTENT.encode())]
 
 

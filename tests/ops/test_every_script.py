@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from tests.ops.driver import KEEPALIVE, Desk, job
 from tests.ops.batches import OTHER, TOKEN
+from tests.ops.driver import KEEPALIVE, Desk, job
 from tests.ops.scene import AFAR, CALLS, SCATTERED, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
 from tests.support.clusters import open_node
@@ -67,7 +67,9 @@ def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
 def batch_keys(keys: QueueKeys) -> list[tuple[str, str]]:
     """Keys of the batches in the scene, each with the word of Lua that makes it."""
     batches, tokens = BatchKeys(keys), (TOKEN, OTHER, SCATTERED, AFAR)
-    made = [(":batch:", make(id)) for make in (batches.batch, batches.parts) for id in ("ended", "last", "open", "old")]
+    made = [
+        (":batch:", make(each)) for make in (batches.batch, batches.parts) for each in ("ended", "last", "open", "old")
+    ]
     made += [(":part:", make(token)) for make in (batches.part, batches.members) for token in tokens]
     return [*made, (":batches", batches.batches), (":outbox", batches.outbox)]
 

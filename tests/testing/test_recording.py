@@ -112,3 +112,77 @@ async def test_one_recording_at_a_time(mesh: worqr.Mesh) -> None:
             pytest.fail("it must not record")
     with testing.recording(mesh), testing.recording(worqr.Mesh()):
         pass
+
+
+# Batches
+
+
+async def test_batches_are_noted_with_the_calls_of_their_jobs(mesh: worqr.Mesh, mail: Mail) -> None:
+    with testing.recording(mesh) as sent:
+        async with mesh.batch(then=mail.call("boss"), otherwise=mail.call("on-call"), meta={"run": "7"}) as batch:
+            assert (await batch.info()).state == "open"
+            job = await batch.dispatch(mail.call("Ada"))
+            assert len(await batch.dispatch_many(mail.call(to) for to in ("Grace", "Barbara"))) == 2
+        await mail.enqueue("Tony")
+        async with mesh.batch(parent=batch, id="night"):
+            pass
+        info = await batch.info()
+    assert isinstance(job, testing.RecordedJob)
+    first, second = sent.batches
+    assert first.calls == [mail.call(to) for to in ("Ada", "Grace", "Barbara")]
+    assert (first.then, first.otherwise, first.meta) == (mail.call("boss"), mail.call("on-call"), {"run": "7"})
+    assert (second.calls, second.then, second.cancelled) == ([], None, [])
+    assert sent.calls(mail) == [mail.call(to) for to in ("Ada", "Grace", "Barbara", "Tony")]
+    assert (info.state, info.jobs, info.pending, info.queue, info.queues) == ("sealed", 3, 3, "mail", ("mail",))
+    assert info.id == batch.id
+
+
+async def test_a_recorded_batch_never_ends(mesh: worqr.Mesh, mail: Mail) -> None:
+    with testing.recording(mesh) as sent:
+        with pytest.raises(ZeroDivisionError):
+            async with mesh.batch() as batch:
+                await batch.dispatch(mail.call("Ada"))
+                raise ZeroDivisionError
+        for wait in (batch.wait, batch.result):
+            with pytest.raises(worqr.NoResult, match="recorded and never sent"):
+                await wait(60)
+        with pytest.raises(worqr.NoResult):
+            async with batch.watch():
+                raise AssertionError
+        with pytest.raises(worqr.BatchEnded, match="was cancelled: its block ended with ZeroDivisionError"):
+            await batch.dispatch(mail.call("Grace"))
+        assert await batch.retry_failed() == 0
+        assert (await batch.info()).cancel_reason == "its block ended with ZeroDivisionError"
+    assert sent.batches[0].cancelled == ["its block ended with ZeroDivisionError"]
+
+
+def test_batches_of_plain_threads_are_recorded(mesh: worqr.Mesh, mail: Mail) -> None:
+    with testing.recording(mesh) as sent:
+        with mesh.blocking.batch(then=mail.call("boss")) as batch:
+            batch.dispatch(mail.call("Ada"))
+        assert batch.info().jobs == 1
+    assert [each.calls for each in sent.batches] == [[mail.call("Ada")]]
+
+
+async def test_what_a_handler_adds_to_its_batch_is_noted(mesh: worqr.Mesh, mail: Mail) -> None:
+    @mesh.task(name="spread")
+    async def spread() -> None:
+        batch = mesh.current_batch()
+        assert batch is not None
+        await batch.dispatch(mail.call(batch.id))
+
+    with testing.recording(mesh) as sent, testing.context(batch=worqr.BatchRef("home", "night")) as context:
+        assert context.batch == worqr.BatchRef("home", "night")
+        await spread()
+    assert [each.calls for each in sent.batches] == [[mail.call("night")]]
+
+
+async def test_the_options_of_a_batch_are_checked_as_always(mesh: worqr.Mesh, mail: Mail) -> None:
+    with testing.recording(mesh) as sent:
+        with pytest.raises(worqr.UsageError, match="then of a batch must be a call"):
+            async with mesh.batch(then=mail):  # type: ignore[arg-type]
+                raise AssertionError
+        with pytest.raises(worqr.UsageError, match="leave id= out"):
+            async with mesh.batch(then=mail.options(id="x").call("Ada")):
+                raise AssertionError
+    assert sent.batches == []

@@ -19,7 +19,8 @@ from typing import Any, TypeVar, cast
 
 from worqr import ops
 from worqr.batch_keys import BatchKeys, keys_at
-from worqr.batches import BatchInfo, BatchState, sum_counts
+from worqr.batches import BatchInfo
+from worqr.client.batch_reader import infos_of
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.dead_letters import retry_members
@@ -28,11 +29,19 @@ from worqr.client.job import Job
 from worqr.client.notifications import Notification, sleep, subscribed
 from worqr.client.outbox_relay import relay_messages
 from worqr.client.producer import Producer
-from worqr.errors import BatchEnded, BatchFailed, NoResult, ResultTimeout, UsageError
+from worqr.errors import (
+    BatchEnded,
+    BatchFailed,
+    NoResult,
+    NotReplicated,
+    ResultTimeout,
+    UsageError,
+    WorqrError,
+    set_job,
+)
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, BatchRow
-from worqr.remote_error import meta_of
-from worqr.validation import Seconds, check_text, from_ms, seconds
+from worqr.ops import MAX_ITEMS
+from worqr.validation import Seconds, check_text, seconds
 
 R = TypeVar("R")
 
@@ -48,16 +57,12 @@ class Batch:
     ) -> None:
         self._client = client
         self._producer = producer
-        self._known = None if home is None or id is None else (home, id)
+        self._known: tuple[QueueKeys, str] | None = None if home is None or id is None else (home, id)
         self._token = token
         self._opened: dict[str, Mapping[str, object]] = {}
 
     def __repr__(self) -> str:
         return "<Batch>" if self._known is None else f"<Batch {self.id!r} of {self.queue!r}>"
-
-    @property
-    def _home(self) -> QueueKeys:
-        return self._located()[0]
 
     @property
     def id(self) -> str:
@@ -85,23 +90,12 @@ class Batch:
             )
         return self._known
 
-    @property
-    def is_located(self) -> bool:
-        """True if its home queue is known, and its record is stored there."""
-        return self._known is not None
+    async def _home(self) -> QueueKeys:
+        """Return the shard that keeps its record."""
+        return self._located()[0]
 
-    def locate(self, home: QueueKeys, id: str) -> None:
-        """Set its home queue and its id. The record is stored there now."""
-        self._known = home, id
-
-    @property
-    def token(self) -> str:
-        """128 random bits that its producer has drawn; empty for a handle that was made of an id."""
-        return self._token
-
-    def open_again(self) -> None:
-        """Open all parts again at the next addition. That tells the server that the producer is alive."""
-        self._opened.clear()
+    async def _locate_at(self, queue: str) -> None:
+        """Store its record in this queue, if it is stored nowhere yet."""
 
     # Adding jobs
 
@@ -118,10 +112,15 @@ class Batch:
             BatchEnded: The batch has ended, or was cancelled. Nothing was stored.
             Duplicate: The id of the call is taken. Nothing was stored: a job of a batch is always a new one.
             QueueFull: The queue is at its `max_length`, or the server is out of memory.
+            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
             UsageError: It is no call; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        return (await self.dispatch_many([call]))[0]
+        jobs, late = await self._add_all([call])
+        if late is not None:
+            set_job(late, jobs[0])
+            raise late
+        return jobs[0]
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add jobs, a thousand in one round trip.
@@ -136,20 +135,36 @@ class Batch:
             BatchEnded: The batch has ended, or was cancelled. Jobs before that are stored.
             Duplicate: The id of a call is taken. Other calls of its thousand may be stored.
             QueueFull: A queue is at its `max_length`. Other calls of its thousand may be stored.
+            NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             UsageError: One is no call; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
+            Unavailable: The server did not reply within `patience`. A note says how many jobs were added.
         """
-        jobs: list[Job[R]] = []
-        for some in _thousands(calls):
-            jobs += await self._add(some)
+        jobs, late = await self._add_all(calls)
+        if late is not None:
+            raise late
         return jobs
 
-    async def _add(self, calls: list[Call[R]]) -> list[Job[R]]:
+    async def _add_all(self, calls: Iterable[Call[R]]) -> tuple[list[Job[R]], NotReplicated | None]:
+        """Add jobs. Also return the error that too few replicas had some of them in time: all were stored."""
+        jobs: list[Job[R]] = []
+        late: NotReplicated | None = None
+        for some in _thousands(calls):
+            try:
+                added, late = await self._add(some, late)
+            except WorqrError as error:
+                if jobs:
+                    error.add_note(f"the first {len(jobs):,} jobs were added")
+                raise
+            jobs += added
+        return jobs, late
+
+    async def _add(self, calls: list[Call[R]], late: NotReplicated | None) -> tuple[list[Job[R]], NotReplicated | None]:
+        """Add up to a thousand jobs. Those whose part has closed meanwhile are sent again when the part is open again."""
         found: dict[int, Job[R]] = {}
-        left = dict(enumerate(calls))
+        left, until = dict(enumerate(calls)), time.monotonic() + self._client.settings.patience
         while left:
             positions = list(left)
-            outcomes = await self._producer.dispatch_members(list(left.values()), self.entry)
+            outcomes, late = await self._producer.dispatch_members(list(left.values()), self._entry, late)
             closed: set[QueueKeys] = set()
             for position, (done, at) in zip(positions, outcomes, strict=True):
                 if done.outcome == "closed":
@@ -158,17 +173,27 @@ class Batch:
                 call = left.pop(position)
                 keys = QueueKeys(self._client.settings.prefix, call.queue)
                 found[position] = handle_of(self._client, keys, done, call._results, at=at)
+            if closed and time.monotonic() >= until:
+                names = ", ".join(sorted({part.display_name for part in closed}))
+                raise BatchEnded(
+                    f"{self!r} takes no more jobs in {names}: its home queue and this one disagree about it"
+                )
             for part in closed:
-                await self.reopen(part)
-        return [found[position] for position in range(len(calls))]
+                await self._reopen(part)
+        return [found[position] for position in range(len(calls))], late
 
-    async def reopen(self, part: QueueKeys) -> None:
+    async def _reopen(self, part: QueueKeys) -> None:
         """Open a part again at the next addition, because it has closed meanwhile. First tell the home that it has."""
-        self._opened.pop(part.base, None)
+        opened = self._opened.pop(part.base, None)
+        if opened is not None:
+            entry = cast("Mapping[str, Any]", opened["batch"])
+            if "sealed" in entry:  # the part repeats its report, which may have been lost
+                facts = (entry["token"], entry["number"], entry["home"], entry["id"], entry["keep"])
+                await self._client.ask(ops.close_part(part, *facts))
         await self._relay(part)
         await sleep(self._client.link, ASK_AGAIN)
 
-    async def entry(self, part: QueueKeys) -> Mapping[str, object]:
+    async def _entry(self, part: QueueKeys) -> Mapping[str, object]:
         """Return the options of a job that is added in this shard, which is opened at the home if it is not."""
         entry = self._opened.get(part.base)
         if entry is None:
@@ -177,7 +202,7 @@ class Batch:
 
     async def _open_part(self, part: QueueKeys) -> Mapping[str, object]:
         for told in (False, True):
-            reply = await self._client.ask(ops.open_part(self._home, self.id, self._token, part.base))
+            reply = await self._client.ask(ops.open_part(await self._home(), self.id, self._token, part.base))
             if reply.options is not None:
                 return reply.options
             if reply.status == "full":
@@ -185,7 +210,7 @@ class Batch:
             if not told:  # the home may not have heard yet that a failed job was put back
                 await self._tell_home()
         if reply.status == "unknown":
-            raise BatchEnded(f"{self!r} is unknown: it never existed, or its record was deleted after its end")
+            raise BatchEnded(self._unknown())
         if reply.status == "cancelled":
             raise BatchEnded(f"{self!r} was cancelled" + (f": {reply.reason}" if reply.reason else ""))
         raise BatchEnded(f"{self!r} has ended, and takes no more jobs")
@@ -194,10 +219,17 @@ class Batch:
         await relay_messages(self._client.ask, self._client.settings.prefix, keys)
 
     async def _tell_home(self) -> None:
-        """Deliver what the queues of its jobs have to tell the home."""
-        row = await self._client.ask(ops.read_batch(self._home, self.id))
-        for part in row.parts if row is not None else ():
-            await self._relay(keys_at(self._client.settings.prefix, part.base))
+        """Deliver what the queues of its jobs have to tell the home, and what the home has to tell them."""
+        home = await self._home()
+        row = await self._client.ask(ops.read_batch(home, self.id))
+        parts = [keys_at(self._client.settings.prefix, part.base) for part in row.parts] if row is not None else []
+        posted = await self._client.link.call_all([ops.take_outbox(part) for part in parts])
+        for part in [part for part, messages in zip(parts, posted, strict=True) if messages]:
+            await self._relay(part)
+        await self._relay(home)
+
+    def _unknown(self) -> str:
+        return f"{self!r} is unknown: it never existed, or its record was deleted after its end"
 
     # Reading
 
@@ -209,10 +241,11 @@ class Batch:
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        row = await self._client.ask(ops.read_batch(self._home, self.id))
+        home = await self._home()
+        row = await self._client.ask(ops.read_batch(home, self.id))
         if row is None:
-            raise NoResult(f"{self!r} is unknown: it never existed, or its record was deleted after its end")
-        return await info_of(self._client, self._home, row)
+            raise NoResult(self._unknown())
+        return (await infos_of(self._client, [(home, row)]))[0]
 
     async def wait(self, timeout: Seconds | None = None) -> BatchInfo:
         """Wait until the batch has ended, whether its jobs finished or not.
@@ -235,8 +268,10 @@ class Batch:
         if (info := await self.info()).state == "ended":
             return info
         with link.driver.move_on_after(patience):
-            async with subscribed(link, BatchKeys(self._home).batch(self.id), lambda _message: notification.set()):
+            async with subscribed(link, await self._channel(), lambda _message: notification.set()):
                 while (info := await self.info()).state != "ended":
+                    if info.state == "sealed" and not info.pending:
+                        await self._tell_home()  # as the leader does; this mesh may have no worker at the moment
                     await notification.wait()
             return info
         raise ResultTimeout(
@@ -268,6 +303,7 @@ class Batch:
             )
         if info.follow_up is None:
             return None
+        await self._relay(await self._home())  # the follow-up may still be on its way to another queue
         queue, name = info.follow_up
         keys = QueueKeys(self._client.settings.prefix, queue)
         job: Job[Any] = Job(self._client, keys, name)
@@ -285,8 +321,11 @@ class Batch:
         """
         link = self._client.link
         notification = Notification(link)
-        async with subscribed(link, BatchKeys(self._home).batch(self.id), lambda _message: notification.set()):
+        async with subscribed(link, await self._channel(), lambda _message: notification.set()):
             yield _InfoIterator(self, notification)
+
+    async def _channel(self) -> str:
+        return BatchKeys(await self._home()).batch(self.id)
 
     # Changing
 
@@ -306,13 +345,13 @@ class Batch:
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
+        check_text(reason, "reason")
         await self._tell_home()
-        status = await self._client.ask(
-            ops.cancel_batch(self._home, self.id, self._token, check_text(reason, "reason"))
-        )
+        home = await self._home()
+        status = await self._client.ask(ops.cancel_batch(home, self.id, self._token, reason))
         if status == "unknown":
-            raise NoResult(f"{self!r} is unknown: it never existed, or its record was deleted after its end")
-        await self._relay(self._home)
+            raise NoResult(self._unknown())
+        await self._relay(home)
         await self._tell_home()
         return status == "ok"
 
@@ -327,9 +366,9 @@ class Batch:
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        row = await self._client.ask(ops.read_batch(self._home, self.id))
+        row = await self._client.ask(ops.read_batch(await self._home(), self.id))
         if row is None:
-            raise NoResult(f"{self!r} is unknown: it never existed, or its record was deleted after its end")
+            raise NoResult(self._unknown())
         prefix, put_back = self._client.settings.prefix, 0
         for part in row.parts:
             keys = keys_at(prefix, part.base)
@@ -359,28 +398,3 @@ def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
     waiting = iter(calls)
     while some := list(islice(waiting, MAX_ITEMS)):
         yield some
-
-
-async def info_of(client: Client, home: QueueKeys, row: BatchRow) -> BatchInfo:
-    """Return what is known of a batch. Open parts in other queues are asked for their counters."""
-    prefix, facts = client.settings.prefix, row.facts
-    counts: list[tuple[int, ...]] = []
-    for part in row.parts:
-        if part.open and part.base != home.base:
-            _, fields = await client.ask(ops.read_part(keys_at(prefix, part.base), facts["token"]))
-            names = ("added", "finished", "failed", "cancelled", "lost")
-            counts.append(tuple(int(fields.get(name, 0)) for name in names))
-        else:
-            counts.append(part.counts)
-    queues = dict.fromkeys(keys_at(prefix, part.base).display_name for part in row.parts)
-    base, newline, job = facts.get("follow_up", "").partition("\n")
-    return BatchInfo(
-        *(row.id, home.display_name, cast("BatchState", facts["state"]), *sum_counts(counts)),
-        endings=int(facts.get("endings", 0)),
-        meta=meta_of(facts.get("meta", "")),
-        created=from_ms(int(facts["made_at"])),
-        ended=from_ms(int(facts["ended_at"])) if "ended_at" in facts else None,
-        cancel_reason=facts.get("cancel_reason"),
-        queues=tuple(sorted(queues)),
-        follow_up=(keys_at(prefix, base).display_name, job) if newline else None,
-    )

@@ -9,29 +9,36 @@ the server. Not here: the handle (`batch`).
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
 from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, follow_up_options, milliseconds
-from worqr.client.batch import Batch
+from worqr.client.batch import ASK_AGAIN, Batch
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
-from worqr.client.outbox_relay import close_parts, relay_messages
+from worqr.client.notifications import sleep
+from worqr.client.outbox_relay import Relay
 from worqr.client.producer import Producer
-from worqr.errors import Duplicate, UsageError, WorqrError
+from worqr.errors import BatchEnded, Duplicate, NotReplicated, UsageError, WorqrError
 from worqr.ids import random_part
 from worqr.job_options import check_choice, check_id, encode_options
 from worqr.keys import QueueKeys, check_name
 from worqr.validation import Seconds
 
 R = TypeVar("R")
+
+RENEWALS: Final = 4
+"""How often an addition tells the server within `open_for` that the producer is alive. The server waits that much longer."""
+CANCEL_WITHIN: Final = 1.0
+"""Seconds that a block which was itself cancelled waits until the server has cancelled the batch."""
 
 
 class BatchOptions(TypedDict, total=False):
@@ -93,16 +100,18 @@ def plan_of(options: Mapping[str, Any]) -> Plan:
         facts["on_failed"] = "cancel"
     if "meta" in options:
         facts["meta"] = str(encode_options({"meta": options["meta"]})["meta"])
-    calls = [options.get("then"), options.get("otherwise")]
-    queues = [call.queue for call in calls if call is not None]
+    then: Call[Any] | None = options.get("then")
+    otherwise: Call[Any] | None = options.get("otherwise")
+    queues = [call.queue for call in (then, otherwise) if call is not None]
     given = check_name(options["queue"]) if "queue" in options else None
     return Plan(
-        *calls,
-        given or next(iter(queues), None),
-        check_id(options["id"]) if "id" in options else None,
-        milliseconds(options.get("keep", KEEP), "keep"),
-        milliseconds(options.get("open_for", OPEN_FOR), "open_for"),
-        facts,
+        then=then,
+        otherwise=otherwise,
+        queue=given or next(iter(queues), None),
+        id=check_id(options["id"]) if "id" in options else None,
+        keep_ms=milliseconds(options.get("keep", KEEP), "keep"),
+        open_for_ms=milliseconds(options.get("open_for", OPEN_FOR), "open_for"),
+        facts=facts,
     )
 
 
@@ -114,28 +123,41 @@ class OpenBatch(Batch):
         self._plan = plan
         self._parent = parent
         self._renew_at = 0.0
+        self._sealed = False
+        self._storing = threading.Lock()
 
     async def begin(self) -> None:
         """Store the record, if the home queue is known."""
         self._client.check_connected()
         if self._plan.queue is not None:
-            await self._store(self._plan.queue)
+            await self._locate_at(self._plan.queue)
 
-    async def _store(self, queue: str) -> None:
+    async def _locate_at(self, queue: str) -> None:
+        """Store the record in this queue, if it is stored nowhere yet. Of several tasks or threads, one does it."""
+        while self._known is None:
+            if self._storing.acquire(blocking=False):
+                try:
+                    self._known = self._known or await self._store(queue)
+                finally:
+                    self._storing.release()
+            else:
+                await sleep(self._client.link, ASK_AGAIN)
+
+    async def _store(self, queue: str) -> tuple[QueueKeys, str]:
         keys, sharding, plan = QueueKeys(self._client.settings.prefix, queue), self._client.sharding, self._plan
         given = plan.id
         home = await (sharding.next_shard(keys) if given is None else sharding.shard_of_id(keys, given))
-        name = f"@{self.token}{home.id_suffix}" if given is None else given
+        name = f"@{self._token}{home.id_suffix}" if given is None else given
         facts: dict[str, bytes | str] = dict(plan.facts)
         for what, call in (("then", plan.then), ("otherwise", plan.otherwise)):
             if call is not None:
                 facts |= await self._follow_up(home, what, call)
         while True:
-            outer = None if self._parent is None else (await self._parent.entry(home))["batch"]
+            outer = None if self._parent is None else await self._entry_of_parent(self._parent, home)
             reply = await self._client.link_to(home.name).call(
                 ops.open_batch(
-                    *(home, name, self.token),
-                    open_for_ms=plan.open_for_ms,
+                    *(home, name, self._token),
+                    open_for_ms=plan.open_for_ms + plan.open_for_ms // RENEWALS,
                     keep_ms=plan.keep_ms,
                     parent=outer,
                     facts=facts,
@@ -143,75 +165,93 @@ class OpenBatch(Batch):
             )
             if reply != "closed" or self._parent is None:
                 break
-            await self._parent.reopen(home)
+            await self._parent._reopen(home)
         if reply == "exists":
             raise Duplicate(f"queue {queue!r} has a batch with the id {name!r} already: nothing was stored")
-        self.locate(home, name)
-        self._renew_at = time.monotonic() + plan.open_for_ms / 4000
+        self._renew_at = self._next_renewal()
+        return home, name
 
-    async def _follow_up(self, home: QueueKeys, what: str, call: Call[Any]) -> dict[str, bytes | str]:
+    async def _entry_of_parent(self, parent: Batch, home: QueueKeys) -> Mapping[str, object]:
+        await parent._locate_at(home.display_name)
+        return cast("Mapping[str, object]", (await parent._entry(home))["batch"])
+
+    async def _follow_up(self, home: QueueKeys, what: str, given: Call[Any]) -> dict[str, bytes | str]:
         """Return a follow-up as the home stores it: the base of its queue, its options and its task."""
+        call = self._producer.follow_up(given)
         options, keys = follow_up_options(call._options, what), QueueKeys(self._client.settings.prefix, call.queue)
         if keys.queue == home.queue and "lane" not in options:
             target = home
         else:
             target = await self._client.sharding.shard_for_job(keys, options)
+            self._client.link_to(target.name)
         encoded = msgspec.msgpack.encode(options)
         return {what: target.base, f"{what}_options": encoded, f"{what}_task": call.task}
 
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Add jobs, a thousand in one round trip; see `Batch.dispatch_many`."""
-        if self.is_located:
-            if time.monotonic() >= self._renew_at:
-                self.open_again()
-                self._renew_at = time.monotonic() + self._plan.open_for_ms / 4000
-            return await super().dispatch_many(calls)
-        listed = list(calls)
-        if not listed:
-            return []
-        if isinstance(listed[0], Call):  # pyright: ignore[reportUnnecessaryIsInstance] - else it is refused below
-            await self._store(listed[0].queue)
-        return await super().dispatch_many(listed)
+    def _next_renewal(self) -> float:
+        return time.monotonic() + self._plan.open_for_ms / 1000 / RENEWALS
+
+    async def _entry(self, part: QueueKeys) -> Mapping[str, object]:
+        """As `Batch._entry`. Now and then, open all parts again, which tells the server that the producer is alive."""
+        if time.monotonic() >= self._renew_at:
+            self._renew_at = self._next_renewal()
+            self._opened.clear()
+        return await super()._entry(part)
+
+    async def _add(self, calls: list[Call[R]], late: NotReplicated | None) -> tuple[list[Job[R]], NotReplicated | None]:
+        """As `Batch._add`. The first job decides the home queue, if no option does."""
+        if self._known is None and isinstance(calls[0], Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+            await self._locate_at(calls[0].queue)
+        return await super()._add(calls, late)
 
     async def info(self) -> BatchInfo:
         """Return the state of the batch, and how many of its jobs have ended; see `Batch.info`."""
-        if self.is_located:
+        if self._known is not None:
             return await super().info()
-        return BatchInfo("", "", "ended", 0, 0, 0, 0, 1)
+        return BatchInfo("", "", "ended" if self._sealed else "open", 0, 0, 0, 0, int(self._sealed))
 
     async def seal(self) -> None:
-        """Add nothing more. The batch ends when its jobs have ended."""
-        if not self.is_located:
+        """Add nothing more. The batch ends when its jobs have ended.
+
+        Raises:
+            BatchEnded: its record is gone.
+            WorqrError: the server did not note it. The batch is cancelled when `open_for` has passed.
+        """
+        self._sealed = True
+        if self._known is None:
             return
-        sealed = await self._client.ask(ops.seal_batch(self._home, self.id, self.token))
-        if sealed is not None:
-            batch = (self._home.base, self.id, sealed.keep)
-            await close_parts(self._client.ask, self._client.settings.prefix, self.token, batch, sealed.parts)
-            await relay_messages(self._client.ask, self._client.settings.prefix, self._home)
+        home, prefix = await self._home(), self._client.settings.prefix
+        try:
+            sealed = await self._client.ask(ops.seal_batch(home, self.id, self._token))
+        except WorqrError as error:
+            error.add_note(f"{self!r} may be open: if so, it is cancelled when `open_for` has passed")
+            raise
+        if sealed is None:
+            raise BatchEnded(
+                f"the record of {self!r} was deleted, so its follow-up will not run: dispatch the jobs again in a new batch"
+            )
+        relay = Relay(self._client.ask, prefix)
+        await relay.close_parts(self._token, (home.base, self.id, sealed.keep), sealed.parts)
+        await relay.messages(home)  # an error is no harm: the leader does the same, in 10 s at the latest
 
     async def abandon(self, error: BaseException) -> None:
-        """Cancel the batch, because its block ended with an error. A block that was itself cancelled does not wait for it."""
-        if not self.is_located:
+        """Cancel the batch, because its block ended with an error. A block that was itself cancelled waits a second for it."""
+        self._sealed = True
+        if self._known is None:
             return
         reason = f"its block ended with {type(error).__name__}"
-        if isinstance(error, Exception):
-            try:
+        try:
+            if isinstance(error, Exception):
                 await self.cancel(reason=reason)
-            except WorqrError as failed:
-                error.add_note(
-                    f"{self!r} could not be cancelled ({failed}): it is cancelled when `open_for` has passed"
-                )
-        else:
-            call = ops.cancel_batch(self._home, self.id, self.token, reason)
-            self._client.link.post(call, lambda _reply, _error: None, patience=self._client.settings.patience)
+            elif not isinstance(error, GeneratorExit):  # in a generator that is not finished, nothing can wait
+                with self._client.link.driver.move_on_after(CANCEL_WITHIN, shield=True):
+                    await self._client.ask(ops.cancel_batch(await self._home(), self.id, self._token, reason))
+        except WorqrError as failed:
+            error.add_note(f"{self!r} could not be cancelled ({failed}): it is cancelled when `open_for` has passed")
 
 
 @asynccontextmanager
-async def batch_block(
-    client: Client, producer: Producer, plan: Plan, parent: Batch | None = None
-) -> AsyncGenerator[Batch]:
-    """Make a batch for the length of a block."""
-    batch = OpenBatch(client, producer, plan, parent)
+async def batch_block(batch: OpenBatch) -> AsyncGenerator[OpenBatch]:
+    """Use a batch for the length of a block, as its producer."""
     await batch.begin()
     try:
         yield batch

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar, Unpack
 
+from worqr.client.blocking_batch import AsyncBatches, AsyncQueueBatches, BlockingBatches, BlockingQueueBatches
 from worqr.client.blocking_controls import AsyncControls, BlockingControls
 from worqr.client.blocking_jobs import BlockingJob, run_coroutine
 from worqr.client.call import Call
@@ -29,7 +30,7 @@ from worqr.validation import Seconds
 R = TypeVar("R")
 
 
-class AsyncMesh(AsyncControls, Protocol):
+class AsyncMesh(AsyncControls, AsyncBatches, Protocol):
     """What a `BlockingMesh` calls: the methods of `worqr.Mesh`."""
 
     @property
@@ -45,7 +46,7 @@ class AsyncMesh(AsyncControls, Protocol):
     async def find(self, id: str) -> dict[str, Status]: ...
 
 
-class BlockingMesh(BlockingControls):
+class BlockingMesh(BlockingControls, BlockingBatches):
     """A mesh for synchronous code; ``mesh.blocking``. Any number of threads may use it at once.
 
     It connects at first use. It stays connected until `close`, until the mesh is garbage-collected, or until the interpreter
@@ -60,6 +61,10 @@ class BlockingMesh(BlockingControls):
 
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"
+
+    @property
+    def _parts(self) -> tuple[Client, AsyncBatches]:
+        return self._client, self._mesh
 
     def queue(self, name: str, *, shards: int = 1) -> BlockingQueue:
         """Return a raw queue by its name. This does no I/O; the queue does not have to exist. See ``mesh.queue``.
@@ -166,7 +171,7 @@ class BlockingMesh(BlockingControls):
         self._client.connections.for_threads.close()
 
 
-class BlockingQueue:
+class BlockingQueue(BlockingQueueBatches):
     """A raw queue for synchronous code; ``mesh.blocking.queue(name)`` makes it."""
 
     __slots__ = ("_client", "_queue")
@@ -177,6 +182,10 @@ class BlockingQueue:
 
     def __repr__(self) -> str:
         return f"<BlockingQueue {self.name!r}>"
+
+    @property
+    def _parts(self) -> tuple[Client, AsyncQueueBatches]:
+        return self._client, self._queue
 
     @property
     def name(self) -> str:

@@ -95,18 +95,26 @@ def run_coroutine(client: Client, coroutine: Coroutine[Any, Any, R]) -> R:
     Raises:
         UsageError: An event loop runs in this thread, which the call would block.
     """
-    loop = loop_name_here()
-    if loop:
+    name: str = getattr(coroutine, "__name__", "this")
+    try:
+        refuse_loop(f"{name}()", f"`await fn.{name}(...)`")
+    except UsageError:
         coroutine.close()
-        name: str = getattr(coroutine, "__name__", "this")
-        raise UsageError(
-            f"{name}() of a `blocking` view waits, and would stop the {loop} loop that runs in this thread: there, "
-            f"`await fn.{name}(...)`, the same call without `.blocking`, inside `async with mesh.connect():`; "
-            "or do it in a thread of its own"
-        )
+        raise
     try:
         return client.connections.run_blocking(coroutine)
     except (Duplicate, NotReplicated) as error:
         if error.job is not None:  # replace the async handle, which a thread could not use
             set_job(error, BlockingJob(client, cast("Job[Any]", error.job)))
         raise
+
+
+def refuse_loop(call: str, instead: str) -> None:
+    """Raise UsageError if an event loop runs in this thread, which the `call` of a `blocking` view would stop."""
+    loop = loop_name_here()
+    if loop:
+        raise UsageError(
+            f"{call} of a `blocking` view waits, and would stop the {loop} loop that runs in this thread: there, "
+            f"{instead}, the same call without `.blocking`, inside `async with mesh.connect():`; "
+            "or do it in a thread of its own"
+        )

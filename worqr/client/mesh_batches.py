@@ -42,5 +42,5 @@ class Batches:
             BatchEnded: `parent` has ended, or was cancelled.
             Unavailable: The server did not reply within `patience`.
         """
-        async with batch_block(self._client, self._client.producer, plan_of(options), parent) as batch:
+        async with batch_block(self._client.new_batch(plan_of(options), parent)) as batch:
             yield batch

@@ -9,6 +9,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from worqr.batches import BatchRef
+from worqr.client.batch import Batch
+from worqr.client.batch_block import OpenBatch, Plan
+from worqr.client.batch_handles import BatchMaker
 from worqr.client.client import Client, SlotWatch
 from worqr.client.connections import ConnectionRegistry
 from worqr.client.mesh_info import MeshInfoReader
@@ -26,6 +30,7 @@ class MeshClient(Client):
         observer: a test's callback for each run that did not return normally, with its context and error; else None.
         relocation: where a test has moved the mesh to; else None.
         mesh_info: reads the whole mesh.
+        batch_maker: makes the batches.
     """
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
@@ -34,6 +39,15 @@ class MeshClient(Client):
         self.observer: Callable[[Any, BaseException], None] | None = None
         self.relocation: Relocation | None = None
         self.mesh_info: MeshInfoReader = MeshInfoReader(self)
+        self.batch_maker: BatchMaker = BatchMaker()
+
+    def new_batch(self, plan: Plan, parent: Batch | None) -> OpenBatch:
+        """Return a new batch, which is stored nowhere yet."""
+        return self.batch_maker.open(self, self.producer, plan, parent)
+
+    def batch_of(self, ref: BatchRef) -> Batch:
+        """Return a handle of the batch that the record of a job names."""
+        return self.batch_maker.of_ref(self, self.producer, ref)
 
     @contextmanager
     def replaced(
@@ -43,10 +57,11 @@ class MeshClient(Client):
         connections: ConnectionRegistry,
         observer: Callable[[Any, BaseException], None] | None = None,
         relocation: Relocation | None = None,
+        batch_maker: BatchMaker | None = None,
     ) -> Generator[None]:
         """Use another producer and other connections in the block. For tests, while the mesh is not connected."""
-        own = self.producer, self.connections, self.observer, self.relocation, self.mesh_info
-        self._use(producer, connections, observer, relocation, MeshInfoReader(self))
+        own = self.producer, self.connections, self.observer, self.relocation, self.mesh_info, self.batch_maker
+        self._use(producer, connections, observer, relocation, MeshInfoReader(self), batch_maker or self.batch_maker)
         try:
             yield
         finally:
@@ -59,9 +74,11 @@ class MeshClient(Client):
         observer: Callable[[Any, BaseException], None] | None,
         relocation: Relocation | None,
         mesh_info: MeshInfoReader,
+        batch_maker: BatchMaker,
     ) -> None:
         self.use_connections(connections)
         self.producer = producer
         self.observer = observer
         self.relocation = relocation
         self.mesh_info = mesh_info
+        self.batch_maker = batch_maker

@@ -1,4 +1,4 @@
-"""`relay_messages`: delivers what queues have to tell each other about batches.
+"""`Relay`: delivers what queues have to tell each other about batches.
 
 A script that ends the last member of a batch in one queue cannot write to another queue, which may be on another node. It puts a
 message into the outbox of its queue, and tells the leader. The leader delivers the messages, and so do clients that seal, cancel
@@ -10,20 +10,23 @@ Also here: the checks of batches, by which the leader makes up for lost messages
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from worqr import ops
 from worqr.batch_keys import keys_at
+from worqr.errors import WorqrError
 from worqr.keys import QueueKeys
-from worqr.ops import BatchCheck, OutboxMessage
+from worqr.ops import MESSAGES_AT_ONCE, BatchCheck, OutboxMessage
 from worqr.ops.replies import text
 from worqr.script_call import Call
 
 T = TypeVar("T")
 
-MANY_ROUNDS = 1000
+MANY_ROUNDS: Final = 1000
 """Reads of one outbox in one call, so that a queue whose outbox is never empty delays no other queue for ever."""
+MOST_AT_ONCE: Final = 10_000
+"""Messages that one read returns, if none of the first ones can be delivered."""
 
 
 class Ask(Protocol):
@@ -34,83 +37,121 @@ class Ask(Protocol):
         ...
 
 
+class Relay:
+    """Delivers messages, and does the checks, in one pass.
+
+    A queue that cannot be reached delays no other queue: what it would get is left for the next pass.
+    """
+
+    def __init__(self, ask: Ask, prefix: str) -> None:
+        self._ask = ask
+        self._prefix = prefix
+        self._failed: dict[str, WorqrError] = {}
+
+    def end(self) -> None:
+        """End the pass. Raises the first error, if a queue could not be reached."""
+        for error in self._failed.values():
+            raise error
+
+    async def messages(self, keys: QueueKeys) -> None:
+        """Deliver the messages of one queue, until there are none that can be delivered."""
+        limit = MESSAGES_AT_ONCE
+        for _ in range(MANY_ROUNDS):
+            found = await self._ask(ops.take_outbox(keys, limit))
+            delivered = [message for message in found if await self._deliver(message)]
+            if delivered:
+                await self._ask(ops.drop_outbox(keys, delivered))
+            elif len(found) < limit or limit == MOST_AT_ONCE:
+                return
+            else:
+                limit = MOST_AT_ONCE  # look behind those that cannot be delivered now
+
+    async def close_parts(self, token: str, batch: tuple[str, str, str], parts: Sequence[tuple[str, int]]) -> None:
+        """Tell these parts, with their versions, that their batch is sealed, and deliver what they report."""
+        for base, version in parts:
+            part = keys_at(self._prefix, base)
+            if await self._reach(base, self._ask(ops.close_part(part, token, version, *batch))) and base != batch[0]:
+                await self._reach(base, self.messages(part))
+
+    async def checks(self, keys: QueueKeys) -> None:
+        """Look at the batches of one queue whose check is due, as the leader does."""
+        more = True
+        while more:
+            more, checks = await self._ask(ops.check_batches(keys))
+            for check in checks:
+                await self._tell_parts(keys, check)
+
+    async def _tell_parts(self, home: QueueKeys, check: BatchCheck) -> None:
+        batch = (home.base, check.id, check.keep)
+        if check.reason is None:
+            await self.close_parts(check.token, batch, check.parts)
+            return
+        for base, version in check.parts:
+            part = keys_at(self._prefix, base)
+            members = self._cancel_members(part, check.token, version, batch, check.reason)
+            if await self._reach(base, members):
+                await self._reach(base, self.messages(part))
+
+    async def _reach(self, base: str, work: Coroutine[Any, Any, object]) -> bool:
+        """Run `work`, which needs the queue with this base. Returns False if that failed, now or earlier in this pass."""
+        if base in self._failed:
+            work.close()
+            return False
+        try:
+            await work
+        except WorqrError as error:
+            self._failed[base] = error
+            return False
+        return True
+
+    async def _deliver(self, message: OutboxMessage) -> bool:
+        """Deliver one message. Returns False if its queue could not be reached."""
+        try:
+            base, work = self._delivery(message)
+        except (ValueError, TypeError, IndexError):
+            return True  # another application has written it
+        return await self._reach(base, work)
+
+    def _delivery(self, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
+        """Return the base of the queue that a message is for, and the coroutine that delivers it."""
+        base, *parts = message.parts
+        target = keys_at(self._prefix, text(base))
+        if message.kind == "report":
+            batch, token, part, version, closed, counts = (text(each) for each in parts)
+            call = ops.report_part(target, batch, token, part, int(version), closed=closed == "1", counts=counts)
+            return target.base, self._ask(call)
+        if message.kind == "cancel":
+            token, version, home, batch, keep, reason = (text(each) for each in parts)
+            return target.base, self._cancel_members(target, token, int(version), (home, batch, keep), reason)
+        if message.kind == "follow_up":
+            token, ending, options, task = parts
+            return target.base, self._ask(ops.put_follow_up(target, text(token), int(ending), options, task))
+        raise ValueError(message.kind)
+
+    async def _cancel_members(
+        self, part: QueueKeys, token: str, version: int, batch: tuple[str, str, str], reason: str
+    ) -> None:
+        """Cancel all members of a part. `batch`: the base of its home, its id, and its `keep`."""
+        cursor: str | None = "0"
+        while cursor is not None:
+            cursor = await self._ask(ops.cancel_part(part, token, version, *batch, reason, cursor))
+
+
 async def relay_messages(ask: Ask, prefix: str, keys: QueueKeys) -> None:
     """Deliver the messages of one queue, until there are none.
 
     Raises:
-        WorqrError: a request failed. The message that it was for stays in the outbox.
+        WorqrError: a request failed. The message that it was for stays in the outbox, and all others are delivered.
     """
-    for _ in range(MANY_ROUNDS):
-        messages = await ask(ops.take_outbox(keys))
-        if not messages:
-            return
-        for message in messages:
-            await _deliver(ask, prefix, message)
-            await ask(ops.drop_outbox(keys, [message]))
+    relay = Relay(ask, prefix)
+    await relay.messages(keys)
+    relay.end()
 
 
-async def _deliver(ask: Ask, prefix: str, message: OutboxMessage) -> None:
-    to, *parts = message.parts
-    target = keys_at(prefix, text(to))
-    if message.kind == "report":
-        batch, token, part, version, closed, counts = (text(each) for each in parts)
-        await ask(ops.report_part(target, batch, token, part, int(version), closed=closed == "1", counts=counts))
-    elif message.kind == "cancel":
-        token, version, home, batch, keep, reason = parts
-        await cancel_members(
-            ask, target, text(token), int(version), (text(home), text(batch), text(keep)), text(reason)
-        )
-    elif message.kind == "follow_up":
-        token, ending, options, task = parts
-        await ask(ops.put_follow_up(target, text(token), int(ending), options, task))
-
-
-async def cancel_members(
-    ask: Ask, part: QueueKeys, token: str, version: int, batch: tuple[str, str, str], reason: str
-) -> None:
-    """Cancel all members of a part. `batch`: the base of its home, its id, and its `keep`."""
-    cursor: str | None = "0"
-    while cursor is not None:
-        cursor = await ask(ops.cancel_part(part, token, version, *batch, reason, cursor))
-
-
-async def close_parts(
-    ask: Ask, prefix: str, token: str, batch: tuple[str, str, str], parts: Sequence[tuple[str, int]]
-) -> None:
-    """Tell these parts, with their versions, that their batch is sealed, and deliver what they report."""
-    for base, version in parts:
-        part = keys_at(prefix, base)
-        await ask(ops.close_part(part, token, version, *batch))
-        if base != batch[0]:
-            await relay_messages(ask, prefix, part)
-
-
-async def check_batches(ask: Ask, prefix: str, keys: QueueKeys) -> None:
-    """Look at the batches of one queue whose check is due, as the leader does.
-
-    Raises:
-        WorqrError: a request failed. The batch is checked again later.
-    """
-    more = True
-    while more:
-        more, checks = await ask(ops.check_batches(keys))
-        for check in checks:
-            await _tell_parts(ask, prefix, keys, check)
-
-
-async def _tell_parts(ask: Ask, prefix: str, home: QueueKeys, check: BatchCheck) -> None:
-    batch = (home.base, check.id, check.keep)
-    if check.reason is None:
-        await close_parts(ask, prefix, check.token, batch, check.parts)
-        return
-    for base, version in check.parts:
-        part = keys_at(prefix, base)
-        await cancel_members(ask, part, check.token, version, batch, check.reason)
-        await relay_messages(ask, prefix, part)
-
-
-async def relay(ask: Ask, prefix: str, keys: QueueKeys) -> None:
+async def relay_and_check(ask: Ask, prefix: str, keys: QueueKeys) -> None:
     """Check the batches of a queue that are due, and deliver its messages. Raises WorqrError if a request failed."""
-    await relay_messages(ask, prefix, keys)
-    await check_batches(ask, prefix, keys)
-    await relay_messages(ask, prefix, keys)
+    relay = Relay(ask, prefix)
+    await relay.messages(keys)
+    await relay.checks(keys)
+    await relay.messages(keys)
+    relay.end()

@@ -116,18 +116,25 @@ class Producer:
         return jobs
 
     async def dispatch_members(
-        self, calls: Sequence[Call[R]], options_at: OptionsAt
-    ) -> list[tuple[Dispatched, QueueKeys]]:
+        self, calls: Sequence[Call[R]], options_at: OptionsAt, late: NotReplicated | None = None
+    ) -> tuple[list[tuple[Dispatched, QueueKeys]], NotReplicated | None]:
         """Send up to a thousand calls as jobs of a batch. Return their outcomes, with the shards that they were sent to.
 
-        `options_at` returns the options that a job in a shard gets in addition.
+        Args:
+            calls: the calls.
+            options_at: returns the options that a job in a shard gets in addition.
+            late: the error of earlier jobs of which too few replicas had the write in time. It is returned if it is given, or
+                if that happens to these jobs: all were stored.
         """
         found: dict[int, tuple[Dispatched, QueueKeys]] = {}
         for batch in self._batches(calls):
-            found, late = await self._dispatch_batch(batch, None, options_at)
-            if late is not None:
-                raise late
-        return [found[position] for position in range(len(found))]
+            found, late = await self._dispatch_batch(batch, late, options_at)
+        return [found[position] for position in range(len(found))], late
+
+    def follow_up(self, call: Call[Any]) -> Call[Any]:
+        """Return the call that the server will enqueue when a batch has ended."""
+        self._check(call)
+        return call
 
     async def _enqueue_batch(
         self, calls: Sequence[Call[Any]], late: NotReplicated | None
@@ -174,7 +181,7 @@ class Producer:
         positions: list[tuple[int, QueueKeys]] = []
         waiting: list[tuple[QueueKeys, float, list[tuple[int, Call[Any]]]]] = []
         for keys, of_shard in await self._by_shard(calls):
-            more = {} if options_at is None else await options_at(keys)
+            more: Mapping[str, object] = {} if options_at is None else await options_at(keys)
             positioned = [
                 (n, replace(call, _options={**call._options, **more}) if more else call) for n, call in of_shard
             ]
@@ -262,12 +269,16 @@ class Producer:
         waiting = iter(calls)
         while batch := list(islice(waiting, MAX_ITEMS)):
             for call in batch:
-                if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise _no_call(call)
-                if call._target is not None:
-                    call._target.require_client()
-                check_task(call.task, self._client.settings.max_payload)
+                self._check(call)
             yield batch
+
+    def _check(self, call: Call[Any]) -> None:
+        """Raise UsageError or PayloadTooLarge if a call cannot be sent."""
+        if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise _no_call(call)
+        if call._target is not None:
+            call._target.require_client()
+        check_task(call.task, self._client.settings.max_payload)
 
     async def _send(
         self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None

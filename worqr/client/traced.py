@@ -20,6 +20,7 @@ from worqr.client.dispatcher import traced
 from worqr.client.job import Job
 from worqr.client.producer import Producer
 from worqr.client.queue import Queue
+from worqr.errors import NotReplicated
 from worqr.job_options import JobOptions
 from worqr.keys import QueueKeys
 from worqr.ops import Dispatched
@@ -105,14 +106,22 @@ class TracedProducer(Producer):
             return jobs
 
     async def dispatch_members(
-        self, calls: Sequence[Call[R]], options_at: Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
-    ) -> list[tuple[Dispatched, QueueKeys]]:
+        self,
+        calls: Sequence[Call[R]],
+        options_at: Callable[[QueueKeys], Awaitable[Mapping[str, object]]],
+        late: NotReplicated | None = None,
+    ) -> tuple[list[tuple[Dispatched, QueueKeys]], NotReplicated | None]:
         """Send calls as jobs of a batch, inside one span. The context of each job travels in its `meta`."""
         server = server_of(self._client)
         with self._tracing.sending("dispatch", None, server) as span:
-            outcomes = await super().dispatch_members([self._created(call, server) for call in calls], options_at)
-            span.sent(len(outcomes), None)
-            return outcomes
+            created = [self._created(call, server) for call in calls]
+            outcomes, late = await super().dispatch_members(created, options_at, late)
+            span.sent(sum(done.outcome != "closed" for done, _ in outcomes), None)
+            return outcomes, late
+
+    def follow_up(self, call: Call[Any]) -> Call[Any]:
+        """Return the call that the server will enqueue when a batch has ended, with the context of the trace in its `meta`."""
+        return self._created(super().follow_up(call), server_of(self._client))
 
     def _created(self, call: Call[R], server: Server) -> Call[R]:
         """Return the call with a context of its own; what is no call is refused later."""

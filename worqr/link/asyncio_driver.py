@@ -68,7 +68,7 @@ class AsyncioDriver(LoopDriver):
             request.abandon()
             raise
 
-    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+    def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
         return _Limit(self._loop, seconds)
 
     async def in_thread(self, work: Callable[[], T]) -> T:

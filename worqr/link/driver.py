@@ -175,8 +175,14 @@ class Driver(Protocol):
         """Wait until `request` is settled. When cancelled, abandon it: it is withdrawn, or its reply is dropped."""
         ...
 
-    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
-        """Return a block with a time limit, like ``trio.move_on_after``."""
+    def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
+        """Return a block with a time limit, like ``trio.move_on_after``.
+
+        Args:
+            seconds: the limit.
+            shield: Let a task wait in the block that was cancelled before it. Under Trio, a cancellation during the block has
+                to wait, too.
+        """
         ...
 
     async def in_thread(self, work: Callable[[], T]) -> T:

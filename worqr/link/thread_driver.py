@@ -219,7 +219,7 @@ class ThreadDriver:
                 del self._followers[first]
                 first.promote()
 
-    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
+    def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
         return Limit(time.monotonic() + seconds)
 
     async def in_thread(self, work: Callable[[], T]) -> T:

@@ -72,8 +72,8 @@ class TrioDriver(LoopDriver):
 
         await trio.lowlevel.wait_task_rescheduled(abandon)
 
-    def move_on_after(self, seconds: float) -> AbstractContextManager[TimeLimit]:
-        return trio.move_on_after(seconds)
+    def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
+        return trio.move_on_after(seconds, shield=shield)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         with trio.CancelScope(shield=True):

@@ -55,6 +55,13 @@ local function needs_relay(base, now)
   return (is_due or redis.call('EXISTS', base .. ':outbox') == 1) and 1 or 0
 end
 
+-- Returns in how many ms the leader is to look at a batch next; -1 if there is none, or if it is due already.
+local function next_check_in(base, now)
+  local first_check = redis.call('ZRANGE', base .. ':batches', 0, 0, 'WITHSCORES')[2]
+  local check_in = first_check and tonumber(first_check) - now or -1
+  return check_in > 0 and check_in or -1
+end
+
 -- Returns the sums of the counters of all parts: added, finished, failed, cancelled. Lost members have failed.
 local function batch_totals(batch)
   local sums = {0, 0, 0, 0, 0, 0}

@@ -262,8 +262,8 @@ local function forget_declared_limits(base)
   end
 end
 
--- Returns in how many ms a job of the set `due` is due, a lane may start, a batch is to be looked at, or more of the `waiting`
--- tasks may start; -1 if none of these is known.
+-- Returns in how many ms a job of the set `due` is due, a lane may start, or more of the `waiting` tasks may start; -1 if none of
+-- these is known.
 local function next_start_in(base, due, waiting, now)
   local first_due = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
   local next_in = first_due and math.max(0, tonumber(first_due) - now)
@@ -272,10 +272,6 @@ local function next_start_in(base, due, waiting, now)
   if first_lane or refiled then
     local opens_in = refiled and 0 or math.max(0, tonumber(first_lane) - now)
     next_in = math.min(opens_in, next_in or opens_in)
-  end
-  local first_check = redis.call('ZRANGE', base .. ':batches', 0, 0, 'WITHSCORES')[2]
-  if first_check and tonumber(first_check) > now then
-    next_in = math.min(tonumber(first_check) - now, next_in or math.huge)
   end
   if waiting > 0 then
     local _, opens_in = room_of(base, now)

@@ -17,4 +17,6 @@ local pushed = promote(queue, limit, now)
 open_lanes(queue, limit, now)
 local waiting = startable_items(queue)
 wake(queue, waiting)
-return {'ok', pushed, next_start_in(queue, due, waiting, now), needs_relay(queue, now)}
+local start_in, check_in = next_start_in(queue, due, waiting, now), next_check_in(queue, now)
+local next_in = (start_in < 0 or check_in >= 0 and check_in < start_in) and check_in or start_in
+return {'ok', pushed, next_in, needs_relay(queue, now)}

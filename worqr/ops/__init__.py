@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from worqr.ops.batches import (
     MAX_PARTS,
+    MESSAGES_AT_ONCE,
     BatchCheck,
     BatchRow,
     OpenedPart,
@@ -222,6 +223,7 @@ __all__ = [
     "MAX_LOG_TEXT",
     "MAX_PARTS",
     "MAX_SKIPPED",
+    "MESSAGES_AT_ONCE",
     "NOTE_EVERY",
     "QUEUES_AT_ONCE",
     "QUEUES_EXPIRE_S",

@@ -17,7 +17,7 @@ MAX_PARTS: Final = 1000
 """Queues, or shards of queues, that a batch may have members in."""
 _CHECKS_AT_ONCE: Final = 20
 """Batches that one request of the leader looks at."""
-_MESSAGES_AT_ONCE: Final = 100
+MESSAGES_AT_ONCE: Final = 100
 _CANCEL_MEMBERS: Final = 100
 """Members that one script cancels, about: each takes the server some 20 us."""
 _FOLLOW_UP_KEPT_MS: Final = 86_400_000
@@ -120,7 +120,7 @@ def open_batch(
     outer = b"" if parent is None else msgspec.msgpack.encode(parent)
     names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
     args: tuple[Argument, ...] = (id, token, open_for_ms, keep_ms, outer, *flat)
-    return new_call("open_batch", keys.base, names, args, read, numbered=True)
+    return new_call("open_batch", keys.base, names, args, read, numbered=True, size=sum(len(value) for value in flat))
 
 
 def open_part(keys: QueueKeys, id: str, token: str, part: str) -> Call[OpenedPart]:
@@ -244,14 +244,14 @@ def put_follow_up(keys: QueueKeys, token: str, ending: int, options: bytes, task
     return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored"), size=len(task))
 
 
-def take_outbox(keys: QueueKeys) -> Call[list[OutboxMessage]]:
-    """Return messages of a queue for other queues."""
+def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[OutboxMessage]]:
+    """Return messages of a queue for other queues, about `limit`."""
 
     def read(reply: Reply) -> list[OutboxMessage]:
         status_word(reply)
         return [OutboxMessage(topic, message, text(kind), parts) for topic, message, (kind, *parts) in reply[1:]]
 
-    return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (_MESSAGES_AT_ONCE,), read)
+    return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (limit,), read)
 
 
 def drop_outbox(keys: QueueKeys, delivered: Sequence[OutboxMessage]) -> Call[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from worqr.client.call import Call
@@ -11,7 +11,10 @@ from worqr.client.connections import Connection, ConnectionRegistry
 from worqr.client.job import Job
 from worqr.client.producer import Producer
 from worqr.client.settings import ClientSettings
+from worqr.errors import NotReplicated
+from worqr.keys import QueueKeys
 from worqr.link import Link, LinkSettings, driver_here, loop_here
+from worqr.ops import Dispatched
 from worqr.testing.clock import BenchLink
 
 R = TypeVar("R")
@@ -76,3 +79,17 @@ class BenchProducer(Producer):
         jobs = await super().dispatch_many(sent)
         self._sent.extend(sent)
         return jobs
+
+    async def dispatch_members(
+        self,
+        calls: Sequence[Call[R]],
+        options_at: Callable[[QueueKeys], Awaitable[Mapping[str, object]]],
+        late: NotReplicated | None = None,
+    ) -> tuple[list[tuple[Dispatched, QueueKeys]], NotReplicated | None]:
+        """As `Producer.dispatch_members`."""
+        outcomes, late = await super().dispatch_members(calls, options_at, late)
+        stored = [
+            call for call, (done, _) in zip(calls, outcomes, strict=True) if done.outcome in {"created", "blocked"}
+        ]
+        self._sent.extend(stored)
+        return outcomes, late

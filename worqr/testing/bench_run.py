@@ -17,6 +17,7 @@ import trio
 
 from worqr import ops
 from worqr.client.client import Client
+from worqr.client.outbox_relay import relay_and_check
 from worqr.client.stats import queue_names
 from worqr.errors import UsageError
 from worqr.inside import client_of, definition_of, engine_of
@@ -121,6 +122,7 @@ class BenchRun:
         while True:
             states = await inspect_queues(self._client)
             promoted = await promote_due_jobs(self._client, states)
+            promoted = await relay_messages(self._client, states) or promoted
             busy = {name: each for name, each in states.items() if self._is_busy(name, each)}
             if not busy and not promoted:
                 return states
@@ -187,6 +189,14 @@ async def promote_due_jobs(client: Client, states: QueueStates) -> bool:
     return bool(ready)
 
 
+async def relay_messages(client: Client, states: QueueStates) -> bool:
+    """Deliver the messages that `states` shows, and check the batches that are due. Return True if there were any."""
+    ready = [name for name, each in states.items() if each.needs_relay]
+    for name in ready:
+        await relay_and_check(client.ask, client.settings.prefix, QueueKeys.of(client.settings.prefix, name))
+    return bool(ready)
+
+
 async def wake_workers(client: Client, states: QueueStates) -> None:
     """Wake workers of the queues that were held back by a limit or a pause, also of a lane, because the clock has moved."""
     for name, each in states.items():
@@ -196,7 +206,12 @@ async def wake_workers(client: Client, states: QueueStates) -> None:
 
 def _has_work(queue: Inspected, *, scheduled: bool) -> bool:
     later = queue.next_in_ms
-    return queue.waiting > 0 or queue.running > 0 or (later is not None and (scheduled or later <= SOON_MS))
+    return (
+        queue.needs_relay
+        or queue.waiting > 0
+        or queue.running > 0
+        or (later is not None and (scheduled or later <= SOON_MS))
+    )
 
 
 def _summary(before: QueueStates, after: QueueStates) -> Summary:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from worqr.batches import BatchInfo, BatchRef
 from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, ListContext, current_context
@@ -112,16 +113,35 @@ class DirectContext(Context):
         steps: The results of the steps that it took, by name, as JSON has them.
     """
 
-    def __init__(self, run: Run[_NoConsumer]) -> None:
+    def __init__(
+        self, run: Run[_NoConsumer], batch: BatchRef | None = None, ended_batch: BatchInfo | None = None
+    ) -> None:
         super().__init__(run)
+        self._batch = batch
+        self._ended_batch = ended_batch
         self.reported: list[tuple[float | None, str]] = run.host.reported
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
         self.steps: dict[str, Any] = run.host.steps
 
+    @property
+    def batch(self) -> BatchRef | None:
+        """The batch that the test has given."""
+        return self._batch
+
+    @property
+    def ended_batch(self) -> BatchInfo | None:
+        """The batch that the test has given as the one that has ended."""
+        return self._ended_batch
+
 
 class DirectListContext(ListContext, DirectContext):
     """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
+
+
+def _check_failures(value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"failures must be a whole number, at least 0, not {value!r}")
 
 
 @contextmanager
@@ -135,6 +155,8 @@ def context(
     saved: bytes | None = None,
     steps: Mapping[str, object] | None = None,
     calls: int | None = None,
+    batch: BatchRef | None = None,
+    ended_batch: BatchInfo | None = None,
 ) -> Generator[DirectContext]:
     """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
@@ -151,6 +173,8 @@ def context(
         steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
         calls: For a handler that takes a list: how many `items` the run has. Their ids are ``test-0``, ``test-1`` and so on,
             after `id`. None: the handler takes one task.
+        batch: The batch that the job belongs to. What the handler adds to ``mesh.current_batch()`` needs a `recording`.
+        ended_batch: The batch that has ended, for a handler that is a follow-up.
 
     Yields:
         DirectContext: The run.
@@ -158,8 +182,7 @@ def context(
     Raises:
         UsageError: An argument is not valid.
     """
-    if isinstance(failures, bool) or not isinstance(failures, int) or failures < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"failures must be a whole number, at least 0, not {failures!r}")
+    _check_failures(failures)
     host, fence = _NoConsumer(state), time.time_ns() // 1000
     shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
     if meta:
@@ -175,11 +198,11 @@ def context(
     found: DirectContext
     if calls is None:
         run: Run[Any] = _DirectRun(host, None, fence, entry(id))
-        found = DirectContext(run)
+        found = DirectContext(run, batch, ended_batch)
     else:
         check_count(calls, "calls of context")
         run = _list_run([_DirectItem(host, None, fence + n, entry(f"{id}-{n}")) for n in range(calls)])
-        found = DirectListContext(run)
+        found = DirectListContext(run, batch, ended_batch)
     tokens = current_run.set(run), current_context.set(found)
     try:
         yield found

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from worqr.client.batch_handles import BatchMaker
 from worqr.client.connections import ConnectionRegistry
 from worqr.client.producer import Producer
 from worqr.errors import UsageError
@@ -24,6 +25,7 @@ def patched(
     url: str | None = None,
     prefix: str | None = None,
     observer: RunObserver | None = None,
+    batch_maker: BatchMaker | None = None,
 ) -> Generator[None]:
     """Use these connections, this producer and this server inside the block, instead of the mesh's own.
 
@@ -40,7 +42,13 @@ def patched(
     set_server(mesh, url=url or own_url, prefix=prefix or own_prefix, credentials=credentials)
     relocation = None if url is None else Relocation(own_url, own_prefix, url, mesh.prefix)
     try:
-        with client.replaced(producer=producer, connections=connections, observer=observer, relocation=relocation):
+        with client.replaced(
+            producer=producer,
+            connections=connections,
+            observer=observer,
+            relocation=relocation,
+            batch_maker=batch_maker,
+        ):
             yield
     finally:
         set_server(mesh, url=own_url, prefix=own_prefix, credentials=own_credentials)

@@ -21,6 +21,7 @@ from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
 from worqr.records import CancelCount, Status
 from worqr.testing.patching import patched
+from worqr.testing.recorded_batch import RecordingBatchMaker, SentBatch
 from worqr.testing.sent_calls import Sent
 from worqr.validation import Seconds
 
@@ -107,8 +108,9 @@ def recording(mesh: Mesh[Any]) -> Generator[Sent]:
     """Record what is sent through the functions of a mesh inside the block. Nothing is sent, and no server is needed.
 
     Enqueues and dispatches are recorded, one or many, and ``mesh.connect()`` connects to nothing. Arguments are checked. A
-    dispatch returns the handle of a job that waits: its ``result()`` raises `NoResult` at once. Calls that do not go through
-    a function need a server, and raise UsageError.
+    dispatch returns the handle of a job that waits: its ``result()`` raises `NoResult` at once. So do the jobs of
+    ``mesh.batch()``, which are recorded with their batch. Calls that do not go through a function need a server, and raise
+    UsageError.
 
     Args:
         mesh: Any mesh.
@@ -120,7 +122,9 @@ def recording(mesh: Mesh[Any]) -> Generator[Sent]:
         UsageError: The mesh is connected, on a bench, or recording already.
     """
     sent: list[Call[Any]] = []
+    batches: list[SentBatch] = []
     client = client_of(mesh)
     connections = NoConnections(client.settings, client.declared_shards)
-    with patched(mesh, producer=RecordingProducer(client, sent), connections=connections):
-        yield Sent(sent)
+    maker = RecordingBatchMaker(batches)
+    with patched(mesh, producer=RecordingProducer(client, sent), connections=connections, batch_maker=maker):
+        yield Sent(sent, batches)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, overload
 
 from worqr.client.call import Call
 from worqr.functions.function import Function
+from worqr.testing.recorded_batch import SentBatch
 
 R = TypeVar("R")
 
@@ -13,8 +14,17 @@ R = TypeVar("R")
 class Sent:
     """The calls that were sent through the functions of a mesh, in order. `recording` makes it."""
 
-    def __init__(self, calls: list[Call[Any]]) -> None:
+    def __init__(self, calls: list[Call[Any]], batches: list[SentBatch] | None = None) -> None:
         self._calls = calls
+        self._batches = [] if batches is None else batches
+
+    @property
+    def batches(self) -> list[SentBatch]:
+        """The batches that were made so far, in order, with the calls of their jobs.
+
+        The jobs that a handler adds to ``mesh.current_batch()`` are in a batch of their own, without a follow-up.
+        """
+        return list(self._batches)
 
     @overload
     def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...

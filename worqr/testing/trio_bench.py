@@ -25,7 +25,7 @@ from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, decide_retry
 from worqr.testing.bench_client import BenchConnections, BenchProducer
-from worqr.testing.bench_run import BenchRun, Summary, inspect_queues, promote_due_jobs
+from worqr.testing.bench_run import BenchRun, Summary, inspect_queues, promote_due_jobs, relay_messages
 from worqr.testing.bench_schedules import BenchSchedules
 from worqr.testing.bench_server import bench_server
 from worqr.testing.clock import Clock, delete_keys
@@ -108,6 +108,7 @@ class Bench:
 
     async def advance(self, seconds: Seconds) -> None:
         """Move the clock of the mesh: scheduled tasks become due, results and reserved ids end, tasks expire, schedules fire.
+        A batch that was left open for its `open_for` is cancelled.
 
         No task runs before the next `run_until_empty`. Peers and handlers do not see their own clock move. A daily schedule
         fires once if you advance by a day. A schedule with ``overlap="skip"`` fires once, however many firings pass, because
@@ -122,7 +123,9 @@ class Bench:
         ms = round(seconds_of(seconds, "seconds of advance") * 1000)
         await self._clock.move(ms)
         await self._schedules.advance(ms)
-        await promote_due_jobs(self._client, await inspect_queues(self._client))
+        states = await inspect_queues(self._client)
+        await promote_due_jobs(self._client, states)
+        await relay_messages(self._client, states)
 
     async def _begin(self, now: datetime | None) -> None:
         """Set the clock. Firings of schedules count from that time on."""

@@ -13,7 +13,7 @@ from functools import partial
 
 import trio
 
-from worqr.client.outbox_relay import relay
+from worqr.client.outbox_relay import relay_and_check
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -66,7 +66,7 @@ class OutboxRelay:
             if self._leads():
                 patience = NODE_PATIENCE if self._link.settings.clustered else LEASE
                 ask = partial(self._link.call, patience=patience)
-                await relay(ask, self._keys.prefix, QueueKeys.of(self._keys.prefix, queue))
+                await relay_and_check(ask, self._keys.prefix, QueueKeys.of(self._keys.prefix, queue))
         except Unavailable as error:
             text = "messages of queue %(queue)r are to be delivered again: %(error)s"
             emit(logger, "relay", text, queue=queue, error=str(error))

@@ -1,0 +1,149 @@
+"""Batches that are recorded and never stored."""
+
+# A Batch and a Call hide their private fields from users.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NoReturn, TypeVar, cast
+
+from worqr.batches import BatchInfo, BatchRef, BatchState
+from worqr.client.batch import Batch
+from worqr.client.batch_block import OpenBatch, Plan
+from worqr.client.batch_handles import BatchMaker
+from worqr.client.call import Call
+from worqr.client.client import Client
+from worqr.client.job import Job
+from worqr.client.producer import Producer
+from worqr.errors import BatchEnded, NoResult
+from worqr.keys import QueueKeys
+from worqr.remote_error import meta_of
+from worqr.validation import Seconds
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """A batch that was recorded."""
+
+    calls: list[Call[Any]] = field(default_factory=list[Call[Any]])
+    """The calls of its jobs, in order."""
+    then: Call[Any] | None = None
+    """The call that would be enqueued when all jobs have finished."""
+    otherwise: Call[Any] | None = None
+    """The call that would be enqueued instead when a job failed or was cancelled."""
+    meta: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The `meta` that it was given."""
+    cancelled: list[str] = field(default_factory=list[str])
+    """The reason of each cancel; empty if it was not cancelled."""
+
+
+class RecordingBatchMaker(BatchMaker):
+    """Makes batches that are recorded."""
+
+    def __init__(self, sent: list[SentBatch]) -> None:
+        self._sent = sent
+        self._numbers = count(1)
+
+    def open(self, client: Client, producer: Producer, plan: Plan, parent: Batch | None) -> OpenBatch:
+        """Record a new batch."""
+        then, otherwise = (call if call is None else producer.follow_up(call) for call in (plan.then, plan.otherwise))
+        batch = SentBatch([], then, otherwise, meta_of(plan.facts.get("meta", "")))
+        self._sent.append(batch)
+        return RecordedBatch(client, producer, plan, batch, f"@{next(self._numbers)}")
+
+    def of_ref(self, client: Client, producer: Producer, ref: BatchRef) -> Batch:
+        """Record a batch for the jobs that a handler adds to the batch of its own job."""
+        batch = SentBatch()
+        self._sent.append(batch)
+        return RecordedBatch(client, producer, None, batch, ref.id, ref.queue)
+
+
+class RecordedBatch(OpenBatch):
+    """A batch whose jobs are recorded and never sent. Its coroutines never wait."""
+
+    def __init__(
+        self, client: Client, producer: Producer, plan: Plan | None, batch: SentBatch, id: str, queue: str | None = None
+    ) -> None:
+        super().__init__(client, producer, plan or Plan(None, None, queue, id, 0, 0, {}))
+        self._batch = batch
+        self._name = id
+        self._producing = plan is not None
+        if self._plan.queue is not None:
+            self._put_at(self._plan.queue)
+
+    async def begin(self) -> None:
+        """Do nothing."""
+
+    def _put_at(self, queue: str) -> None:
+        keys = QueueKeys(self._client.settings.prefix, queue)
+        self._known = self._known or (keys, self._plan.id or self._name)
+
+    async def dispatch(self, call: Call[R]) -> Job[R]:
+        """Record a call, and return a handle of it."""
+        return (await self.dispatch_many([call]))[0]
+
+    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        """Record calls, and return their handles."""
+        return [await self._record(call) for call in calls]
+
+    async def _record(self, call: Call[R]) -> Job[R]:
+        if self._batch.cancelled:
+            raise BatchEnded(
+                f"{self!r} was cancelled" + (f": {self._batch.cancelled[0]}" if self._batch.cancelled[0] else "")
+            )
+        job = await self._producer.dispatch(call)
+        self._put_at(call.queue)
+        self._batch.calls.append(call)
+        return job
+
+    async def info(self) -> BatchInfo:
+        """Return the number of recorded calls. None of them ends."""
+        state: BatchState = "sealed" if self._sealed or not self._producing else "open"
+        queue, name = ("", "") if self._known is None else (self.queue, self.id)
+        reason = self._batch.cancelled[0] if self._batch.cancelled else None
+        queues = tuple(sorted({call.queue for call in self._batch.calls}))
+        jobs = len(self._batch.calls)
+        return BatchInfo(
+            name, queue, state, jobs, 0, 0, 0, 0, meta=self._batch.meta, cancel_reason=reason, queues=queues
+        )
+
+    def _never(self) -> NoReturn:
+        raise NoResult(f"{self!r} was recorded and never sent: to see it run, use worqr.testing.bench")
+
+    async def wait(self, timeout: Seconds | None = None) -> BatchInfo:
+        """Raise `NoResult`, at once."""
+        self._never()
+
+    async def result(self, timeout: Seconds | None = None) -> Any:
+        """Raise `NoResult`, at once."""
+        self._never()
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncGenerator[AsyncIterator[BatchInfo]]:
+        """Raise `NoResult`, at once."""
+        self._never()
+        yield cast("AsyncIterator[BatchInfo]", None)  # pyright: ignore[reportUnreachable]
+
+    async def cancel(self, *, reason: str = "") -> bool:
+        """Note that the batch was cancelled, and return True."""
+        self._batch.cancelled.append(reason)
+        return True
+
+    async def retry_failed(self) -> int:
+        """Return 0, because no job has failed."""
+        return 0
+
+    async def seal(self) -> None:
+        """Note that no more jobs are added."""
+        self._sealed = True
+
+    async def abandon(self, error: BaseException) -> None:
+        """Note that the batch was cancelled."""
+        self._sealed = True
+        await self.cancel(reason=f"its block ended with {type(error).__name__}")
