@@ -534,6 +534,24 @@ def test_a_cancel_of_a_part_to_which_nothing_came(desk: Desk) -> None:
     assert batch.state() == "ended"
 
 
+def test_a_cancel_finds_members_that_were_lost(desk: Desk) -> None:
+    """A batch that is cancelled is not asked in any other way."""
+    _, inner = nested(desk)
+    batch = opened(desk)
+    for name in ("lost", "waits"):
+        batch.add(name, run_at=FUTURE)
+    desk.client.delete(desk.q.job("lost"))
+    batch.cancel()
+    relay(desk)
+    assert batch.counts() == {"added": 2, "cancelled": 1, "lost": 1}
+    assert batch.state() == "ended"
+    desk.client.delete(BatchKeys(desk.q).batch(inner.id))
+    outer = Opened(desk, desk.q, "outer", OTHER)
+    outer.cancel()
+    relay(desk)
+    assert (outer.state(), outer.counts()) == ("ended", {"added": 1, "lost": 1})
+
+
 def test_a_cancel_that_comes_again_repeats_the_report(desk: Desk) -> None:
     home = far(desk)
     batch = opened(desk, home=home)
