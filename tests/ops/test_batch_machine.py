@@ -333,7 +333,7 @@ class BatchMachine(RuleBasedStateMachine):
         message = found[pick % len(found)]
         self.desk.call(delivery(self.desk, message))
         self.said.append(message)
-        self.check()
+        self.check(lost=True)
         if drops:
             self.desk.call(ops.drop_outbox(self.queues[n], [message]))
             self.check()
@@ -343,7 +343,7 @@ class BatchMachine(RuleBasedStateMachine):
     def deliver_late(self, pick: int) -> None:
         message = self.said[pick % len(self.said)]
         self.desk.call(delivery(self.desk, message))
-        self.check()
+        self.check(lost=True)
 
     @rule(pick=st.integers(0, 9), n=queues, version=st.integers(0, 3))
     def close_late(self, pick: int, n: int, version: int) -> None:
