@@ -409,6 +409,29 @@ def test_a_member_stays_failed_while_its_batch_is_being_cancelled(desk: Desk) ->
     assert "cancel_reason" not in batch.part()[1]
 
 
+def test_a_member_takes_the_id_of_one_in_the_trash(desk: Desk) -> None:
+    """One script ends the old job, and adds the new one to the same batch."""
+    batch = opened(desk)
+    batch.add("x")
+    desk.call(ops.delete_queue(desk.q))
+    assert batch.add("x", b"new").outcome == "created"
+    assert batch.counts() == {"added": 2, "cancelled": 1, "left": 1}
+    desk.call(ops.purge_queue(desk.q))
+    assert batch.counts() == {"added": 2, "cancelled": 1, "left": 1}
+    assert wrong(desk) == []
+
+
+def test_a_member_is_put_back_under_the_id_of_one_in_the_trash(desk: Desk) -> None:
+    batch = opened(desk)
+    held = batch.run("A", "x")
+    desk.fail("A", held)
+    batch.add("x")
+    desk.call(ops.delete_queue(desk.q))
+    assert put_back(desk, held) == 1
+    assert batch.counts() == {"added": 2, "cancelled": 1, "failures": 1, "left": 1}
+    assert wrong(desk) == []
+
+
 # A failure cancels the batch
 
 
