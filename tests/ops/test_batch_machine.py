@@ -416,6 +416,7 @@ class BatchMachine(RuleBasedStateMachine):
                 busy = True
                 self.desk.call(delivery(self.desk, message))
                 self.desk.call(ops.drop_outbox(queue, [message]))
+            self.check(lost=True)
             for due in self.client.zrange(queue.due, 0, -1):
                 self.client.zadd(queue.due, {due: PAST})
             self.claim(n, "A", 100)
