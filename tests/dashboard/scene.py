@@ -85,7 +85,7 @@ VIEWS = [
     *({"view": view} for view in ("overview", "queues", "running", "failed", "workers", "log")),
     {"view": "queue", "name": "{slow}", "tab": "running"},
     {"view": "job", "queue": "{slow}", "id": "{job}"},
-    {"view": "batch", "queue": "{failing}", "id": "{batch}"},
+    {"view": "batch", "queue": "{batched}", "id": "{batch}"},
 ]
 """The queries of streams."""
 

@@ -77,6 +77,9 @@ async def test_one_batch(connected: worqr.Mesh, site: Site) -> None:
         await stream.wait_for("set", lambda texts: texts.get("batch.pending") == "2")
         await batch.cancel()
         await stream.wait_for("set", lambda texts: texts.get("batch.cancelled") == "2")
+        await stream.wait_for("moved")
+    async with opened(site, "view=batch&queue=mails&id=unknown") as stream:
+        assert not any(name.startswith("batch.") for name in await stream.wait_for("set"))
 
 
 @LEFT

@@ -36,7 +36,7 @@ from worqr.dashboard.numbers import (
 )
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
-from worqr.errors import Unavailable, WorqrError
+from worqr.errors import NoResult, Unavailable, WorqrError
 from worqr.escaping import escape
 from worqr.log_events import emit
 from worqr.records import TaskInfo
@@ -198,7 +198,10 @@ async def _batch(visit: Visit) -> News:
     batch = visit.queue(name).batch(visit.text("id"))
 
     async def read(_before: News | None) -> News:
-        info = await batch.info()
+        try:
+            info = await batch.info()
+        except NoResult:  # its `keep` has passed while the page was open
+            return News(header_numbers(state), "gone")
         rows = (info.state, info.cancel_reason, info.endings, info.queues, bool(info.failed))
         return News(batch_numbers(info) | header_numbers(state), rows)
 
