@@ -539,7 +539,9 @@ async def test_who_waits_delivers_the_messages_where_no_leader_does(
         async with shop.mesh.batch(then=shop.done.call("next"), queue="hold") as batch:
             await batch.dispatch(shop.hold.call())
         shop.gate.set()
-        assert await batch.result(PATIENCE) == "next", "the job ends the batch at its home, and the follow-up is elsewhere"
+        assert await batch.result(PATIENCE) == "next", (
+            "the job ends the batch at its home, and the follow-up is elsewhere"
+        )
 
 
 async def test_a_queue_that_cannot_be_reached_delays_no_message_for_others() -> None:
