@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import redis
 import trio
@@ -12,12 +12,15 @@ import trio
 import worqr
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.scene import Scene
-from benchmarks.chaos.workload import HAND, PREFIX, QUEUES, SCHEDULES, TICKS
+from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, TICKS
 
 DRAINS_WITHIN: Final = 180.0
 """Seconds of patience with a slow machine; an idle one needs some ten."""
 LEAVES_WITHIN: Final = 120.0
-WAITING: Final = (("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked"))
+WAITING: Final = (
+    *(("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked")),
+    ("HLEN", ":outbox"),
+)
 BASES: Final = {
     **{queue: f"{PREFIX}:{{{queue}}}" for queue in QUEUES},
     **{f"{queue}-fail": f"{PREFIX}:{{{queue}}}-fail" for queue in QUEUES if queue != HAND},
@@ -56,10 +59,42 @@ def held(scene: Scene) -> dict[str, str]:
         counts["in lanes"] = int(node.ask("HGET", f"{base}:lanes", "waiting") or 0)
         if any(counts.values()):
             found[queue] = str({name: count for name, count in counts.items() if count})
+    for facts in batches(scene):
+        if facts["state"] != "ended":
+            found[f"batch {facts['name']}"] = facts["state"]
     for node, key in scene.servers.keys(f"{PREFIX}:{{*}}*:claims:*"):
         if count := node.ask("SCARD", key):
             found[key.decode()] = f"{count} claims"
     return found
+
+
+def batches(scene: Scene) -> Iterator[dict[str, Any]]:
+    """The stored batches, as lines of the ledger have them."""
+    for home in HOMES:
+        node = scene.servers.owner(BASES[home])
+        for name in node.ask("ZRANGE", f"{BASES[home]}:batches", 0, -1):
+            key = f"{BASES[home]}:batch:{name.decode()}"
+            state, reason = node.ask("HMGET", key, "state", "cancel_reason")
+            sums = [0] * 5
+            for part in node.ask("HVALS", f"{key}:parts"):
+                for i, number in enumerate(part.split()[2:7]):
+                    sums[i] += int(number)
+            added, finished, failed, cancelled, lost = sums
+            yield {
+                "name": name.decode(),
+                "state": (state or b"gone").decode(),
+                "jobs": added,
+                "finished": finished,
+                "failed": failed + lost,
+                "cancelled": cancelled,
+                "reason": None if reason is None else reason.decode(),
+            }
+
+
+def note_batches(scene: Scene) -> None:
+    """Write all batches."""
+    for facts in batches(scene):
+        scene.ledger.write("batch", **facts)
 
 
 def wait_for_schedules(scene: Scene) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from benchmarks.chaos.batch_rules import BATCH_RULES
 from benchmarks.chaos.case import Case, Rule, Violation
 from benchmarks.chaos.end_rules import END_RULES
 from benchmarks.chaos.excuses import Excuses
@@ -12,7 +13,7 @@ from benchmarks.chaos.history import History
 from benchmarks.chaos.run_rules import RUN_RULES
 from benchmarks.chaos.task_rules import TASK_RULES
 
-RULES: list[Rule] = [*RUN_RULES, *TASK_RULES, *END_RULES]
+RULES: list[Rule] = [*RUN_RULES, *TASK_RULES, *BATCH_RULES, *END_RULES]
 
 
 @dataclass(frozen=True)

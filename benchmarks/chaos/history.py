@@ -28,6 +28,8 @@ class Request:
     answer: str | None = None
     answered: float = float("inf")
     outcome: str | None = None
+    batch: str = ""
+    """The name of the batch that its job belongs to."""
 
     @property
     def stored(self) -> bool:
@@ -97,6 +99,18 @@ class Dead(NamedTuple):
     reason: str
 
 
+class Batch(NamedTuple):
+    """What the server has of a batch when the run has ended."""
+
+    name: str
+    state: str
+    jobs: int
+    finished: int
+    failed: int
+    cancelled: int
+    reason: str | None
+
+
 class Span(NamedTuple):
     """A stretch of time. `who` None: all processes."""
 
@@ -141,6 +155,7 @@ class History:
     findings: list[Entry] = field(default_factory=list[Entry])
     """Problems that the world itself found: undrained, silent, died, hung."""
     keys: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    batches: list[Batch] = field(default_factory=list[Batch])
     last: float = 0.0
 
     @classmethod
@@ -216,6 +231,8 @@ class _Reader:
                 history.calm = {**facts, "t": t}
             case "dead":
                 history.dead.append(Dead(facts["queue"], facts["task"], facts["id"], facts["reason"]))
+            case "batch":
+                history.batches.append(Batch(**{name: facts.get(name) for name in Batch._fields}))
             case "key":
                 history.keys.append(facts)
             case "undrained" | "silent" | "died" | "hung":
@@ -238,6 +255,7 @@ class _Reader:
             facts.get("id"),
             facts.get("delay", 0.0),
             facts.get("keeps_data", False),
+            batch=facts.get("batch", ""),
         )
         history.requests.append(request)
         history.by_task.update({(request.queue, task): request for task in request.tasks})

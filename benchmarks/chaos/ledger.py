@@ -16,7 +16,7 @@ import msgspec
 
 ENTRIES: Final = {
     # producers
-    "send": "before a request: call, queue, tasks; of jobs also id, delay, keeps_data",
+    "send": "before a request: call, queue, tasks; of jobs also id, delay, keeps_data, batch",
     "acked": "the request was acknowledged: call; of jobs also outcome",
     "refused": "the request was refused, nothing may run: call, error",
     "unknown": "the producer cannot tell whether the request took effect: call, error",
@@ -47,6 +47,7 @@ ENTRIES: Final = {
     "undrained": "a queue was not empty when patience ended: queue, left",
     "silent": "a schedule did not fire any more when patience ended: schedule",
     "dead": "a dead-letter entry found at the end: queue, task, id, reason",
+    "batch": "a batch found at the end: name, state, jobs, finished, failed, cancelled, reason",
     "key": "a key found at the end: name, type, expires (seconds; None: never)",
     "died": "a process ended by itself or with an error: who, code",
     "hung": "a process did not end within patience: who",

@@ -16,6 +16,7 @@ from benchmarks.chaos.child import Child
 from benchmarks.chaos.handlers import Handlers, options_of
 from benchmarks.chaos.workload import (
     ASYNCIO,
+    FOLLOW_UPS,
     HAND,
     JOBS,
     KEEPALIVE,
@@ -31,6 +32,7 @@ from benchmarks.chaos.workload import (
     UPDATES,
 )
 
+IN_LOOP = (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, FOLLOW_UPS)
 IN_SPELLS = frozenset({RAW, ASYNCIO, LIMITED, LANES})
 """Queues that each peer leaves and serves again all the time."""
 
@@ -98,7 +100,7 @@ class Peer:
         bury = self._handlers.bury
         async with trio.open_nursery() as nursery:
             serve = [
-                *((queue, self._handlers.in_loop, {}) for queue in (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES)),
+                *((queue, self._handlers.in_loop, {}) for queue in IN_LOOP),
                 (THREAD, self._handlers.in_thread, {}),
                 (ASYNCIO, self._handlers.in_asyncio, {"runs_in": "asyncio"}),
                 (PROCESS, handlers.in_process, {"runs_in": "process"}),

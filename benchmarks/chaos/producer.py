@@ -13,11 +13,14 @@ import worqr
 from benchmarks.chaos.child import Child
 from benchmarks.chaos.workload import (
     ASYNCIO,
+    FOLLOW_UPS,
     HAND,
+    HOMES,
     JOBS,
     LANE_NAMES,
     LANES,
     LIMITED,
+    OPEN_FOR,
     PREFIX,
     PROCESS,
     RAW,
@@ -25,6 +28,7 @@ from benchmarks.chaos.workload import (
     SLOW,
     THREAD,
     UPDATES,
+    follow_up_of,
 )
 
 LOOPS = 3
@@ -53,6 +57,7 @@ class Producer:
         self._stopped = False
         self._tasks = 0
         self._calls = 0
+        self._batches = 0
         self._waits = trio.CapacityLimiter(WAITS)
         self._operations: list[tuple[float, Callable[[trio.Nursery], Awaitable[object]]]] = [
             (0.30, self._enqueue_raw),
@@ -66,6 +71,7 @@ class Producer:
             (0.08, lambda _: self._enqueue(LIMITED, 5)),
             (0.01, self._pause),
             (0.12, self._dispatch_into_lane),
+            (0.03, self._make_batch),
         ]
 
     async def run(self) -> None:
@@ -166,6 +172,38 @@ class Producer:
         task, job = await self._dispatch_one(LANES, {"delay": delay, "lane": self._rng.choice(LANE_NAMES)})
         if job is not None and self._rng.random() < 0.1:
             nursery.start_soon(self._cancel, LANES, task, job.cancel)
+
+    async def _make_batch(self, _nursery: trio.Nursery) -> None:
+        """Add jobs of several queues to a batch. Its block may end with an error, or the batch be cancelled."""
+        self._batches += 1
+        name, rng = f"{self._name}.{self._batches}", self._rng
+        follow_ups = {
+            kind: self._mesh.call(FOLLOW_UPS, follow_up_of(name, kind).encode()) for kind in ("then", "otherwise")
+        }
+        options = worqr.BatchOptions(
+            id=name,
+            queue=rng.choice(HOMES),
+            open_for=OPEN_FOR,
+            on_failed=rng.choice(("continue", "continue", "cancel")),
+            then=follow_ups["then"],
+            otherwise=follow_ups["otherwise"],
+        )
+        with suppress(worqr.WorqrError, ZeroDivisionError):
+            async with self._mesh.batch(**options) as batch:
+                for _ in range(rng.randint(0, 8)):
+                    await self._add(batch, name)
+                    await trio.sleep(rng.uniform(0, 0.05))
+                x = rng.random()
+                if x < 0.1:
+                    await batch.cancel(reason="at random")
+                elif x < 0.15:
+                    raise ZeroDivisionError
+
+    async def _add(self, batch: worqr.Batch, name: str) -> None:
+        queue = self._rng.choice((RAW, THREAD, ASYNCIO, JOBS))
+        task = self._new_task(queue)
+        call = self._mesh.call(queue, task.encode())
+        await self._send(queue, [task], lambda: batch.dispatch(call), batch=name)
 
     async def _pause(self, _nursery: trio.Nursery) -> None:
         """Pause a queue with limits, or with lanes; the pause ends by itself."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import Cancel, History, Request, Run, Subject, replaceable
+from benchmarks.chaos.workload import FOLLOW_UPS
 
 # Nothing is lost
 
@@ -15,6 +16,7 @@ from benchmarks.chaos.history import Cancel, History, Request, Run, Subject, rep
 def lost(case: Case) -> Iterator[Violation]:
     """Every task that was acknowledged ends, and so does every task that has begun, or was stored with one of these."""
     history, dead = case.history, {(entry.queue, entry.task) for entry in case.history.dead}
+    cancelled = {batch.name for batch in history.batches if batch.reason is not None}
     ends = _ends_by_id(history)
     for request in history.requests:
         seen = any((request.queue, task) in history.runs for task in request.tasks)
@@ -26,6 +28,8 @@ def lost(case: Case) -> Iterator[Violation]:
         for task in request.tasks:
             subject = request.queue, task
             if subject in dead or _has_ended(history.runs.get(subject, ())) or _cancelled(history, subject):
+                continue
+            if request.batch in cancelled:
                 continue
             if request.id is not None and replaceable(request.queue) and _replaced(request, ends):
                 continue
@@ -85,7 +89,7 @@ def _replaced(request: Request, ends: dict[tuple[str, str], list[tuple[float, Re
 def refused_ran(case: Case) -> Iterator[Violation]:
     """A refused task never runs. No task runs that no producer sent."""
     for (queue, task), runs in case.history.runs.items():
-        if runs[0].nominal is not None:
+        if runs[0].nominal is not None or queue == FOLLOW_UPS:
             continue
         request = case.history.by_task.get((queue, task))
         if request is None:

@@ -12,7 +12,8 @@ KEEPALIVE: Final = 3.0
 RAW, THREAD, ASYNCIO, PROCESS = "raw", "thread", "asyncio", "process"
 HAND, JOBS, SINGLE, UPDATES, TICKS = "hand", "jobs", "single", "updates", "ticks"
 LIMITED, LANES = "limited", "lanes"
-QUEUES: Final = (RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES)
+FOLLOW_UPS = "follow_ups"
+QUEUES: Final = (RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, FOLLOW_UPS)
 SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
 """Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""
 
@@ -59,6 +60,17 @@ SLOW: Final = "slow"
 """Ends the name of a task whose runs take seconds, and take their time to unwind: faults meet them at work."""
 
 
+HOMES: Final = (FOLLOW_UPS, RAW)
+"""The home queues of batches: that of their follow-ups, and another one."""
+OPEN_FOR: Final = 5.0
+"""Seconds after which a batch of a producer that was killed is cancelled."""
+
+
+def follow_up_of(batch: str, kind: str) -> str:
+    """The follow-up `then` or `otherwise` of a batch, as a task."""
+    return f"{FOLLOW_UPS}/{batch}/{kind}"
+
+
 def result_of(task: str) -> str:
     """The result of a run of `task`, where results are kept."""
     return f"done {task}"
@@ -81,7 +93,7 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
     seconds = rng.uniform(0.5, 2.0) if x < 0.02 else rng.uniform(0, 0.04) if x < 0.7 else 0.0
     if task.endswith(SLOW):
         return Behaviour(rng.uniform(0.5, 2.5), "returned")
-    if queue == TICKS:
+    if queue in (TICKS, FOLLOW_UPS):
         return Behaviour(min(seconds, 0.04), "returned")
     if queue == THREAD:
         seconds = min(seconds, 1.0)

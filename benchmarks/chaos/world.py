@@ -14,6 +14,7 @@ from typing import Literal
 
 from benchmarks.chaos.aftermath import (
     LEAVES_WITHIN,
+    note_batches,
     note_dead_letters,
     note_keys,
     pause_schedules,
@@ -125,6 +126,7 @@ def run(plan: Plan, folder: Path) -> Outcome:
         pause_schedules(scene)
         drained += wait_drained(scene)
         _end(scene, "peer")
+        note_batches(scene)
         note_dead_letters(scene)
         note_keys(scene)
         started = Counter(f"{process.role}s" for process in scene.children.processes.values())

@@ -136,6 +136,12 @@ def correct() -> Story:
     for number, lane in enumerate(("a", "a", "b", "a")):
         story.send(22, "lanes", f"n{number}", id=f"n{number}", outcome="created")
         story.run(22.1 + (number == 3), "lanes", f"n{number}", lasts=0.5, lane=lane)
+    for name in ("m1", "m2"):
+        story.send(24, "raw", name, batch="b")
+        story.run(24.1, "raw", name)
+    story.run(24.5, "follow_ups", "follow_ups/b/then")
+    facts = {"jobs": 2, "finished": 2, "failed": 0, "cancelled": 0, "reason": None}
+    story.world(CALM + 1, "batch", name="b", state="ended", **facts)
     for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
         story.fire(name, period)
     story.end()

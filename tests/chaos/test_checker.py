@@ -184,6 +184,23 @@ BUGS: dict[str, tuple[Change, str]] = {
         lambda s: s.world(61, "dead", queue="raw-fail", task="bad", id="@2", reason="failed"),
         "a failure handler failed",
     ),
+    "a batch stays open": (lambda s: alter(s, "batch", {"state": "sealed"}), "a batch did not end"),
+    "a follow-up is lost": (
+        lambda s: drop(s, "began", task="follow_ups/b/then"),
+        "a batch did not have its one follow-up",
+    ),
+    "the wrong follow-up runs, too": (
+        lambda s: s.run(25, "follow_ups", "follow_ups/b/otherwise"),
+        "a batch did not have its one follow-up",
+    ),
+    "a job of a batch is not counted": (
+        lambda s: alter(s, "batch", {"jobs": 1, "finished": 1}),
+        "the counts of a batch do not add up",
+    ),
+    "a job of a batch is counted twice": (
+        lambda s: alter(s, "batch", {"finished": 3}),
+        "the counts of a batch do not add up",
+    ),
     "a moment is skipped": (_rename_firing, "a moment of a schedule did not fire"),
     "a moment fires twice": (_fire_twice, "a task ran again after its end"),
     "a moment is invented": (_fire_between, "a schedule fired at a moment that it does not have"),

@@ -536,8 +536,9 @@ async def test_who_waits_delivers_the_messages_where_no_leader_does(
             await batch.dispatch_many([shop.work.call(1), shop.spread.call(1)])
         assert await batch.result(PATIENCE) == "done"
         assert (await batch.info()).finished == 3
-        async with shop.mesh.batch(then=shop.done.call("next"), queue="work") as batch:
-            await batch.dispatch(shop.work.call(1))
+        async with shop.mesh.batch(then=shop.done.call("next"), queue="hold") as batch:
+            await batch.dispatch(shop.hold.call())
+        shop.gate.set()
         assert await batch.result(PATIENCE) == "next", (
             "the job ends the batch at its home, and the follow-up is elsewhere"
         )

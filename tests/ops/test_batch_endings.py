@@ -409,6 +409,29 @@ def test_a_member_stays_failed_while_its_batch_is_being_cancelled(desk: Desk) ->
     assert "cancel_reason" not in batch.part()[1]
 
 
+def test_a_member_takes_the_id_of_one_in_the_trash(desk: Desk) -> None:
+    """One script ends the old job, and adds the new one to the same batch."""
+    batch = opened(desk)
+    batch.add("x")
+    desk.call(ops.delete_queue(desk.q))
+    assert batch.add("x", b"new").outcome == "created"
+    assert batch.counts() == {"added": 2, "cancelled": 1, "left": 1}
+    desk.call(ops.purge_queue(desk.q))
+    assert batch.counts() == {"added": 2, "cancelled": 1, "left": 1}
+    assert wrong(desk) == []
+
+
+def test_a_member_is_put_back_under_the_id_of_one_in_the_trash(desk: Desk) -> None:
+    batch = opened(desk)
+    held = batch.run("A", "x")
+    desk.fail("A", held)
+    batch.add("x")
+    desk.call(ops.delete_queue(desk.q))
+    assert put_back(desk, held) == 1
+    assert batch.counts() == {"added": 2, "cancelled": 1, "failures": 1, "left": 1}
+    assert wrong(desk) == []
+
+
 # A failure cancels the batch
 
 
@@ -532,6 +555,24 @@ def test_a_cancel_of_a_part_to_which_nothing_came(desk: Desk) -> None:
     desk.call(batch.cancel_part())
     relay(desk)
     assert batch.state() == "ended"
+
+
+def test_a_cancel_finds_members_that_were_lost(desk: Desk) -> None:
+    """A batch that is cancelled is not asked in any other way."""
+    _, inner = nested(desk)
+    batch = opened(desk)
+    for name in ("lost", "waits"):
+        batch.add(name, run_at=FUTURE)
+    desk.client.delete(desk.q.job("lost"))
+    batch.cancel()
+    relay(desk)
+    assert batch.counts() == {"added": 2, "cancelled": 1, "lost": 1}
+    assert batch.state() == "ended"
+    desk.client.delete(BatchKeys(desk.q).batch(inner.id))
+    outer = Opened(desk, desk.q, "outer", OTHER)
+    outer.cancel()
+    relay(desk)
+    assert (outer.state(), outer.counts()) == ("ended", {"added": 1, "lost": 1})
 
 
 def test_a_cancel_that_comes_again_repeats_the_report(desk: Desk) -> None:

@@ -166,6 +166,17 @@ local function reopen_part(base, token)
   return send_report(base, token)
 end
 
+-- Removes members that have ended, and counts those that were there by their `outcome`.
+local function count_ends(part, outcome, ids)
+  local n = ids and remove_members(part .. ':members', ids) or 0
+  if n > 0 then
+    own(redis.pcall('HINCRBY', part, outcome, n))
+  end
+  if n > 0 and outcome == 'failed' then
+    own(redis.pcall('HINCRBY', part, 'failures', n))
+  end
+end
+
 -- Counts the `changes` of one part. Returns how many tasks became claimable.
 local function count_changes(base, token, changes)
   local part, ready = part_key(base, token), 0
@@ -173,6 +184,7 @@ local function count_changes(base, token, changes)
   if changes.entry then
     open_part(part, changes.entry)
   end
+  count_ends(part, 'cancelled', changes.cancelled) -- first: a job in the trash ends when another one gets its id
   if changes.added then
     redis.call('HINCRBY', part, 'added', add_members(members, changes.added))
   end
@@ -180,14 +192,8 @@ local function count_changes(base, token, changes)
     redis.call('HINCRBY', part, 'failed', -add_members(members, changes.back))
     ready = reopen_part(base, token)
   end
-  for _, outcome in ipairs({'finished', 'failed', 'cancelled', 'lost'}) do
-    local n = changes[outcome] and remove_members(members, changes[outcome]) or 0
-    if n > 0 then
-      own(redis.pcall('HINCRBY', part, outcome, n))
-    end
-    if n > 0 and outcome == 'failed' then
-      own(redis.pcall('HINCRBY', part, 'failures', n))
-    end
+  for _, outcome in ipairs({'finished', 'failed', 'lost'}) do
+    count_ends(part, outcome, changes[outcome])
   end
   return ready + settle_part(base, token, changes.failed)
 end

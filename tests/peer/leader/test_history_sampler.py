@@ -163,6 +163,19 @@ async def test_one_that_does_not_lead_any_more_sends_no_record(leader: Leader) -
     assert (await leader.scan(0, Q1=found(5, running=1)))["sample_queue"] == 0
 
 
+async def test_one_that_leads_again_in_the_middle_of_a_record_begins_anew(leader: Leader) -> None:
+    """It has lost and won the lease while a request was under way."""
+    await leader.scan(2.9, Q1=found(5), Q2=found(5))
+    call = leader.link.call
+
+    async def begin_again(request: ops.Call[Any], *, patience: float) -> Any:
+        leader.sampler.begin()
+        return await call(request, patience=patience)
+
+    leader.link.call = begin_again  # type: ignore[method-assign]
+    await leader.scan(4, Q1=found(6), Q2=found(6))
+
+
 async def test_of_a_noted_queue_without_rings_the_rings_are_made(desk: Desk, leader: Leader) -> None:
     """The leader before died between the two."""
     desk.call(ops.note_histories(desk.g, ["Q1"]))

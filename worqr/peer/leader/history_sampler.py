@@ -98,7 +98,7 @@ class HistorySampler:
             self._changed.begin(self._noted)
         created = await self._admit([name for name in due if name not in self._noted])
         for name, age in due.items():
-            if name in self._noted and self._leads():
+            if name in (self._noted or {}) and self._leads():  # `begin` may run between two requests
                 await self._sample(name, age, create=name in created)
 
     async def _sample(self, name: str, age: float | None, *, create: bool) -> None:
