@@ -14,6 +14,7 @@ import msgspec
 
 from worqr.batch_keys import keys_at
 from worqr.errors import UsageError
+from worqr.keys import QueueKeys
 from worqr.records import BatchRef as BatchRef
 from worqr.remote_error import meta_of
 from worqr.validation import Seconds, from_ms, seconds
@@ -78,10 +79,10 @@ class BatchInfo:
         return self.state == "ended" and self.finished == self.jobs and self.cancel_reason is None
 
 
-def _name_in(base: str) -> str:
-    """Return the name of the queue whose base this is. No name and no prefix has a brace."""
+def _keys_in(base: str) -> QueueKeys:
+    """Return the keys of the queue or shard whose base this is. No name and no prefix has a brace."""
     prefix = base.partition(":{")[0]
-    return keys_at(prefix, base).display_name
+    return keys_at(prefix, base)
 
 
 def ref_of(record: Mapping[bytes, bytes] | None) -> BatchRef | None:
@@ -95,7 +96,8 @@ def ref_in(field: bytes) -> BatchRef | None:
     if len(lines) != 3:
         return None
     token, home, name = lines
-    return BatchRef(_name_in(home), name, home, token)
+    home_keys = _keys_in(home)
+    return BatchRef(home_keys.display_name, name or f"@{token}{home_keys.id_suffix}", home, token)
 
 
 def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:
@@ -106,7 +108,7 @@ def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:
     facts = msgspec.msgpack.decode(packed, type=dict[str, Any])
     return BatchInfo(
         id=str(facts["id"]),
-        queue=_name_in(str(facts["home"])),
+        queue=_keys_in(str(facts["home"])).display_name,
         state="ended",
         jobs=int(facts["added"]),
         finished=int(facts["finished"]),

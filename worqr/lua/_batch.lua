@@ -88,8 +88,7 @@ end
 -- member of it, too. Returns how many tasks became claimable, and the follow-up: the base of its queue and its id.
 local function send_follow_up(base, token, kind, endings, follow_up, facts, parent)
   local to, o, task = follow_up[1], cmsgpack.unpack(follow_up[2]), follow_up[3]
-  local suffix = string.match(to, '(~%w+)}%-shard') or ''
-  o.id = '@' .. token .. '.' .. kind .. (endings > 1 and '.' .. endings or '') .. suffix
+  o.id = '@' .. token .. '.' .. kind .. (endings > 1 and '.' .. endings or '') .. shard_suffix(to)
   o.fields = o.fields or {}
   o.fields.batch_ended = cmsgpack.pack(facts)
   if to == base then
@@ -215,6 +214,21 @@ local function check_entry(base, id, now)
     end
   end
   return entry
+end
+
+local RUNNING_AT_ONCE = 1000 -- claims that are compared with the members of a cancelled part before the others are cancelled
+
+-- Requests the cancellation of members of a part that run, before those that wait: they may take long to end.
+local function cancel_running_members(base, members, reason)
+  local marked = {}
+  each_claim(base, claim_holders(base), '-', RUNNING_AT_ONCE, function(claim)
+    local id = job_id(own(redis.pcall('LINDEX', base .. ':claim:' .. claim, 0)) or '')
+    if id and redis.call('SISMEMBER', members, id) == 1 then
+      local n = #marked
+      marked[n + 1], marked[n + 2] = store_cancel_reason(base, id, reason)
+    end
+  end)
+  request_cancels(base, marked)
 end
 
 -- Cancels members of a part: jobs, and batches that are members. Returns how many tasks became claimable.

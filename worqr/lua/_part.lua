@@ -2,7 +2,7 @@
 -- A batch is a set of jobs that is counted together; a job of it is a member. Its record is with its home queue (_batch.lua).
 -- The hash `:part:TOKEN` has the version of the part (`v`), its home, its state (`sealed`: its producer adds nothing more;
 -- `closed`: no member is left) and counters. The set `:part:TOKEN:members` has the ids of members that have not ended for good.
--- A member has its batch in the field `batch` of its record: the token, the base of the home and the id, one a line.
+-- A member has its batch in the field `batch` of its record: the token, the base of the home and the id (batch_field), one a line.
 -- What happens to members during a script is collected, and counted at its end by count_members: each script that may end a
 -- job calls it. The hash `:outbox` has a message for each topic; a newer message of a topic replaces the older one.
 
@@ -75,10 +75,22 @@ local function is_closed(base, batch)
   return (tonumber(kept[1]) or 0) >= batch.number and (kept[2] or kept[3]) and true or false
 end
 
+-- Returns the suffix of ids that are generated in a shard of a queue; empty in the first one.
+local function shard_suffix(base)
+  return string.match(base, '(~%w+)}%-shard') or ''
+end
+
+-- Returns the field `batch` of members. The id is left out if it was generated, because a value of more than 64 bytes makes a
+-- record take much more memory.
+local function batch_field(token, home, id)
+  local is_generated = id == '@' .. token .. shard_suffix(home)
+  return token .. '\n' .. home .. '\n' .. (is_generated and '' or id)
+end
+
 -- Notes a new member. Returns the field of its record.
 -- LATER: most jobs are in no batch.
 local function enter_batch(batch, id)
-  local text = batch.token .. '\n' .. batch.home .. '\n' .. batch.id
+  local text = batch_field(batch.token, batch.home, batch.id)
   note_member(text, 'added', id)
   local entry = member_changes[text].entry
   if not entry or batch.number > entry.number then

@@ -26,7 +26,10 @@ if (tonumber(redis.call('HGET', part, 'v')) or 0) > version then
 end
 open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})
 redis.call('HSET', part, 'cancel_reason', reason)
-drop_lost_members(queue, token, token .. '\n' .. home .. '\n' .. id)
+drop_lost_members(queue, token, batch_field(token, home, id))
+if cursor == '0' then
+  cancel_running_members(queue, part_members, reason)
+end
 local found = redis.call('SSCAN', part_members, cursor, 'COUNT', budget)
 local ready = cancel_members(queue, found[2], reason)
 ready = ready + (redis.call('HEXISTS', part, 'closed') == 1 and send_report(queue, token) or settle_part(queue, token))

@@ -17,7 +17,7 @@ check_types(queue)
 redis.call('HLEN', part)
 redis.call('SCARD', part .. ':members')
 open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})
-drop_lost_members(queue, token, token .. '\n' .. home .. '\n' .. id)
+drop_lost_members(queue, token, batch_field(token, home, id))
 local ready
 if redis.call('HEXISTS', part, 'closed') == 1 then
   expire_part(part)
