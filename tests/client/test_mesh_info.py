@@ -374,7 +374,15 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
     every = {field.name: n for n, field in enumerate(fields(worqr.QueueInfo)) if field.name != "name"}
     full = queue_info(
         "full",
-        **{**every, "paused": "", "oldest_job": 1.5, "counts": {"enqueued": 7}, "age_estimated": True, **LIMITED},
+        **{
+            **every,
+            "paused": "",
+            "oldest_job": 1.5,
+            "counts": {"enqueued": 7},
+            "age_estimated": True,
+            "relay_pending": True,
+            **LIMITED,
+        },
     )
     info = worqr.MeshInfo(
         at=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
