@@ -137,7 +137,7 @@ def move_what_waits(server: Server, seen: set[Move]) -> None:
             dispatch(machine, **when)
         machine.let_come("a")
         _, pushed, _ = machine.model.promote_due(9)
-        assert machine.do(ops.promote_due(machine.q, 9)) == (pushed, None)
+        assert machine.do(ops.promote_due(machine.q, 9)) == (pushed, None, False)
         machine.check()
         dispatch(machine, **LATER)
         machine.raw(ops.promote_jobs(machine.q, ["a"]), machine.model.promote_jobs(["a"]))

@@ -409,7 +409,9 @@ def services_of(scheduler: Scheduler, link: Any) -> ConsumerServices:
     """What a consumer is given, with a session whose last heartbeat was just now."""
     nothing: Any = lambda *_: None  # noqa: E731
     session: Any = SimpleNamespace(beat_is_fresh=lambda: True)
-    return ConsumerServices(link, session, Settles(link), scheduler, RunCounter(link), nothing, nothing, nothing)
+    return ConsumerServices(
+        link, session, Settles(link), scheduler, RunCounter(link), nothing, nothing, nothing, nothing
+    )
 
 
 class Books:

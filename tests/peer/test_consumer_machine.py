@@ -126,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         nothing: Any = None
         link: Any = self
         services = ConsumerServices(
-            link, session, settles, self.scheduler, RunCounter(link), self._recheck, nothing, nothing
+            link, session, settles, self.scheduler, RunCounter(link), self._recheck, nothing, nothing, nothing
         )
         self.consumer = HandlerConsumer(
             QueueKeys("t", "Q1"), services, Policy(), self.share, nothing, lambda run: self.accepted.append(run.fence)

@@ -45,9 +45,11 @@ class BatchOptions(TypedDict, total=False):
     """The options of a batch."""
 
     then: Call[Any]
-    """A call that is enqueued when all jobs have finished."""
+    """A call that is enqueued when all jobs have finished. Default: none."""
     otherwise: Call[Any]
-    """A call that is enqueued instead when a job failed for good or was cancelled, or when the batch was cancelled."""
+    """A call that is enqueued instead when a job failed for good or was cancelled, or when the batch was cancelled.
+    Default: none.
+    """
     on_failed: Literal["continue", "cancel"]
     """"cancel": the first job that fails for good cancels the others. Default: "continue"."""
     queue: str

@@ -219,9 +219,9 @@ end
 local RUNNING_AT_ONCE = 1000 -- claims that are compared with the members of a cancelled part before the others are cancelled
 
 -- Requests the cancellation of members of a part that run, before those that wait: they may take long to end.
-local function cancel_running_members(base, members, reason)
+local function cancel_running_members(base, holders, members, reason)
   local marked = {}
-  each_claim(base, claim_holders(base), '-', RUNNING_AT_ONCE, function(claim)
+  each_claim(base, holders, '-', RUNNING_AT_ONCE, function(claim)
     local id = job_id(own(redis.pcall('LINDEX', base .. ':claim:' .. claim, 0)) or '')
     if id and redis.call('SISMEMBER', members, id) == 1 then
       local n = #marked

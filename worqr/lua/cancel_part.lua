@@ -21,6 +21,7 @@ local reason, cursor, budget = ARGV[6], ARGV[7], ARGV[8]
 check_types(queue)
 redis.call('SCARD', part_members)
 redis.call('ZCARD', queue .. ':batches')
+local holders = claim_holders(queue)
 if (tonumber(redis.call('HGET', part, 'v')) or 0) > version then
   return {'ok'}
 end
@@ -28,7 +29,7 @@ open_part(part, {number = version, home = home, id = id, keep = keep, sealed = t
 redis.call('HSET', part, 'cancel_reason', reason)
 drop_lost_members(queue, token, batch_field(token, home, id))
 if cursor == '0' then
-  cancel_running_members(queue, part_members, reason)
+  cancel_running_members(queue, holders, part_members, reason)
 end
 local found = redis.call('SSCAN', part_members, cursor, 'COUNT', budget)
 local ready = cancel_members(queue, found[2], reason)
