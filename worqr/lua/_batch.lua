@@ -1,13 +1,13 @@
 -- The record of a batch, at its home queue: which parts it has, and what follows when all have closed.
 -- The hash `:batch:ID` has the `token`, the `state` (open: its producer may add jobs; sealed; ended) and the follow-ups. Its field
 -- `open` counts open parts. The hash `:batch:ID:parts` has for each part, by the base of its queue, its version, 1 while it is
--- open, and its counters (part_counts). A version grows each time a part is opened again, and of two
--- reports the one with the higher version is the newer.
+-- open, and its counters (part_counts). A version grows each time a part is opened again. Of two reports, the one with the higher
+-- version is the newer.
 -- The zset `:batches` has the batches by when the leader looks at them next.
 
 local FIRST_CHECK = 10000 -- ms after which the leader looks at a batch, doubled each time
 local LONGEST_CHECK = 300000
-local RENEWED_EVERY = 100 -- checks after which closed parts get a request too, so that they do not expire before
+local RENEWED_EVERY = 100 -- checks after which closed parts get a request too: else they might expire before the batch ends
 
 -- Returns the key of the record of a batch.
 local function batch_key(base, id)
