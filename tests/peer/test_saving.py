@@ -383,7 +383,7 @@ async def test_another_type_than_the_saved_one_is_an_error_and_not_another_call(
 
     with worqr.testing.context(steps={"a": "text"}):
         with pytest.raises(
-            worqr.UsageError, match="the saved result of step 'a' is not what its function is said to return"
+            worqr.UsageError, match="the saved result of step 'a' does not have the type that its function declares"
         ):
             await worqr.step("a", number)
 

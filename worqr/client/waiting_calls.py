@@ -72,7 +72,7 @@ class WaitingDispatch:
             await rooms.when_room(self._keys, wait, attempt)
 
     async def _attempt(self, left: list[Positioned], waiter: str) -> None:
-        """Send what is left of a part, and keep in `left` what was refused."""
+        """Send the remaining jobs of a part, and keep the refused ones in `left`."""
         try:
             answers = await self._send([call for _, call in left], waiter, self.late is None)
         except NotReplicated as late:

@@ -1,4 +1,4 @@
-"""`step` and `step_now`: call a function once per job, whatever the number of its runs.
+"""`step` and `step_now`: call a function once per job, however often the job runs.
 
 The result is stored under the name of the step, and decoded by the function's return annotation: in the run that calls the
 function as well, so that all runs get an equal value. What is stored is in `saved_state`.
@@ -156,8 +156,9 @@ class _Step(Generic[R]):
                 found = decoder_of(self._hint)(b"null" if kind == b"none" else value)
         except Exception as error:
             raise UsageError(
-                f"the saved result of step {self._name!r} is not what its function is said to return ({error}): it returned "
-                "something else, or another version of it ran. Correct its annotation; the next run gets the same result"
+                f"the saved result of step {self._name!r} does not have the type that its function declares ({error}): "
+                "it returned something else, or another version of it ran. Correct its annotation; the next run gets the "
+                "same result"
             ) from error
         return cast("R", found)
 
