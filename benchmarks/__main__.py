@@ -29,6 +29,7 @@ from benchmarks import (
     enqueue,
     fleet,
     functions,
+    history,
     idle,
     jobs,
     lanes,
@@ -88,6 +89,7 @@ SUBJECTS: dict[str, Callable[[Plan, EmbeddedServer], Awaitable[list[Table]]]] = 
     "places": places.measure,
     "threads": threads.measure,
     "tracing": tracing.measure,
+    "history": history.measure,
 }
 LONGEST = 600.0
 """Seconds that one subject may take at most; each takes one to three minutes."""

@@ -114,27 +114,30 @@ async def latencies(server: EmbeddedServer, samples: int, *, across: bool) -> li
 
 @dataclass(slots=True)
 class Cancelled:
-    """Seconds since the call of cancel: until each running job has ended, and until the batch has."""
+    """Seconds since the call of cancel: until each job that ran then has ended, and until the batch has. And how many jobs
+    started after the call, before the cancel had reached them."""
 
     running: list[float]
     batch: float
+    started_later: int
 
 
 async def cancel_all(server: EmbeddedServer, jobs: int, running: int) -> Cancelled:
     """Cancel a batch of which some jobs run."""
     mesh = worqr.Mesh(server.url, prefix=PREFIX)
-    began, all_run, ends = 0, trio.Event(), list[float]()
+    began, all_run, ends = 0, trio.Event(), dict[int, float]()
 
     @mesh.task(name="held")
     async def held(n: int) -> None:
         nonlocal began
         began += 1
+        number = began
         if began == running:
             all_run.set()
         try:
             await trio.sleep_forever()
         finally:
-            ends.append(time.perf_counter())
+            ends[number] = time.perf_counter()
 
     async with mesh.join(concurrency=running, grace=0):
         async with mesh.batch(queue="held") as batch:
@@ -145,7 +148,8 @@ async def cancel_all(server: EmbeddedServer, jobs: int, running: int) -> Cancell
         await batch.wait()
         ended = time.perf_counter()
     bare(server).flushdb()
-    return Cancelled([end - called for end in ends], ended - called)
+    first = [end - called for number, end in ends.items() if number <= running]
+    return Cancelled(first, ended - called, began - running)
 
 
 def _p50(samples: Sequence[float]) -> float:
@@ -188,6 +192,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                     [percentile(each.running, 99) for each in cancels],
                     bar=Bar(1, most=True),
                 ),
+                Row("... jobs that started during the cancel", "jobs", [each.started_later for each in cancels]),
                 Row("... until the batch has ended", "s", [each.batch for each in cancels], bar=Bar(10, most=True)),
             ],
             [f"{samples} batches per run"],

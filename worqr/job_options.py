@@ -192,6 +192,8 @@ def check_replicas(value: object) -> int:
 
 def check_wait(value: object) -> float:
     """Return the seconds that a producer waits for room, which may be infinite. Raises UsageError."""
+    if type(value) is int and not value:
+        return 0.0  # as most calls have it
     return math.inf if value == math.inf else seconds(value, "wait")
 
 

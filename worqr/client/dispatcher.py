@@ -36,15 +36,28 @@ async def send_enqueue(
     sharding = client.sharding
     keys = await sharding.next_shard(queue)
     bound = None if max_length is None else await sharding.max_length_per_shard(keys, max_length)
+
+    if not wait:
+        return await client.link_to(keys.name).call(_enqueue(client, keys, tasks, front, bound, replicas))
     check_fits(queue, len(tasks), bound, wait)
 
     async def attempt(waiter: str) -> int:
-        call = ops.enqueue(keys, tasks, front=front, max_length=bound, waiter=waiter, replicas=replicas)
-        if client.settings.tracing is not None:
-            call = traced(client, call)
-        return await client.link_to(keys.name).call(call)
+        return await client.link_to(keys.name).call(_enqueue(client, keys, tasks, front, bound, replicas, waiter))
 
-    return await client.rooms.when_room(keys, wait, attempt) if wait else await attempt("")
+    return await client.rooms.when_room(keys, wait, attempt)
+
+
+def _enqueue(
+    client: Client,
+    keys: QueueKeys,
+    tasks: list[bytes],
+    front: bool,
+    bound: int | None,
+    replicas: int,
+    waiter: str = "",
+) -> Call[int]:
+    call = ops.enqueue(keys, tasks, front=front, max_length=bound, waiter=waiter, replicas=replicas)
+    return call if client.settings.tracing is None else traced(client, call)
 
 
 def traced(client: Client, call: Call[int]) -> Call[int]:

@@ -138,7 +138,8 @@ class Queue(QueueOperations):
         if max_length is not None:
             check_count(max_length, "max_length")
         patience = check_wait(wait)
-        check_bounded({"wait": patience} | ({} if max_length is None else {"max_length": max_length}), "an enqueue")
+        if max_length is None:
+            check_bounded({"wait": patience}, "an enqueue")
         wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
         chunks = [checked] if len(checked) == 1 else list(in_chunks(checked, len))
         if len(chunks) > 1 and (unique or max_length is not None):
