@@ -366,7 +366,7 @@ async def test_on_a_cluster(cluster: Cluster) -> None:
 # What is wrong
 
 
-@pytest.mark.parametrize("wait", [-1, "1", None, True, math.nan])
+@pytest.mark.parametrize("wait", [-1, "1", "", None, True, False, math.nan])
 async def test_what_is_no_time_to_wait(mesh: worqr.Mesh, wait: Any) -> None:
     async with mesh.connect():
         with pytest.raises(worqr.UsageError, match="wait"):
