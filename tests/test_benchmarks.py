@@ -54,6 +54,7 @@ TITLES = {
     "places": ["places:"],
     "threads": ["threads: no-op", "threads: pick-up"],
     "tracing": ["tracing: no-op tasks of 100 bytes drained", "tracing: no-op tasks of 100 bytes enqueued"],
+    "history": ["history:"],
 }
 AT_ONCE = 3
 """Subjects that one process measures: a process takes a second to start, and a long test keeps the whole run waiting."""
