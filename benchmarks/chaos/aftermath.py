@@ -17,10 +17,7 @@ from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, TI
 DRAINS_WITHIN: Final = 180.0
 """Seconds of patience with a slow machine; an idle one needs some ten."""
 LEAVES_WITHIN: Final = 120.0
-WAITING: Final = (
-    *(("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked")),
-    ("HLEN", ":outbox"),
-)
+WAITING: Final = (("LLEN", ""), ("LLEN", ":suspects"), ("ZCARD", ":due"), ("SCARD", ":blocked"), ("HLEN", ":outbox"))
 BASES: Final = {
     **{queue: f"{PREFIX}:{{{queue}}}" for queue in QUEUES},
     **{f"{queue}-fail": f"{PREFIX}:{{{queue}}}-fail" for queue in QUEUES if queue != HAND},

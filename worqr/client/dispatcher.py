@@ -36,7 +36,6 @@ async def send_enqueue(
     sharding = client.sharding
     keys = await sharding.next_shard(queue)
     bound = None if max_length is None else await sharding.max_length_per_shard(keys, max_length)
-
     if not wait:
         return await client.link_to(keys.name).call(_enqueue(client, keys, tasks, front, bound, replicas))
     check_fits(queue, len(tasks), bound, wait)

@@ -24,14 +24,12 @@ def explain_enqueue(enqueue: F) -> F:
 
     @wraps(enqueue)
     async def checked_async(self: object, *tasks: Any, **options: Any) -> Any:
-        if options:
-            check(options)
+        check(options)
         return await enqueue(self, *tasks, **options)
 
     @wraps(enqueue)
     def checked(self: object, *tasks: Any, **options: Any) -> Any:
-        if options:
-            check(options)
+        check(options)
         return enqueue(self, *tasks, **options)
 
     return cast("F", checked_async if inspect.iscoroutinefunction(enqueue) else checked)

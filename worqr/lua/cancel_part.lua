@@ -21,14 +21,14 @@ local reason, cursor, budget = ARGV[6], ARGV[7], ARGV[8]
 check_types(queue)
 redis.call('SCARD', part_members)
 redis.call('ZCARD', queue .. ':batches')
-local holders = claim_holders(queue)
+local holders = cursor == '0' and claim_holders(queue)
 if (tonumber(redis.call('HGET', part, 'v')) or 0) > version then
   return {'ok'}
 end
 open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})
 redis.call('HSET', part, 'cancel_reason', reason)
 drop_lost_members(queue, token, batch_field(token, home, id))
-if cursor == '0' then
+if holders then
   cancel_running_members(queue, holders, part_members, reason)
 end
 local found = redis.call('SSCAN', part_members, cursor, 'COUNT', budget)
