@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -27,14 +27,15 @@ async def joined(
     return {(await child.line_with("joined")).split()[1]: child for child in children}
 
 
-async def runner(q: worqr.Queue, among: Collection[str]) -> str:
-    """The worker, one of these, that runs the only task that runs."""
+async def runner(q: worqr.Queue, among: Mapping[str, Child]) -> str:
+    """The worker, one of these, whose handler runs the only task that runs: the server lists a claim before its handler begins."""
     with trio.fail_after(PATIENCE):
         while True:
             running = await q.running()
             assert len(running) <= 1, "the limit is exceeded"
-            if running and running[0].worker in among:
-                return running[0].worker
+            if running and (worker := running[0].worker) in among:
+                await among[worker].line_with("run hold-1")
+                return worker
             await trio.sleep(0.02)
 
 
@@ -68,7 +69,7 @@ async def test_a_frozen_worker_frees_its_place_once(server: Server, prefix: str,
         first = await runner(q, children)
         zombie = children[first]
         zombie.pause()
-        await runner(q, children.keys() - {first})
+        await runner(q, {worker: child for worker, child in children.items() if worker != first})
         zombie.resume()
         assert (await zombie.line_with("ended hold-1")).endswith("lost")
         with trio.fail_after(PATIENCE):  # under a new id
