@@ -301,7 +301,15 @@ def test_unpack_is_bounded() -> None:
         ("_start", "claims, from, math.min(from + 999, #claims"),
         ("_lanes", "entries"),  # claims of one request, 1000 at most
         ("_lanes", "gone"),  # some of them
-        ("_turns", "claims"),  # names and values of the claims of one request
+        ("_lanes", "lanes"),  # of one request, 1000 at most
+        ("_lanes", "set"),  # names and values of these
+        ("_lanes", "unused"),  # some of them
+        ("_lanes", "kept, 1, 7"),
+        ("_turns", "claims, from, math.min(from + 999, #claims"),
+        ("_turns", "lanes"),  # as many as were read at once, 1000 at most
+        ("_turns", "empty"),  # some of them
+        ("_turns", "kept"),  # names and turns of these
+        ("_turns", "scores"),  # likewise
         ("_turns", "passed"),  # 100 at most
         ("note_runs", "lines"),  # of ended runs: 1000
         ("_producer", "kept[1]"),  # cmsgpack's

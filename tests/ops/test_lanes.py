@@ -74,6 +74,46 @@ def test_a_request_for_many_takes_a_part_of_each(desk: Desk) -> None:
     assert wrong(desk) == []
 
 
+def test_a_request_for_fewer_tasks_than_there_are_lanes_goes_on_where_the_last_one_ended(desk: Desk) -> None:
+    declare(desk)
+    for n in range(20):
+        fill(desk, f"{n}", *(f"{n}-{m}" for m in range(4)))
+    starts = Counter[str]()
+    for _ in range(8):
+        starts.update(each.split("-")[0] for each in ids(desk.start("A", 7)))
+        assert max(starts.values()) - min(starts[f"{n}"] for n in range(20)) <= 1
+        assert wrong(desk) == []
+    assert starts.total() == 56
+
+
+def test_a_heavy_lane_has_several_turns_in_one_request(desk: Desk) -> None:
+    declare(desk, weights={"gold": 5})
+    for lane in ("gold", *(f"{n}" for n in range(20))):
+        fill(desk, lane, *(f"{lane}-{m}" for m in range(20)))
+    starts = [Counter(each.split("-")[0] for each in ids(desk.start("A", 10))) for _ in range(10)]
+    assert sum(each["gold"] for each in starts) in range(18, 24)  # 5 of 25 shares of 100
+    assert wrong(desk) == []
+
+
+def test_each_of_very_many_rules_holds(desk: Desk) -> None:
+    """They are too many to be read at once."""
+    declare(desk, weights={f"{n}": 2 for n in range(150)}, limits={"7": "1", "gold": "2"}, limit="3")
+    for lane in ("7", "8", "gold", "other"):
+        fill(desk, lane, *(f"{lane}-{m}" for m in range(9)))
+    reply = desk.start("A", 30)
+    started = ids(reply)
+    assert Counter(each.split("-")[0] for each in started) == {"7": 1, "8": 3, "gold": 2, "other": 3}
+    assert {lane: (row.weight, row.running) for lane, row in rows_of(desk).items()} == {
+        "7": (2, 1),
+        "8": (2, 3),
+        "gold": (1, 2),
+        "other": (1, 3),
+    }
+    finish(desk, "A", reply.first + started.index("7-0"))
+    assert ids(desk.start("A", 30)) == ["7-1"]
+    assert wrong(desk) == []
+
+
 @pytest.mark.parametrize("wanted", [1, 10])
 def test_weights_are_shares(desk: Desk, wanted: int) -> None:
     declare(desk, weights={"gold": 5})

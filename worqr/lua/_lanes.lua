@@ -1,7 +1,8 @@
 -- Lanes: lines of jobs within a queue that take turns, each with a weight and limits of its own.
 -- A lane with tasks is in the zset `:lanes:ring` if one of them may start, else in `:lanes:held`. A lane without tasks is in
 -- `:lanes:idle` while it is remembered. All three are ordered by turn (_turns.lua). file_lane computes where a lane belongs, and
--- each script that may change this calls it. So a start reads only lanes of which a task may start.
+-- each script that may change this calls it, but for a start, which moves many lanes together. So a start reads only lanes of
+-- which a task may start.
 -- `:lanes:opens` has the moments (ms) at which time alone may let a lane start, and `:lanes:names` the lanes with tasks.
 -- `:lanes:claims` has the lane of each claim, and of each suspect that waits (a colon and its id): it has its place already.
 -- `:lanes:running` counts these for each lane. `:lane:EPOCH:LANE` is the list of a lane; a clearing begins a new epoch.
@@ -10,6 +11,7 @@
 -- `pause:LANE`, which begins with the ms at which it ends, 0 for never).
 
 local LANE_NAME_BYTES = 200
+local RULES_READ_AT_ONCE = 100 -- fields; where there are more, a script reads those of each lane that it needs
 local FILED_AT_ONCE = 100 -- lanes that one script files at most, because time made room or other rules hold
 
 -- True if the value can be the name of a lane.
@@ -32,17 +34,51 @@ local function lane_length(list)
   return length or 0
 end
 
--- Returns the rules of a lane: its weight, limits (text), concurrency (false: none), rates (as limits_of), whether it is
+-- Returns the names of the fields of `:lanes:rules` that rule the lane, as rules_of takes their values.
+-- LATER: most queues have no lanes.
+local function rule_names(lane)
+  return 'weight:' .. lane, 'declared weight:' .. lane, 'limit:' .. lane, 'declared limit:' .. lane, 'pause:' .. lane,
+    'declared limit', 'declared strict'
+end
+
+-- Returns the rules of a lane: its weight, concurrency (false: none), rates (as limits_of), limits (both as text), whether it is
 -- strict, and the end and the reason of its pause (nil: not paused).
 -- LATER: most queues have no lanes.
-local function lane_rules(base, lane)
-  local kept = redis.call('HMGET', base .. ':lanes:rules', 'weight:' .. lane, 'declared weight:' .. lane,
-    'limit:' .. lane, 'declared limit:' .. lane, 'declared limit', 'declared strict', 'pause:' .. lane)
-  local concurrency, rates = parsed_limits(kept[3] or kept[4] or kept[5] or '')
-  local ends_at, reason = string.match(kept[7] or '', '^(%d+) (.*)$')
-  return {weight = tonumber(kept[1] or kept[2]) or 1, limits = kept[3] or kept[4] or kept[5] or '',
-    concurrency = kept[6] and 1 or concurrency, rates = rates, strict = kept[6] and true,
-    paused_until = tonumber(ends_at), reason = reason}
+local function rules_of(weight, declared_weight, limit, declared_limit, pause, limit_of_all, strict)
+  local limits = limit or declared_limit or limit_of_all or ''
+  local concurrency, rates = parsed_limits(limits)
+  local ends_at, reason = string.match(pause or '', '^(%d+) (.*)$')
+  return {weight = tonumber(weight or declared_weight) or 1, limits = limits, concurrency = strict and 1 or concurrency,
+    rates = rates, strict = strict and true, paused_until = tonumber(ends_at), reason = reason}
+end
+
+-- Returns the rules of all lanes, for lane_rules: the `fields` that are stored, the lanes that they name, and the rules of all
+-- `others`. Returns nil if there are too many fields to read them all.
+-- LATER: most queues have no lanes.
+local function read_rules(base)
+  local rules = base .. ':lanes:rules'
+  if redis.call('HLEN', rules) > RULES_READ_AT_ONCE then
+    return nil
+  end
+  local fields, named = read_hash(rules) or {}, {}
+  for field in pairs(fields) do
+    named[string.match(field, ':(.*)$') or ''] = true
+  end
+  local others = rules_of(nil, nil, nil, nil, nil, fields['declared limit'], fields['declared strict'])
+  return {fields = fields, named = named, others = others}
+end
+
+-- Returns the rules of a lane, as rules_of. `read`: what read_rules returned (nil: not read).
+-- LATER: most queues have no lanes.
+local function lane_rules(base, lane, read)
+  if read and not read.named[lane] then
+    return read.others
+  end
+  local kept = read and {} or redis.call('HMGET', base .. ':lanes:rules', rule_names(lane))
+  for i, name in ipairs(read and {rule_names(lane)} or {}) do
+    kept[i] = read.fields[name]
+  end
+  return rules_of(unpack(kept, 1, 7))
 end
 
 -- Returns how many tasks of a lane may start now, and when more may, if only time makes room (ms since 1970; nil: something has
@@ -106,11 +142,13 @@ local function filed_in(base, lane, clock)
 end
 
 -- Files a lane where it belongs: in the ring, held, or idle. A lane that enters the ring has the turn that is remembered of it,
--- or that of the clock if that is later. Returns whether it is in the ring, and whether it was not before.
+-- or that of the clock if that is later. Returns whether it is in the ring, and whether it was not before. `rules`: as lane_rules
+-- has returned them (nil: not read).
 -- LATER: most queues have no lanes.
-local function file_lane(base, lane, now)
+local function file_lane(base, lane, now, rules)
   local ring, held, names = base .. ':lanes:ring', base .. ':lanes:held', base .. ':lanes:names'
-  local state, rules = redis.call('HMGET', base .. ':lanes', 'epoch', 'clock'), lane_rules(base, lane)
+  local state = redis.call('HMGET', base .. ':lanes', 'epoch', 'clock')
+  rules = rules or lane_rules(base, lane)
   local list, clock = lane_list(base, lane, state[1]), tonumber(state[2]) or 0
   local before, turn = filed_in(base, lane, clock)
   local after, opens_at, room = turn > clock and base .. ':lanes:idle', nil, nil
@@ -204,28 +242,53 @@ local function drop_idle_lanes(base)
   end
 end
 
+-- Adds `changes`, numbers by lane, to the places that lanes have in use.
+local function add_places(base, changes)
+  local running, lanes, set, unused = base .. ':lanes:running', {}, {}, {}
+  for lane in pairs(changes) do
+    lanes[#lanes + 1] = lane
+  end
+  local used = redis.call('HMGET', running, unpack(lanes))
+  for i, lane in ipairs(lanes) do
+    local n = (tonumber(used[i]) or 0) + changes[lane]
+    if n > 0 then
+      set[#set + 1], set[#set + 2] = lane, digits(n)
+    elseif used[i] then
+      unused[#unused + 1] = lane
+    end
+  end
+  if #set > 0 then
+    redis.call('HSET', running, unpack(set))
+  end
+  if #unused > 0 then
+    redis.call('HDEL', running, unpack(unused))
+  end
+end
+
 -- Frees the places that `entries` of `:lanes:claims` have in their lanes, at most 1,000. Returns how many lanes entered the ring.
+-- A lane is filed only if its number of running tasks is limited: no other lane may start because a task has ended.
 -- LATER: most queues have no lanes.
 local function free_places(base, entries, now)
-  local claims, running = base .. ':lanes:claims', base .. ':lanes:running'
+  local claims = base .. ':lanes:claims'
   local lanes, freed, gone = redis.call('HMGET', claims, unpack(entries)), {}, {}
   for i, entry in ipairs(entries) do
     local lane = lanes[i]
     if lane then
-      freed[lane], gone[#gone + 1] = (freed[lane] or 0) + 1, entry
+      freed[lane], gone[#gone + 1] = (freed[lane] or 0) - 1, entry
     end
   end
   if #gone == 0 then
     return 0
   end
   redis.call('HDEL', claims, unpack(gone))
-  local entered = 0
-  for lane, n in pairs(freed) do
-    if redis.call('HINCRBY', running, lane, -n) <= 0 then
-      redis.call('HDEL', running, lane)
+  add_places(base, freed)
+  local entered, read = 0, read_rules(base)
+  for lane in pairs(freed) do
+    local rules = lane_rules(base, lane, read)
+    if rules.concurrency then
+      local _, is_new = file_lane(base, lane, now, rules)
+      entered = entered + (is_new and 1 or 0)
     end
-    local _, is_new = file_lane(base, lane, now)
-    entered = entered + (is_new and 1 or 0)
   end
   drop_idle_lanes(base)
   return entered
