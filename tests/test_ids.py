@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from string import ascii_letters, digits
 
 import pytest
 
@@ -34,16 +35,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return answers
 
 
-def test_a_batch_takes_128_bits_for_each_id_from_the_system_at_once(drawn: list[bytes]) -> None:
-    assert "".join(map(str, parts(1000))) == drawn[0].hex()
-    assert [len(each) for each in drawn] == [1000 * 128 // 8]
+def letters(drawn: bytes) -> str:
+    """What random bytes are in an id."""
+    return "".join((ascii_letters + digits)[byte % 62] for byte in drawn)
+
+
+def test_a_batch_takes_a_byte_for_each_character_from_the_system_at_once(drawn: list[bytes]) -> None:
+    assert "".join(map(str, parts(1000))) == letters(drawn[0])
+    assert [len(each) for each in drawn] == [1000 * 22]
 
 
 def test_single_ids_take_theirs_from_the_system_too(drawn: list[bytes]) -> None:
     found = {str(part) for _ in range(100) for part in parts(1)}
     assert len(found) == 100
-    assert {len(part) for part in found} == {32}
-    assert all(part in b"".join(drawn).hex() for part in found)
+    assert {len(part) for part in found} == {22}
+    assert all(part in letters(b"".join(drawn)) for part in found)
 
 
 def test_a_job_with_an_id_is_left_as_it_is() -> None:
@@ -51,7 +57,7 @@ def test_a_job_with_an_id_is_left_as_it_is() -> None:
     for jobs in ([(given, b"a")], [(given, b"a"), ({"delay": 2}, b"b")]):
         (same, task), *others = with_random_ids(jobs)
         assert (same, task) == (given, b"a")
-        assert [(options["delay"], len(str(options["random"])), task) for options, task in others] == [(2, 32, b"b")][
+        assert [(options["delay"], len(str(options["random"])), task) for options, task in others] == [(2, 22, b"b")][
             : len(others)
         ]
     options: dict[str, object] = {"delay": 1}

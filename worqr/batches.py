@@ -91,12 +91,13 @@ def ref_of(record: Mapping[bytes, bytes] | None) -> BatchRef | None:
 
 
 def ref_in(field: bytes) -> BatchRef | None:
-    """Return the batch that the field `batch` of a record names; None if it is empty."""
+    """Return the batch that the field `batch` of a record names; None if it is empty. The field has no prefix of the mesh."""
     lines = field.decode("utf-8", "replace").split("\n")
-    if len(lines) != 3:
+    if len(lines) not in (2, 3):
         return None
-    token, home, name = lines
-    home_keys = _keys_in(home)
+    token, home, *names = lines
+    name = names[0] if names else ""
+    home_keys = _keys_in(f":{home}")
     return BatchRef(home_keys.display_name, name or f"@{token}{home_keys.id_suffix}", home, token)
 
 

@@ -8,11 +8,16 @@ of the request, so a request that is sent again makes the same id.
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-RANDOM_BYTES: Final = 16
-"""In each id: 128 bits, written as 32 hexadecimal digits."""
+RANDOM_CHARACTERS: Final = 22
+"""In each id: letters and digits, one for each random byte. They are hard to guess like 124 random bits, and shorter than these
+in hexadecimal digits: each byte of an id is stored several times with the job."""
+BATCH_TOKEN_CHARACTERS: Final = 16
+_ALPHABET: Final = string.ascii_letters.encode() + string.digits.encode()
+_CHARACTER_OF_BYTE: Final = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
 _AHEAD: Final = 64
 """Random parts drawn in one system call, which costs as much as all other work on the id of a dispatch."""
 
@@ -32,7 +37,7 @@ def with_random_ids(jobs: Sequence[_Job]) -> list[_Job]:
 
 
 def random_part() -> str:
-    """Return 32 new random hexadecimal digits. Safe from any thread."""
+    """Return 22 new random letters and digits. Safe from any thread."""
     while True:
         try:
             return _drawn.pop()
@@ -40,6 +45,11 @@ def random_part() -> str:
             _drawn.extend(_draw(_AHEAD))
 
 
+def batch_token() -> str:
+    """Return the token of a new batch, 16 random letters and digits: each of its jobs stores it, so it is as short as may be."""
+    return random_part()[:BATCH_TOKEN_CHARACTERS]
+
+
 def _draw(n: int) -> list[str]:
-    text, width = os.urandom(RANDOM_BYTES * n).hex(), 2 * RANDOM_BYTES
+    text, width = os.urandom(RANDOM_CHARACTERS * n).translate(_CHARACTER_OF_BYTE).decode(), RANDOM_CHARACTERS
     return [text[i : i + width] for i in range(0, len(text), width)]

@@ -109,7 +109,7 @@ class JobOptions(TypedDict, total=False):
 
     id: str
     """1 to 200 bytes of UTF-8 without control characters, not beginning with ``@``. Default: a new id, which sorts by time and
-    contains 128 random bits.
+    ends with 22 random letters and digits.
     """
     delay: Seconds
     """Seconds, at least 0, from now before which the job does not run; not together with `run_at`. Default: 0."""

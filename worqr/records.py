@@ -178,6 +178,7 @@ class BatchRef:
     id: str
     """Its id."""
     _home: str = field(default="", repr=False)
+    """Its base, without the prefix of the mesh."""
     _token: str = field(default="", repr=False)
 
 

@@ -22,7 +22,7 @@ from tests.support.servers import Server
 from worqr import Duplicate, QueueFull, Update
 
 JOBS = ("{Q1}:job:*", "{Q1}:due", "{Q1}:twins:*")
-GENERATED = re.compile(r"@\d{16}-([0-9a-f]{32})")
+GENERATED = re.compile(r"@\d{16}-(\w{22})")
 FAILED = ("{Q1}:failed", "{Q1}:aside", "{Q1}:aside:*")
 
 

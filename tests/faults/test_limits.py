@@ -28,7 +28,7 @@ async def joined(
 
 
 async def runner(q: worqr.Queue, among: Mapping[str, Child]) -> str:
-    """The worker, one of these, whose handler runs the only task that runs: the server lists a claim before its handler begins."""
+    """The worker, one of these, whose handler runs the only running task. A claim is listed before its handler begins."""
     with trio.fail_after(PATIENCE):
         while True:
             running = await q.running()

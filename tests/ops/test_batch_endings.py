@@ -747,7 +747,7 @@ def test_a_batch_is_a_member_of_another(desk: Desk) -> None:
     outer, inner = nested(desk)
     assert outer.part() == (1, {**part_record(desk, added=1), "id": "outer"})
     assert desk.state()[f":part:{OTHER}:members"] == {"\ninner"}
-    assert inner.row().facts["parent"] == f"{OTHER}\n{desk.q.base}\nouter"
+    assert inner.row().facts["parent"] == f"{OTHER}\n{{Q1}}\nouter"
     held = inner.run("A", "x")
     outer.seal()
     inner.seal()
@@ -781,7 +781,7 @@ def test_its_follow_up_becomes_a_member_of_the_outer_batch(desk: Desk) -> None:
     assert inner.state() == "ended"
     assert outer.counts() == {"added": 2, "finished": 1, "left": 1}
     entry = started(desk)
-    assert (entry["task"], entry["batch"]) == (b"then", f"{OTHER}\n{desk.q.base}\nouter")
+    assert (entry["task"], entry["batch"]) == (b"then", f"{OTHER}\n{{Q1}}\nouter")
     finish(desk, int(entry["claim"]))
     assert outer.state() == "ended"
     assert outer.counts() == {"added": 2, "finished": 2}

@@ -387,7 +387,7 @@ def test_what_comes_back_is_still_a_member(desk: Desk) -> None:
     desk.retry("A", held)  # takes what was blocked in
     assert batch.counts() == {"added": 1, "left": 1}
     [entry] = desk.start("A", 1).entries
-    assert (fields_of(entry)["task"], fields_of(entry)["batch"]) == (b"changed", f"{TOKEN}\n{desk.q.base}\nb")
+    assert (fields_of(entry)["task"], fields_of(entry)["batch"]) == (b"changed", f"{TOKEN}\n{{Q1}}\nb")
     assert wrong(desk) == []
 
 

@@ -37,7 +37,7 @@ def far(desk: Desk, name: str = "Q2") -> QueueKeys:
 
 def field_of(desk: Desk, home: QueueKeys | None = None) -> str:
     """The field `batch` of the record of a member."""
-    return FIELD.replace("{home}", (desk.q if home is None else home).base)
+    return FIELD.replace("{home}", (desk.q if home is None else home).base.partition(":")[2])
 
 
 def home_record(desk: Desk, state: str = "open", **fields: Any) -> dict[str, str]:
@@ -341,7 +341,7 @@ BAD: list[Any] = [
     *({name: value for name, value in GOOD.items() if name != missing} for missing in GOOD),
     *({**GOOD, "token": wrong} for wrong in ("short", "x" * 65, "x y" * 8, "a\nb" * 8, 7)),
     *({**GOOD, "number": wrong} for wrong in (0, -1, 0.5, "1", float("nan"), float("inf"), 10**15)),
-    *({**GOOD, "home": wrong} for wrong in ("", "a\nb", "x" * 1001, 7)),
+    *({**GOOD, "home": wrong} for wrong in ("", "no-brace", "{a\nb}", "{" + "x" * 1000, 7)),
     *({**GOOD, "id": wrong} for wrong in ("", "a\nb", "\x00", 7)),
     *({**GOOD, "keep": wrong} for wrong in ("", "-1", "soon", "1" * 16, 60_000)),
     *({**GOOD, "sealed": wrong} for wrong in ("1", 1)),

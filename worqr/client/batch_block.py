@@ -28,7 +28,7 @@ from worqr.client.notifications import sleep
 from worqr.client.outbox_relay import Relay
 from worqr.client.producer import Producer
 from worqr.errors import BatchEnded, Duplicate, NotReplicated, UsageError, WorqrError
-from worqr.ids import random_part
+from worqr.ids import batch_token
 from worqr.job_options import check_choice, check_id, encode_options
 from worqr.keys import QueueKeys, check_name
 from worqr.validation import Seconds
@@ -121,7 +121,7 @@ class OpenBatch(Batch):
     """A batch in the block of its producer."""
 
     def __init__(self, client: Client, producer: Producer, plan: Plan, parent: Batch | None = None) -> None:
-        super().__init__(client, producer, None, None, random_part())
+        super().__init__(client, producer, None, None, batch_token())
         self._plan = plan
         self._parent = parent
         self._renew_at = 0.0

@@ -43,7 +43,8 @@ class BatchMaker:
 
     def of_ref(self, client: Client, producer: Producer, ref: BatchRef) -> Batch:
         """Return a handle of the batch that the record of a job names."""
-        home = keys_at(client.settings.prefix, ref._home)
+        prefix = client.settings.prefix
+        home = keys_at(prefix, f"{prefix}:{ref._home}")
         return Batch(client, producer, home, ref.id, ref._token)
 
 

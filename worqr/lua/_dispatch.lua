@@ -38,7 +38,7 @@ end
 local function is_batch(value)
   return type(value) == 'table' and is_random(value.token) and type(value.number) == 'number' and value.number >= 1
     and value.number < 1e15 and value.number == math.floor(value.number)
-    and is_line(value.home) and is_line(value.id) and is_digits(value.keep)
+    and is_line(value.home) and string.find(value.home, '{', 1, true) and is_line(value.id) and is_digits(value.keep)
     and (value.sealed == nil or type(value.sealed) == 'boolean')
     and (value.on_failed == nil or value.on_failed == 'cancel')
 end

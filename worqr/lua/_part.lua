@@ -2,7 +2,7 @@
 -- A batch is a set of jobs that is counted together; a job of it is a member. Its record is with its home queue (_batch.lua).
 -- The hash `:part:TOKEN` has the version of the part (`v`), its home, its state (`sealed`: its producer adds nothing more;
 -- `closed`: no member is left) and counters. The set `:part:TOKEN:members` has the ids of members that have not ended for good.
--- A member has its batch in the field `batch` of its record: the token, the base of the home and the id (batch_field), one a line.
+-- A member has its batch in the field `batch` of its record: the token, the home without the prefix of the mesh, and the id (batch_field).
 -- What happens to members during a script is collected, and counted at its end by count_members: each script that may end a
 -- job calls it. The hash `:outbox` has a message for each topic; a newer message of a topic replaces the older one.
 
@@ -80,11 +80,11 @@ local function shard_suffix(base)
   return string.match(base, '(~%w+)}%-shard') or ''
 end
 
--- Returns the field `batch` of members. The id is left out if it was generated, because a value of more than 64 bytes makes a
--- record take much more memory.
+-- Returns the field `batch` of members, one value a line. It is short, because each member has it: the prefix of the mesh is left
+-- out, and an id that was generated.
 local function batch_field(token, home, id)
   local is_generated = id == '@' .. token .. shard_suffix(home)
-  return token .. '\n' .. home .. '\n' .. (is_generated and '' or id)
+  return token .. '\n' .. string.match(home, '{.*$') .. (is_generated and '' or '\n' .. id)
 end
 
 -- Notes a new member. Returns the field of its record.
