@@ -216,7 +216,7 @@ def scraped(
 
 def test_a_mesh_has_every_metric() -> None:
     limited = replace(queue("q", 1, finished=10, timed_out=1), held_back="rate", held_for=2.5, lanes=3, held_lanes=1)
-    limited = replace(limited, batches=2, relay_pending=True)
+    limited = replace(limited, batches=9, open_batches=2, relay_pending=True)
     found = scraped(FleetMetrics(300), mesh_info(limited), {"q": RAN})
     assert {without_part(name.partition("{")[0]) for name in found} == FLEET.keys()
     for name, value in {

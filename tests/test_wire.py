@@ -240,7 +240,8 @@ def node(node_packages: Path, environment: dict[str, str], tmp_path: Path) -> Ca
     """`await node("name.mjs", *args, url=...)`: what a program of Node prints; the programs lie in the test's folder."""
     (tmp_path / "node_modules").symlink_to(node_packages)
     (tmp_path / "send.mjs").write_text(program("js", "export async function send"))
-    (tmp_path / "jobs.mjs").write_text(program("js", 'from "./send.mjs"'))
+    (tmp_path / "jobs.mjs").write_text(program("js", "// created welcome-ada"))
+    (tmp_path / "room.mjs").write_text(program("js", "async function enqueueWithin"))
     (tmp_path / "two.mjs").write_text(program("js", "redis.lPush("))
     for name in ("flood.mjs", "batch.mjs"):
         shutil.copy(ROOT / "tests" / "node" / name, tmp_path)
@@ -389,6 +390,41 @@ async def test_node_sends_again_what_was_not_answered_and_nothing_is_there_twice
         await eventually(mesh.queue("Q1").running, [])
         assert len(runs.tasks) == 800
         assert (await mesh.queue("Q1").info()).counts["enqueued"] == 800
+
+
+@pytest.mark.parametrize("hint", ["arrives", "is lost"])
+async def test_node_waits_for_room_and_gets_it(
+    hint: str, node: Node, mesh: worqr.Mesh, server: Server, tmp_path: Path
+) -> None:
+    """With the message, which is then all that can wake it, and without, when it looks again by itself."""
+    waiters, path = RoomKeys(QueueKeys("worqr", "mails")).waiters, tmp_path / "room.mjs"
+    text = path.read_text().replace(", 1000, ", ", 2, ")
+    if hint == "arrives":
+        text = text.replace("sleep(1000,", f"sleep({1000 * 4 * PATIENCE:.0f},")
+    path.write_text(text)
+    runs, said = Runs(), list[str]()
+
+    async def waits() -> None:
+        said.append(await node("room.mjs"))
+
+    async def noted() -> int:
+        return await trio.to_thread.run_sync(server.client().hlen, waiters)
+
+    async with mesh.connect(), trio.open_nursery() as nursery:
+        q = mesh.queue("mails")
+        await q.enqueue(b"a", b"b")
+        nursery.start_soon(waits)
+        await eventually(noted, 1)
+        assert await q.tasks() == [b"b", b"a"]
+        if hint == "arrives":
+            server.client().persist(waiters)
+        else:
+            server.client().set(waiters, "of another application")
+        with trio.fail_after(2 * PATIENCE):
+            async with serving(mesh, "mails", runs, room=1):
+                assert await runs.wait(3, 2 * PATIENCE) == [b"a", b"b", b"alan@example.org"]
+    assert said == ["1\n"]
+    server.client().delete(waiters)
 
 
 async def test_node_makes_a_batch_over_two_queues(node: Node, mesh: worqr.Mesh) -> None:

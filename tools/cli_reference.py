@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Any, Final
 
 from cyclopts import App
@@ -262,6 +263,7 @@ def _default(argument: Argument) -> tuple[str, str]:
     told = re.search(r"\s*Default: (.+?)\.(?=\s|$)", text)
     if told:
         return _cell(_as_code(told[1])), _cell((text[: told.start()] + text[told.end() :]).strip())
+    found = found.value if isinstance(found, Enum) else found
     variables = [f"`${name}`" for name in argument.parameter.env_var or ()]
     if found in (None, inspect.Parameter.empty, False, "", ()):
         return "", _cell(text)

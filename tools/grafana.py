@@ -83,7 +83,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Batches",
             "short",
             {
-                f"worqr_queue_batches{{{Q}}} > 0": "{{queue}} batches",
+                f"worqr_queue_batches{{{Q}}} > 0": "{{queue}} open batches",
                 f"worqr_queue_relay_pending{{{Q}}} > 0": "{{queue}} has messages to deliver",
             },
         ),

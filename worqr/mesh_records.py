@@ -64,6 +64,8 @@ class QueueInfo:
     """The leader still has to deliver messages of this queue about batches, or to check a batch. True for more than some seconds:
     the mesh has no leader, or the log of the leader has the event ``relay``.
     """
+    open_batches: int = 0
+    """Of `batches`, those that have not ended. Only the 500 batches that the leader checks first are looked at."""
 
 
 @dataclass(frozen=True, slots=True)

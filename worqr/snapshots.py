@@ -54,6 +54,7 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     held_lanes: int = 0
     batches: int = 0
     relay_pending: bool = False
+    open_batches: int = 0
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -140,6 +141,7 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         counts=dict(counts),
         batches=sum(queue.batches for queue in queues),
         relay_pending=any(queue.relay_pending for queue in queues),
+        open_batches=sum(queue.open_batches for queue in queues),
         age=oldest.age,
         age_estimated=oldest.age_estimated,
     )

@@ -47,7 +47,10 @@ def test_every_command_is_named() -> None:
 
 
 def test_the_fields_are_those_there_are() -> None:
-    named = {word: set(re.findall(r"(?<!\[)`(\w+)`", row[1])) for row in rows(PAGE, "Output") for word in words(row[0])}
+    named: dict[str, set[str]] = {}
+    for row in rows(PAGE, "Output"):
+        for word in words(row[0]):
+            named.setdefault(word, set()).update(re.findall(r"(?<!\[)`(\w+)`", row[1]))
     assert named["queues"] == {field.name for field in fields(worqr.QueueInfo)} | {"unserved"}
     assert named["workers"] == {field.name for field in fields(worqr.WorkerInfo)}
     assert named["schedules"] == {field.name for field in fields(worqr.Schedule)}

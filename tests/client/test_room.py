@@ -64,7 +64,7 @@ async def test_a_worker_that_takes_a_task_makes_room_for_a_producer(
     runs = Runs()
     async with mesh.connect():
         await full.enqueue(b"first")
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(WAYS[way], full)
             await until(lambda: waiting(server, prefix))
             async with serving(mesh, "Q1", runs, room=1):
@@ -78,7 +78,7 @@ async def test_an_operator_who_cancels_makes_room(mesh: worqr.Mesh, server: Serv
     async with mesh.connect():
         await q.enqueue(b"first")
         for cancel in (partial(q.cancel, b"first"), q.cancel_all, q.delete):
-            async with trio.open_nursery() as nursery:
+            async with at_most(PATIENCE), trio.open_nursery() as nursery:
                 nursery.start_soon(partial(q.enqueue, b"first", max_length=1, wait=PATIENCE))
                 await until(lambda: waiting(server, prefix))
                 assert await q.count() == 1
@@ -116,7 +116,7 @@ async def test_who_is_cancelled_while_it_waits_stores_nothing(
 ) -> None:
     async with mesh.connect():
         await full.enqueue(b"first")
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(partial(full.enqueue, b"more", max_length=1, wait=PATIENCE))
             await until(lambda: waiting(server, prefix))
             nursery.cancel_scope.cancel()
@@ -130,9 +130,9 @@ async def test_a_message_that_is_lost_costs_a_second(
     mesh: worqr.Mesh, server: Server, prefix: str, full: worqr.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RoomChannel, "_deliver", lambda *_: None)
-    async with mesh.connect(), at_most(PATIENCE):
+    async with mesh.connect():
         await full.enqueue(b"first")
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(partial(full.enqueue, b"more", max_length=1, wait=math.inf))
             await until(lambda: waiting(server, prefix))
             await full.cancel(b"first")
@@ -146,7 +146,7 @@ async def test_who_waits_asks_about_once_a_second(
 ) -> None:
     async with mesh.connect():
         await full.enqueue(b"first")
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(partial(full.enqueue, b"more", max_length=1, wait=math.inf))
             await until(lambda: waiting(server, prefix))
             with spying(server, prefix) as spy:
@@ -162,7 +162,7 @@ async def test_a_message_for_a_call_that_gave_up_wakes_another_one(
 ) -> None:
     async with mesh.connect():
         await full.enqueue(b"a", b"b")
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             scope = trio.CancelScope()
 
             async def give_up() -> None:
@@ -190,7 +190,7 @@ async def test_ten_producers_and_a_small_queue_lose_nothing_and_double_nothing(
             await by.queue("Q1").enqueue(b"%d-%d" % (n, task), max_length=5, wait=math.inf)
 
     async with mesh.connect(), other.connect(), serving(mesh, "Q1", runs, room=3):
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             for n in range(10):
                 nursery.start_soon(produce, (mesh, other)[n % 2], n)
         tasks = await runs.wait(10 * each)
@@ -212,7 +212,7 @@ async def test_a_call_of_a_function_waits(mesh: worqr.Mesh, server: Server, pref
         await work.enqueue(1)
         with pytest.raises(worqr.QueueFull):
             await work.options(delay=0).dispatch(2)
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(work.options(wait=PATIENCE).dispatch, 2)
             await until(lambda: waiting(server, prefix, "f"))
             async with mesh.join(concurrency=1):
@@ -227,7 +227,7 @@ async def test_a_call_waits_for_room_in_its_lane(mesh: worqr.Mesh, server: Serve
     async with mesh.connect():
         await work.enqueue("acme", 1)
         await work.enqueue("initech", 1)
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(work.options(wait=PATIENCE).dispatch, "acme", 2)
             await until(lambda: waiting(server, prefix, "f"))
             await work.queue.cancel_lane("initech")
@@ -247,7 +247,7 @@ async def test_more_calls_than_fit_go_in_parts(mesh: worqr.Mesh, how: str, shard
     async def work(n: int) -> None:
         done.append(n)
 
-    async with mesh.join(concurrency=4):
+    async with mesh.join(concurrency=4), at_most(PATIENCE):
         sent = await getattr(mesh, how)(work.options(wait=PATIENCE).call(n) for n in range(200))
         assert (sent if how == "enqueue_many" else len(sent)) == 200
         await until(lambda: len(done) == 200)
@@ -310,11 +310,11 @@ def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str) -> Non
     q, stored = mesh.blocking.queue("Q1"), threading.Semaphore(0)
 
     def produce() -> None:
-        q.enqueue(b"more", max_length=1, wait=math.inf)
+        q.enqueue(b"more", max_length=1, wait=PATIENCE)
         stored.release()
 
     q.enqueue(b"first")
-    threads = [threading.Thread(target=produce) for _ in range(4)]
+    threads = [threading.Thread(target=produce, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     until_noted = time.monotonic() + PATIENCE
@@ -325,7 +325,7 @@ def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str) -> Non
         assert q.cancel(b"more" if n else b"first").waiting == 1
         assert stored.acquire(timeout=PATIENCE)
     for thread in threads:
-        thread.join()
+        thread.join(PATIENCE)
     assert q.cancel(b"more").waiting == 1
     mesh.blocking.close()
 
@@ -345,22 +345,21 @@ async def test_a_producer_waits_at_the_share_of_its_shard(mesh: worqr.Mesh) -> N
 
 @pytest.mark.one_server
 async def test_on_a_cluster(cluster: Cluster) -> None:
-    mesh, runs = worqr.Mesh(cluster.url, prefix="room"), Runs()
+    mesh, keys = worqr.Mesh(cluster.url, prefix="room"), [QueueKeys("room", f"Q{n}") for n in range(6)]
     async with mesh.connect():
-        queues = [mesh.queue(f"Q{n}") for n in range(6)]
+        queues = [mesh.queue(each.name) for each in keys]
         for q in queues:
             await q.enqueue(b"first")
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             for q in queues:
                 nursery.start_soon(partial(q.enqueue, b"more", max_length=1, wait=PATIENCE))
-            await trio.sleep(0.1)
+            await until(lambda: all(cluster.get("HLEN", RoomKeys(each).waiters) for each in keys))
             for q in queues:
                 assert await q.count() == 1
                 await q.cancel_all()
         for q in queues:
             await eventually(q.count, 1)
             await q.delete()
-    assert runs.tasks == []
 
 
 # What is wrong
@@ -440,7 +439,7 @@ async def test_a_handler_of_the_queue_itself_may_wait_while_others_run(mesh: wor
     async with mesh.connect(), serving(mesh, "Q1", held, room=2):
         await q.enqueue(b"a", b"b", b"c")
         await held.wait(2)
-        async with trio.open_nursery() as nursery:
+        async with at_most(PATIENCE), trio.open_nursery() as nursery:
             nursery.start_soon(partial(q.enqueue, b"d", max_length=1, wait=PATIENCE))
             held.gate.set()
         await held.wait(4)

@@ -150,6 +150,7 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "lanes",
         "held_lanes",
         "only_held",
+        "open_batches",
     }
     assert set(holding) == set(Inspected.__slots__) - others
     known = knowing(*holding)

@@ -18,8 +18,6 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.policy import Broken
 
-pytestmark = pytest.mark.one_server
-
 ASIDE = ("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
 FOREVER = 10 * PATIENCE
 """Seconds of a wait that must not end by itself."""

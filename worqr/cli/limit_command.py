@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from worqr.cli.errors import InvalidArguments
 from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
 from worqr.cli.option_types import QueueName, flag
 from worqr.cli.output import escape, print_error, print_json
-from worqr.cli.parsing import parse_duration
+from worqr.cli.parsing import parse_rate
 from worqr.cli.queue_table import what_may_start
 from worqr.limits import Limit, describe_limits
 
@@ -41,7 +40,7 @@ def limit(
 
     A lower limit does not stop tasks that run. Limits that you set stay until --clear.
     """
-    limits = (*(() if concurrency is None else (Limit(concurrency),)), *(_rate(each) for each in rate))
+    limits = (*(() if concurrency is None else (Limit(concurrency),)), *(parse_rate(each, "--rate") for each in rate))
     if bool(limits) + none + clear > 1:
         raise InvalidArguments("give --concurrency and --rate, or --none, or --clear")
 
@@ -75,10 +74,3 @@ def _facts(info: QueueInfo) -> dict[str, object]:
         "held_back": info.held_back,
         "held_for": info.held_for,
     }
-
-
-def _rate(text: str) -> Limit:
-    number, slash, period = text.partition("/")
-    if not slash or not re.fullmatch(r"\d+", number):
-        raise InvalidArguments(f"--rate must be a number and a period, such as 100/1m, not {text!r}")
-    return Limit(rate=int(number), per=parse_duration(period, "the period of --rate"))

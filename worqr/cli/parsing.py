@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from worqr.cli.errors import InvalidArguments
+from worqr.limits import Limit
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
@@ -26,6 +27,14 @@ def parse_duration(text: str | None, what: str) -> float | None:
             f"{what} must be a duration such as 90 (seconds), 10m or 1h30m (units: ms, s, m, h, d, w), got {text!r}"
         )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def parse_rate(text: str, what: str) -> Limit:
+    """Return the limit that a number and a period mean: ``100/1m``. InvalidArguments names `what`."""
+    number, slash, period = text.partition("/")
+    if not slash or not re.fullmatch(r"\d+", number):
+        raise InvalidArguments(f"{what} must be a number and a period, such as 100/1m, not {text!r}")
+    return Limit(rate=int(number), per=parse_duration(period, f"the period of {what}"))
 
 
 def parse_time(text: str | None, what: str, *, ago: bool = False) -> datetime | None:

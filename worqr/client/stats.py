@@ -82,6 +82,7 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         held_lanes=sum(each.held_lanes for each in shards),
         batches=sum(each.batches for each in shards),
         relay_pending=any(each.needs_relay for each in shards),
+        open_batches=sum(each.open_batches for each in shards),
     )
 
 

@@ -82,7 +82,8 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_lanes": _gauge("lanes with tasks", "queue"),
     "worqr_queue_held_lanes": _gauge("lanes with tasks of which none may start now", "queue"),
     "worqr_queue_batches": _gauge(
-        "batches whose home queue it is: not ended, or ended less than their `keep` ago", "queue"
+        "batches that have not ended, and whose home queue it is; of more than 500 batches, not all are counted",
+        "queue",
     ),
     "worqr_queue_relay_pending": _gauge(
         "1 if the leader still has to deliver messages of the queue about batches, or to check a batch", "queue"

@@ -90,7 +90,7 @@ class FleetMetrics:
                 found.add("worqr_queue_held_for_seconds", info.held_for, info.name)
                 found.add("worqr_queue_lanes", info.lanes, info.name)
                 found.add("worqr_queue_held_lanes", info.held_lanes, info.name)
-                found.add("worqr_queue_batches", info.batches, info.name)
+                found.add("worqr_queue_batches", info.open_batches, info.name)
                 found.add("worqr_queue_relay_pending", info.relay_pending, info.name)
                 found.add("worqr_queue_age_seconds", info.age, info.name)
                 found.add("worqr_queue_age_estimated", None if info.age is None else info.age_estimated, info.name)

@@ -53,6 +53,7 @@ class Inspected:
         lane_rules: how many fields say how lanes start. What workers declare is forgotten with the last of them.
         batches: how many batches have their home in the queue.
         needs_relay: there are messages for other queues, or batches that the leader is to look at.
+        open_batches: how many of those batches have not ended; the script looks at 500 of them.
     """
 
     waiting: int
@@ -77,6 +78,7 @@ class Inspected:
     only_held: bool = False
     batches: int = 0
     needs_relay: bool = False
+    open_batches: int = 0
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
@@ -95,6 +97,7 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
             *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
             *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
+            int(reply[23]),
         )
 
     names = (

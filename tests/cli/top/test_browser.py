@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+import worqr
 from worqr.cli.top.actions import Act, ActKind, acts_of
 from worqr.cli.top.browser import QUIT, READ, Browser, Mode
 from worqr.cli.top.keyboard import split_keys
-from worqr.cli.top.views import Reading, Row, View, _failed_row, _queue_row, _running_row
-from worqr.mesh_records import MeshInfo, QueueInfo
+from worqr.cli.top.views import Reading, Row, View, _failed_row, _lane_row, _queue_row, _running_row
+from worqr.mesh_records import LaneInfo, MeshInfo, QueueInfo
 from worqr.records import Failed, RemoteError, TaskInfo
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
@@ -151,7 +152,7 @@ def test_an_act_on_many_tasks_wants_the_name_to_be_typed(browser: Browser) -> No
 
 @pytest.mark.parametrize("word", ["quiet", "resume", "drain", "auto", "12", " 3 "])
 def test_a_worker_is_asked_by_a_word_or_a_number(word: str) -> None:
-    act = acts_of(View.WORKERS, worker_row())[ActKind.WORKER]
+    act = acts_of(View.WORKERS, worker_row())[ActKind.SET]
     confirmed = act.confirmed(word)
     assert confirmed is not None
     assert confirmed.question == f"ask worker shop:w1: {word.strip()}"
@@ -159,7 +160,67 @@ def test_a_worker_is_asked_by_a_word_or_a_number(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["", "y", "0", "-1", "1.5", "²", "1" * 10, "quiet!"])
 def test_other_words_ask_a_worker_nothing(word: str) -> None:
-    assert acts_of(View.WORKERS, worker_row())[ActKind.WORKER].confirmed(word) is None
+    assert acts_of(View.WORKERS, worker_row())[ActKind.SET].confirmed(word) is None
+
+
+@pytest.mark.parametrize("word", ["1", "1000", "0", " 7 "])
+def test_a_lane_is_given_a_weight_by_a_number(word: str) -> None:
+    confirmed = acts_of(View.LANES, lane_row())[ActKind.SET].confirmed(word)
+    assert confirmed is not None
+    assert confirmed.question == f"set the weight of lane acme: {word.strip()}"
+
+
+@pytest.mark.parametrize("word", ["", "y", "-1", "1001", "1.5", "²", "1" * 10])
+def test_other_words_are_no_weight(word: str) -> None:
+    assert acts_of(View.LANES, lane_row())[ActKind.SET].confirmed(word) is None
+
+
+@pytest.mark.parametrize("words", ["5", "100/1m", "5 100/1m 7/2s", "none", "clear", " 5 "])
+def test_a_lane_is_limited_by_numbers_and_rates(words: str) -> None:
+    confirmed = acts_of(View.LANES, lane_row())[ActKind.LIMIT].confirmed(words)
+    assert confirmed is not None
+    assert confirmed.question == f"limit lane acme: {words.strip()}"
+
+
+@pytest.mark.parametrize("words", ["", "y", "0", "-1", "5/soon", "²", "1/1s 2/2s 3/3s 4/4s 5/5s", "none clear"])
+def test_other_words_limit_nothing(words: str) -> None:
+    assert acts_of(View.LANES, lane_row())[ActKind.LIMIT].confirmed(words) is None
+
+
+def test_all_jobs_of_a_lane_are_cancelled_when_its_name_is_typed() -> None:
+    act = acts_of(View.LANES, lane_row())[ActKind.CANCEL]
+    assert act.question == "cancel all jobs of lane acme of queue mails"
+    assert act.confirmed("y") is None
+    assert act.confirmed("mails") is None
+    assert act.confirmed("acme") is act
+
+
+def test_l_opens_the_lanes_of_the_selected_queue_and_enter_stays_with_them(browser: Browser) -> None:
+    assert press(browser, "down", "l") is READ
+    assert (browser.view, browser.queue) == (View.LANES, "b")
+    browser.show(Reading(None, [lane_row()]))
+    assert press(browser, "enter") is READ
+    assert (browser.view, browser.queue) == (View.LANES, "mails")
+    browser.show(Reading(None, [worker_row()]))
+    assert press(browser, "l") is None, "a worker has no queue"
+
+
+@pytest.mark.parametrize(
+    ("values", "state"),
+    [
+        ({}, ""),
+        ({"paused": "", "held": True}, "paused"),
+        ({"paused": "429", "held": True, "held_for": 2.0}, "paused: 429, for 2.0 s"),
+        ({"held": True}, "limit reached"),
+        ({"held": True, "held_for": 2.0}, "rate reached, for 2.0 s"),
+    ],
+)
+def test_the_state_of_a_lane_says_why_nothing_starts_and_until_when(values: dict[str, Any], state: str) -> None:
+    assert lane_row(**values).values == ("acme", "mails", 3, 1, 2, "2 at once", state)
+
+
+def lane_row(**values: Any) -> Row:
+    return _lane_row("mails", LaneInfo("acme", 3, 1, 2, (worqr.Limit(2),), **values))
 
 
 def worker_row() -> Row:

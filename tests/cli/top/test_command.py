@@ -265,6 +265,77 @@ async def test_a_worker_is_made_quiet_and_the_log_tells_it(environment: dict[str
             assert await ended(terminal, process) == 0
 
 
+async def test_an_operator_looks_at_lanes_and_changes_one(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        for lane in ("acme", "acme", "initech"):
+            await queue.dispatch(b"a", lane=lane)
+        async with top(environment, width=80) as (terminal, process):
+            await terminal.wait("mails")
+            terminal.type("l")
+            await terminal.wait(lambda text: all(part in text for part in ("7 lanes  of mails", "initech", "weight")))
+            terminal.type("w5\r")
+            await terminal.wait("The weight of lane acme is 5")
+            await terminal.wait(lambda text: row_of(text, "acme") == ["acme", "mails", "2", "5"])
+            terminal.type("m2 100/1m\r")
+            await terminal.wait("The limits of lane acme: 2 at once, 100 per minute")
+            await terminal.wait(lambda text: "2 at once" in " ".join(row_of(text, "acme")))
+            terminal.type("p")
+            await terminal.wait("pause lane acme of queue mails? y: yes")
+            terminal.type("y")
+            await terminal.wait("Paused lane acme of queue mails")
+            await terminal.wait(lambda text: "paused: worqr top" in " ".join(row_of(text, "acme")))
+            assert [(lane.name, lane.paused, lane.weight) for lane in await queue.lanes()] == [
+                ("acme", "worqr top", 5),
+                ("initech", None, 1),
+            ]
+            terminal.type("py")
+            await terminal.wait("Resumed lane acme")
+            await terminal.wait(lambda text: "paused" not in " ".join(row_of(text, "acme")))
+            terminal.type("mnone\r")
+            await terminal.wait("The limits of lane acme: no limit")
+            terminal.type("mclear\r")
+            await terminal.wait("The limits of lane acme are what the code declares")
+            terminal.type("w0\r")
+            await terminal.wait("The weight of lane acme is what the code declares")
+            terminal.type("cmails\r")
+            await terminal.wait("nothing was done")
+            terminal.type("cacme\r")
+            await terminal.wait("Cancelled 2 jobs of lane acme of queue mails")
+            await terminal.wait(lambda text: not row_of(text, "acme"))
+            assert row_of(terminal.text, "initech") == ["initech", "mails", "1", "1"]
+            terminal.type("\x1b")
+            await terminal.wait("no worker")
+            terminal.type("q")
+            assert await ended(terminal, process) == 0
+        assert [lane.name for lane in await queue.lanes()] == ["initech"]
+        await queue.cancel_lane("initech")
+
+
+async def test_a_running_job_of_a_lane_is_cancelled_with_it(environment: dict[str, str], mesh: worqr.Mesh) -> None:
+    held = Held()
+    async with mesh.connect(), serving(mesh, "mails", held):
+        queue = mesh.queue("mails")
+        await queue.dispatch(b"long", lane="acme")
+        await held.wait(1)
+        async with top(environment, "--view", "lanes") as (terminal, process):
+            await terminal.wait("no task waits in a lane; for other lanes, select a queue and press l")
+            terminal.type("1")
+            await terminal.wait("mails")
+            terminal.type("l")
+            await terminal.wait("acme")
+            terminal.type("cacme\r")
+            await terminal.wait("Cancelled 1 jobs of lane acme of queue mails")
+            terminal.type("q")
+            assert await ended(terminal, process) == 0
+        assert held.cancelled == [(b"long", "cancel")]
+
+
+def row_of(text: str, name: str) -> list[str]:
+    """The words of the row that begins with `name`."""
+    return next((words for row in text.splitlines()[3:-1] if (words := row.split())[:1] == [name]), [])
+
+
 async def test_read_only_changes_nothing(environment: dict[str, str], mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         await mesh.queue("mails").enqueue(b"a")
@@ -282,9 +353,12 @@ def test_in_a_pipe_the_table_is_printed_once(cli: Command, mesh: worqr.Mesh) -> 
     table = cli("top")
     assert table.code == 0
     assert table.lines[0].split()[:2] == ["queue", "waiting"]
-    assert table.lines[1].split()[:2] == ["mails", "1"]
+    assert table.lines[1].split()[:2] == ["mails", "2"]
     [line] = cli("top", "--json").json
-    assert (line["queue"], line["waiting"]) == ("mails", 1)
+    assert (line["queue"], line["waiting"]) == ("mails", 2)
+    [line] = cli("top", "--view", "lanes", "--json").json
+    assert (line["queue"], line["name"], line["waiting"], line["weight"]) == ("mails", "acme", 1, 1)
+    assert cli("top", "--view", "lanes", "--once").lines[1].split() == ["acme", "mails", "1", "0", "1"]
     for view in ("running", "workers", "failed", "schedules"):
         assert cli("top", "--view", view, "--json").lines == []
     trio.run(_clear, mesh)
@@ -293,6 +367,7 @@ def test_in_a_pipe_the_table_is_printed_once(cli: Command, mesh: worqr.Mesh) -> 
 async def _enqueue(mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         await mesh.queue("mails").enqueue(b"a")
+        await mesh.queue("mails").dispatch(b"b", lane="acme")
 
 
 async def _clear(mesh: worqr.Mesh) -> None:

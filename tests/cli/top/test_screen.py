@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from tests.cli.top.test_browser import NOW, info, mesh_of, queues
 from worqr.cli.top.browser import Browser
 from worqr.cli.top.screen import Header, Rates, draw, sparkline
-from worqr.cli.top.views import View
+from worqr.cli.top.views import Reading, View, _lane_row
+from worqr.mesh_records import LaneInfo
 
 
 def lines_of(browser: Browser, width: int, height: int, **header: str) -> list[str]:
@@ -69,6 +70,16 @@ def test_the_footer_says_what_was_left_out_and_what_is_filtered() -> None:
     for key in ("/", "m", "enter"):
         browser.press(key)
     assert lines_of(browser, 120, 24, more="3 more queues").pop().startswith("filter: m   3 more queues   ? help")
+
+
+def test_what_is_typed_stays_in_sight_beside_a_long_question() -> None:
+    browser = Browser(View.LANES)
+    browser.show(Reading(None, [_lane_row("mails", LaneInfo("lane-" + 60 * "x", 1, 0, 1))]))
+    for key in "m100/1m":
+        browser.press(key)
+    footer = lines_of(browser, 80, 24).pop()
+    assert footer.startswith("limits of lane lane-xxx")
+    assert footer.endswith("type one and Enter: 100/1m_")
 
 
 def test_rates_come_from_the_totals_of_two_readings() -> None:

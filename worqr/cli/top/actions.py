@@ -1,4 +1,4 @@
-"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, ask a worker."""
+"""What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, ask a worker, set and limit a lane."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Literal
 
+from worqr.cli.errors import InvalidArguments
 from worqr.cli.formatting import short_worker_id
 from worqr.cli.named_queue import queue_by_name
+from worqr.cli.parsing import parse_rate
 from worqr.cli.top.views import Row, View
+from worqr.errors import UsageError
+from worqr.lanes import MOST_WEIGHT
+from worqr.limits import Limit, check_limits, describe_limits
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -29,7 +34,8 @@ class ActKind(Enum):
     CANCEL = "cancel"
     RETRY = "retry"
     DROP = "drop"
-    WORKER = "ask"
+    SET = "set"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,9 @@ def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
             ActKind.DROP: Act(f"delete {what}", partial(_drop, queue=row.queue, id=entry)),
         }
     if view is View.WORKERS:
-        return {ActKind.WORKER: _act_on_worker(row)}
+        return {ActKind.SET: _act_on_worker(row)}
+    if view is View.LANES:
+        return _acts_on_lane(row)
     if view is View.SCHEDULES:
         paused, name = row.target.paused, row.target.name
         question = f"{'resume' if paused else 'pause'} schedule {name}"
@@ -109,6 +117,81 @@ def _acts_on_queue(row: Row) -> dict[ActKind, Act]:
         acts[ActKind.RETRY] = Act(f"retry {count}", partial(_retry_all, queue=row.queue), row.queue)
         acts[ActKind.DROP] = Act(f"delete {count}", partial(_drop_all, queue=row.queue), row.queue)
     return acts
+
+
+def _acts_on_lane(row: Row) -> dict[ActKind, Act]:
+    lane, paused = row.target.name, row.target.paused is not None
+    what = f"lane {lane} of queue {row.queue}"
+    weight = f"weight of {what}: 1 to {MOST_WEIGHT:,}, 0: as declared"
+    limit = f"limits of {what}: 5, 100/1m, both, none or clear"
+    of_lane = {"queue": row.queue, "lane": lane}
+    return {
+        ActKind.PAUSE: Act(
+            f"{'resume' if paused else 'pause'} {what}", partial(_pause_lane, **of_lane, paused=not paused)
+        ),
+        ActKind.CANCEL: Act(f"cancel all jobs of {what}", partial(_cancel_lane, **of_lane), lane),
+        ActKind.SET: Act(weight, partial(_set_weight, **of_lane, weight=None), choose=partial(_weighting, **of_lane)),
+        ActKind.LIMIT: Act(limit, partial(_set_limits, **of_lane, limits=None), choose=partial(_limiting, **of_lane)),
+    }
+
+
+def _weighting(word: str, *, queue: str, lane: str) -> Act | None:
+    """Return the weight of a lane that a word means."""
+    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word) <= MOST_WEIGHT):
+        return None
+    change = partial(_set_weight, queue=queue, lane=lane, weight=int(word) or None)
+    return Act(f"set the weight of lane {lane}: {word}", change)
+
+
+def _limiting(words: str, *, queue: str, lane: str) -> Act | None:
+    """Return the limits of a lane that words mean: how many run at once, rates, or both."""
+    try:
+        limits = None if words == "clear" else () if words == "none" else _parse_limits(words)
+    except (InvalidArguments, UsageError):
+        return None
+    return Act(f"limit lane {lane}: {words}", partial(_set_limits, queue=queue, lane=lane, limits=limits))
+
+
+def _parse_limits(words: str) -> tuple[Limit, ...]:
+    parts = words.split()
+    if not parts:
+        raise InvalidArguments("type a limit")
+    return check_limits(
+        [
+            Limit(int(part)) if part.isascii() and part.isdecimal() and len(part) < 10 else parse_rate(part, "a rate")
+            for part in parts
+        ],
+        "limits",
+    )
+
+
+async def _pause_lane(mesh: Mesh, *, queue: str, lane: str, paused: bool) -> str:
+    if paused:
+        await queue_by_name(mesh, queue).pause(REASON, lane=lane)
+    else:
+        await queue_by_name(mesh, queue).resume(lane=lane)
+    return f"{'Paused' if paused else 'Resumed'} lane {lane} of queue {queue}"
+
+
+async def _cancel_lane(mesh: Mesh, *, queue: str, lane: str) -> str:
+    count = await queue_by_name(mesh, queue).cancel_lane(lane, reason=REASON, wait=ACKNOWLEDGED_WITHIN)
+    still = count.running - count.acknowledged
+    ending = f", of which {still:,} still run after {ACKNOWLEDGED_WITHIN:g} s" if still else ""
+    return f"Cancelled {count.waiting + count.running:,} jobs of lane {lane} of queue {queue}{ending}"
+
+
+async def _set_weight(mesh: Mesh, *, queue: str, lane: str, weight: int | None) -> str:
+    await queue_by_name(mesh, queue).set_weight(lane, weight)
+    return f"The weight of lane {lane} is {'what the code declares' if weight is None else weight}"
+
+
+async def _set_limits(mesh: Mesh, *, queue: str, lane: str, limits: tuple[Limit, ...] | None) -> str:
+    target = queue_by_name(mesh, queue)
+    if limits is None:
+        await target.clear_limit(lane=lane)
+        return f"The limits of lane {lane} are what the code declares"
+    await target.set_limit(*limits, lane=lane)
+    return f"The limits of lane {lane}: {describe_limits(limits)}"
 
 
 async def _pause(mesh: Mesh, *, queue: str, paused: bool) -> str:

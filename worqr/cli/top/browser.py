@@ -38,7 +38,14 @@ class Request(Enum):
 
 QUIT: Final = Request.QUIT
 READ: Final = Request.READ
-_ACTS: Final = {"p": ActKind.PAUSE, "c": ActKind.CANCEL, "r": ActKind.RETRY, "d": ActKind.DROP, "w": ActKind.WORKER}
+_ACTS: Final = {
+    "p": ActKind.PAUSE,
+    "c": ActKind.CANCEL,
+    "r": ActKind.RETRY,
+    "d": ActKind.DROP,
+    "w": ActKind.SET,
+    "m": ActKind.LIMIT,
+}
 _VIEWS: Final = {str(place): view for place, view in enumerate(View, 1)}
 
 
@@ -127,7 +134,9 @@ class Browser:
         elif key == "s":
             self._sort = ((-1 if self._sort is None else self._sort) + 1) % len(COLUMNS[self.view])
         elif key == "enter":
-            return self._open_selected()
+            return self._open_selected(View.RUNNING if self.view is View.QUEUES else self.view)
+        elif key == "l":
+            return self._open_selected(View.LANES)
         elif key == "escape":
             return self._back()
         else:
@@ -139,13 +148,13 @@ class Browser:
         self._rows, self._key, self._sort = (), "", None
         return READ
 
-    def _open_selected(self) -> Request | None:
-        """Show the running tasks of the selected queue, or of the queue of the selected task."""
+    def _open_selected(self, view: View) -> Request | None:
+        """Show a view of the selected queue, or of the queue of the selected task or lane."""
         row = self._selected()
         if row is None or not row.queue:
             return None
         self.filter = ""
-        return self._open(View.RUNNING if self.view is View.QUEUES else self.view, row.queue)
+        return self._open(view, row.queue)
 
     def _back(self) -> Request | None:
         if self.filter:

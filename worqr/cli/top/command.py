@@ -48,7 +48,7 @@ def top(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> int:
-    """Watch a mesh: queues, running tasks, workers, failed tasks, schedules and the log.
+    """Watch a mesh: queues, lanes, running tasks, workers, failed tasks, schedules and the log.
 
     Press ? for the keys. Ctrl-C or q ends it.
     """

@@ -27,17 +27,20 @@ LEAST: Final = 6
 HEADER: Final = 4
 FOOTER: Final = 1
 HELP: Final = (
-    "1 to 6      choose a table",
+    "1 to 7      choose a table",
     "up, down    select a row; also j and k, page up, page down, home, end",
     "Enter       show only the tasks of the selected queue",
+    "l           show the lanes of the selected queue",
     "Escape      clear the filter, then show all queues again",
     "/           show only rows that contain a text",
     "s           sort by the next column",
-    "p           pause or resume the selected queue or schedule",
-    "c           cancel the selected running job",
+    "p           pause or resume the selected queue, lane or schedule",
+    "c           cancel the selected running job, or all jobs of the selected lane",
     "r           retry the selected failed task, or all of the selected queue",
     "d           delete the selected failed task, or all of the selected queue",
-    "w           ask the selected worker to be quiet, resume, drain, or run N tasks",
+    "w           ask the selected worker to be quiet, resume, drain, or run N tasks;",
+    "            or set the weight of the selected lane",
+    "m           limit what may start in the selected lane",
     "q           quit; also Ctrl-C",
 )
 
@@ -174,9 +177,9 @@ def _header(browser: Browser, header: Header, width: int) -> list[Text]:
     title = f"worqr top   prefix {header.prefix}   {_source(header.mesh)}"
     tabs = Text()
     for place, view in enumerate(View, 1):
-        tabs.append(f" {place} {view.value} ", "reverse" if view is browser.view else "dim")
+        tabs.append(f" {place} {view.value}", "reverse" if view is browser.view else "dim")
     if browser.queue:
-        tabs.append(f"  of queue {escape(browser.queue)}", "bold")
+        tabs.append(f"  of {escape(browser.queue)}", "bold")
     tabs.truncate(width)
     problem = Text(cut(escape(header.problem), width), "bold red") if header.problem else Text(cut(text, width))
     return [Text(cut(title, width), "dim"), problem, tabs]
@@ -204,11 +207,15 @@ def _nothing(browser: Browser) -> str:
         View.FAILED: "no task has failed for good",
         View.SCHEDULES: "no worker has declared a schedule",
         View.LOG: "nothing has happened yet",
+        View.LANES: "no lane has tasks, is paused, or was set by an operator"
+        if browser.queue
+        else "no task waits in a lane; for other lanes, select a queue and press l",
     }
     return nothing[browser.view]
 
 
 def _footer(browser: Browser, header: Header, width: int) -> Text:
+    from rich.cells import cell_len
     from rich.text import Text
 
     if browser.mode is Mode.FILTER:
@@ -216,7 +223,9 @@ def _footer(browser: Browser, header: Header, width: int) -> Text:
     if browser.mode is Mode.ASK and browser.pending is not None:
         what = browser.pending.name or "one"
         answer = f"type {what} and Enter: {browser.typed}_" if browser.pending.is_typed else "y: yes, any other key: no"
-        return Text(cut(f"{escape(browser.pending.question)}? {escape(answer)}", width), "bold yellow")
+        question, answer = f"{escape(browser.pending.question)}? ", escape(answer)
+        beside = width - cell_len(answer)  # for the question, which is cut first: what you type stays in sight
+        return Text(cut(cut(question, max(LEAST, beside)) + answer, width), "bold yellow")
     if browser.notice:
         return Text(cut(escape(browser.notice), width), "bold")
     said = f"filter: {escape(browser.filter)}   " if browser.filter else ""

@@ -9,23 +9,27 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from worqr.cli import formatting
+from worqr.cli.lanes_command import why_held
 from worqr.cli.named_queue import queue_by_name
 from worqr.cli.output import escape_bytes
 from worqr.cli.queue_table import why_held_back
 from worqr.cli.terminal import Column, number
+from worqr.limits import describe_limits
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
-    from worqr.mesh_records import LogEntry, MeshInfo, QueueInfo, WorkerInfo
+    from worqr.mesh_records import LaneInfo, LogEntry, MeshInfo, QueueInfo, WorkerInfo
     from worqr.records import Failed, TaskInfo
 
 FAILED_PER_QUEUE: Final = 50
 """Newest failed tasks that are read of each queue."""
 LOG_ENTRIES: Final = 200
 """Newest entries of the log that are read."""
+LANES_PER_QUEUE: Final = 1_000
+"""Lanes that are read of each queue: those with the most tasks."""
 QUEUES_READ: Final = 20
-"""Queues of which tasks are read at once, if none is chosen: those with the most of them."""
+"""Queues of which tasks or lanes are read at once, if none is chosen: those with the most of them."""
 
 
 class View(Enum):
@@ -37,6 +41,7 @@ class View(Enum):
     FAILED = "failed"
     SCHEDULES = "schedules"
     LOG = "log"
+    LANES = "lanes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,15 @@ COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
         Column("n", shown=lambda count: "" if count is None else str(count), right=True),
         Column("details", fit="cut", least=16),
     ),
+    View.LANES: (
+        Column("lane", fit="cut", least=12),
+        Column("queue", fit="cut", least=8),
+        number("waiting"),
+        number("running"),
+        number("weight"),
+        Column("limits", fit="cut", least=12),
+        Column("state", style="yellow", fit="cut", least=16),
+    ),
 }
 
 
@@ -208,6 +222,20 @@ def _log_row(entry: LogEntry) -> Row:
     return Row(entry.id, values, entry, entry.queue)
 
 
+async def _lanes(mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
+    names, more = _chosen(info.queues, queue, lambda info: info.lanes)
+    found = {name: await queue_by_name(mesh, name).lanes(limit=LANES_PER_QUEUE) for name in names}
+    if not more and any(len(lanes) == LANES_PER_QUEUE for lanes in found.values()):
+        more = f"{LANES_PER_QUEUE:,} lanes of each queue, those with the most tasks"
+    return Reading(info, [_lane_row(name, lane) for name, lanes in found.items() for lane in lanes], more)
+
+
+def _lane_row(queue: str, lane: LaneInfo) -> Row:
+    limits = describe_limits(lane.limits) if lane.limits else ""
+    values = (lane.name, queue, lane.waiting, lane.running, lane.weight, limits, why_held(lane))
+    return Row(f"{queue} {lane.name}", values, lane, queue)
+
+
 def _schedule_row(schedule: Schedule) -> Row:
     values = (schedule.name, schedule.next_run, schedule.last_run, "paused" if schedule.paused else "")
     return Row(schedule.name, values, schedule)
@@ -230,4 +258,5 @@ _READERS: Final = {
     View.FAILED: _failed,
     View.SCHEDULES: _schedules,
     View.LOG: _log,
+    View.LANES: _lanes,
 }
