@@ -20,6 +20,9 @@ MISSPELT = {
     "batch_wiat": "@mesh.task(batch_size=5, batch_wiat=3)\ndef send(to: list[str]) -> None: ...",
     "tz": 'mesh.cron("0 7 * * *", mesh.call("send"), tz="UTC")',
     "delay": "@mesh.every(5, delay=3)\n@mesh.task\ndef tick() -> None: ...",
+    "dealy": "@mesh.task\ndef send(to: str) -> None: ...\n\nsend.options(dealy=3)",
+    "wiat": "@mesh.task\ndef send(to: str) -> None: ...\n\nsend.options(max_length=9, wiat=3)",
+    "frnot": 'async def main() -> None:\n    await mesh.queue("q").enqueue(b"x", frnot=True)',
 }
 """Options that do not exist, and programs that use them."""
 ASSEMBLE = """
@@ -119,7 +122,7 @@ def types(session: nox.Session) -> None:
 
 
 def check_reports(session: nox.Session) -> None:
-    """Check that pyright reports a misspelt option of an overloaded decorator with the option's name."""
+    """Check that pyright reports a misspelt option with the option's name, also where the function is overloaded."""
     Path("pyrightconfig.json").write_text("{}", "utf-8")  # else pyright skips this hidden folder of the project
     for option, line in MISSPELT.items():
         Path("misspelt.py").write_text(f"import worqr\n\nmesh = worqr.Mesh()\n\n{line}\n", "utf-8")

@@ -21,6 +21,7 @@ import worqr.testing
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr.handler_options import HandlerOptions, ListHandlerOptions
+from worqr.job_options import RAW_OPTIONS
 
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 CLASSES: dict[str, type[Any]] = {
@@ -82,7 +83,16 @@ def test_what_is_declared_has_no_name_beside_the_face() -> None:
         return len(path)
 
     queue = mesh.queue("mails")
-    check(mesh, worqr.Registry(), send, count, send.options(delay=1), send.call("ada"), send.job("1"))
+    check(
+        mesh,
+        worqr.Registry(),
+        send,
+        count,
+        send.options(delay=1),
+        send.options(max_length=5),
+        send.call("ada"),
+        send.job("1"),
+    )
     check(queue, queue.failures, queue.failed, queue.broken, queue.job("1"))
     check(mesh.blocking, mesh.blocking.queue("mails"), send.blocking, mesh.blocking.queue("mails").job("1"))
 
@@ -132,6 +142,17 @@ def test_a_type_checker_knows_each_option_of_the_task_decorator_and_no_other() -
     assert kinds == written
 
 
+def test_a_type_checker_knows_each_option_of_a_call_and_which_ones_a_plain_task_can_have() -> None:
+    written = {name: each.__forward_arg__ for name, each in worqr.JobOptions.__annotations__.items()}
+    plain, job = (
+        {name: each.annotation for name, each in inspect.signature(options).parameters.items() if name != "self"}
+        for options in typing.get_overloads(worqr.Function.options)
+    )
+    assert plain == {name: written[name] for name in RAW_OPTIONS}
+    assert job.pop("unknown") == "NoSuchOption"
+    assert job == written
+
+
 @pytest.mark.parametrize("method", ["cron", "every"])
 def test_a_type_checker_knows_each_option_of_a_schedule_and_no_other(method: str) -> None:
     written = {name: each.__forward_arg__ for name, each in worqr.ScheduleOptions.__annotations__.items()}
@@ -171,13 +192,21 @@ def test_the_fields_are_found() -> None:
         assert {field for field, _ in fields_of(kind)} == set(kind.__dataclass_fields__) - {
             field for base in kind.__mro__[1:] for field in getattr(base, "__dataclass_fields__", {})
         }
-    for options in (worqr.HandlerOptions, worqr.JobOptions, worqr.JoinOptions, worqr.ScheduleOptions):
+    for options in (worqr.EnqueueOptions, worqr.HandlerOptions, worqr.JobOptions, worqr.JoinOptions):
         assert is_typeddict(options)
         assert {field for field, _ in fields_of(options)} == set(options.__annotations__)
 
 
 @pytest.mark.parametrize(
-    "options", [HandlerOptions, ListHandlerOptions, worqr.JobOptions, worqr.JoinOptions, worqr.ScheduleOptions]
+    "options",
+    [
+        HandlerOptions,
+        ListHandlerOptions,
+        worqr.EnqueueOptions,
+        worqr.JobOptions,
+        worqr.JoinOptions,
+        worqr.ScheduleOptions,
+    ],
 )
 def test_each_option_says_its_default(options: type[Any]) -> None:
     body = tree_of(options).body

@@ -408,7 +408,7 @@ async def test_tenants(load: Callable[[str], Any]) -> None:
         for wrong, error in (
             (lambda: sync.queue.enqueue(b"x", max_length=1000, wait="30"), worqr.UsageError),
             (lambda: sync.options(lanes="acme").dispatch("acme", 1), worqr.UsageError),
-            (lambda: sync.options(wait=5).enqueue("acme", 1), AttributeError),
+            (lambda: sync.options(lane="acme", wait=5).enqueue("acme", 1), AttributeError),
             (lambda: worqr.Limit("5"), worqr.UsageError),
             (lambda: worqr.Limit(rate=5, period=60), TypeError),
             (lambda: worqr.Lanes("tenant", weights={"acme": "5"}), worqr.UsageError),

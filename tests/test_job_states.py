@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+from tests.ops.driver import desk_on
 from tests.ops.job_rules import DELAY, Policy
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
 from tests.support.children import ROOT
@@ -194,9 +195,26 @@ def take_up_what_failed(server: Server, seen: set[Move]) -> None:
                 machine.raw(script(machine.q, kind, [claim]), expected(kind, [claim]))
 
 
+def file_in_lanes(server: Server, seen: set[Move]) -> None:
+    """A raw task that has become a job while it runs is filed in a lane, or is marked before. The model has no lanes."""
+    with contextmanager(desk_on)(server, "file-in-lanes") as desk:
+        for marked in (False, True):
+            desk.enter("A", result_ttl_ms=60_000)
+            desk.put(b"x")
+            [held] = desk.take("A", 1)
+            desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "")]))
+            if marked:
+                desk.call(ops.cancel_task(desk.q, b"x"))
+            before = desk.call(ops.job_status(desk.q, f"@{held}", 0)).state
+            desk.call(ops.file_tasks(desk.q, "A", {held: "gold"}))
+            after = desk.call(ops.job_status(desk.q, f"@{held}", 0)).state
+            seen.add(("file_tasks", cast("State", before), cast("State", after)))
+            desk.call(ops.cancel_lane(desk.q, "gold"))
+
+
 def test_every_move_of_the_table_happens(server: Server) -> None:
     seen: set[Move] = set()
-    for story in (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed):
+    for story in (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed, file_in_lanes):
         story(server, seen)
     assert seen == set(moves())
 

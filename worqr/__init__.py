@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
     from worqr.client.queue import Queue as Queue
+    from worqr.client.raw_options import EnqueueOptions as EnqueueOptions
     from worqr.cron import Schedule as Schedule
     from worqr.cron import ScheduleOverride as ScheduleOverride
     from worqr.ended_runs import EndedRun as EndedRun
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
     from worqr.functions.function import Bound as Bound
     from worqr.functions.function import Function as Function
+    from worqr.functions.function import PlainBound as PlainBound
     from worqr.functions.function import SyncFunction as SyncFunction
     from worqr.functions.function import SyncListFunction as SyncListFunction
     from worqr.functions.registry import Registry as Registry
@@ -115,6 +117,7 @@ _HOMES = {
     "worqr.client.events": "ConnectionEvent Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
+    "worqr.client.raw_options": "EnqueueOptions",
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.ended_runs": "EndedRun",
     "worqr.errors": (
@@ -122,7 +125,7 @@ _HOMES = {
         "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
     ),
     "worqr.functions.blocking_function": "BlockingFunction",
-    "worqr.functions.function": "AsyncFunction AsyncListFunction Bound Function SyncFunction SyncListFunction",
+    "worqr.functions.function": "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction",
     "worqr.functions.registry": "Registry TaskDecorator",
     "worqr.functions.schedule_registry": "ScheduleOptions",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",

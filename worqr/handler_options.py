@@ -108,7 +108,12 @@ day.
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """`HandlerOptions`, checked. `failing`: the policy of the failure handler's runs, if one was given."""
+    """`HandlerOptions`, checked.
+
+    Attributes:
+        failing: the policy of the failure handler's runs, if one was given.
+        lane_of: returns the lane that a payload belongs into; None if it belongs into none.
+    """
 
     policy: Policy
     failing: Policy | None = None
@@ -124,6 +129,7 @@ class Handling:
     recent: int = 0
     max_length: int | None = None
     shards: int = 1
+    lane_of: Callable[[bytes], str | None] | None = None
 
     def check_failing(self, name: str) -> None:
         """Raise UsageError if options of a failure handler were given, and `name` has none."""

@@ -201,7 +201,8 @@ async def test_ten_producers_and_a_small_queue_lose_nothing_and_double_nothing(
 
 
 @pytest.mark.usefixtures("by_messages_alone")
-async def test_a_call_of_a_function_waits(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+@pytest.mark.parametrize("how", ["enqueue", "dispatch"])
+async def test_a_call_of_a_function_waits(mesh: worqr.Mesh, server: Server, prefix: str, how: str) -> None:
     done: list[int] = []
 
     @mesh.task(name="f", max_length=1)
@@ -213,14 +214,30 @@ async def test_a_call_of_a_function_waits(mesh: worqr.Mesh, server: Server, pref
         with pytest.raises(worqr.QueueFull):
             await work.options(delay=0).dispatch(2)
         async with at_most(PATIENCE), trio.open_nursery() as nursery:
-            nursery.start_soon(work.options(wait=PATIENCE).dispatch, 2)
+            nursery.start_soon(getattr(work.options(wait=PATIENCE), how), 2)
             await until(lambda: waiting(server, prefix, "f"))
             async with mesh.join(concurrency=1):
                 await until(lambda: sorted(done) == [1, 2])
 
 
+@pytest.mark.leaves(WAITERS)
+async def test_a_plain_task_of_a_function_is_refused_after_the_time(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="f", max_length=1)
+    async def work(n: int) -> None: ...
+
+    async with mesh.connect():
+        await work.enqueue(1)
+        with pytest.raises(worqr.QueueFull) as caught:
+            await work.options(wait=0.1).enqueue(2)
+        assert caught.value.__notes__ == ["waited 0.1 s for room"]
+        await work.options(max_length=2, wait=PATIENCE).enqueue(3)
+        assert await work.queue.tasks() == [b'{"n":3}', b'{"n":1}']
+        await work.queue.delete()
+
+
 @pytest.mark.usefixtures("by_messages_alone")
-async def test_a_call_waits_for_room_in_its_lane(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+@pytest.mark.parametrize("how", ["enqueue", "dispatch"])
+async def test_a_call_waits_for_room_in_its_lane(mesh: worqr.Mesh, server: Server, prefix: str, how: str) -> None:
     @mesh.task(name="f", lanes=worqr.Lanes("customer", max_length=1))
     async def work(customer: str, n: int) -> None: ...
 
@@ -228,7 +245,7 @@ async def test_a_call_waits_for_room_in_its_lane(mesh: worqr.Mesh, server: Serve
         await work.enqueue("acme", 1)
         await work.enqueue("initech", 1)
         async with at_most(PATIENCE), trio.open_nursery() as nursery:
-            nursery.start_soon(work.options(wait=PATIENCE).dispatch, "acme", 2)
+            nursery.start_soon(getattr(work.options(wait=PATIENCE), how), "acme", 2)
             await until(lambda: waiting(server, prefix, "f"))
             await work.queue.cancel_lane("initech")
             assert waiting(server, prefix, "f") == 1
@@ -305,12 +322,21 @@ def test_under_asyncio(new_mesh: NewMesh, server: Server, prefix: str) -> None:
 
 
 @pytest.mark.usefixtures("by_messages_alone")
-def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str) -> None:
+@pytest.mark.parametrize("of_a_function", [False, True])
+def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str, of_a_function: bool) -> None:
     mesh = new_mesh()
     q, stored = mesh.blocking.queue("Q1"), threading.Semaphore(0)
 
+    @mesh.task(name="Q1", max_length=1)
+    def work(what: str) -> None: ...
+
+    more = work.call("more").task
+
     def produce() -> None:
-        q.enqueue(b"more", max_length=1, wait=PATIENCE)
+        if of_a_function:
+            work.blocking.options(wait=PATIENCE).enqueue("more")
+        else:
+            q.enqueue(more, max_length=1, wait=PATIENCE)
         stored.release()
 
     q.enqueue(b"first")
@@ -322,11 +348,11 @@ def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str) -> Non
         assert time.monotonic() < until_noted
         time.sleep(0.005)
     for n in range(4):
-        assert q.cancel(b"more" if n else b"first").waiting == 1
+        assert q.cancel(more if n else b"first").waiting == 1
         assert stored.acquire(timeout=PATIENCE)
     for thread in threads:
         thread.join(PATIENCE)
-    assert q.cancel(b"more").waiting == 1
+    assert q.cancel(more).waiting == 1
     mesh.blocking.close()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import worqr
 from tests.docs.tables import columns, rows, section, words
+from worqr.client.raw_options import PLAIN
 from worqr.client.settings import MAX_PATIENCE
 from worqr.cron import Definition
 from worqr.functions.schedule_registry import MAX_CATCH_UP, ScheduleOptions
@@ -137,7 +138,9 @@ def test_the_options_of_a_schedule() -> None:
 
 
 def test_the_options_of_an_enqueue() -> None:
-    assert literals(columns(PAGE, "Options of an enqueue")) == defaults_of(worqr.Queue.enqueue)
+    table = columns(PAGE, "Options of an enqueue")
+    assert list(table) == list(worqr.EnqueueOptions.__annotations__)
+    assert literals(table) == PLAIN._asdict()
 
 
 # The bounds

@@ -39,6 +39,11 @@ async def handler(task: bytes) -> None:
     print("ended", text, "done")
 
 
+async def laned(task: bytes, /) -> None:
+    """A function each of whose tasks is in a lane of its own."""
+    await handler(task)
+
+
 async def read_lines() -> None:
     """Lines of standard input, obeyed as they come."""
     while True:
@@ -67,9 +72,13 @@ async def main(url: str, prefix: str, queue: str) -> None:
     keepalive = os.environ.get("KEEPALIVE", "1")
     mesh = worqr.Mesh(url, prefix=prefix, keepalive=None if keepalive == "none" else float(keepalive), patience=20)
     grace = float(os.environ.get("GRACE", "0"))
+    if os.environ.get("LANED"):
+        mesh.task(name=queue, lanes=worqr.Lanes(lambda task: task.decode()))(laned)
     async with mesh.join(grace=grace, concurrency=int(os.environ.get("CONCURRENCY", "100"))) as peer:
         async with trio.open_nursery() as nursery:
-            if os.environ.get("BY_HAND"):
+            if os.environ.get("LANED"):
+                print("joined", peer.id)
+            elif os.environ.get("BY_HAND"):
                 nursery.start_soon(by_hand, peer, queue)
             else:
                 limit = [worqr.Limit(int(os.environ["LIMIT"]))] if "LIMIT" in os.environ else []

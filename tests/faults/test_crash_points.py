@@ -61,6 +61,11 @@ SETTLING = [
     Crash("stop_tasks", (b"stop-1", b"ok-2"), env=BY_HAND),
     Crash("fail_task", (b"set-aside-1", b"ok-2"), env=BY_HAND, gone=frozenset({b"set-aside-1"})),
 ]
+FILING = [
+    Crash("file_tasks", env={"LANED": "1"}),
+    Crash("file_tasks", env={"LANED": "1", "CONCURRENCY": "1"}, nth=2),
+    Crash("start_tasks", env={"LANED": "1", "CONCURRENCY": "1"}, nth=3),
+]
 LEAVING = [
     Crash("stop_work", (b"hold-1", b"ok-2"), then="leave"),
     Crash("unmap_work", (b"hold-1", b"ok-2"), then="leave"),
@@ -82,7 +87,14 @@ SWEEPING = [
     # One task of the three is held by the dead worker, one by the killed peer: so a scan finds one that waits.
     Crash("post_scan", (b"hold-1", b"hold-2", b"ok-3"), dead_worker=True, env={"CONCURRENCY": "1"}),
 ]
-GROUPS = {"joining": JOINING, "claiming": CLAIMING, "settling": SETTLING, "leaving": LEAVING, "sweeping": SWEEPING}
+GROUPS = {
+    "joining": JOINING,
+    "claiming": CLAIMING,
+    "settling": SETTLING,
+    "filing": FILING,
+    "leaving": LEAVING,
+    "sweeping": SWEEPING,
+}
 
 
 @pytest.mark.sweep(keep=3)

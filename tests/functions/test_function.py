@@ -219,6 +219,15 @@ def test_options_and_enqueue_do_not_go_together_and_say_so(mesh: Mesh) -> None:
     assert copy.copy(bound).call(1) == bound.call(1)
 
 
+@pytest.mark.parametrize("options", [{}, {"max_length": 5, "wait": 3}, {"replicas": 0}])
+def test_options_that_a_plain_task_can_have_leave_the_enqueue(mesh: Mesh, options: dict[str, Any]) -> None:
+    function = mesh.task(max_length=9)(add)
+    bound: Any = function.options(**options)
+    assert inspect.iscoroutinefunction(bound.enqueue)
+    assert bound.call(1)._options == {"max_length": 9, **options}
+    assert not hasattr(function.options(**options, delay=5), "enqueue")
+
+
 def test_max_length_goes_with_every_call_and_can_be_overridden(mesh: Mesh) -> None:
     function = mesh.task(max_length=5)(add)
     assert function.call(1)._options == {"max_length": 5}

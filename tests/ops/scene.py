@@ -291,6 +291,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         q, "new", max_stalls=3, keep_failed=9, last=0, limits="500", lanes=b""
     ),
     "start_worker": lambda q, g, scene: ops.start_worker(g, "new", keepalive_ms=KEEPALIVE, facts=[("host", "h")]),
+    "file_tasks": lambda q, g, scene: ops.file_tasks(
+        q, "A", dict.fromkeys([scene.raw, scene.job, scene.twin, scene.marked, 1], "gold")
+    ),
     "stop_tasks": lambda q, g, scene: ops.stop_tasks(q, "A", [scene.raw, scene.job, scene.twin, scene.marked, 1]),
     "stop_work": lambda q, g, scene: ops.stop_work(q, "A", 2),
     "stop_worker": lambda q, g, scene: ops.stop_worker(g, "A"),

@@ -640,6 +640,12 @@ class Story:
             delay = self.random.choice((0, 10))
             self.desk.retry(*one, delay_ms=delay)
 
+    def do_file(self) -> None:
+        if one := self.pick():
+            filed = [each for each in sorted(self.held[one[0]]) if each >= one[1]]
+            self.held[one[0]] -= set(filed)
+            self.desk.call(ops.file_tasks(self.desk.q, one[0], {each: self.lane() for each in filed}))
+
     def do_rate_limited(self) -> None:
         if one := self.pick():
             self.held[one[0]].discard(one[1])

@@ -105,6 +105,16 @@ async def produce(record: worqr.Failed) -> None:
     await add.dispatch(1, 2, 3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await double.dispatch(n=1.5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await add.options(delay=1).enqueue(1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    await add.options(max_length=5, wait=1, delay=1).enqueue(1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    assert_type(await add.options(max_length=5, wait=timedelta(seconds=1), replicas=1).enqueue(1, c=4), None)
+    assert_type(await add.options(wait=1).dispatch(1), worqr.Job[int])
+    await add.options(max_length=5).enqueue("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await mesh.queue("q").enqueue(b"x", bytearray(b"y"), unique=True, front=True, replicas=1), int)
+    assert_type(await mesh.queue("q").enqueue(b"x", max_length=5, wait=timedelta(seconds=1)), int)
+    await mesh.queue("q").enqueue(b"x", max_lenght=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await mesh.queue("q").enqueue(b"x", lane="acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await mesh.queue("q").enqueue(b"x", front="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await mesh.queue("q").enqueue("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await mesh.enqueue_many([add])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 
 
@@ -112,7 +122,11 @@ def produce_in_a_thread() -> None:
     assert_type(add.blocking.enqueue(1, c=4), None)
     assert_type(add.blocking.options(delay=5).dispatch(1).result(timeout=5), int)
     assert_type(add.blocking.job("id").status(), worqr.Status)
+    add.blocking.options(max_length=5, wait=1).enqueue(1)
     assert_type(mesh.blocking.queue("q").enqueue(b"x", front=True), int)
+    assert_type(mesh.blocking.queue("q").enqueue(b"x", unique=True, max_length=None, replicas=None), int)
+    mesh.blocking.queue("q").enqueue(b"x", max_lenght=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mesh.blocking.queue("q").enqueue("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     assert_type(mesh.blocking.enqueue_many([add.call(1)]), int)
     add.blocking.dispatch(a="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

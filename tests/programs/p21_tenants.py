@@ -34,6 +34,8 @@ def pack(order: int) -> None: ...
 
 async def use() -> None:
     await sync.enqueue("acme", 1)
+    await sync.options(wait=5).enqueue("acme", 1)
+    sync.blocking.options(max_length=10, wait=5).enqueue("acme", 1)
     job = await sync.options(lane="urgent", wait=30).dispatch("acme", 2)
     assert_type(await job.result(), str)
     await sync.options(max_length=10, wait=math.inf).dispatch("acme", 3)
@@ -55,8 +57,8 @@ async def use() -> None:
         print("slow")
     await queue.enqueue(b"x", max_length=1000, wait=30)
     await queue.enqueue(b"x", max_length=1000, wait="30")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    await sync.options(lanes="acme").dispatch("acme", 1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue, reportUnknownMemberType]
-    await sync.options(wait=5).enqueue("acme", 1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    await sync.options(lanes="acme").dispatch("acme", 1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    await sync.options(lane="acme", wait=5).enqueue("acme", 1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     worqr.Limit("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     worqr.Limit(rate=5, period=60)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     worqr.Lanes("tenant", weights={"acme": "5"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]

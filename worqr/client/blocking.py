@@ -17,7 +17,7 @@ from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
-from worqr.client.raw_options import explain_enqueue
+from worqr.client.raw_options import EnqueueOptions, check_names
 from worqr.ended_runs import EndedRun
 from worqr.history import History
 from worqr.job_options import JobOptions
@@ -192,42 +192,27 @@ class BlockingQueue(BlockingQueueBatches):
         """The queue's name."""
         return self._queue.name
 
-    @explain_enqueue
-    def enqueue(
-        self,
-        *tasks: bytes | bytearray | memoryview,
-        unique: bool = False,
-        front: bool = False,
-        max_length: int | None = None,
-        wait: Seconds = 0,
-        replicas: int | None = None,
-    ) -> int:
+    def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> int:
         """Enqueue raw tasks in this order; see ``queue.enqueue``.
 
         Args:
             *tasks: The payloads. They are delivered unchanged.
-            unique: Dispatch the tasks as jobs whose ids are hashes of the payloads.
-            front: Put the tasks before all that wait.
-            max_length: Raise `QueueFull` if more than this many tasks would wait. None: no limit.
-            wait: Seconds to wait for room instead of raising `QueueFull` at once; ``math.inf``: no limit.
-            replicas: Wait until this many replicas have the tasks. None: the mesh's `replicas`.
+            **options: See `EnqueueOptions`: `unique`, `front`, `max_length`, `wait` and `replicas`.
 
         Returns:
             The number of tasks stored, which is all of them.
 
         Raises:
-            UsageError: A task is not bytes-like, the call does not fit one request and has to, or `wait` has no `max_length`.
+            UsageError: A task is not bytes-like, an option does not exist or is not valid, the call does not fit one request
+                and has to, or `wait` has no `max_length`.
             PayloadTooLarge: A task is larger than the mesh's `max_payload`.
             Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
             QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
-        queue = self._queue
-        return run_coroutine(
-            self._client,
-            queue.enqueue(*tasks, unique=unique, front=front, max_length=max_length, wait=wait, replicas=replicas),
-        )
+        check_names(options)  # first, so that an event loop in this thread does not hide the mistake
+        return run_coroutine(self._client, self._queue.enqueue(*tasks, **options))
 
     def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> BlockingJob[bytes]:
         """Put a job into the queue; see ``queue.dispatch``.

@@ -12,12 +12,40 @@ from typing import Any, cast
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.job import Job, Outcome, Results
+from worqr.client.raw_options import RawOptions
 from worqr.client.room import check_fits
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.keys import QueueKeys
-from worqr.ops import Dispatched, NewJob
+from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
+from worqr.ops.replies import in_chunks
 from worqr.script_call import Call
 from worqr.tracing import meta_of_plain_tasks
+
+
+async def send_tasks(client: Client, queue: QueueKeys, tasks: list[bytes], given: RawOptions) -> int:
+    """Enqueue raw tasks as these options say, in as many requests as they need, and return their number.
+
+    Raises:
+        UsageError: they do not fit one request and must; or several unique tasks go to a queue with several shards.
+        Duplicate, QueueFull, NotReplicated: as `Queue.enqueue`.
+    """
+    chunks = [tasks] if len(tasks) == 1 else list(in_chunks(tasks, len))
+    if len(chunks) > 1 and (given.unique or given.max_length is not None):
+        raise UsageError(
+            f"a {'unique' if given.unique else 'bounded'} enqueue must fit one request: at most {MAX_ITEMS} tasks and "
+            f"{MAX_BYTES:,} bytes, not {len(tasks):,} tasks and {sum(map(len, tasks)):,} bytes"
+        )
+    if not chunks:
+        await client.link.driver.checkpoint()
+        return 0
+    replicas = client.settings.replicas if given.replicas is None else given.replicas
+    if given.unique:
+        return await send_unique(
+            client, queue, tasks, replicas, given.wait, front=given.front, max_length=given.max_length
+        )
+    if len(chunks) == 1:
+        return await send_enqueue(client, queue, tasks, given.front, given.max_length, replicas, given.wait)
+    return await send_chunks(client, queue, chunks, given.front, replicas)
 
 
 async def send_enqueue(
@@ -37,24 +65,27 @@ async def send_enqueue(
     keys = await sharding.next_shard(queue)
     bound = None if max_length is None else await sharding.max_length_per_shard(keys, max_length)
     if not wait:
-        return await client.link_to(keys.name).call(_enqueue(client, keys, tasks, front, bound, replicas))
+        return await client.link_to(keys.name).call(enqueue_at(client, keys, tasks, front, bound, replicas=replicas))
     check_fits(queue, len(tasks), bound, wait)
 
     async def attempt(waiter: str) -> int:
-        return await client.link_to(keys.name).call(_enqueue(client, keys, tasks, front, bound, replicas, waiter))
+        call = enqueue_at(client, keys, tasks, front, bound, replicas=replicas, waiter=waiter)
+        return await client.link_to(keys.name).call(call)
 
     return await client.rooms.when_room(keys, wait, attempt)
 
 
-def _enqueue(
+def enqueue_at(
     client: Client,
     keys: QueueKeys,
     tasks: list[bytes],
-    front: bool,
-    bound: int | None,
+    front: bool = False,
+    bound: int | None = None,
+    *,
     replicas: int,
     waiter: str = "",
 ) -> Call[int]:
+    """Return the request that enqueues raw tasks in the shard `keys`, with the context of the trace if the mesh sends it."""
     call = ops.enqueue(keys, tasks, front=front, max_length=bound, waiter=waiter, replicas=replicas)
     return call if client.settings.tracing is None else traced(client, call)
 

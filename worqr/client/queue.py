@@ -16,13 +16,13 @@ from worqr import ops
 from worqr.client.batch_handles import cancel_batches
 from worqr.client.cancellation import cancel_and_wait
 from worqr.client.dead_letters import Aside
-from worqr.client.dispatcher import send_chunks, send_dispatch, send_enqueue, send_unique, waiting_as
+from worqr.client.dispatcher import enqueue_at, send_dispatch, send_tasks, waiting_as
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import LISTED_STATES, ask_each, info_at, list_jobs
 from worqr.client.job import Job
 from worqr.client.notifications import sleep
 from worqr.client.queue_operations import QueueOperations
-from worqr.client.raw_options import explain_enqueue
+from worqr.client.raw_options import PLAIN, EnqueueOptions, checked_options
 from worqr.client.running import list_active, longest_running
 from worqr.client.stats import interleave, merge_queue_info
 from worqr.errors import UsageError
@@ -32,16 +32,13 @@ from worqr.job_options import (
     check_bounded,
     check_choice,
     check_id,
-    check_replicas,
-    check_wait,
     encode_options,
     wait_in,
     without_replicas,
 )
 from worqr.keys import QueueKeys
 from worqr.mesh_records import QueueInfo
-from worqr.ops import MAX_BYTES, MAX_ITEMS, CancelReply, Dispatched
-from worqr.ops.replies import in_chunks
+from worqr.ops import MAX_ITEMS, CancelReply, Dispatched
 from worqr.records import CancelCount, TaskInfo
 from worqr.script_call import Call
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, seconds
@@ -93,16 +90,7 @@ class Queue(QueueOperations):
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
-    @explain_enqueue
-    async def enqueue(
-        self,
-        *tasks: bytes | bytearray | memoryview,
-        unique: bool = False,
-        front: bool = False,
-        max_length: int | None = None,
-        wait: Seconds = 0,
-        replicas: int | None = None,
-    ) -> int:
+    async def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> int:
         """Enqueue raw tasks in this order, and wake as many idle workers as there are tasks.
 
         One call is one atomic request. More than 1,000 tasks or 8 MiB are sent as several requests, in order. With several
@@ -111,21 +99,15 @@ class Queue(QueueOperations):
 
         Args:
             *tasks: The payloads. They are delivered unchanged.
-            unique: Dispatch the tasks as jobs whose ids are hashes of the payloads. While such a job waits or runs, another
-                one is refused. All tasks are stored or none; with several shards, enqueue one at a time.
-            front: Put the tasks before all that wait.
-            max_length: Raise `QueueFull` if more than this many tasks would wait, scheduled ones included. Each of several
-                shards has its share of the limit. None: no limit.
-            wait: Seconds to wait for room instead of raising `QueueFull` at once; ``math.inf``: no limit. The first producer
-                to wait is not always the first to get room.
-            replicas: Wait until this many replicas have the tasks, 0 to 100. None: the mesh's `replicas`.
+            **options: See `EnqueueOptions`: `unique`, `front`, `max_length`, `wait` and `replicas`.
 
         Returns:
             The number of tasks stored, which is all of them.
 
         Raises:
-            UsageError: A task is not bytes-like; `wait` has no `max_length`; a call with `unique` or `max_length` does not fit
-                one request; or several unique tasks go to a queue with several shards. Also outside `connect` and `join`.
+            UsageError: A task is not bytes-like; an option does not exist or is not valid; `wait` has no `max_length`; a call
+                with `unique` or `max_length` does not fit one request; or several unique tasks go to a queue with several
+                shards. Also outside `connect` and `join`.
             PayloadTooLarge: A task is larger than the mesh's `max_payload`.
             Duplicate: With `unique`: one of the tasks waits or runs already. Nothing was stored.
             QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing of the request was
@@ -133,30 +115,14 @@ class Queue(QueueOperations):
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them within 2 s.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
-        limit = self._client.settings.max_payload
-        checked = check_tasks(tasks, limit)
-        if max_length is not None:
-            check_count(max_length, "max_length")
-        patience = check_wait(wait)
-        if max_length is None:
-            check_bounded({"wait": patience}, "an enqueue")
-        wanted = self._client.settings.replicas if replicas is None else check_replicas(replicas)
-        chunks = [checked] if len(checked) == 1 else list(in_chunks(checked, len))
-        if len(chunks) > 1 and (unique or max_length is not None):
-            raise UsageError(
-                f"a {'unique' if unique else 'bounded'} enqueue must fit one request: at most {MAX_ITEMS} tasks and "
-                f"{MAX_BYTES:,} bytes, not {len(checked):,} tasks and {sum(map(len, checked)):,} bytes"
-            )
-        if not chunks:
-            await self._client.link.driver.checkpoint()
-            return 0
-        if unique:
-            return await send_unique(
-                self._client, self._keys, checked, wanted, patience, front=front, max_length=max_length
-            )
-        if len(chunks) == 1:
-            return await send_enqueue(self._client, self._keys, checked, front, max_length, wanted, patience)
-        return await send_chunks(self._client, self._keys, chunks, front, wanted)
+        client = self._client
+        given = checked_options(options) if options else PLAIN
+        checked = check_tasks(tasks, client.settings.max_payload)
+        if len(checked) == 1 and given is PLAIN:  # as most calls are: they take the shortest way
+            keys = await client.sharding.next_shard(self._keys)
+            call = enqueue_at(client, keys, checked, replicas=client.settings.replicas)
+            return await client.link_to(keys.name).call(call)
+        return await send_tasks(client, self._keys, checked, given)
 
     async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
         """Put a job into the queue: a task with an id and options of its own, which you can follow and cancel.

@@ -20,6 +20,7 @@ from worqr.client.dispatcher import traced
 from worqr.client.job import Job
 from worqr.client.producer import Producer
 from worqr.client.queue import Queue
+from worqr.client.raw_options import EnqueueOptions
 from worqr.errors import NotReplicated
 from worqr.job_options import JobOptions
 from worqr.keys import QueueKeys
@@ -47,7 +48,7 @@ class TracedQueue(Queue):
 
     __slots__ = ()
 
-    async def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Any) -> int:
+    async def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> int:
         """Enqueue raw tasks inside a span; see `Queue.enqueue`."""
         tracing = cast("Tracing", self._client.settings.tracing)
         with tracing.sending("enqueue", self.name, server_of(self._client)) as span:

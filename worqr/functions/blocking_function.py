@@ -34,16 +34,19 @@ class BlockingFunction(Generic[P, R]):
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
 
+        Of the options, a plain task can have `max_length`, `wait` and `replicas`:
+        ``fn.blocking.options(max_length=1000, wait=30).enqueue(...)``.
+
         Args:
             *args: The function's arguments.
             **kwargs: The function's arguments.
 
         Raises:
             TypeError: The function does not take these arguments.
-            UsageError: An argument has the wrong type, there are options, which make a job, or an event loop runs in this
+            UsageError: An argument has the wrong type, there are options that make a job, or an event loop runs in this
                 thread.
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: The task was stored, but fewer `replicas` than requested had it in time.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
@@ -70,7 +73,7 @@ class BlockingFunction(Generic[P, R]):
             UsageError: An argument has the wrong type, or an event loop runs in this thread.
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
             Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
@@ -81,7 +84,7 @@ class BlockingFunction(Generic[P, R]):
         )
 
     def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
-        """Return this function with options for its jobs: ``fn.blocking.options(delay=5).dispatch(...)``.
+        """Return this function with options for its calls: ``fn.blocking.options(delay=5).dispatch(...)``.
 
         Args:
             **options: See `JobOptions`.

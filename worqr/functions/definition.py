@@ -98,16 +98,32 @@ class FunctionDefinition:
         self, lanes: Lanes, options: Mapping[str, object], values: Mapping[str, Any], arguments: Arguments
     ) -> Mapping[str, object]:
         """Return the options of a call with its lane, unless they name one, and with the bound of a lane's length."""
-        lane = options.get("lane")
-        if lane is None and isinstance(lanes.by, str):
-            lane = lane_name(values[lanes.by], f"the lane of a call of {self.name!r}, its argument {lanes.by!r},")
-        elif lane is None and lanes.by is not None:
-            args, kwargs = arguments
-            lane = lane_name(cast("Any", lanes.by)(*args, **kwargs), f"the lane of a call of {self.name!r}")
+        lane = options.get("lane") or self._lane(lanes, values, arguments)
         if lane is None:
             return options
         bound = {} if lanes.max_length is None else {"max_lane_length": lanes.max_length}
         return {**options, "lane": lane, **bound}
+
+    def _lane(self, lanes: Lanes, values: Mapping[str, Any], arguments: Arguments) -> str | None:
+        """Return the lane of a call with these arguments; None if it has none."""
+        if isinstance(lanes.by, str):
+            return lane_name(values[lanes.by], f"the lane of a call of {self.name!r}, its argument {lanes.by!r},")
+        if lanes.by is None:
+            return None
+        args, kwargs = arguments
+        return lane_name(cast("Any", lanes.by)(*args, **kwargs), f"the lane of a call of {self.name!r}")
+
+    def lane_of(self, task: bytes) -> str | None:
+        """Return the lane of the call in a payload, as a dispatch would. None if it has none, or if the payload is no call: the
+        handler reports that.
+        """
+        lanes = self.options.lanes
+        assert lanes is not None
+        try:
+            arguments = self.codec.decode(task)
+            return self._lane(lanes, self.codec.bind(*arguments), arguments)
+        except Exception:  # `by` is code of the user
+            return None
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
         """Set the failure handler. Raises UsageError if there is one."""
@@ -133,7 +149,10 @@ class FunctionDefinition:
         """
         self.codec.ready()
         self.options.check_failing(self.name)
-        return [(name, self.handler, self.options) for name in (self.name, *self.aliases)]
+        lanes, options = self.options.lanes, self.options
+        if lanes is not None and lanes.by is not None:
+            options = replace(options, lane_of=self.lane_of)
+        return [(name, self.handler, options) for name in (self.name, *self.aliases)]
 
     def _make_handler(self) -> Callable[[bytes], Any]:
         """Return the handler of the queue, which decodes the payload and calls the function. It is async if the function is."""

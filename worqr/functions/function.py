@@ -1,4 +1,4 @@
-"""Typed functions: `Function` is a declared function as a producer sees it, and `Bound` one with options for its jobs.
+"""Typed functions: `Function` is a declared function as a producer sees it, and `Bound` one with options.
 
 Each function has one queue. A payload is the JSON object of the arguments by name, which programs in other languages can write,
 too. `worqr.functions.definition` has what the handles of one function share, `worqr.functions.registry` declares functions, and
@@ -11,7 +11,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from worqr.client.call import Call
 from worqr.client.job import Job
@@ -20,8 +21,11 @@ from worqr.client.traced import queue_of
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.blocking_function import BlockingFunction
 from worqr.functions.definition import FunctionDefinition
-from worqr.job_options import JobOptions, check_id, encode_options
+from worqr.functions.no_such_option import NoSuchOption
+from worqr.job_options import RAW_OPTIONS, Update, check_id, encode_options
+from worqr.policy import RetryPolicy
 from worqr.records import Failed
+from worqr.validation import Seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +34,9 @@ F = TypeVar("F", bound=Callable[[Failed], object])
 
 
 class Bound(Generic[P, R]):
-    """A function with options for its jobs; ``function.options(...)`` makes it. It has no `enqueue`: options make a job."""
+    """A function with options for its jobs; ``function.options(...)`` makes it. It has no `enqueue`: its options make a job. With
+    `max_length`, `wait` and `replicas` only, it is a `PlainBound`, which has one.
+    """
 
     def __init__(self, definition: FunctionDefinition, options: Mapping[str, object]) -> None:
         self._definition = definition
@@ -51,7 +57,7 @@ class Bound(Generic[P, R]):
             UsageError: An argument has the wrong type; or outside `connect` and `join`.
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
             Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it within 2 s. The error has the
                 handle.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
@@ -92,6 +98,28 @@ def _name_in(bound: Bound[Any, Any]) -> str:
     return "fn" if definition is None else definition.name
 
 
+class PlainBound(Bound[P, R]):
+    """A function with options that a plain task can have, too; ``function.options(max_length=1000, wait=30)`` makes it."""
+
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Enqueue a call as a plain task; see ``function.enqueue``.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type; or outside `connect` and `join`.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
+            NotReplicated: The task was stored, but fewer `replicas` than requested had it within 2 s.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
+        """
+        definition = self._definition
+        await definition.require_client().producer.enqueue(definition.call(self._options, args, kwargs))
+
+
 class Function(Bound[P, R]):
     """A function whose calls can be enqueued; ``@mesh.task`` makes it. Calling it runs the function here and now, without the
     mesh.
@@ -130,6 +158,9 @@ class Function(Bound[P, R]):
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
 
+        Of the options, a plain task can have `max_length`, `wait` and `replicas`:
+        ``await fn.options(max_length=1000, wait=30).enqueue(...)``.
+
         Args:
             *args: The function's arguments.
             **kwargs: The function's arguments.
@@ -145,17 +176,43 @@ class Function(Bound[P, R]):
         definition = self._definition
         await definition.require_client().producer.enqueue(definition.call(self._options, args, kwargs))
 
-    def options(self, **options: Unpack[JobOptions]) -> Bound[P, R]:
-        """Return this function with options for its jobs: ``await fn.options(delay=5).dispatch(...)``.
+    @overload
+    def options(self, *, max_length: int = ..., wait: Seconds = ..., replicas: int = ...) -> PlainBound[P, R]: ...
+    @overload
+    def options(
+        self,
+        *,
+        id: str = ...,
+        delay: Seconds = ...,
+        run_at: datetime = ...,
+        result_ttl: Seconds = ...,
+        timeout: Seconds = ...,
+        retry: RetryPolicy = ...,
+        update: Update = ...,
+        replicas: int = ...,
+        expires: Seconds | datetime = ...,
+        if_exists: Literal["update", "skip", "raise", "cancel"] = ...,
+        unique_for: Seconds = ...,
+        meta: Mapping[str, str] = ...,
+        max_length: int = ...,
+        wait: Seconds = ...,
+        front: bool = ...,
+        lane: str = ...,
+        **unknown: NoSuchOption,
+    ) -> Bound[P, R]: ...
+    def options(self, **options: Any) -> Bound[P, R]:
+        """Return this function with options for its calls: ``await fn.options(delay=5).dispatch(...)``.
 
         Args:
-            **options: See `JobOptions`.
+            **options: See `JobOptions`. With `max_length`, `wait` and `replicas` only, you can `enqueue` plain tasks, too.
 
         Raises:
             UsageError: An option does not exist or is not valid.
         """
         definition = self._definition
-        return Bound(definition, definition.with_options(definition.defaults, encode_options(options)))
+        given = encode_options(options)
+        merged = definition.with_options(definition.defaults, given)
+        return Bound(definition, merged) if given.keys() - RAW_OPTIONS else PlainBound(definition, merged)
 
     def job(self, id: str) -> Job[R]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.

@@ -17,7 +17,8 @@ from worqr.errors import UsageError
 from worqr.functions.declarations import Declarations
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
-from worqr.functions.schedule_registry import NoSuchOption, ScheduleRegistry
+from worqr.functions.no_such_option import NoSuchOption
+from worqr.functions.schedule_registry import ScheduleRegistry
 from worqr.handler_checks import check_runs_in, is_async
 from worqr.handler_options import RunsIn, handling
 from worqr.keys import check_name

@@ -14,6 +14,7 @@ from worqr.cron import Definition, Overlap, Trigger, zone_name
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.functions.declarations import Declarations
+from worqr.functions.no_such_option import NoSuchOption
 from worqr.keys import check_name
 from worqr.validation import Seconds, seconds
 
@@ -44,10 +45,6 @@ class ScheduleOptions(TypedDict, total=False):
     """
     jitter: Seconds
     """Seconds, or a timedelta: delay the job by a random time up to this long. Default: 0."""
-
-
-class NoSuchOption:
-    """The type of an option that does not exist. With it, a type checker reports the name of the option."""
 
 
 class NoArgFunction(Protocol):

@@ -172,7 +172,8 @@ end
 -- Says how a claim goes back into the queue. `counter`: failures, stalls, timeouts, or '' if this return is not counted.
 -- `limit`: for a task without a limit of its own; the task fails when the counter reaches it. `failure`: a dead_letter_as,
 -- or nil. `retry_message`: stored with a retried task instead of the failure's (nil: that). `to_back`: true for the back of
--- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none).
+-- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none). The field `lane`,
+-- which file_tasks sets, is the lane that a task without one is filed in.
 local function release_as(counter, limit, failure, retry_message, to_back, run_at, retried_at)
   return {counter = counter, limit = limit, failure = failure, retry_message = retry_message, to_back = to_back,
     run_at = run_at, retried_at = retried_at}
@@ -203,7 +204,35 @@ local function release_claim(base, claim, release, policy, now)
       return 'aside', move_to_dead_letters(base, claim, task, release.failure, policy, now)
     end
   end
+  if release.lane and may_be_filed(base, task) then
+    return 'given', file_task(base, claim, task, release.lane, now)
+  end
   return 'given', requeue(base, claim, task, release, policy, now)
+end
+
+-- True if the claimed `task` may be put into a lane: it is a raw task, or a job that was one and is in no lane. A job of its id that
+-- is blocked has to be merged first.
+-- LATER: most tasks of lanes are dispatched.
+local function may_be_filed(base, task)
+  return not task.job or task.fields.twin and not task.fields.lane and redis.call('EXISTS', base .. ':job:' .. task.id) == 0
+end
+
+-- Puts the `task` under `claim` at the back of a lane, as a job; a suspect at the front. A raw task is as old as its filing. Returns
+-- how many tasks became claimable, and the id of the job.
+-- LATER: most tasks of lanes are dispatched.
+local function file_task(base, claim, task, lane, now)
+  local job, fields = base .. ':job:' .. task.id, {lane = lane, state = 'waiting', queued = claim}
+  fields.run_at = task.fields.run_at or digits(now)
+  redis.call('DEL', base .. ':claim:' .. claim)
+  if task.job then
+    redis.call('RENAME', base .. ':active:' .. task.id, job)
+    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'retried_at')
+  else
+    fields.task, fields.twin, fields.first, fields.last = task.task, redis.sha1hex(task.task), claim, claim
+    add_twin(base, fields.twin, task.id)
+  end
+  write_hash(job, fields)
+  return place(base, task.id, now, now, false, task.fields.suspect, lane), task.id
 end
 
 -- Merges a `blocked` job into the job that blocked it, whose record had `fields` and which would be due at `run_at`. Each

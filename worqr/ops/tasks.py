@@ -138,6 +138,18 @@ def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict
     return new_call("stop_tasks", keys.base, _claim_keys(keys, worker), (worker, *claims), _read_refusals)
 
 
+def file_tasks(keys: QueueKeys, worker: str, lanes: Mapping[int, str]) -> Call[dict[int, str]]:
+    """Put up to MAX_ITEMS claims at the back of their lanes, uncounted; return the claims for which that failed.
+
+    Args:
+        keys: those of the queue.
+        worker: the id of the worker.
+        lanes: the lane of each claim. A task that is in a lane already goes back to its front.
+    """
+    args = (worker, *(part for each in lanes.items() for part in each))
+    return new_call("file_tasks", keys.base, _claim_keys(keys, worker), args, _read_refusals)
+
+
 def retry_task(
     keys: QueueKeys,
     worker: str,

@@ -39,6 +39,7 @@ from worqr.peer.admission import Admission
 from worqr.peer.claim_request import ClaimRequest
 from worqr.peer.handlers import Handler
 from worqr.peer.job_policies import policies_over
+from worqr.peer.lane_filing import LaneOf, filed_in_lanes
 from worqr.peer.lifecycle import Lifecycle, Phase
 from worqr.peer.registration import Registration
 from worqr.peer.run import PolicyFields, Run, Save
@@ -103,11 +104,13 @@ class QueueOptions:
         recent: how many of the runs that ended last the queue keeps.
         limits: what may start (`worqr.limits`).
         lanes: how its lanes start tasks (`worqr.lanes`).
+        lane_of: returns the lane that a payload belongs into; None if no payload belongs into one.
     """
 
     recent: int = 0
     limits: str = DECLARES_NOTHING
     lanes: bytes = NO_RULES
+    lane_of: LaneOf | None = None
 
 
 class QueueConsumer:
@@ -279,10 +282,13 @@ class QueueConsumer:
             self.lifecycle.reject(claims)
 
     def _use(self, registration: Registration, started: StartReply) -> None:
-        """Hold the claims of a reply, and run them."""
+        """Hold the claims of a reply, and run them. Those that belong into a lane go there."""
         word = started.status
         self.request.replied(word in {"ok", "late"}, inf if word == "paused" else started.waiting_workers)
         runs = self.new_claims(registration, started, monotonic()) if started.entries else ()
+        lane_of = self.options.lane_of
+        if lane_of is not None and runs:
+            runs = filed_in_lanes(self.keys, registration, runs, lane_of, self._services.settles)
         if runs:
             self._scheduler.take(self.share, len(runs), first=not self.running)
             for run in runs:

@@ -22,6 +22,7 @@ from worqr.peer.consumer_startup import ConsumerStartup
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.executors.executors import Executors
 from worqr.peer.handlers import Handler, named_after
+from worqr.peer.lane_filing import lane_in_shard
 from worqr.peer.list_consumer import ListConsumer, ListSettles, taking_calls
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
 from worqr.peer.middleware import with_middleware
@@ -121,7 +122,8 @@ class ConsumerRunner:
         consumers: list[HandlerConsumer] = []
         for n, keys in enumerate(shards):
             limits = limits_text(how.limits, keys.display_name, len(shards), n)
-            options = QueueOptions(how.recent, limits, wire_rules(how.lanes, keys.display_name))
+            lane_of = lane_in_shard(how.lane_of, shards, keys)
+            options = QueueOptions(how.recent, limits, wire_rules(how.lanes, keys.display_name), lane_of)
             share = Share(how.size, priority, pool, limit)
             consumers.append(self._new_consumer(keys, how, share, run, state, options))
         return consumers
