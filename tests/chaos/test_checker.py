@@ -318,6 +318,28 @@ def _rules_that_fail(story: Story) -> set[str]:
     return {rule.__name__ for rule in RULES if list(rule(Case(history, Excuses(history))))}
 
 
+@pytest.mark.parametrize(
+    ("outer", "home", "broken"),
+    [("cancelled", "follow_ups", False), ("", "follow_ups", True), ("cancelled", "raw", True)],
+)
+def test_a_follow_up_that_is_a_job_of_a_cancelled_batch_may_be_cancelled(outer: str, home: str, broken: bool) -> None:
+    story = correct()
+    story.send(24, "raw", "n1", batch="n")
+    story.run(24.1, "raw", "n1")
+    story.batch("n", 1, parent="p", home=home)
+    story.follow_up(24.6, "p", "otherwise")
+    if outer or home == "raw":
+        count, cancelled = (2, 1) if home == "follow_ups" else (1, 0)
+        story.batch("p", 1, jobs=count, cancelled=cancelled, reason="at random")
+    else:
+        story.send(24, "raw", "p1", batch="p")
+        story.run(24.1, "raw", "p1", "failure")
+        story.world(CALM + 1, "dead", queue="raw", task="p1", id="@1", reason="failed")
+        story.add("peer-1", 24.2, "buried", queue="raw", task="p1", reason="failed")
+        story.batch("p", 2, 1)
+    assert rules_broken(story) == ({"a batch did not have its one follow-up"} if broken else set())
+
+
 # What faults excuse, and what they do not
 
 
