@@ -76,7 +76,7 @@ class Producer:
             (0.01, self._pause),
             (0.12, self._dispatch_into_lane),
             (0.04, self._batches.make),
-            (0.15, self._wait_for_room),
+            (0.25, self._wait_for_room),
             (0.06, lambda _: self._dispatch_one(SAVES, {})),
             (0.02, lambda _: self._enqueue(SAVES, 2)),
         ]
@@ -168,7 +168,7 @@ class Producer:
 
     async def _add_when_room(self) -> None:
         rng = self._rng
-        wait, patience = rng.choice([0.5, 5, 60]), rng.choice([0.3, 3, math.inf, math.inf])
+        wait, patience = rng.choice([0.5, 5, 60, 60]), rng.choice([0.3, 3, math.inf, math.inf])
         async with self._waits_for_room:
             with trio.move_on_after(patience):
                 await self._enqueue(ROOM, 4, facts={"wait": wait}, max_length=ROOM_LENGTH, wait=wait)

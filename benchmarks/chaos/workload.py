@@ -108,7 +108,7 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
     if task.endswith(DOOMED):
         return Behaviour(min(seconds, 0.04), "failure" if rng.random() < 0.5 else "returned")
     if queue == ROOM:
-        seconds = rng.uniform(0.05, 0.15)
+        seconds = rng.uniform(0.15, 0.4)
     if queue == SAVES:
         y = rng.random()
         return Behaviour(min(seconds, 1.0), "retry" if y < 0.3 else "error" if y < 0.4 else "returned")
