@@ -56,6 +56,11 @@ class _Batches:
                 for follow_up in self.follow_ups(inner.name):
                     yield from follow_up.runs
 
+    def life(self, batch: Batch) -> tuple[float, float]:
+        """From when to when it was open, or had jobs, at most."""
+        began = [run.began for each in self.follow_ups(batch.name) for run in each.runs]
+        return self.history.opened.get(batch.name, (0.0, ""))[0] - SLACK, max(began, default=self.history.last)
+
     def may_lose_follow_ups(self, batch: Batch) -> bool:
         """Its follow-ups are jobs of a batch that was cancelled."""
         outer = self.by_name.get(batch.parent)
@@ -74,7 +79,7 @@ def unended(case: Case) -> Iterator[Violation]:
     for batch in case.history.batches:
         if batch.state != "ended" and not case.explain(rule, _failover(case.history)):
             yield violation(rule, f"{batch.name} is {batch.state}", batch.name)
-    for name, parent in case.history.opened.items():
+    for name, (_, parent) in case.history.opened.items():
         batch = batches.by_name.get(name)
         if (batch is None or batch.parent != parent) and not case.explain(rule, _failover(case.history)):
             yield violation(rule, f"{name}, opened in {parent or 'no batch'}, is {batch}", name)
@@ -124,7 +129,7 @@ def parents(case: Case) -> Iterator[Violation]:
     for batch in case.history.batches:
         rule, outer = "a batch ended before one in it", batches.by_name.get(batch.parent)
         if outer is not None and outer.state == "ended" and outer.ended_ms < batch.ended_ms:
-            why = "clock jump" if case.history.clock_jumps else _failover(case.history)
+            why = "clock jump" if case.excuses.jumped(*batches.life(outer)) else _failover(case.history)
             if not case.explain(rule, why):
                 yield violation(rule, f"{outer} before {batch}", outer.name, batch.name)
         rule = "a batch ended too often"

@@ -199,8 +199,8 @@ class History:
     """Problems that the world itself found: undrained, silent, died, hung."""
     keys: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     batches: list[Batch] = field(default_factory=list[Batch])
-    opened: dict[str, str] = field(default_factory=dict[str, str])
-    """The batches that were opened, with the batch that each is a job of."""
+    opened: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
+    """When each batch was opened, and the name of the batch that it is a job of."""
     put_back: dict[str, list[PutBack]] = field(default_factory=lambda: defaultdict[str, list[PutBack]](list))
     """By batch."""
     lengths: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
@@ -241,7 +241,7 @@ class _Reader:
             case "acked" | "refused" | "unknown" | "gave_up" | "cancelled" | "retried":
                 self._answer(entry)
             case "opened":
-                history.opened[facts["batch"]] = facts["parent"]
+                history.opened[facts["batch"]] = t, facts["parent"]
             case "saved" | "step" | "stepped":
                 self._saves.append(entry)
             case "result":

@@ -340,6 +340,14 @@ def test_a_follow_up_that_is_a_job_of_a_cancelled_batch_may_be_cancelled(outer: 
     assert rules_broken(story) == ({"a batch did not have its one follow-up"} if broken else set())
 
 
+@pytest.mark.parametrize(("jump", "broken"), [(26.2, False), (40.0, True)])
+def test_a_clock_jump_is_an_excuse_for_ends_in_the_wrong_order_only_during_the_batch(jump: float, broken: bool) -> None:
+    story = correct()
+    story.world(jump, "clock", offset=-3)
+    alter(story, "batch", {"ended_ms": 26_200}, name="outer")
+    assert ("a batch ended before one in it" in rules_broken(story)) == broken
+
+
 # What faults excuse, and what they do not
 
 
