@@ -80,9 +80,9 @@ def unended(case: Case) -> Iterator[Violation]:
         if batch.state != "ended" and not case.explain(rule, _failover(case.history)):
             yield violation(rule, f"{batch.name} is {batch.state}", batch.name)
     for name, (_, parent) in case.history.opened.items():
-        batch = batches.by_name.get(name)
-        if (batch is None or batch.parent != parent) and not case.explain(rule, _failover(case.history)):
-            yield violation(rule, f"{name}, opened in {parent or 'no batch'}, is {batch}", name)
+        stored = batches.by_name.get(name)
+        if (stored is None or stored.parent != parent) and not case.explain(rule, _failover(case.history)):
+            yield violation(rule, f"{name}, opened in {parent or 'no batch'}, is {stored}", name)
 
 
 def follow_ups(case: Case) -> Iterator[Violation]:

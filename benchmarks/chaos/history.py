@@ -287,7 +287,8 @@ class _Reader:
             case "dead":
                 history.dead.append(Dead(facts["queue"], facts["task"], facts["id"], facts["reason"]))
             case "batch":
-                history.batches.append(Batch(**{name: facts.get(name) for name in Batch._fields}))
+                told: dict[str, Any] = {name: facts.get(name) for name in Batch._fields}
+                history.batches.append(Batch(**told))
             case "length":
                 history.lengths.append((t, facts["waiting"]))
             case "key":

@@ -128,7 +128,7 @@ def _make_room(story: Story) -> None:
 
 def _last_claim(story: Story) -> int:
     """The claim of the second run of `v`."""
-    return max(e.facts["fence"] for e in story.entries if e.what == "stepped")
+    return max(int(e.facts["fence"]) for e in story.entries if e.what == "stepped")
 
 
 def _step_again(story: Story) -> None:
