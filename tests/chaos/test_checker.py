@@ -113,6 +113,12 @@ def _lose_second_follow_up(story: Story) -> None:
     story.entries = [e for e in story.entries if e.facts.get("fence") != began.facts["fence"]]
 
 
+def _run_after_follow_up(story: Story) -> None:
+    """A job of `b` runs when its follow-up has begun."""
+    story.send(24, "raw", "m3", answer="unknown", batch="b")
+    story.run(24.6, "raw", "m3")
+
+
 def _end_outer_early(story: Story) -> None:
     """The last follow-up of `outer` begins while the job of `inner` that was put back runs."""
     [at] = [i for i, e in enumerate(story.entries) if e.what == "began" and e.facts["id"] == "@outer.then.2"]
@@ -237,7 +243,7 @@ BUGS: dict[str, tuple[Change, str]] = {
         "a batch did not have its one follow-up",
     ),
     "a batch ends before its jobs": (
-        lambda s: s.send(24, "raw", "m3", answer="unknown", batch="b") or s.run(24.6, "raw", "m3"),
+        _run_after_follow_up,
         "a follow-up began before its batch had ended",
     ),
     "a batch ends before the jobs of one in it": (_end_outer_early, "a follow-up began before its batch had ended"),
