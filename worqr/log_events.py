@@ -133,7 +133,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "leave.accepted": _event(INFO, "the server lets this worker leave the queue again", "queue"),
     "limits.changed": _event(
-        INFO, "a worker has declared other limits than those that held in a queue", "queue limits"
+        INFO, "a worker has declared other limits of a queue, or other rules of its lanes", "queue limits"
     ),
     "shards.unserved": _event(
         WARNING,

@@ -71,7 +71,8 @@ def batches(scene: Scene) -> Iterator[dict[str, Any]]:
         node = scene.servers.owner(BASES[home])
         for name in node.ask("ZRANGE", f"{BASES[home]}:batches", 0, -1):
             key = f"{BASES[home]}:batch:{name.decode()}"
-            state, reason = node.ask("HMGET", key, "state", "cancel_reason")
+            kept = node.ask("HMGET", key, "state", "cancel_reason", "parent", "endings", "ended_at")
+            state, reason, parent, endings, ended_at = kept
             sums = [0] * 5
             for part in node.ask("HVALS", f"{key}:parts"):
                 for i, number in enumerate(part.split()[2:7]):
@@ -85,6 +86,10 @@ def batches(scene: Scene) -> Iterator[dict[str, Any]]:
                 "failed": failed + lost,
                 "cancelled": cancelled,
                 "reason": None if reason is None else reason.decode(),
+                "home": home,
+                "parent": "" if parent is None else parent.decode().split("\n")[2],
+                "endings": int(endings or 0),
+                "ended_ms": int(ended_at or 0),
             }
 
 

@@ -65,6 +65,9 @@ def dead_letters(case: Case) -> Iterator[Violation]:
         if entry.queue != HAND and subject not in history.buried:
             yield violation("a failure handler was not called", f"{entry.queue} {entry.task}", entry.task)
     for queue, task in sorted(history.buried - dead):
+        request = history.by_task.get((queue, task))
+        if request is not None and request.batch in history.put_back:
+            continue
         why = "failover" if history.failovers else None
         if not case.explain("a failure handler was called for a task that did not fail", why):
             rule = "a failure handler was called for a task that did not fail"

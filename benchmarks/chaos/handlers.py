@@ -28,8 +28,11 @@ from benchmarks.chaos.workload import (
     MAX_TIMEOUTS,
     PERIOD,
     PROCESS,
+    ROOM,
+    SAVES,
     SLOW,
     STARTS,
+    STEPS,
     TICKS,
     TIMEOUT,
     behaviour,
@@ -58,6 +61,8 @@ def options_of(queue: str) -> dict[str, Any]:
         options["timeout"] = TIMEOUT
     elif queue == LIMITED:
         options["limit"] = worqr.Limit(CONCURRENCY[queue], rate=STARTS, per=PERIOD)
+    elif queue == ROOM:
+        options["limit"] = worqr.Limit(CONCURRENCY[queue])
     elif queue == LANES:
         options["lanes"] = worqr.Lanes(limit=worqr.Limit(CONCURRENCY[queue]), weights={"a": 3})
     return options
@@ -80,6 +85,7 @@ class Run:
             lane=context.lane,
             fence=context.fence,
             nominal=None if nominal is None else round(nominal.timestamp() * 1000),
+            **({"saved": int(context.saved or b"0")} if context.queue == SAVES else {}),
         )
         self.behaviour = behaviour(rng, context.queue, self.task)
 
@@ -134,6 +140,36 @@ class Handlers:
     def _unwinds_slowly(self, run: Run) -> bool:
         """Every other cancelled run of a slow task takes its time to unwind."""
         return run.task.endswith(SLOW) and run.context.cancel_reason == "cancel" and self._rng.random() < 0.5
+
+    async def in_loop_saving(self, task: bytes) -> bytes:
+        """The handler of the queue `saves`: each save is higher than the one before, also of earlier runs."""
+        run = Run(self._ledger, self._rng)
+        saved = int(run.context.saved or b"0")
+        try:
+            for name in STEPS:
+                saved = await self._save(run, saved + 1)
+                await self._step(run, name)
+                await trio.sleep(run.behaviour.seconds / len(STEPS))
+            await self._save(run, saved + 1)
+        except (trio.Cancelled, worqr.WorqrError) as error:
+            run.ended(f"cancelled: {run.context.cancel_reason}, {type(error).__name__}")
+            raise
+        return run.end()
+
+    async def _save(self, run: Run, value: int) -> int:
+        await run.context.save(b"%d" % value)
+        self._ledger.write("saved", queue=SAVES, fence=run.context.fence, value=value)
+        return value
+
+    async def _step(self, run: Run, name: str) -> None:
+        fence = run.context.fence
+
+        def call() -> int:
+            self._ledger.write("step", queue=SAVES, fence=fence, name=name)
+            return fence
+
+        value = await worqr.step(name, call)
+        self._ledger.write("stepped", queue=SAVES, fence=fence, name=name, value=value)
 
     async def in_asyncio(self, task: bytes) -> bytes:
         run = Run(self._ledger, self._rng)

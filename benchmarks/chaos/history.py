@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from benchmarks.chaos.ledger import Entry
-from benchmarks.chaos.workload import SHARED_IDS
+from benchmarks.chaos.workload import FOLLOW_UPS, SHARED_IDS
 
 FINAL: Final = frozenset({"returned", "failure", "broken"})
 """Ends after which a task does not run again."""
@@ -16,7 +16,7 @@ FINAL: Final = frozenset({"returned", "failure", "broken"})
 
 @dataclass(slots=True)
 class Request:
-    """One enqueue or dispatch. `answer`: acked, refused, unknown; None: its producer died before the reply."""
+    """One enqueue or dispatch. `answer`: acked, refused, unknown, gave_up; None: its producer died before the reply."""
 
     producer: str
     queue: str
@@ -30,6 +30,10 @@ class Request:
     outcome: str | None = None
     batch: str = ""
     """The name of the batch that its job belongs to."""
+    wait: float | None = None
+    """For how many seconds it waits for room; None: it does not."""
+    returned: float | None = None
+    """When the call returned or raised; None: its producer died before."""
 
     @property
     def stored(self) -> bool:
@@ -42,6 +46,16 @@ class Request:
     def refused(self) -> bool:
         """The payload must never run."""
         return self.answer == "refused" or (self.answer == "acked" and not self.stored)
+
+
+@dataclass(slots=True)
+class PutBack:
+    """One request that put the failed jobs of a batch back. `answered` is None if it may or may not have taken effect."""
+
+    batch: str
+    sent: float
+    answered: float | None = None
+    count: int = 0
 
 
 @dataclass(slots=True)
@@ -62,10 +76,23 @@ class Run:
     counted: bool = False
     answer: str | None = None
     """The server's reply to the settle, if the peer waited for it."""
+    found: int = 0
+    """The number that earlier runs had saved, in the queue `saves`."""
+    saved: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """When the server acknowledged a save, and its number."""
+    steps: list[Step] = field(default_factory=list["Step"])
 
     @property
     def is_final(self) -> bool:
         return self.how in FINAL
+
+
+class Step(NamedTuple):
+    """One line about a step of a run. `value`: its result, which the server has; None: its function was called."""
+
+    t: float
+    name: str
+    value: int | None
 
 
 @dataclass(slots=True)
@@ -109,6 +136,22 @@ class Batch(NamedTuple):
     failed: int
     cancelled: int
     reason: str | None
+    home: str
+    """The name of its home queue."""
+    parent: str
+    """The name of the batch that it is a job of."""
+    endings: int
+    ended_ms: int
+    """The server's time of its last ending."""
+
+    @property
+    def succeeded(self) -> bool:
+        return self.finished == self.jobs and self.reason is None
+
+    @property
+    def was_cancelled(self) -> bool:
+        """It was cancelled, perhaps before its failed jobs were put back."""
+        return self.reason is not None or self.cancelled > 0
 
 
 class Span(NamedTuple):
@@ -124,7 +167,7 @@ class Span(NamedTuple):
 
 
 Subject = tuple[str, str]
-"""A queue and the name of a task."""
+"""A queue and the name of a task; of a follow-up also its id, because each ending of a batch has another one."""
 
 
 @dataclass
@@ -156,6 +199,12 @@ class History:
     """Problems that the world itself found: undrained, silent, died, hung."""
     keys: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     batches: list[Batch] = field(default_factory=list[Batch])
+    opened: dict[str, tuple[float, str]] = field(default_factory=dict[str, tuple[float, str]])
+    """When each batch was opened, and the name of the batch that it is a job of."""
+    put_back: dict[str, list[PutBack]] = field(default_factory=lambda: defaultdict[str, list[PutBack]](list))
+    """By batch."""
+    lengths: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """How many tasks waited in the queue `room`."""
     last: float = 0.0
 
     @classmethod
@@ -168,6 +217,7 @@ class History:
         reader.finish()
         for runs in history.runs.values():
             runs.sort(key=lambda run: run.fence)
+        history.lengths.sort()
         return history
 
 
@@ -176,19 +226,24 @@ class _Reader:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._calls: dict[tuple[str, int], Request | Cancel] = {}
+        self._calls: dict[tuple[str, int], Request | Cancel | PutBack] = {}
         self._runs: dict[tuple[str, str, int], Run] = {}
         self._ends: dict[tuple[str, str, int], list[tuple[float, dict[str, Any]]]] = defaultdict(list)
         self._answers: dict[tuple[str, str, int], str] = {}
         self._froze: dict[str, float] = {}
+        self._saves: list[Entry] = []
 
     def read(self, entry: Entry) -> None:
         history, facts, t = self._history, entry.facts, entry.t
         match entry.what:
-            case "send" | "cancel":
+            case "send" | "cancel" | "retry":
                 self._ask(entry)
-            case "acked" | "refused" | "unknown" | "cancelled":
+            case "acked" | "refused" | "unknown" | "gave_up" | "cancelled" | "retried":
                 self._answer(entry)
+            case "opened":
+                history.opened[facts["batch"]] = t, facts["parent"]
+            case "saved" | "step" | "stepped":
+                self._saves.append(entry)
             case "result":
                 history.results.append(Result(facts["queue"], facts["task"], t, facts["outcome"], facts.get("value")))
             case "began":
@@ -232,7 +287,10 @@ class _Reader:
             case "dead":
                 history.dead.append(Dead(facts["queue"], facts["task"], facts["id"], facts["reason"]))
             case "batch":
-                history.batches.append(Batch(**{name: facts.get(name) for name in Batch._fields}))
+                told: dict[str, Any] = {name: facts.get(name) for name in Batch._fields}
+                history.batches.append(Batch(**told))
+            case "length":
+                history.lengths.append((t, facts["waiting"]))
             case "key":
                 history.keys.append(facts)
             case "undrained" | "silent" | "died" | "hung":
@@ -247,6 +305,11 @@ class _Reader:
             history.cancels[cancel.queue, cancel.task].append(cancel)
             self._calls[entry.source, facts["call"]] = cancel
             return
+        if entry.what == "retry":
+            put_back = PutBack(facts["batch"], entry.t)
+            history.put_back[put_back.batch].append(put_back)
+            self._calls[entry.source, facts["call"]] = put_back
+            return
         request = Request(
             entry.source,
             facts["queue"],
@@ -256,6 +319,7 @@ class _Reader:
             facts.get("delay", 0.0),
             facts.get("keeps_data", False),
             batch=facts.get("batch", ""),
+            wait=facts.get("wait"),
         )
         history.requests.append(request)
         history.by_task.update({(request.queue, task): request for task in request.tasks})
@@ -264,9 +328,12 @@ class _Reader:
     def _answer(self, entry: Entry) -> None:
         asked = self._calls.pop((entry.source, entry.facts["call"]))
         if isinstance(asked, Request):
-            asked.answer, asked.outcome = entry.what, entry.facts.get("outcome")
-            if entry.what != "unknown":  # that may take effect at any later time
+            asked.answer, asked.outcome, asked.returned = entry.what, entry.facts.get("outcome"), entry.t
+            if entry.what not in {"unknown", "gave_up"}:  # these may take effect at any later time
                 asked.answered = entry.t
+        elif isinstance(asked, PutBack):
+            if entry.what == "retried":
+                asked.answered, asked.count = entry.t, entry.facts["count"]
         elif entry.what == "cancelled":
             asked.answered = entry.t
             asked.waiting, asked.running = entry.facts["waiting"], entry.facts["running"]
@@ -276,14 +343,17 @@ class _Reader:
         nominal = facts.get("nominal")
         task = facts["task"] if nominal is None else f"{facts['task']} at {nominal}"
         run = Run(
-            entry.source, facts["queue"], task, facts["id"], facts["fence"], entry.t, nominal, facts.get("lane", "")
+            *(entry.source, facts["queue"], task, facts["id"], facts["fence"], entry.t, nominal),
+            lane=facts.get("lane", ""),
+            found=facts.get("saved", 0),
         )
         key = (run.peer, run.queue, run.fence)
         if key in self._runs:
             self._history.twice_begun.append(run)
             return
         self._runs[key] = run
-        self._history.runs[run.queue, run.task].append(run)
+        subject = f"{run.task} {run.id}" if run.queue == FOLLOW_UPS else run.task  # each ending has another one
+        self._history.runs[run.queue, subject].append(run)
 
     def finish(self) -> None:
         """Put ends to runs, wherever they were written. Of two ends the first counts: a process's own, then its peer's."""
@@ -294,6 +364,13 @@ class _Reader:
                 run.ended, facts = min(self._ends[key], key=lambda end: end[0])
                 run.how, run.counted = facts["how"], facts.get("counted", False)
             run.answer = self._answers.get(key)
+        for entry in self._saves:
+            facts = entry.facts
+            run = self._runs[entry.source, facts["queue"], facts["fence"]]
+            if entry.what == "saved":
+                run.saved.append((entry.t, facts["value"]))
+            else:
+                run.steps.append(Step(entry.t, facts["name"], facts.get("value")))
 
 
 def replaceable(queue: str) -> bool:

@@ -25,6 +25,8 @@ from benchmarks.chaos.workload import (
     PREFIX,
     PROCESS,
     RAW,
+    ROOM,
+    SAVES,
     SCHEDULES,
     SINGLE,
     THREAD,
@@ -32,8 +34,8 @@ from benchmarks.chaos.workload import (
     UPDATES,
 )
 
-IN_LOOP = (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, FOLLOW_UPS)
-IN_SPELLS = frozenset({RAW, ASYNCIO, LIMITED, LANES})
+IN_LOOP = (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, FOLLOW_UPS)
+IN_SPELLS = frozenset({RAW, ASYNCIO, LIMITED, LANES, ROOM})
 """Queues that each peer leaves and serves again all the time."""
 
 
@@ -101,6 +103,7 @@ class Peer:
         async with trio.open_nursery() as nursery:
             serve = [
                 *((queue, self._handlers.in_loop, {}) for queue in IN_LOOP),
+                (SAVES, self._handlers.in_loop_saving, {}),
                 (THREAD, self._handlers.in_thread, {}),
                 (ASYNCIO, self._handlers.in_asyncio, {"runs_in": "asyncio"}),
                 (PROCESS, handlers.in_process, {"runs_in": "process"}),

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import trio
 
 import worqr
+from benchmarks.chaos.batch_maker import BatchMaker
 from benchmarks.chaos.child import Child
+from benchmarks.chaos.sender import Sender
 from benchmarks.chaos.workload import (
     ASYNCIO,
-    FOLLOW_UPS,
     HAND,
-    HOMES,
     JOBS,
     LANE_NAMES,
     LANES,
     LIMITED,
-    OPEN_FOR,
     PREFIX,
     PROCESS,
     RAW,
+    ROOM,
+    ROOM_LENGTH,
+    SAVES,
     SINGLE,
     SLOW,
     THREAD,
     UPDATES,
-    follow_up_of,
 )
 
 LOOPS = 3
@@ -36,6 +39,8 @@ PAUSE = 0.12
 """Seconds between two requests of one loop, at most."""
 WAITS = 10
 """Results that are waited for at a time."""
+WAITS_FOR_ROOM = 6
+"""Calls that wait for room at a time, at most."""
 PATIENT = 60.0
 RESULT_TTL = 3600.0
 """Longer than a run, clock jumps included: a result that was kept must still be there."""
@@ -48,17 +53,16 @@ class Producer:
 
     def __init__(self, child: Child) -> None:
         settings = child.settings
-        self._name = settings.name
         self._ledger = child.ledger
         self._rng = child.rng
         self._mesh = worqr.Mesh(
             settings.url, prefix=PREFIX, app=settings.name, patience=settings.patience, replicas=settings.replicas
         )
         self._stopped = False
-        self._tasks = 0
-        self._calls = 0
-        self._batches = 0
+        self._sender = Sender(settings.name, self._mesh, child.ledger, child.rng)
+        self._batches = BatchMaker(self._sender)
         self._waits = trio.CapacityLimiter(WAITS)
+        self._waits_for_room = trio.CapacityLimiter(WAITS_FOR_ROOM)
         self._operations: list[tuple[float, Callable[[trio.Nursery], Awaitable[object]]]] = [
             (0.30, self._enqueue_raw),
             (0.10, lambda _: self._enqueue(THREAD, 3)),
@@ -71,7 +75,10 @@ class Producer:
             (0.08, lambda _: self._enqueue(LIMITED, 5)),
             (0.01, self._pause),
             (0.12, self._dispatch_into_lane),
-            (0.03, self._make_batch),
+            (0.04, self._batches.make),
+            (0.25, self._wait_for_room),
+            (0.06, lambda _: self._dispatch_one(SAVES, {})),
+            (0.02, lambda _: self._enqueue(SAVES, 2)),
         ]
 
     async def run(self) -> None:
@@ -106,32 +113,13 @@ class Producer:
 
     # Requests
 
-    def _new_task(self, queue: str, end: str = "") -> str:
-        self._tasks += 1
-        return f"{queue}/{self._name}/{self._tasks}{end}"
-
-    async def _send(self, queue: str, tasks: list[str], request: Callable[[], Awaitable[Any]], **facts: Any) -> Any:
-        """Make a request, with a line before and one after it; None if it failed."""
-        self._calls += 1
-        call = self._calls
-        self._ledger.write("send", call=call, queue=queue, tasks=tasks, **facts)
-        try:
-            answer = await request()
-        except worqr.NotReplicated as error:
-            self._ledger.write("unknown", call=call, error=repr(error)[:200])  # a failover may lose it
-            return error.job
-        except worqr.WorqrError as error:
-            sent = error.sent if isinstance(error, worqr.Unavailable) else False
-            what = {False: "refused", None: "unknown", True: "acked"}[sent]
-            self._ledger.write(what, call=call, error=repr(error)[:200])
-            return None
-        self._ledger.write("acked", call=call, outcome=getattr(answer, "outcome", None))
-        return answer
-
-    async def _enqueue(self, queue: str, most: int, end: str = "", **options: Any) -> list[str]:
-        tasks = [self._new_task(queue, end) for _ in range(self._rng.randint(1, most))]
+    async def _enqueue(
+        self, queue: str, most: int, end: str = "", facts: dict[str, Any] | None = None, **options: Any
+    ) -> list[str]:
+        tasks = [self._sender.new_task(queue, end) for _ in range(self._rng.randint(1, most))]
         payloads = [task.encode() for task in tasks]
-        await self._send(queue, tasks, lambda: self._mesh.queue(queue).enqueue(*payloads, **options))
+        request = partial(self._mesh.queue(queue).enqueue, *payloads, **options)
+        await self._sender.send(queue, tasks, request, **facts or {})
         return tasks
 
     async def _enqueue_raw(self, nursery: trio.Nursery) -> None:
@@ -145,9 +133,9 @@ class Producer:
             nursery.start_soon(self._cancel, RAW, task, lambda: self._mesh.queue(RAW).cancel(task.encode()))
 
     async def _dispatch_one(self, queue: str, options: dict[str, Any]) -> tuple[str, worqr.Job[bytes] | None]:
-        is_slow = queue == JOBS and self._rng.random() < 0.1
-        task = self._new_task(queue, SLOW if is_slow else "")
-        job = await self._send(
+        is_slow = queue in (JOBS, SAVES) and self._rng.random() < 0.1
+        task = self._sender.new_task(queue, SLOW if is_slow else "")
+        job = await self._sender.send(
             queue,
             [task],
             lambda: self._mesh.queue(queue).dispatch(task.encode(), id=task, **options),
@@ -173,37 +161,17 @@ class Producer:
         if job is not None and self._rng.random() < 0.1:
             nursery.start_soon(self._cancel, LANES, task, job.cancel)
 
-    async def _make_batch(self, _nursery: trio.Nursery) -> None:
-        """Add jobs of several queues to a batch. Its block may end with an error, or the batch be cancelled."""
-        self._batches += 1
-        name, rng = f"{self._name}.{self._batches}", self._rng
-        follow_ups = {
-            kind: self._mesh.call(FOLLOW_UPS, follow_up_of(name, kind).encode()) for kind in ("then", "otherwise")
-        }
-        options = worqr.BatchOptions(
-            id=name,
-            queue=rng.choice(HOMES),
-            open_for=OPEN_FOR,
-            on_failed=rng.choice(("continue", "continue", "cancel")),
-            then=follow_ups["then"],
-            otherwise=follow_ups["otherwise"],
-        )
-        with suppress(worqr.WorqrError, ZeroDivisionError):
-            async with self._mesh.batch(**options) as batch:
-                for _ in range(rng.randint(0, 8)):
-                    await self._add(batch, name)
-                    await trio.sleep(rng.uniform(0, 0.05))
-                x = rng.random()
-                if x < 0.1:
-                    await batch.cancel(reason="at random")
-                elif x < 0.15:
-                    raise ZeroDivisionError
+    async def _wait_for_room(self, nursery: trio.Nursery) -> None:
+        """Add tasks to a queue that is mostly full. The call waits beside the other requests."""
+        if self._waits_for_room.available_tokens > 0:
+            nursery.start_soon(self._add_when_room)
 
-    async def _add(self, batch: worqr.Batch, name: str) -> None:
-        queue = self._rng.choice((RAW, THREAD, ASYNCIO, JOBS))
-        task = self._new_task(queue)
-        call = self._mesh.call(queue, task.encode())
-        await self._send(queue, [task], lambda: batch.dispatch(call), batch=name)
+    async def _add_when_room(self) -> None:
+        rng = self._rng
+        wait, patience = rng.choice([0.5, 5, 60, 60]), rng.choice([0.3, 3, math.inf, math.inf])
+        async with self._waits_for_room:
+            with trio.move_on_after(patience):
+                await self._enqueue(ROOM, 4, facts={"wait": wait}, max_length=ROOM_LENGTH, wait=wait)
 
     async def _pause(self, _nursery: trio.Nursery) -> None:
         """Pause a queue with limits, or with lanes; the pause ends by itself."""
@@ -212,9 +180,9 @@ class Producer:
             await queue.pause("at random", duration=self._rng.choice([0.05, 0.3, 1]))
 
     async def _dispatch_single(self, _nursery: trio.Nursery) -> None:
-        job_id, task = f"s{self._rng.randrange(6)}", self._new_task(SINGLE)
+        job_id, task = f"s{self._rng.randrange(6)}", self._sender.new_task(SINGLE)
         delay = self._rng.choice([0, 0, 0.1])
-        await self._send(
+        await self._sender.send(
             SINGLE,
             [task],
             lambda: self._mesh.queue(SINGLE).dispatch(task.encode(), id=job_id, delay=delay),
@@ -224,7 +192,7 @@ class Producer:
 
     async def _dispatch_update(self, _nursery: trio.Nursery) -> None:
         """Debounce and throttle a few ids, and try what must be refused."""
-        job_id, task = f"u{self._rng.randrange(8)}", self._new_task(UPDATES)
+        job_id, task = f"u{self._rng.randrange(8)}", self._sender.new_task(UPDATES)
         update = worqr.Update(
             data=self._rng.random() < 0.7, run_at=self._rng.choice([True, False, "if_later", "if_earlier"])
         )
@@ -232,7 +200,7 @@ class Producer:
             update = worqr.Update(run_at="if_later", at_most=1.5)
         exists: IfExists = self._rng.choice(("update", "update", "update", "skip", "raise", "cancel"))
         delay = self._rng.choice([0, 0.2, 1.0])
-        await self._send(
+        await self._sender.send(
             UPDATES,
             [task],
             lambda: self._mesh.queue(UPDATES).dispatch(
@@ -244,13 +212,11 @@ class Producer:
 
     async def _cancel(self, queue: str, task: str, cancel: Callable[[], Awaitable[worqr.CancelCount]]) -> None:
         await trio.sleep(self._rng.choice([0, 0, 0.02, 0.3]))
-        self._calls += 1
-        call = self._calls
-        self._ledger.write("cancel", call=call, queue=queue, task=task)
+        call = self._sender.begin("cancel", queue=queue, task=task)
         try:
             count = await cancel()
         except worqr.WorqrError as error:
-            self._ledger.write("unknown", call=call, error=repr(error)[:200])
+            self._sender.failed(call, error)
         else:
             self._ledger.write("cancelled", call=call, waiting=count.waiting, running=count.running)
 

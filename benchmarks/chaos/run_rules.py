@@ -17,8 +17,20 @@ def ended_twice(case: Case) -> Iterator[Violation]:
     rule = "a task ran again after its end"
     for (queue, task), runs in case.history.runs.items():
         for first, second in pairwise(runs):
-            if first.is_final and not case.explain(rule, _why_again(case, first, second)):
+            if not first.is_final or (first.how != "returned" and _was_put_back(case.history, first, second)):
+                continue
+            if not case.explain(rule, _why_again(case, first, second)):
                 yield violation(rule, f"{queue} {task}: {told(first)}; {told(second)}", first, second)
+
+
+def _was_put_back(history: History, first: Run, second: Run) -> bool:
+    """The failed jobs of its batch were put back between these runs."""
+    request = history.by_task.get((first.queue, first.task))
+    begin = first.began if first.ended is None else first.ended
+    return request is not None and any(
+        each.sent <= second.began + SLACK and (each.answered is None or each.answered >= begin)
+        for each in history.put_back.get(request.batch, ())
+    )
 
 
 def _why_again(case: Case, first: Run, second: Run) -> str | None:

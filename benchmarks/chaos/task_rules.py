@@ -16,7 +16,7 @@ from benchmarks.chaos.workload import FOLLOW_UPS
 def lost(case: Case) -> Iterator[Violation]:
     """Every task that was acknowledged ends, and so does every task that has begun, or was stored with one of these."""
     history, dead = case.history, {(entry.queue, entry.task) for entry in case.history.dead}
-    cancelled = {batch.name for batch in history.batches if batch.reason is not None}
+    cancelled = {batch.name for batch in history.batches if batch.was_cancelled}
     ends = _ends_by_id(history)
     for request in history.requests:
         seen = any((request.queue, task) in history.runs for task in request.tasks)

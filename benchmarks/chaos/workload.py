@@ -12,16 +12,22 @@ KEEPALIVE: Final = 3.0
 RAW, THREAD, ASYNCIO, PROCESS = "raw", "thread", "asyncio", "process"
 HAND, JOBS, SINGLE, UPDATES, TICKS = "hand", "jobs", "single", "updates", "ticks"
 LIMITED, LANES = "limited", "lanes"
+ROOM, SAVES = "room", "saves"
 FOLLOW_UPS = "follow_ups"
-QUEUES: Final = (RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, FOLLOW_UPS)
+QUEUES: Final = (
+    *(RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, SAVES),
+    FOLLOW_UPS,
+)
 SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
 """Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""
 
-CONCURRENCY: Final = {LIMITED: 3, LANES: 2}
+CONCURRENCY: Final = {LIMITED: 3, LANES: 2, ROOM: 2}
 """How many tasks of the queue run at once, or of each lane."""
 STARTS, PERIOD = 40, 1.0
 """How many tasks of the queue `limited` start in so many seconds, at most."""
 LANE_NAMES: Final = ("a", "b", "c", "d", "e")
+ROOM_LENGTH: Final = 10
+"""How many tasks of the queue `room` may wait. Its producers wait for room."""
 
 MAX_FAILURES: Final = 3
 MAX_TIMEOUTS: Final = 2
@@ -60,6 +66,12 @@ SLOW: Final = "slow"
 """Ends the name of a task whose runs take seconds, and take their time to unwind: faults meet them at work."""
 
 
+DOOMED: Final = "doomed"
+"""Ends the name of a task that fails for good at every other run: a job of a batch, which is put back then."""
+STEPS: Final = ("one", "two")
+"""The steps of a task of the queue `saves`, which saves a number before each step, and after the last one."""
+
+
 HOMES: Final = (FOLLOW_UPS, RAW)
 """The home queues of batches: that of their follow-ups, and another one."""
 OPEN_FOR: Final = 5.0
@@ -93,6 +105,13 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
     seconds = rng.uniform(0.5, 2.0) if x < 0.02 else rng.uniform(0, 0.04) if x < 0.7 else 0.0
     if task.endswith(SLOW):
         return Behaviour(rng.uniform(0.5, 2.5), "returned")
+    if task.endswith(DOOMED):
+        return Behaviour(min(seconds, 0.04), "failure" if rng.random() < 0.5 else "returned")
+    if queue == ROOM:
+        seconds = rng.uniform(0.15, 0.4)
+    if queue == SAVES:
+        y = rng.random()
+        return Behaviour(min(seconds, 1.0), "retry" if y < 0.3 else "error" if y < 0.4 else "returned")
     if queue in (TICKS, FOLLOW_UPS):
         return Behaviour(min(seconds, 0.04), "returned")
     if queue == THREAD:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.chaos.aftermath import (
+    BASES,
     LEAVES_WITHIN,
     note_batches,
     note_dead_letters,
@@ -29,6 +30,7 @@ from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.probe import probing
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.servers import Cluster, Servers, until
+from benchmarks.chaos.workload import ROOM
 from tests.support.proxy import FaultProxy
 from worqr.embedded import find_server
 from worqr.errors import UsageError
@@ -97,7 +99,7 @@ def open_scene(plan: Plan, folder: Path) -> Generator[tuple[Scene, list[str]]]:
             left_out.append("latency: clients of a cluster find its nodes by themselves, past the proxy")
         else:
             proxy = FaultProxy("127.0.0.1", servers.nodes[0].port)
-        with probing(servers.nodes, ledger):
+        with probing(servers, ledger, BASES[ROOM]):
             yield Scene(servers, children, ledger, random.Random(f"{plan.seed} faults"), proxy), left_out
     finally:
         children.close()

@@ -63,15 +63,47 @@ class Story:
         fence: int = 0,
         lane: str = "",
         answer: str | None = None,
-    ) -> None:
-        """One run; `how` None: it does not end."""
+        saved: int = 0,
+    ) -> int:
+        """One run; `how` None: it does not end. Return its claim."""
         self._fences += 1
         fence = fence or self._fences * 10
-        self.add(peer, t, "began", queue=queue, task=task, id=id or task, fence=fence, nominal=nominal, lane=lane)
+        facts = {"id": id or task, "fence": fence, "nominal": nominal, "lane": lane, "saved": saved}
+        self.add(peer, t, "began", queue=queue, task=task, **facts)
         if how is not None:
             self.add(peer, t + lasts, "ended", queue=queue, fence=fence, how=how, counted=how == "error")
         if answer is not None:
             self.add(peer, t + lasts + 0.01, "settled", queue=queue, fence=fence, answer=answer)
+        return fence
+
+    def save(self, t: float, fence: int, value: int) -> None:
+        """The server has acknowledged a save."""
+        self.add("peer-1", t, "saved", queue="saves", fence=fence, value=value)
+
+    def step(self, t: float, fence: int, name: str, value: int, *, called: bool = True) -> None:
+        """A step has returned, whose function was called or not."""
+        if called:
+            self.add("peer-1", t, "step", queue="saves", fence=fence, name=name)
+        self.add("peer-1", t + 0.001, "stepped", queue="saves", fence=fence, name=name, value=value)
+
+    def put_back(self, t: float, batch: str, count: int) -> None:
+        """The failed jobs of a batch were put back."""
+        self._calls += 1
+        self.add("producer-1", t, "retry", call=self._calls, batch=batch)
+        self.add("producer-1", t + 0.01, "retried", call=self._calls, count=count)
+
+    def batch(self, name: str, finished: int, failed: int = 0, **facts: Any) -> None:
+        """A batch that was opened, and has ended."""
+        usual = {"state": "ended", "jobs": finished + failed, "cancelled": 0, "reason": None, "parent": ""}
+        usual |= {"home": "follow_ups", "endings": 1, "ended_ms": 1}
+        facts = {**usual, "name": name, "finished": finished, "failed": failed, **facts}
+        self.add("producer-1", 23.9, "opened", batch=name, parent=facts["parent"])
+        self.world(CALM + 1, "batch", **facts)
+
+    def follow_up(self, t: float, batch: str, kind: str, number: int = 1) -> None:
+        """The follow-up of the ending with this number runs."""
+        suffix = f".{number}" if number > 1 else ""
+        self.run(t, "follow_ups", f"follow_ups/{batch}/{kind}", id=f"@{batch}.{kind}{suffix}")
 
     def fire(self, name: str, period: float, begin: float = 1.0, end: float = CALM) -> None:
         """All moments of a schedule; a moment is a multiple of its period in the server's time."""
@@ -139,13 +171,54 @@ def correct() -> Story:
     for name in ("m1", "m2"):
         story.send(24, "raw", name, batch="b")
         story.run(24.1, "raw", name)
-    story.run(24.5, "follow_ups", "follow_ups/b/then")
-    facts = {"jobs": 2, "finished": 2, "failed": 0, "cancelled": 0, "reason": None}
-    story.world(CALM + 1, "batch", name="b", state="ended", **facts)
+    story.follow_up(24.5, "b", "then")
+    story.batch("b", 2)
+    _tell_nested_batch(story)
+    _tell_room(story)
+    _tell_saves(story)
     for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
         story.fire(name, period)
     story.end()
     return story
+
+
+def _tell_nested_batch(story: Story) -> None:
+    """The batch `inner` is a job of `outer`. A job of it fails, and is put back."""
+    for name, batch in (("o1", "outer"), ("i1", "inner"), ("i2", "inner")):
+        story.send(25, "raw", name, batch=batch)
+    story.run(25.1, "raw", "o1")
+    story.run(25.1, "raw", "i1")
+    story.run(25.1, "raw", "i2", "failure")
+    story.add("peer-1", 25.15, "buried", queue="raw", task="i2", reason="failed")
+    story.follow_up(25.2, "inner", "otherwise")
+    story.follow_up(25.3, "outer", "otherwise")
+    story.put_back(26, "inner", 1)
+    story.run(26.1, "raw", "i2", lasts=0.1)
+    story.follow_up(26.3, "inner", "then", 2)
+    story.follow_up(26.4, "outer", "then", 2)
+    story.batch("inner", 2, endings=2, parent="outer", ended_ms=26_250)
+    story.batch("outer", 4, endings=2, ended_ms=26_350)
+
+
+def _tell_room(story: Story) -> None:
+    """A call waits while the queue is full, and another one gives up."""
+    for tenth in range(270, 330):
+        story.world(tenth / 10, "length", waiting=10 if tenth < 320 else 9)
+    story.send(27, "room", "r1", after=5.2, wait=60.0)
+    story.run(32.3, "room", "r1", lasts=0.1)
+    story.send(27.5, "room", "r2", answer="refused", after=3.0, wait=3.0)
+
+
+def _tell_saves(story: Story) -> None:
+    """A task saves and takes steps, and is tried again."""
+    story.send(34, "saves", "v", id="v", outcome="created")
+    first = story.run(34.1, "saves", "v", "retry", lasts=0.3)
+    story.save(34.15, first, 1)
+    story.step(34.2, first, "one", first)
+    second = story.run(34.6, "saves", "v", lasts=0.3, saved=1)
+    story.save(34.65, second, 2)
+    story.step(34.7, second, "one", first, called=False)
+    story.step(34.75, second, "two", second)
 
 
 Change = Callable[[Story], object]

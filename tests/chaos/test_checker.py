@@ -108,6 +108,40 @@ def _start_too_fast(story: Story) -> None:
         story.run(30.1 + number / 50, "limited", f"fast{number}", lasts=0.01, fence=10_000_000 + number * 20_000)
 
 
+def _lose_second_follow_up(story: Story) -> None:
+    [began] = [e for e in story.entries if e.what == "began" and e.facts["id"] == "@inner.then.2"]
+    story.entries = [e for e in story.entries if e.facts.get("fence") != began.facts["fence"]]
+
+
+def _run_after_follow_up(story: Story) -> None:
+    """A job of `b` runs when its follow-up has begun."""
+    story.send(24, "raw", "m3", answer="unknown", batch="b")
+    story.run(24.6, "raw", "m3")
+
+
+def _end_outer_early(story: Story) -> None:
+    """The last follow-up of `outer` begins while the job of `inner` that was put back runs."""
+    [at] = [i for i, e in enumerate(story.entries) if e.what == "began" and e.facts["id"] == "@outer.then.2"]
+    story.entries[at] = story.entries[at]._replace(t=26.05)
+
+
+def _make_room(story: Story) -> None:
+    """The queue has room all the time."""
+    for entry in story.entries:
+        if entry.what == "length":
+            entry.facts["waiting"] = 8
+
+
+def _last_claim(story: Story) -> int:
+    """The claim of the second run of `v`."""
+    return max(int(e.facts["fence"]) for e in story.entries if e.what == "stepped")
+
+
+def _step_again(story: Story) -> None:
+    """The second run of `v` calls the function of the step whose result the server has."""
+    story.step(34.69, _last_claim(story), "one", _last_claim(story))
+
+
 BUGS: dict[str, tuple[Change, str]] = {
     "a finish is forgotten": (_lose_healthy_claim, "a task ran again after its end"),
     "a finish is lost long before the worker dies": (_lose_long_settled, "a task ran again after its end"),
@@ -184,7 +218,7 @@ BUGS: dict[str, tuple[Change, str]] = {
         lambda s: s.world(61, "dead", queue="raw-fail", task="bad", id="@2", reason="failed"),
         "a failure handler failed",
     ),
-    "a batch stays open": (lambda s: alter(s, "batch", {"state": "sealed"}), "a batch did not end"),
+    "a batch stays open": (lambda s: alter(s, "batch", {"state": "sealed"}, name="b"), "a batch did not end"),
     "a follow-up is lost": (
         lambda s: drop(s, "began", task="follow_ups/b/then"),
         "a batch did not have its one follow-up",
@@ -194,12 +228,55 @@ BUGS: dict[str, tuple[Change, str]] = {
         "a batch did not have its one follow-up",
     ),
     "a job of a batch is not counted": (
-        lambda s: alter(s, "batch", {"jobs": 1, "finished": 1}),
+        lambda s: alter(s, "batch", {"jobs": 1, "finished": 1}, name="b"),
         "the counts of a batch do not add up",
     ),
     "a job of a batch is counted twice": (
-        lambda s: alter(s, "batch", {"finished": 3}),
+        lambda s: alter(s, "batch", {"finished": 3}, name="b"),
         "the counts of a batch do not add up",
+    ),
+    "a batch is forgotten": (lambda s: drop(s, "batch", name="inner"), "a batch did not end"),
+    "a batch leaves its parent": (lambda s: alter(s, "batch", {"parent": ""}, name="inner"), "a batch did not end"),
+    "a second ending has no follow-up": (_lose_second_follow_up, "a batch did not have its one follow-up"),
+    "an ending has two follow-ups": (
+        lambda s: s.follow_up(25.25, "inner", "then"),
+        "a batch did not have its one follow-up",
+    ),
+    "a batch ends before its jobs": (
+        _run_after_follow_up,
+        "a follow-up began before its batch had ended",
+    ),
+    "a batch ends before the jobs of one in it": (_end_outer_early, "a follow-up began before its batch had ended"),
+    "a batch ends before one in it": (
+        lambda s: alter(s, "batch", {"ended_ms": 26_200}, name="outer"),
+        "a batch ended before one in it",
+    ),
+    "a batch ends again without a job that was put back": (
+        lambda s: alter(s, "batch", {"endings": 2}, name="b"),
+        "a batch ended too often",
+    ),
+    "a job that was put back counts as failed and as finished": (
+        lambda s: alter(s, "batch", {"finished": 1, "failed": 1}, name="inner"),
+        "the counts of a batch do not add up",
+    ),
+    "a job is not put back": (
+        lambda s: alter(s, "retried", {"count": 2}),
+        "a job that was put back did not run",
+    ),
+    "a call is not told that there is room": (_make_room, "a producer waited although there was room"),
+    "tasks that waited for room are added twice": (
+        lambda s: s.run(33, "room", "r1"),
+        "a task ran again after its end",
+    ),
+    "a call that gave up waiting adds its tasks": (lambda s: s.run(33, "room", "r2"), "a refused task ran"),
+    "a save is lost": (
+        lambda s: alter(s, "began", {"saved": 0}, task="v", saved=1),
+        "a run found an older save than was acknowledged",
+    ),
+    "a step that was done is done again": (_step_again, "a step ran again"),
+    "a step has the result of another one": (
+        lambda s: s.step(34.85, _last_claim(s), "one", 7, called=False),
+        "a step had another result",
     ),
     "a moment is skipped": (_rename_firing, "a moment of a schedule did not fire"),
     "a moment fires twice": (_fire_twice, "a task ran again after its end"),
@@ -245,6 +322,36 @@ def test_every_rule_has_a_bug_that_breaks_it() -> None:
 def _rules_that_fail(story: Story) -> set[str]:
     history = History.of(story.entries)
     return {rule.__name__ for rule in RULES if list(rule(Case(history, Excuses(history))))}
+
+
+@pytest.mark.parametrize(
+    ("outer", "home", "broken"),
+    [("cancelled", "follow_ups", False), ("", "follow_ups", True), ("cancelled", "raw", True)],
+)
+def test_a_follow_up_that_is_a_job_of_a_cancelled_batch_may_be_cancelled(outer: str, home: str, broken: bool) -> None:
+    story = correct()
+    story.send(24, "raw", "n1", batch="n")
+    story.run(24.1, "raw", "n1")
+    story.batch("n", 1, parent="p", home=home)
+    story.follow_up(24.6, "p", "otherwise")
+    if outer or home == "raw":
+        count, cancelled = (2, 1) if home == "follow_ups" else (1, 0)
+        story.batch("p", 1, jobs=count, cancelled=cancelled, reason="at random")
+    else:
+        story.send(24, "raw", "p1", batch="p")
+        story.run(24.1, "raw", "p1", "failure")
+        story.world(CALM + 1, "dead", queue="raw", task="p1", id="@1", reason="failed")
+        story.add("peer-1", 24.2, "buried", queue="raw", task="p1", reason="failed")
+        story.batch("p", 2, 1)
+    assert rules_broken(story) == ({"a batch did not have its one follow-up"} if broken else set())
+
+
+@pytest.mark.parametrize(("jump", "broken"), [(26.2, False), (40.0, True)])
+def test_a_clock_jump_is_an_excuse_for_ends_in_the_wrong_order_only_during_the_batch(jump: float, broken: bool) -> None:
+    story = correct()
+    story.world(jump, "clock", offset=-3)
+    alter(story, "batch", {"ended_ms": 26_200}, name="outer")
+    assert ("a batch ended before one in it" in rules_broken(story)) == broken
 
 
 # What faults excuse, and what they do not

@@ -24,7 +24,9 @@ MINUTE = 60_000
 
 def declare(desk: Desk, worker: str = "A", **rules: Any) -> bool:
     packed = msgspec.msgpack.encode(rules) if rules else b""
-    return desk.call(ops.start_work(desk.q, worker, max_stalls=3, keep_failed=10, last=0, lanes=packed))
+    changed = desk.call(ops.start_work(desk.q, worker, max_stalls=3, keep_failed=10, last=0, lanes=packed))
+    assert changed in {"", "lanes"}
+    return changed == "lanes"
 
 
 def fill(desk: Desk, lane: str, *names: str, **options: Any) -> None:

@@ -365,7 +365,9 @@ def test_a_copy_of_a_rate_limited_end_pauses_nothing(desk: Desk) -> None:
 
 
 def declare(desk: Desk, worker: str, text: str = DECLARES_NOTHING) -> bool:
-    return desk.call(ops.start_work(desk.q, worker, max_stalls=3, keep_failed=1000, last=0, limits=text))
+    changed = desk.call(ops.start_work(desk.q, worker, max_stalls=3, keep_failed=1000, last=0, limits=text))
+    assert changed in {"", "limits"}
+    return changed == "limits"
 
 
 def test_the_last_worker_that_enters_decides(desk: Desk) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tests.ops.driver import Desk, policy
 from worqr import ops
 from worqr.script_call import Call
@@ -91,3 +93,15 @@ def test_how_long_results_are_kept_is_one_read_however_many_workers_there_are(ow
         desk.wipe()
         desk.numbers.clear()
     assert costs[0] == costs[1]
+
+
+def test_says_whether_limits_or_only_rules_of_lanes_are_others(desk: Desk) -> None:
+    """While an operator's limit holds, other limits of the workers change nothing."""
+
+    def enter(limits: str, lanes: bytes) -> str:
+        return desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, limits=limits, lanes=lanes))
+
+    one, two = (msgspec.msgpack.encode({"limit": text}) for text in ("1", "2"))
+    assert [enter("5", one), enter("5", one), enter("5", two), enter("6", one)] == ["limits", "", "lanes", "limits"]
+    desk.call(ops.set_limits(desk.q, "3"))
+    assert [enter("5", one), enter("6", two)] == ["", "lanes"]

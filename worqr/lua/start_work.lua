@@ -14,7 +14,7 @@
 -- ARGV[8] last number of a start request that the worker sent to this queue before
 -- ARGV[9] limits text of _limits.lua, empty: none, *: the worker declares nothing
 -- ARGV[10] lanes msgpack of _lane_rules.lua, empty: none, *: the worker declares nothing
--- RETURNS ok changed: 1 if other limits or rules of lanes hold now | late
+-- RETURNS ok changed: 1 if other limits hold now, 2 if only the workers' rules of lanes are others, else 0 | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- NUMBERED
 local queue, workers, policy = KEYS[2], KEYS[3], KEYS[4]
@@ -35,8 +35,10 @@ if lanes ~= '*' and declares_other_lanes(queue, lanes) then
 end
 redis.call('ZCARD', result_ttls)
 redis.call('HLEN', policy)
-local changed = limits ~= '*' and set_limits(queue, 'declared', limits ~= '' and limits)
-changed = lanes ~= '*' and declare_lanes(queue, lanes, now_ms()) or changed
+local changed = limits ~= '*' and set_limits(queue, 'declared', limits ~= '' and limits) and 1 or 0
+if lanes ~= '*' and declare_lanes(queue, lanes, now_ms()) and changed == 0 then
+  changed = 2
+end
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
 if result_ttl == '-' then
   redis.call('HDEL', policy, 'result_ttl')
@@ -51,4 +53,4 @@ end
 if not admission then
   redis.call('HSET', workers, worker, last .. ' 0 0 0')
 end
-return {'ok', changed and 1 or 0}
+return {'ok', changed}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING
-from worqr.ops.replies import MAX_ITEMS, Reply, new_call, read_changed, status_word
+from worqr.ops.replies import MAX_ITEMS, Reply, new_call, status_word
 from worqr.script_call import Call
+
+_CHANGES: Final[tuple[Literal["", "limits", "lanes"], ...]] = ("", "limits", "lanes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +34,10 @@ def start_work(
     result_ttl_ms: int | None = None,
     limits: str = DECLARES_NOTHING,
     lanes: str | bytes = DECLARES_NOTHING,
-) -> Call[bool]:
-    """Let the worker claim tasks of the queue; return True if that changed its limits or the rules of its lanes.
+) -> Call[Literal["", "limits", "lanes"]]:
+    """Let the worker claim tasks of the queue; return what that has changed.
+
+    "limits": other limits hold now, and perhaps other rules of lanes. "lanes": only the workers' rules of its lanes are others.
 
     `last` is the highest start request number that the worker sent to this queue before. `limits`: see
     `worqr.limits`. `lanes`: see `worqr.lanes`.
@@ -42,7 +47,11 @@ def start_work(
     names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
     args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes)
-    return new_call("start_work", keys.base, names, args, read_changed, numbered=True)
+    return new_call("start_work", keys.base, names, args, _read_changed, numbered=True)
+
+
+def _read_changed(reply: Reply) -> Literal["", "limits", "lanes"]:
+    return _CHANGES[int(reply[1])] if status_word(reply) == "ok" else ""
 
 
 def _read_released(reply: Reply) -> ReleasedClaims:

@@ -159,16 +159,23 @@ class ConsumerStartup:
             )
         )
         if changed:
-            text = "queue %(queue)r: what may start in the mesh is now %(limits)s"
-            limits = describe_limits(parse_limits(consumer.options.limits))
-            if consumer.options.lanes not in {b"", NO_RULES}:
-                limits += "; its lanes have rules of their own"
-            emit(logger, "limits.changed", text, queue=consumer.name, limits=limits)
+            _log_changed(consumer, limits_changed=changed == "limits")
         if not _should_continue(consumer, registration):
             return
         consumer.admission.admit()
         consumer.lifecycle.admitted()
         await self._channel.subscribe(consumer)
+
+
+def _log_changed(consumer: QueueConsumer, *, limits_changed: bool) -> None:
+    """Log the limits that this worker declares, if they hold now, and that it declares other rules of lanes."""
+    has_rules = consumer.options.lanes not in {b"", NO_RULES}
+    limits = describe_limits(parse_limits(consumer.options.limits))
+    text = "queue %(queue)r: its workers declare other rules of its lanes"
+    if limits_changed:
+        text = "queue %(queue)r: what may start in the mesh is now %(limits)s"
+        limits += "; its lanes have rules of their own" if has_rules else ""
+    emit(logger, "limits.changed", text, queue=consumer.name, limits=limits)
 
 
 def _should_continue(consumer: QueueConsumer, registration: Registration) -> bool:

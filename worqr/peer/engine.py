@@ -187,7 +187,10 @@ class Engine:
         """Run an internal task behind the engine's shield; return False if the engine does not run."""
         if self._spawned is None:
             return False
-        self._spawned.start_soon(task)
+        try:
+            self._spawned.start_soon(task)
+        except RuntimeError:  # all tasks have ended, and `run` has not gone on yet
+            return False
         return True
 
     # Its lifetime
@@ -209,6 +212,7 @@ class Engine:
                     self._spawned = nursery
                     await self.runs.start(nursery)
                     self.queues.start(nursery)
+                    nursery.start_soon(self._stop_after_failure)
                     nursery.start_soon(self.leader.lead_forever)
                     nursery.start_soon(self.leader.sweeper.sweep_forever)
                     nursery.start_soon(self.leader.scanner.scan_forever)
@@ -223,6 +227,22 @@ class Engine:
                     task_status.started()
             finally:
                 self._spawned = None
+
+    async def _stop_after_failure(self) -> None:
+        """If a task of the engine fails, use no more replies: its handlers end, and no more can begin. Otherwise all queues were
+        left before.
+        """
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.consumers.close()
+            self._give_up_grace()
+
+    def _give_up_grace(self) -> None:
+        """Begin to leave all queues, without a grace."""
+        for consumer in self.consumers:
+            self.queues.shutdown.begin(consumer, 0)
+            consumer.lifecycle.skip_grace()
 
     @asynccontextmanager
     async def joined(self) -> AsyncGenerator[Engine]:
@@ -298,9 +318,7 @@ class Engine:
         """
         shutdown = self.queues.shutdown
         with trio.CancelScope(shield=True):
-            for consumer in self.consumers:
-                shutdown.begin(consumer, 0)
-                consumer.lifecycle.skip_grace()
+            self._give_up_grace()
             await self.drain(0)
             with trio.move_on_after(CHORES_WITHIN if shutdown.server_answers else 0):
                 await self.leader.stop()

@@ -87,7 +87,11 @@ class Slots:
             trio.lowlevel.reschedule(task)
         else:
             assert self._nursery is not None
-            self._nursery.start_soon(self._guard, _Slot(run), name=f"worqr slot for {run.queue}")
+            try:
+                self._nursery.start_soon(self._guard, _Slot(run), name=f"worqr slot for {run.queue}")
+            except RuntimeError:  # the peer has failed, and its slots have ended: the claim goes back
+                run.cancel("leaving")
+                self._ended(run, False, None, None)
 
     @staticmethod
     def _enter(task: trio.lowlevel.Task, run: _AnyRun) -> None:
