@@ -24,6 +24,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/queues": [{}, {"sort": "waiting", "q": "{queue}"}],
     "/queue": [
         *({"name": "{queue}", "tab": tab} for tab in ("waiting", "scheduled", "blocked")),
+        *({"name": "{" + name + "}", "tab": "waiting", "order": "end"} for name in ("queue", "laned")),
         {"name": "{slow}", "tab": "running"},
         {"name": "{failing}", "tab": "failed"},
         {"name": "{failing}", "tab": "failed", "count": "errors"},

@@ -120,7 +120,8 @@ def status_of(state: JobState) -> Status:
 
 def task_info_of(summary: TaskSummary) -> TaskInfo:
     """Return one task of a list."""
-    return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task, size=summary.size)
+    known = {"id": summary.id, "task": summary.task, "size": summary.size, "place": summary.place, "lane": summary.lane}
+    return TaskInfo(**_facts(summary.state), **known)
 
 
 def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:

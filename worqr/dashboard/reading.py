@@ -47,6 +47,8 @@ QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
 TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "ended")
 """The lists of the page of a queue."""
+ORDERS: Final = ("front", "end")
+"""The ends from which waiting tasks are listed."""
 SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
     "name": lambda info: info.name,
     "waiting": lambda info: info.waiting,
@@ -207,8 +209,10 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
         return {"ended": await queue.recent(PAGE)}
     if tab == "running":
         return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
-    tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
-    return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after")}
+    order = visit.choice("order", ORDERS)
+    newest = tab == "waiting" and order == "end"
+    tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"), newest=newest)
+    return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after"), "order": order}
 
 
 def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:

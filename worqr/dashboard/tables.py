@@ -160,7 +160,8 @@ async def tasks(visit: Visit) -> Rows:
     if state == "running":
         found = await queue.running(limit)
     else:
-        found = await queue.jobs(state=state, limit=limit + 1, after=visit.text("after"))  # type: ignore[arg-type]
+        newest = visit.choice("order", reading.ORDERS) == "end"
+        found = await queue.jobs(state=state, limit=limit + 1, after=visit.text("after"), newest=newest)  # type: ignore[arg-type]
     rows = [task_row(queue.name, task, visit.redactor) for task in found[:limit]]
     return Rows(rows, {"after": found[limit - 1].cursor} if len(found) > limit else {})
 
@@ -290,6 +291,8 @@ def task_row(queue: str, task: TaskInfo, redactor: Redactor) -> Row:
         **_status(task, redactor),
         "deadline": task.deadline,
         "cancelling": task.cancelling,
+        "place": task.place,
+        "lane": task.lane or None,
         "size": task.size,
         "payload": redactor.payload(task.task, task.size, queue=queue).line,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from worqr.keys import QueueKeys
@@ -161,7 +161,8 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 class TaskSummary:
     """A summary of one task for display. A raw task has no id and no record, only the beginning of its payload.
 
-    `size`: bytes of the whole payload, if they are known. `timeout_ms`: the job's own timeout, if it has one.
+    `size`: bytes of the whole payload, if they are known. `timeout_ms`: the job's own timeout, if it has one. `place`: its place
+    among the waiting tasks of its `lane`, or of those outside lanes, 1 for the next; None if it does not wait.
     """
 
     id: str | None
@@ -169,6 +170,8 @@ class TaskSummary:
     state: JobState
     size: int | None = None
     timeout_ms: int | None = None
+    place: int | None = None
+    lane: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +245,27 @@ class JobPage:
     positions: list[tuple[str, TaskSummary | None]]
 
 
-def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "") -> Call[JobPage]:
-    """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`."""
+def list_jobs(
+    keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "", from_end: bool = False
+) -> Call[JobPage]:
+    """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`. `from_end`: waiting jobs
+    from the end of each list.
+    """
 
-    def position(cursor: bytes, fields: list[Any] | None = None) -> tuple[str, TaskSummary | None]:
-        return text(cursor), None if fields is None else _summary(state, 0, *fields)
+    def position(
+        cursor: bytes, fields: list[Any] | None = None, place: int | None = None
+    ) -> tuple[str, TaskSummary | None]:
+        at = text(cursor)
+        if fields is None:
+            return at, None
+        lane = at.split(" ", 3)[3] if place is not None and at.startswith("lane ") else ""
+        return at, replace(_summary(state, 0, *fields), place=place, lane=lane)
 
     def read(reply: Reply) -> JobPage:
         return JobPage(status_word(reply) == "more", [position(*parts) for parts in reply[1:]])
 
     names = (keys.base, keys.suspects, keys.due, keys.blocked, keys.counts)
-    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES), read)
+    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES, int(from_end)), read)
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
