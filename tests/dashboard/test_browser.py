@@ -32,7 +32,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium")
 PREFIX = "browser"
 WAIT = PATIENCE * 1000
-ROWS = "tbody tr:not(#values tr)"
+ROWS = "tbody tr:not(.values tr)"
 """The rows of a list: the values of the graphs are a table, too."""
 NASTY = '</script><script>document.title = "hacked"</script><img src=x onerror="document.title = 1">'
 

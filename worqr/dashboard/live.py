@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import anyio
 
-from worqr.dashboard import bulk_pages, log_page, reading
+from worqr.dashboard import bulk_pages, log_page, reading, serving
 from worqr.dashboard.batches import unless_refused
 from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
@@ -146,8 +146,9 @@ async def _queue(visit: Visit) -> News:
     queue, state = visit.queue(name), await _state(visit)
 
     async def read(_before: News | None) -> News:
-        info = state.age_in(await queue.info())
-        texts = queue_numbers(info, full=True) | header_numbers(state)
+        info, shards = await serving.read_info(visit, name)
+        info = state.age_in(info)
+        texts = queue_numbers(info, full=True) | header_numbers(state) | serving.shard_numbers(name, shards)
         if tab == "running":
             found, _ = await unless_refused(partial(queue.running, reading.PAGE), list[TaskInfo]())
             numbers = running_numbers([(name, task) for task in found], visit.redactor, state.now())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
 
-from worqr.dashboard import batch_pages, log_page, reading, records_page
+from worqr.dashboard import batch_pages, log_page, reading, records_page, serving
 from worqr.dashboard.bulk_pages import seen_acts, sentence
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
@@ -159,9 +159,11 @@ async def tasks(visit: Visit) -> Rows:
     state = visit.choice("state", ("waiting", "scheduled", "blocked", "running"))
     if state == "running":
         found = await queue.running(limit)
-    else:
+    elif state == "waiting":
         newest = visit.choice("order", reading.ORDERS) == "end"
-        found = await queue.jobs(state=state, limit=limit + 1, after=visit.text("after"), newest=newest)  # type: ignore[arg-type]
+        found = await serving.waiting_tasks(visit, queue.name, limit + 1, newest=newest)
+    else:
+        found = await queue.jobs(state=state, limit=limit + 1, after=visit.text("after"))  # type: ignore[arg-type]
     rows = [task_row(queue.name, task, visit.redactor) for task in found[:limit]]
     return Rows(rows, {"after": found[limit - 1].cursor} if len(found) > limit else {})
 

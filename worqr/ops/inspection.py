@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
@@ -33,6 +34,8 @@ FIND_DEPTH: Final = 100_000
 """Tasks at each end of a queue that one script compares with a payload: the server compares 100,000 in about 2 ms."""
 HOLDERS_AT_ONCE: Final = 200
 """Workers whose claims one script looks at, at most."""
+_NAMED_WORKERS: Final = 5
+"""Workers with the same handler options that are named, at most."""
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale", "announced"}
 """Fields of the counters' hash that are not event counters."""
 
@@ -113,6 +116,48 @@ def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
         return {text(field): int(value) for field, value in pairs(reply[1])}
 
     return new_call("read_runs", keys.base, (keys.runs,), (), read)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """Handler options with which workers serve a queue.
+
+    `workers`: the first of them by id. `number`: how many they are. `fields`: the options as a job's record has them, with
+    `keep_failed` and `on_failure`.
+    """
+
+    number: int
+    workers: list[str]
+    fields: dict[str, str]
+
+
+def list_policies(
+    keys: QueueKeys, limit: int = MAX_ITEMS, named: int = _NAMED_WORKERS
+) -> Call[tuple[list[ServedPolicy], int]]:
+    """Return the handler options of up to `limit` workers, those of most workers first; and how many workers are left out."""
+
+    def group(number: int, kept: list[bytes | None], workers: list[bytes]) -> ServedPolicy:
+        *stored, options = (None if value is None else text(value) for value in kept)
+        fields = dict(zip(("max_stalls", "keep_failed", "on_failure", "result_ttl"), stored, strict=True))
+        known = {name: value for name, value in fields.items() if value is not None}
+        return ServedPolicy(int(number), texts(workers), {**_shown_options(options), **known})
+
+    def read(reply: Reply) -> tuple[list[ServedPolicy], int]:
+        status_word(reply)
+        return sorted((group(*each) for each in reply[2:]), key=lambda found: -found.number), int(reply[1])
+
+    return new_call("list_policies", keys.base, (keys.base, keys.workers), (limit, named), read)
+
+
+def _shown_options(stored: str | None) -> dict[str, str]:
+    """Decode what a worker stored for people. Of another application's value, nothing is shown."""
+    try:
+        found = json.loads(stored or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): str(value) for name, value in cast("dict[object, object]", found).items()}
 
 
 @dataclass(frozen=True, slots=True)
