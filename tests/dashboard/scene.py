@@ -86,6 +86,7 @@ VIEWS = [
     *({"view": view} for view in ("overview", "queues", "running", "failed", "workers", "log")),
     {"view": "queue", "name": "{slow}", "tab": "running"},
     {"view": "job", "queue": "{slow}", "id": "{job}"},
+    {"view": "lanes", "queue": "{laned}"},
     {"view": "batch", "queue": "{batched}", "id": "{batch}"},
 ]
 """The queries of streams."""
