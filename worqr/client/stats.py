@@ -151,6 +151,7 @@ def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
         state=_state(row),
         leads=row.worker == leader,
         started=None if "started" not in facts else from_ms(int(facts["started"])),
+        full_since=None if "full_since" not in facts else from_ms(int(facts["full_since"])),
         lag=None if "lag_ms" not in facts else int(facts["lag_ms"]) / 1000,
         python=facts.get("python", ""),
         threads=_count(facts, "threads"),
