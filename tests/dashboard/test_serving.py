@@ -41,12 +41,12 @@ def test_options_as_texts() -> None:
         "all",
         "1,000",
         "not kept",
-        "no",
+        "none",
     )
     policy = Policy(timeout=1.5, retry_on=frozenset({"b.B", "a.A"}), fail_on=frozenset({"c.C"}))
     known = options_of(shown_fields(policy) | {"result_ttl": "60000", "on_failure": "1"})
     assert (known.timeout, known.errors) == ("1.5 s", "only a.A b.B; never c.C")
-    assert (known.results, known.handler) == ("1 min", "yes")
+    assert (known.results, known.handler) == ("1 min", "handler")
     for foreign in ({}, {"max_failures": "-1", "min_backoff": "x", "on_failure": "9", "keep_failed": "²"}):
         unknown = options_of(foreign)
         assert {unknown.failures, unknown.backoff, unknown.kept, unknown.handler} == {"–"}
@@ -74,7 +74,7 @@ async def test_the_page_of_a_queue_names_its_workers_and_their_options(
         await nursery.start(partial(peer.serve, retry=retry, timeout=30, result_ttl=60), "mails", handler)
         found = await page()
         [row] = table_of(found, "Options of the workers")
-        assert row[1:] == ["7", "3", "3", "1 s to 1 min", "30 s", "never ValueError", "1,000", "1 min", "no"]
+        assert row[1:] == ["7", "3", "3", "1 s to 1 min", "30 s", "never ValueError", "1,000", "1 min", "none"]
         assert "mixed" not in found
         await nursery.start(partial(second.serve, retry=retry, timeout=30), "mails", handler)
         found = await page()
@@ -118,6 +118,8 @@ async def test_each_shard_has_its_counts_and_its_own_list(server: Server, prefix
         assert sorted(row[1] for row in shards) == ["2", "2", "3"]
         assert sorted(row[2] for row in shards) == ["0", "0", "1"]
         assert "Each shard has places of its own." in page
+        named = [row[1].rpartition(" in ")[2] for row in rows_of(page)]
+        assert named == [row[0].lower() for row in shards for _ in range(int(row[1]))]
         seen: list[str] = []
         for row, link in zip(shards, re.findall(r'<a href="([^"]*shard=\d#tasks)"', page), strict=True):
             listed = rows_of((await site.ask("GET", html.unescape(link))).text)

@@ -145,6 +145,6 @@ async def test_a_queue_of_many_shards_is_listed_in_few_requests(server: Server, 
         for order in ("front", "end"):
             known = set(batches.sent)
             page = (await Site(mesh).get("/queue", name="wide", order=order)).text
-            assert sorted(row[2] for row in rows_of(page)) == [f"job-{n}" for n in range(5)]
+            assert sorted(row[2].partition(" ")[0] for row in rows_of(page)) == [f"job-{n}" for n in range(5)]
             assert len(batches.of_new_links(known)) <= MOST
         await queue.delete()

@@ -14,6 +14,7 @@ from worqr.dashboard import figures, holds
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import batch_state, lane_key, run_key
 from worqr.dashboard.payloads import Redactor
+from worqr.dashboard.serving import shard_of
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Visit
@@ -78,7 +79,7 @@ def environment() -> jinja2.Environment:
             holds.batches_text,
         )
     }
-    filters["batch_state"] = batch_state
+    filters |= {"batch_state": batch_state, "shard_of": shard_of}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return made
 

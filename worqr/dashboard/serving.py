@@ -90,7 +90,7 @@ def options_of(stored: Mapping[str, str]) -> Options:
         errors="; ".join(filter(None, errors)) or ("all" if known else UNKNOWN),
         kept=_number(stored, "keep_failed"),
         results=_time(stored, "result_ttl") if "result_ttl" in stored else "not kept",
-        handler={"1": "yes", "0": "no"}.get(stored.get("on_failure", ""), UNKNOWN),
+        handler={"1": "handler", "0": "none"}.get(stored.get("on_failure", ""), UNKNOWN),
     )
 
 
@@ -137,6 +137,11 @@ async def waiting_tasks(visit: Visit, name: str, limit: int, *, newest: bool) ->
         raise Refused(404, f"The queue has {figures.plural(len(shards), 'shard')}.")
     chosen = shards[number - 1 : number] if number else shards
     return await list_jobs(client, chosen, "waiting", limit, visit.text("after"), newest=newest)
+
+
+def shard_of(task: TaskInfo) -> int:
+    """Return the number of the shard in which a listed task waits, from 1 on. Its cursor begins with the state and the shard."""
+    return int(task.cursor.split(" ")[1]) + 1
 
 
 def shard_numbers(name: str, shards: Sequence[QueueInfo]) -> dict[str, str]:
