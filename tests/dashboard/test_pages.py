@@ -588,8 +588,10 @@ async def test_a_full_application_is_on_the_overview(
     desk.register("shop:1", "shop:2", "shop:3", "site:1")
     now = int(desk.client.time()[0]) * 1000
     for worker, ago in (("shop:1", 400), ("shop:2", 3000), ("site:1", 100)):
-        facts = {"app": worker[:4], "running": 4, "room": 0, "full_since": now - ago * 1000}
-        desk.client.hset(desk.g.info(worker), mapping=facts)
+        desk.client.hset(
+            desk.g.info(worker),
+            mapping={"app": worker[:4], "running": 4, "room": 0, "full_since": now - ago * 1000},
+        )
     desk.client.hset(desk.g.info("shop:3"), mapping={"app": "shop", "leaving": "2", "room": 4})  # it is quiet
     page = text_of((await site.get("/")).text)
     assert "shop all places of its 3 workers have been taken for 6 min" in " ".join(page.split())

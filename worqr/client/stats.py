@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
@@ -120,8 +121,8 @@ def status_of(state: JobState) -> Status:
 
 def task_info_of(summary: TaskSummary) -> TaskInfo:
     """Return one task of a list."""
-    known = {"id": summary.id, "task": summary.task, "size": summary.size, "place": summary.place, "lane": summary.lane}
-    return TaskInfo(**_facts(summary.state), **known)
+    found = TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task, size=summary.size)
+    return replace(found, place=summary.place, lane=summary.lane) if summary.place is not None else found
 
 
 def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
