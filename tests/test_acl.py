@@ -63,7 +63,7 @@ OPERATORS_ONLY = {
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_events", "read_history", "read_runs", "list_ended", "find_task"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
-    *("ask_worker", "list_batches"),
+    *("ask_worker", "list_batches", "list_policies"),
 }
 RELAY_SCRIPTS = {"take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up"}
 """What the relay of messages between queues sends."""
@@ -104,7 +104,7 @@ SCRIPTS = {
         "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
-        *("list_batches", "read_batch", "read_part"),
+        *("list_batches", "read_batch", "read_part", "list_policies"),
     },
 }
 """What the programs of each role send."""

@@ -66,13 +66,16 @@ PASTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One picture: its page, or the selector of the link to it on that page; its theme, and its height in CSS pixels."""
+    """One picture: its page, or the selector of the link to it on that page; its theme, and its height in CSS pixels. The page is
+    opened again and again until it has an element `with_`.
+    """
 
     name: str
     path: str
     height: int
     theme: str = "light"
     link: str = ""
+    with_: str = ""
 
 
 SHOTS: Final = (
@@ -80,8 +83,9 @@ SHOTS: Final = (
     Shot("queue", "/queue?name=payments.charge", 860),
     Shot("queues", "/queues", 660, "dark"),
     Shot("failed", "/failed?count=errors", 620),
-    Shot("job", FAILED, 860, "dark", "tbody a.id"),
+    Shot("job", FAILED, 860, "dark", "#tasks ~ .table a.id"),
     Shot("running", "/running", 760, "dark"),
+    Shot("batches", "/batches?queue=prices.publish", 620, with_="tr:has(.busy) progress:not([value='0.000'])"),
 )
 
 
@@ -159,6 +163,8 @@ def take_pictures(address: str, folder: Path) -> None:
             if shot.link:
                 page.goto(base + page.get_attribute(shot.link, "href"), wait_until="domcontentloaded")
             page.wait_for_timeout(8000)  # the leader reads the queues twice, so that rates are known
+            while shot.with_ and not page.query_selector(shot.with_):
+                page.goto(base + shot.path, wait_until="load")
             page.evaluate("document.getElementById('moved').hidden = true")
             write_small(page.screenshot(), folder / f"dashboard-{shot.name}.png")
             context.close()

@@ -135,6 +135,10 @@ class WorkerInfo:
     """The time of that request, by the server's clock; None without one."""
     answer: str = ""
     """Its reply to the last request: ``done``, or why it refused; empty if there is none."""
+    full_since: datetime | None = None
+    """The time of the first heartbeat since which all have found no free concurrency, by the server's clock; None if the last one
+    found some.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,10 @@ class AppInfo:
     """The number of tasks that they run."""
     room: int
     """The free part of their concurrency, in units."""
+    full_since: datetime | None = None
+    """The time since which no heartbeat of any of them found free concurrency; None if one has some. Workers that are quiet or
+    leave do not count.
+    """
 
 
 @dataclass(frozen=True, slots=True)

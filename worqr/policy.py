@@ -235,6 +235,19 @@ class Policy:
         return not names & self.fail_on and (self.retry_on is None or bool(names & self.retry_on))
 
 
+def shown_fields(policy: Policy) -> dict[str, str]:
+    """Return the settings that only the worker itself needs, named and written as in a job's record. People see them."""
+    found = {name: str(getattr(policy, name)) for name in ("max_failures", "max_timeouts")}
+    for name in ("min_backoff", "max_backoff", "timeout"):
+        if (value := getattr(policy, name)) is not None:
+            found[name] = str(round(value * 1000))
+    found["jitter"] = str(int(policy.jitter))
+    for name in ("retry_on", "fail_on"):
+        if names := getattr(policy, name):
+            found[name] = " ".join(sorted(names))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
     """The decision about a run that raised `error`.

@@ -127,6 +127,12 @@ class TaskInfo(Status):
     """The time at which its run takes too long, if the job has a `timeout` of its own. The `timeout` of a handler is not known
     to the server.
     """
+    place: int | None = field(default=None, compare=False)
+    """Its place among the waiting tasks, 1 for the one that is taken next; None if it does not wait. With lanes it is the place
+    in its lane, and with several shards the place in its shard. Cancelled jobs count until a worker skips them.
+    """
+    lane: str = ""
+    """The lane in which it waits; empty if it waits in none, or does not wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final, Literal
 
 import msgspec
@@ -63,6 +64,7 @@ class _App(msgspec.Struct, omit_defaults=True):
     workers: int = 0
     running: int = 0
     room: int = 0
+    full_since: int = 0
 
 
 class _Snapshot(msgspec.Struct, omit_defaults=True):
@@ -85,11 +87,21 @@ _decoder: Final = msgspec.msgpack.Decoder(_Snapshot)
 def apps_of(workers: Iterable[WorkerInfo]) -> dict[str, AppInfo]:
     """Return the workers that were not declared dead, added up by their application."""
     found: dict[str, AppInfo] = {}
+    ready: dict[str, list[datetime | None]] = {}
     for worker in workers:
         if worker.state != "dead":
             seen = found.get(worker.app, AppInfo(0, 0, 0))
             found[worker.app] = AppInfo(seen.workers + 1, seen.running + worker.running, seen.room + worker.room)
-    return dict(sorted(found.items()))
+        if worker.state == "ready":
+            ready.setdefault(worker.app, []).append(worker.full_since)
+    return {name: replace(app, full_since=_full_since(ready.get(name, []))) for name, app in sorted(found.items())}
+
+
+def _full_since(workers: Iterable[datetime | None]) -> datetime | None:
+    """Return since when all these workers were full; None if one is not, or there are none."""
+    times = list(workers)
+    known = [each for each in times if each is not None]
+    return max(known) if known and len(known) == len(times) else None
 
 
 def unhealthy_of(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
@@ -155,7 +167,7 @@ def encode_snapshot(info: MeshInfo) -> bytes:
         queues=[_stored(queue) for queue in info.queues],
         left_out=info.queues_left_out,
         others=None if info.others is None else _stored(info.others),
-        apps={name: _App(app.workers, app.running, app.room) for name, app in info.apps.items()},
+        apps={name: _stored_app(app) for name, app in info.apps.items()},
         unhealthy=list(info.unhealthy),
         unreadable=dict(info.unreadable),
     )
@@ -176,10 +188,19 @@ def decode_snapshot(stored: bytes, now_ms: int) -> MeshInfo | None:
         queues=[_queue(queue) for queue in found.queues],
         queues_left_out=found.left_out,
         others=None if found.others is None else _queue(found.others),
-        apps={name: AppInfo(app.workers, app.running, app.room) for name, app in found.apps.items()},
+        apps={name: _app(app) for name, app in found.apps.items()},
         unhealthy=found.unhealthy,
         unreadable=found.unreadable,
     )
+
+
+def _stored_app(app: AppInfo) -> _App:
+    since = 0 if app.full_since is None else round(app.full_since.timestamp() * 1000)
+    return _App(app.workers, app.running, app.room, since)
+
+
+def _app(app: _App) -> AppInfo:
+    return AppInfo(app.workers, app.running, app.room, from_ms(app.full_since) if app.full_since else None)
 
 
 def _stored(queue: QueueInfo) -> _Queue:

@@ -27,6 +27,7 @@ from worqr.snapshots import (
     MAX_REASON,
     MAX_UNHEALTHY,
     MAX_UNREADABLE,
+    apps_of,
     decode_snapshot,
     encode_snapshot,
     most_active,
@@ -95,6 +96,23 @@ async def test_a_worker_that_drains_is_leaving(mesh: worqr.Mesh, other: worqr.Me
         nursery.start_soon(peer.drain)
         await eventually(lambda: states(other), ["leaving"])
         held.gate.set()
+
+
+async def test_a_worker_tells_since_when_it_is_full(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    async def is_full() -> bool:
+        [worker] = await other.workers()
+        return worker.full_since is not None
+
+    held = Held()
+    async with other.connect(), serving(mesh, "Q1", held, room=2):
+        for full in (False, True):
+            await other.queue("Q1").enqueue(b"a")
+            await held.wait(1 + full)
+            await eventually(is_full, full)
+        [worker] = await other.workers()
+        assert (await other.info()).apps[""].full_since == worker.full_since
+        held.gate.set()
+        await eventually(is_full, False)
 
 
 async def states(mesh: worqr.Mesh) -> list[str]:
@@ -370,6 +388,16 @@ LIMITED: dict[str, object] = {
 }
 
 
+def test_an_application_is_full_if_all_its_ready_workers_are() -> None:
+    early, late = from_ms(1000), from_ms(2000)
+    full = [worker("A", full_since=early), worker("B", full_since=late)]
+    others = [worker("quiet", state="quiet"), worker("leaving", state="leaving"), worker("missing", state="missing")]
+    assert apps_of([*full, *others, worker("dead", state="dead")])[""] == worqr.AppInfo(5, 0, 5, late)
+    assert apps_of([*full, worker("C")])[""].full_since is None
+    assert apps_of(others)[""].full_since is None
+    assert apps_of([*full, worker("D", app="other")])["other"].full_since is None
+
+
 def test_a_snapshot_is_read_as_it_was_written() -> None:
     every = {field.name: n for n, field in enumerate(fields(worqr.QueueInfo)) if field.name != "name"}
     full = queue_info(
@@ -392,7 +420,7 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
         queues=[full, queue_info("zero")],
         queues_left_out=3,
         others=queue_info("(others)", waiting=1),
-        apps={"": worqr.AppInfo(1, 2, 3)},
+        apps={"": worqr.AppInfo(1, 2, 3), "full": worqr.AppInfo(1, 2, 0, from_ms(1_700_000_000_001))},
         unhealthy=[worker("W2", lag=1.5, started=from_ms(1))],
         unreadable={"broken": "WRONGTYPE"},
     )

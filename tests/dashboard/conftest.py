@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +20,11 @@ from worqr.dashboard.access import Scope
 from worqr.history import COUNTERS, NO_RUNS, NO_WAITS
 from worqr.history_records import MINUTE_RECORDS, RECORD_BYTES, TEN_MINUTE_RECORDS, Record, encode_record
 from worqr.keys import QueueKeys
+from worqr.link.session import Session
 
 HOST = "http://127.0.0.1"
+CONNECTING = ["list_shards"]
+"""Every connection begins with it, beside its handshake."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,3 +96,30 @@ def write_quiet_hour(server: Server, prefix: str, queue: str) -> None:
                 start = record.minute // step % number * RECORD_BYTES
                 ring[start : start + RECORD_BYTES] = encode_record(record)
             client.set(key, bytes(ring), ex=600)
+
+
+class Batches:
+    """The batches that each link of this process has sent, by its producer id: the names of the scripts in each.
+
+    What is sent together counts as one request, because it takes one round trip. A request that is submitted while another
+    is under way is sent with all others that were submitted meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.sent: dict[str, list[list[str]]] = defaultdict(list)
+
+    def of_new_links(self, known: set[str]) -> list[list[str]]:
+        (link,) = self.sent.keys() - known or {""}
+        return [batch for batch in self.sent[link] if batch != CONNECTING]
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    begin, found = Session.begin, Batches()
+
+    def counting(self: Session, batch: list[Any], *args: Any) -> Any:
+        found.sent[self._producer].append([each.call.script.name for each in batch])
+        return begin(self, batch, *args)
+
+    monkeypatch.setattr(Session, "begin", counting)
+    return found

@@ -24,6 +24,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/queues": [{}, {"sort": "waiting", "q": "{queue}"}],
     "/queue": [
         *({"name": "{queue}", "tab": tab} for tab in ("waiting", "scheduled", "blocked")),
+        *({"name": "{" + name + "}", "tab": "waiting", "order": "end"} for name in ("queue", "laned")),
         {"name": "{slow}", "tab": "running"},
         {"name": "{failing}", "tab": "failed"},
         {"name": "{failing}", "tab": "failed", "count": "errors"},
@@ -85,6 +86,7 @@ VIEWS = [
     *({"view": view} for view in ("overview", "queues", "running", "failed", "workers", "log")),
     {"view": "queue", "name": "{slow}", "tab": "running"},
     {"view": "job", "queue": "{slow}", "id": "{job}"},
+    {"view": "lanes", "queue": "{laned}"},
     {"view": "batch", "queue": "{batched}", "id": "{batch}"},
 ]
 """The queries of streams."""

@@ -32,7 +32,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 CHROMIUM = shutil.which("chromium")
 PREFIX = "browser"
 WAIT = PATIENCE * 1000
-ROWS = "tbody tr:not(#values tr)"
+ROWS = "tbody tr:not(.values tr)"
 """The rows of a list: the values of the graphs are a table, too."""
 NASTY = '</script><script>document.title = "hacked"</script><img src=x onerror="document.title = 1">'
 
@@ -190,6 +190,26 @@ def test_a_pause_appears_and_goes_without_a_reload(site: Running, open_tab: Call
     tab.wait_for(f"!{note}.parentElement.hidden && {note}.textContent.includes('The pause ends in 9 min')")
     site.run(queue.resume)
     tab.wait_for(f"{note}.parentElement.hidden")
+
+
+def test_the_numbers_of_lanes_move_without_a_reload(site: Running, open_tab: Callable[..., Tab]) -> None:
+    tab, queue = open_tab(), site.mesh.queue("laned")
+    site.dispatch("laned", b"1", lane="acme")
+    tab.open("/lanes?queue=laned")
+    tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    tab.page.evaluate("window.sameDocument = true")
+    waiting = """document.querySelector('[data-k="lane.{laned}.acme.waiting"]').textContent"""
+    assert tab.page.evaluate(waiting) == "1"
+    tab.page.locator("summary", has_text="Change").click()  # an open form stays open
+    site.dispatch("laned", b"2", lane="acme")
+    tab.wait_for(f"{waiting} === '2'")
+    assert tab.page.evaluate("document.querySelector('#moved').hidden")
+    site.dispatch("laned", b"3", lane="new")
+    tab.wait_for("!document.querySelector('#moved').hidden")
+    assert tab.page.evaluate("window.sameDocument && document.querySelector('td details').open")
+    tab.page.locator("#moved a").click()
+    tab.wait_for(f"document.querySelectorAll('{ROWS}').length === 2")
+    site.run(queue.cancel_all)
 
 
 def test_the_browser_asks_for_nothing_by_itself_but_streams(site: Running, open_tab: Callable[..., Tab]) -> None:

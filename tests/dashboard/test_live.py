@@ -17,11 +17,11 @@ import trio
 import trio.testing
 
 import worqr
-from tests.dashboard.conftest import Site, write_quiet_hour
+from tests.dashboard.conftest import Batches, Site, write_quiet_hour
 from tests.dashboard.scene import open_scene
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.dashboard import histories, live, reading
+from worqr.dashboard import histories, live, reader, reading
 from worqr.dashboard.graphs import Graphs
 from worqr.dashboard.live import News, _Sent  # pyright: ignore[reportPrivateUsage]
 from worqr.dashboard.looks import Looks
@@ -92,6 +92,58 @@ async def test_numbers_move(connected: worqr.Mesh, site: Site, server: Server) -
         await stream.wait_for("moved")
 
 
+def of_lanes(texts: dict[str, str]) -> dict[str, str]:
+    return {key: text for key, text in texts.items() if key.startswith("lane.")}
+
+
+@LEFT
+async def test_the_lanes_of_a_queue_move(connected: worqr.Mesh, site: Site) -> None:
+    queue = connected.queue("mails")
+    await queue.dispatch(b"1", lane="acme", id="one")
+    await queue.dispatch(b"1", lane="<b>", id="other")
+    page = (await site.get("/lanes", queue="mails")).text
+    address = html.unescape(page.split('data-live="/live?')[1].split('"')[0])
+    acme, other = "lane.{mails}.acme", "lane.{mails}.<b>"
+    assert f'data-k="{acme}.waiting"' in page
+    async with opened(site, address) as stream:
+        first = await stream.wait_for("set")
+        assert (first[f"{acme}.waiting"], first[f"{other}.waiting"], first[f"{acme}.hold"]) == ("1", "1", "")
+        await queue.dispatch(b"1", lane="acme")
+        new = of_lanes(await stream.wait_for("set", lambda new: bool(of_lanes(new))))
+        assert new == {f"{acme}.waiting": "2"}  # only what has changed is sent, and the rows are the same
+        await queue.cancel_lane("<b>")
+        new = of_lanes(await stream.wait_for("set", lambda new: bool(of_lanes(new))))
+        assert new == {f"{other}.waiting": "0"}  # of a lane that is gone
+        await stream.wait_for("moved")
+        await queue.pause("closed", lane="acme", duration=600)
+        await stream.wait_for("set", lambda new: new.get(f"{acme}.hold", "").startswith("for 9 min"))
+        await stream.wait_for("moved")
+    await queue.cancel_all()
+
+
+@LEFT
+async def test_lanes_are_read_for_those_who_look_only(connected: worqr.Mesh, site: Site, batches: Batches) -> None:
+    await connected.queue("mails").dispatch(b"1", lane="acme")
+
+    def looks() -> int:
+        return sum(batch.count("list_lanes") for sent in batches.sent.values() for batch in sent)
+
+    async with opened(site, "view=lanes&queue=mails") as one, opened(site, "view=lanes&queue=mails") as other:
+        for stream in (one, other):
+            await stream.wait_for("set")
+        assert looks() == 1  # both share it
+    assert site.app._looks.streams == 0  # pyright: ignore[reportPrivateUsage]
+    before = looks()
+    async with opened(site, "view=queue&name=mails") as stream:
+        await stream.wait_for("set")
+        await connected.queue("mails").enqueue(b"1")
+        await stream.wait_for("set", lambda new: "queue.mails.waiting" in new)
+    assert looks() == before
+    site.viewer = reader("bob", ("letters",))
+    assert (await site.get("/live", view="lanes", queue="mails")).status_code == 404
+    await connected.queue("mails").cancel_all()
+
+
 @LEFT
 async def test_totals_and_rates(connected: worqr.Mesh, site: Site) -> None:
     await connected.queue("mails").enqueue(b"1")
@@ -113,8 +165,6 @@ async def test_a_job_from_waiting_to_cancelled(connected: worqr.Mesh, site: Site
 
 @LEFT
 async def test_a_hidden_queue_is_not_in_a_stream(connected: worqr.Mesh, site: Site) -> None:
-    from worqr.dashboard import reader
-
     await connected.queue("payroll").enqueue(b"1")
     await connected.queue("mail").enqueue(b"1")
     site.viewer = reader("bob", ("mail",))

@@ -24,7 +24,7 @@ from worqr.dashboard.graphs import PLANS
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import state_numbers
 from worqr.dashboard.routes import ROUTES
-from worqr.dashboard.state import MeshState, age_text, needs_of, rates_between
+from worqr.dashboard.state import MeshState, Rates, age_text, needs_of, rates_between
 from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
@@ -564,6 +564,53 @@ def test_rates_and_needs() -> None:
         ("c", "1 task waits, and no worker serves the queue"),
     ]
     assert "has no leader" in needs_of(state(now, leader=None), [])[0].text
+
+
+def test_workers_that_are_full_for_long_need_attention() -> None:
+    now = datetime.now(UTC)
+
+    def texts(full_for: float | None, workers: int = 3) -> list[tuple[str, str]]:
+        since = None if full_for is None else now - timedelta(seconds=full_for)
+        seen = state(now)
+        apps = {"shop": AppInfo(workers, 12, 0, since), "site": AppInfo(1, 0, 4)}
+        return [(need.subject, need.text) for need in needs_of(replace(seen, info=replace(seen.info, apps=apps)), [])]
+
+    assert texts(None) == texts(299) == []
+    assert texts(300) == [("shop", "all places of its 3 workers have been taken for 5 min")]
+    assert texts(4000, 1) == [("shop", "all places of its worker have been taken for 1 h 6 min")]
+
+
+@LEFT
+async def test_a_full_application_is_on_the_overview(
+    connected: worqr.Mesh, server: Server, prefix: str, site: Site
+) -> None:
+    desk = Desk(server.client(), prefix)
+    desk.register("shop:1", "shop:2", "shop:3", "site:1")
+    now = int(desk.client.time()[0]) * 1000
+    for worker, ago in (("shop:1", 400), ("shop:2", 3000), ("site:1", 100)):
+        desk.client.hset(
+            desk.g.info(worker),
+            mapping={"app": worker[:4], "running": 4, "room": 0, "full_since": now - ago * 1000},
+        )
+    desk.client.hset(desk.g.info("shop:3"), mapping={"app": "shop", "leaving": "2", "room": 4})  # it is quiet
+    page = text_of((await site.get("/")).text)
+    assert "shop all places of its 3 workers have been taken for 6 min" in " ".join(page.split())
+    assert "site all places" not in " ".join(page.split())
+    desk.client.hdel(desk.g.info("shop:2"), "full_since")
+    site._app = None  # a new dashboard, which has not looked yet
+    assert "all places" not in (await site.get("/")).text
+    desk.wipe()
+
+
+@LEFT
+async def test_the_overview_has_the_rate_of_failures(connected: worqr.Mesh, site: Site) -> None:
+    await connected.queue("mails").enqueue(b"1")
+    page = (await site.get("/")).text
+    assert 'Failed / s</a></dt><dd><span data-k="total.failed_rate" class="zero">–' in page
+    failing = state_numbers(
+        replace(state(datetime.now(UTC), info("a")), rates={"a": Rates(1.0, 3.0, 2.0), "b": Rates(0.0, 0.0, 0.5)})
+    )
+    assert (failing["total.failed_rate"], failing["total.finished_rate"]) == ("2.5", "3")
 
 
 @LEFT

@@ -242,6 +242,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "list_lanes": lambda q, g, scene: ops.list_lanes(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "list_own_claims": lambda q, g, scene: ops.list_own_claims(q, "A"),
+    "list_policies": lambda q, g, scene: ops.list_policies(q),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
     "list_running": lambda q, g, scene: ops.list_running(q),
     "list_schedules": lambda q, g, scene: ops.list_schedules(g),

@@ -28,6 +28,26 @@ def test_tells_people_that_the_loop_is_late_and_that_it_leaves(desk: Desk) -> No
     assert desk.state()[":info:A"] == Expires(facts)
 
 
+def test_notes_since_when_all_heartbeats_found_no_room(desk: Desk) -> None:
+    desk.register("A")
+
+    def beat(number: int, running: int, room: int) -> str | None:
+        told = {"keepalive_ms": KEEPALIVE, "lease_ms": 0, "running": running, "room": room}
+        desk.call(ops.keep_worker_alive(desk.g, "A", number, **told))
+        found = desk.client.hget(desk.g.info("A"), "full_since")
+        return None if found is None else found.decode()
+
+    assert beat(1, 3, 1) is None
+    began = int(desk.client.time()[0] * 1000)
+    first = beat(2, 4, 0)
+    assert first is not None
+    assert began <= int(first) <= int(desk.client.time()[0] + 1) * 1000
+    desk.client.hset(desk.g.info("A"), "full_since", "7")
+    assert beat(3, 5, 0) == "7"  # the first one counts
+    assert beat(4, 3, 1) is None
+    assert beat(5, 0, 0) is None  # it runs nothing: it has no room to begin with
+
+
 def test_the_same_beat_again_changes_nothing(desk: Desk) -> None:
     desk.register("A")
     desk.beat("A", 7, lease_ms=LEASE)

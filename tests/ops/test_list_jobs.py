@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -49,7 +50,10 @@ def test_each_state_has_its_jobs_with_what_is_known_of_them(desk: Desk) -> None:
     error = RemoteError(BOOM.type, BOOM.message, "")
     assert page(desk, "waiting") == (
         False,
-        [TaskSummary(None, b"plain", JobState("waiting"), 5), job("waits", b"b", state="waiting", run_at_ms=PAST)],
+        [
+            TaskSummary(None, b"plain", JobState("waiting"), 5, place=1),
+            replace(job("waits", b"b", state="waiting", run_at_ms=PAST), place=2),
+        ],
     )
     tried = {"run_at_ms": FUTURE + 1, "failures": 1, "attempts": 1, "error": error}
     assert page(desk, "due") == (
@@ -153,3 +157,73 @@ def test_a_long_queue_is_listed_whole(desk: Desk, limit: int) -> None:
             desk.dispatch(f"job {n}")
         expected.append(b"%d" % n if n % 3 else f"job {n}")
     assert [name for some in pages(desk, "waiting", limit) for name in some] == expected
+
+
+def test_what_waits_is_listed_from_the_end_with_the_places_from_the_front(desk: Desk) -> None:
+    desk.stall(b"poison", b"bad")
+    desk.put(b"1", b"2")
+    desk.dispatch("x")
+    front = desk.call(ops.list_jobs(desk.q, "waiting")).positions
+    end = desk.call(ops.list_jobs(desk.q, "waiting", from_end=True)).positions
+    assert [seen and seen.place for _, seen in front] == [1, 2, 3, 4, 5]
+    assert end == [*front[:1:-1], *front[1::-1]]  # the suspects are in front
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 64])
+def test_pages_from_the_end_are_the_whole_list(desk: Desk, limit: int) -> None:
+    desk.stall(b"poison", b"bad")
+    desk.put(*[b"%d" % n for n in range(100)])
+    for lane in ("a", "b"):
+        for n in range(5):
+            desk.dispatch(f"{lane}{n}", lane=lane)
+    found, after, more = list[tuple[str, int | None, str]](), "", True
+    while more:
+        page = desk.call(ops.list_jobs(desk.q, "waiting", limit, after=after, from_end=True))
+        found += [(seen.lane, seen.place, seen.id or seen.task.decode()) for _, seen in page.positions if seen]
+        after, more = page.positions[-1][0], page.more
+    assert found[:100] == [("", n + 3, f"{n}") for n in reversed(range(100))]
+    assert [(lane, place) for lane, place, _ in found[100:102]] == [("", 2), ("", 1)]
+    assert found[102:] == [(lane, n + 1, f"{lane}{n}") for lane in ("a", "b") for n in reversed(range(5))]
+
+
+def test_from_the_end_claims_and_new_tasks_hide_nothing_and_repeat_nothing(desk: Desk) -> None:
+    desk.put(*[b"%d" % n for n in range(10)])
+    first = desk.call(ops.list_jobs(desk.q, "waiting", 4, from_end=True))
+    assert [seen and seen.task for _, seen in first.positions] == [b"9", b"8", b"7", b"6"]
+    desk.enter("A")
+    desk.take("A", 2)
+    desk.put(b"10", b"11", b"12")
+    rest = desk.call(ops.list_jobs(desk.q, "waiting", after=first.positions[-1][0], from_end=True))
+    assert [(seen.task, seen.place) for _, seen in rest.positions if seen] == [
+        (b"5", 4),
+        (b"4", 3),
+        (b"3", 2),
+        (b"2", 1),
+    ]
+    desk.take("A", 6)  # the next task of that page runs, and all before it
+    assert desk.call(ops.list_jobs(desk.q, "waiting", after=first.positions[-1][0], from_end=True)).positions == []
+
+
+def test_from_the_end_a_claim_in_one_lane_hides_no_task_of_another(desk: Desk) -> None:
+    for lane in ("a", "b"):
+        for n in range(3):
+            desk.dispatch(f"{lane}{n}", lane=lane)
+    first = desk.call(ops.list_jobs(desk.q, "waiting", 4, from_end=True))
+    assert [seen and seen.id for _, seen in first.positions] == ["a2", "a1", "a0", "b2"]
+    desk.enter("A")
+    desk.take("A", 1)  # a0
+    assert [seen.id for _, seen in rest(desk, first.positions[-1][0]) if seen] == ["b1", "b0"]
+
+
+def rest(desk: Desk, after: str) -> list[tuple[str, TaskSummary | None]]:
+    return desk.call(ops.list_jobs(desk.q, "waiting", after=after, from_end=True)).positions
+
+
+def test_either_end_of_a_long_queue_costs_the_same(desk: Desk) -> None:
+    """A list of small items is in nodes of 8 KiB, and LRANGE skips whole nodes, from the end that is nearer."""
+    desk.put(*[b"%d" % n for n in range(1000)])
+    for from_end in (False, True):
+        found = desk.call(ops.list_jobs(desk.q, "waiting", 50, from_end=from_end))
+        assert found.more
+        places = [seen.place for _, seen in found.positions if seen]
+        assert places == (list(range(1000, 950, -1)) if from_end else list(range(1, 51)))

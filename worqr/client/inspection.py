@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Final, Literal, TypeVar
 
@@ -13,7 +14,7 @@ from worqr.client.stats import merge_queue_info, task_info_of, worker_info
 from worqr.errors import RefusedByServer, UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh_records import QueueInfo, WorkerInfo
-from worqr.ops import MAX_ITEMS, Unstarted
+from worqr.ops import MAX_ITEMS, JobPage, Unstarted
 from worqr.records import TaskInfo
 from worqr.script_call import Call
 
@@ -25,6 +26,8 @@ NotRunning = Literal["waiting", "scheduled", "blocked"]
 LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
 MIN_POSITIONS: Final = 100
 """Positions that a request reads at least, because some positions have no job any more."""
+AT_ONCE: Final = 10_000
+"""Positions of several shards that one batch of requests reads at most."""
 MAX_COMPARED: Final = 1000
 """Names that are compared at most with the name of a queue without a worker. Each takes about 20 us."""
 
@@ -37,21 +40,29 @@ async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[
 
 
 async def list_jobs(
-    client: Client, shards: Sequence[QueueKeys], state: NotRunning, limit: int, after: str
+    client: Client, shards: Sequence[QueueKeys], state: NotRunning, limit: int, after: str, *, newest: bool = False
 ) -> list[TaskInfo]:
-    """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`. `worqr.client.running` has
-    those that run.
+    """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`. `newest`: waiting tasks from
+    the end of each list. `worqr.client.running` has those that run.
     """
-    first, start = parse_cursor(after, state, len(shards))
+    n, cursor = parse_cursor(after, state, len(shards))
     found: list[TaskInfo] = []
-    for n in range(first, len(shards)):
-        more, cursor = True, start if n == first else ""
-        while more and len(found) < limit:
-            more, positions = await _page(client, shards[n], state, limit - len(found), cursor)
+    at_once = 1  # the first shard fills most pages; many further shards may be empty, so they are read together
+    while n < len(shards) and len(found) < limit:
+        most = min(max(limit - len(found), MIN_POSITIONS), MAX_ITEMS)
+        starts = {shards[n]: cursor}
+        make = partial(_list_call, state=state, most=most, starts=starts, newest=newest)
+        pages = await ask_each(client, shards[n : n + at_once], make)
+        for each, page in enumerate(pages, n):
             found += [
-                replace(info, cursor=f"{state} {n} {position}") for position, info in positions if info is not None
+                replace(task_info_of(summary), cursor=f"{state} {each} {position}")
+                for position, summary in page.positions
+                if summary is not None
             ]
-            cursor = positions[-1][0] if positions else cursor
+            n, cursor = (each, page.positions[-1][0]) if page.more else (each + 1, "")
+            if page.more:
+                break
+        at_once = max(1, AT_ONCE // most)
     return found[:limit]
 
 
@@ -68,15 +79,12 @@ def parse_cursor(after: str, state: Listed, shards: int) -> tuple[int, str]:
     return int(shard), cursor
 
 
-async def _page(
-    client: Client, keys: QueueKeys, state: NotRunning, limit: int, cursor: str
-) -> tuple[bool, list[tuple[str, TaskInfo | None]]]:
-    """Return whether there is more, and positions with their cursors; some have no task of this state any more."""
+def _list_call(
+    keys: QueueKeys, *, state: NotRunning, most: int, starts: Mapping[QueueKeys, str], newest: bool
+) -> Call[JobPage]:
+    """Return the request for one page of a shard, after its cursor in `starts`. Some positions have no such task any more."""
     unstarted: Unstarted = "due" if state == "scheduled" else state
-    page = await client.ask(ops.list_jobs(keys, unstarted, min(max(limit, MIN_POSITIONS), MAX_ITEMS), after=cursor))
-    return page.more, [
-        (position, None if summary is None else task_info_of(summary)) for position, summary in page.positions
-    ]
+    return ops.list_jobs(keys, unstarted, most, after=starts.get(keys, ""), from_end=newest)
 
 
 async def info_at(client: Client, keys: QueueKeys) -> QueueInfo:

@@ -220,6 +220,7 @@ class Queue(QueueOperations):
         state: Literal["waiting", "scheduled", "blocked", "active"] = "waiting",
         limit: int = 100,
         after: str = "",
+        newest: bool = False,
     ) -> list[TaskInfo]:
         """Return one page of the tasks in a state, with their job ids.
 
@@ -232,19 +233,22 @@ class Queue(QueueOperations):
                 run, the longest-running first. Shards are listed one after the other, except for ``active``.
             limit: The size of the page, at most 10,000.
             after: The `cursor` of the last entry of the page before; empty: the first page.
+            newest: List ``waiting`` tasks from the end, those that will be taken last first; in lanes, lane by lane.
 
         Returns:
             The tasks of the page; an empty list after the last page.
 
         Raises:
-            UsageError: `state` is not one of these, or `after` is not a cursor of this state.
+            UsageError: `state` is not one of these, `after` is not a cursor of it, or it has no `newest`.
         """
         check_choice(state, "state", LISTED_STATES)
         most = min(check_count(limit, "limit"), MAX_LISTED)
         shards = await self._client.sharding.shards(self._keys)
+        if newest and state != "waiting":
+            raise UsageError(f"newest=True lists waiting tasks only, not state={state!r}")
         if state == "active":
             return await list_active(self._client, shards, most, after)
-        return await list_jobs(self._client, shards, state, most, after)
+        return await list_jobs(self._client, shards, state, most, after, newest=newest)
 
     async def info(self) -> QueueInfo:
         """Return the queue's counters.

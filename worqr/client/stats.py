@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
@@ -121,7 +122,8 @@ def status_of(state: JobState) -> Status:
 
 def task_info_of(summary: TaskSummary) -> TaskInfo:
     """Return one task of a list."""
-    return TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task, size=summary.size)
+    found = TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task, size=summary.size)
+    return replace(found, place=summary.place, lane=summary.lane) if summary.place is not None else found
 
 
 def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
@@ -151,6 +153,7 @@ def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
         state=_state(row),
         leads=row.worker == leader,
         started=None if "started" not in facts else from_ms(int(facts["started"])),
+        full_since=None if "full_since" not in facts else from_ms(int(facts["full_since"])),
         lag=None if "lag_ms" not in facts else int(facts["lag_ms"]) / 1000,
         python=facts.get("python", ""),
         threads=_count(facts, "threads"),

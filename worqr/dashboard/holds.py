@@ -6,7 +6,7 @@ from typing import Final
 
 from worqr.dashboard import figures
 from worqr.limits import HELD_BACK
-from worqr.mesh_records import QueueInfo
+from worqr.mesh_records import LaneInfo, QueueInfo
 
 FAST: Final = 60.0
 """Seconds: a pause or a rate that ends sooner is no reason to stop workers."""
@@ -56,6 +56,14 @@ def lanes_text(info: QueueInfo) -> str:
         first = f"; the first may in {figures.duration(info.held_for)}" if known else ""
         held = f" {figures.count(info.held_lanes)} of them may not start any now{first}."
     return f"{figures.count(info.lanes)} {have} tasks.{held}"
+
+
+def lane_hold_text(lane: LaneInfo) -> str:
+    """Return why a lane starts no task, and until when; empty if it may start one. A pause has a tag of its own."""
+    until = "" if lane.held_for is None else f"for {figures.duration(lane.held_for)}"
+    if lane.paused is not None:
+        return until
+    return ", ".join(filter(None, ("limit reached", until))) if lane.held else ""
 
 
 def batches_text(info: QueueInfo) -> str:

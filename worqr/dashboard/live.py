@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import anyio
 
-from worqr.dashboard import bulk_pages, log_page, reading
+from worqr.dashboard import bulk_pages, log_page, reading, serving, starts
 from worqr.dashboard.batches import unless_refused
 from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
@@ -28,11 +28,14 @@ from worqr.dashboard.numbers import (
     batch_numbers,
     header_numbers,
     job_numbers,
+    lane_numbers,
+    lane_rows,
     queue_numbers,
     rows_of,
     running_numbers,
     signature,
     state_numbers,
+    without_old_lanes,
 )
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
@@ -108,17 +111,13 @@ async def stream(visit: Visit) -> Answer:
     """Return a stream of the numbers of one page."""
     if visit.looks.streams >= MOST:
         raise Refused(503, "Too many pages are open: this one is not live. Reload it to look again.")
-    view = visit.choice(
-        "view", ("overview", "queues", "queue", "job", "running", "failed", "workers", "bulk", "log", "batch")
-    )
-    readers = {"queue": _queue, "job": _job, "running": _running, "bulk": _bulk, "log": _log, "batch": _batch}
-    if view in ("queue", "job", "batch"):
+    view = visit.choice("view", ("overview", "queues", "failed", "workers", *_READERS))
+    if view in ("queue", "job", "batch", "lanes"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
     if view == "bulk":
         bulk_pages.numbers(visit)
-    return EventStream(
-        visit, partial(readers.get(view, _mesh), visit), QUICK if view in ("queue", "job", "bulk", "batch") else SLOW
-    )
+    quick = view in ("queue", "job", "bulk", "batch", "lanes")
+    return EventStream(visit, partial(_READERS.get(view, _mesh), visit), QUICK if quick else SLOW)
 
 
 async def _state(visit: Visit) -> MeshState:
@@ -146,8 +145,9 @@ async def _queue(visit: Visit) -> News:
     queue, state = visit.queue(name), await _state(visit)
 
     async def read(_before: News | None) -> News:
-        info = state.age_in(await queue.info())
-        texts = queue_numbers(info, full=True) | header_numbers(state)
+        info, shards = await serving.read_info(visit, name)
+        info = state.age_in(info)
+        texts = queue_numbers(info, full=True) | header_numbers(state) | serving.shard_numbers(name, shards)
         if tab == "running":
             found, _ = await unless_refused(partial(queue.running, reading.PAGE), list[TaskInfo]())
             numbers = running_numbers([(name, task) for task in found], visit.redactor, state.now())
@@ -208,6 +208,17 @@ async def _batch(visit: Visit) -> News:
     return await visit.looks.get(("batch", name, visit.text("id")), read, within=QUICK - 0.1, spare=True)
 
 
+async def _lanes(visit: Visit) -> News:
+    name, state = visit.text("queue"), await _state(visit)
+
+    async def read(before: News | None) -> News:
+        found = (await starts.lanes_of(visit))[: starts.SHOWN]
+        texts = without_old_lanes(lane_numbers(name, found), {} if before is None else before.texts)
+        return News(texts | header_numbers(state), lane_rows(found))
+
+    return await visit.looks.get(("lanes", name), read, within=QUICK - 0.1, spare=True)
+
+
 async def _running(visit: Visit) -> News:
     state, worker = await _state(visit), visit.text("worker")
     seen = tuple(visit.viewer.queues)
@@ -225,6 +236,18 @@ async def _running(visit: Visit) -> News:
 async def _bulk(visit: Visit) -> News:
     texts, state = bulk_pages.numbers(visit)
     return News(texts, state)
+
+
+_READERS: Final[dict[str, Callable[[Visit], Awaitable[News]]]] = {
+    "queue": _queue,
+    "job": _job,
+    "running": _running,
+    "bulk": _bulk,
+    "log": _log,
+    "batch": _batch,
+    "lanes": _lanes,
+}
+"""The views of streams that have a reader of their own."""
 
 
 class EventStream:

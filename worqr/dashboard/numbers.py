@@ -6,18 +6,20 @@ A template shows `text` of the same functions, so a page does not change at its 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from worqr.batches import BatchInfo
 from worqr.dashboard import figures
-from worqr.dashboard.holds import batches_text, lanes_text, limits_text, pause_text
+from worqr.dashboard.holds import batches_text, lane_hold_text, lanes_text, limits_text, pause_text
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
-from worqr.mesh_records import QueueInfo, WorkerInfo
+from worqr.mesh_records import LaneInfo, QueueInfo, WorkerInfo
 from worqr.records import Status, TaskInfo
 
+MOST_GONE: Final = 3000
+"""Texts of lanes without tasks that a stream still has."""
 MOVED: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("enqueued", "claimed"),
     "failed": ("failed",),
@@ -81,6 +83,35 @@ def hold_numbers(info: QueueInfo) -> dict[str, str]:
         f"{start}.lanes": lanes_text(info),
         f"{start}.batches": batches_text(info),
     }
+
+
+def lane_numbers(queue: str, lanes: Iterable[LaneInfo]) -> dict[str, str]:
+    """Return what changes on the page of the lanes of a queue while its rows stay."""
+    texts: dict[str, str] = {}
+    for lane in lanes:
+        start = lane_key(queue, lane.name)
+        texts[f"{start}.waiting"] = figures.count(lane.waiting)
+        texts[f"{start}.running"] = figures.count(lane.running)
+        texts[f"{start}.hold"] = lane_hold_text(lane)
+    return texts
+
+
+def lane_key(queue: str, lane: str) -> str:
+    """Return a key for a lane. The name of a queue has no braces, so no two lanes have the same."""
+    return f"lane.{{{queue}}}.{lane}"
+
+
+def lane_rows(lanes: Iterable[LaneInfo]) -> object:
+    """Return what differs when the rows of the page of lanes have changed: which lanes there are, and how they are set. They are
+    in the order of their names, because their numbers move.
+    """
+    return sorted((lane.name, lane.weight, str(lane.limits), lane.paused) for lane in lanes)
+
+
+def without_old_lanes(texts: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of the lanes that are there, and of those that were there before: nothing waits or runs in these."""
+    gone = {key: "" if key.endswith(".hold") else "0" for key in before if key.startswith("lane.") and key not in texts}
+    return texts | dict(list(gone.items())[:MOST_GONE])
 
 
 def rows_of(info: QueueInfo, tab: str, running: Sequence[TaskInfo]) -> object:

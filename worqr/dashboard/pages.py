@@ -12,8 +12,9 @@ import jinja2
 
 from worqr.dashboard import figures, holds
 from worqr.dashboard.notices import notice
-from worqr.dashboard.numbers import batch_state, run_key
+from worqr.dashboard.numbers import batch_state, lane_key, run_key
 from worqr.dashboard.payloads import Redactor
+from worqr.dashboard.serving import shard_of
 from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.dashboard.trace_links import TraceLinks
 from worqr.dashboard.visit import Visit
@@ -74,10 +75,11 @@ def environment() -> jinja2.Environment:
             holds.pause_text,
             holds.limits_text,
             holds.lanes_text,
+            holds.lane_hold_text,
             holds.batches_text,
         )
     }
-    filters["batch_state"] = batch_state
+    filters |= {"batch_state": batch_state, "shard_of": shard_of}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return made
 
@@ -146,6 +148,7 @@ class Pages:
                 redactor=self._redactor,
                 traces=self._traces,
                 run_key=run_key,
+                lane_key=lane_key,
                 version=__version__,
                 **context,
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 from starlette.responses import Response
 
 from worqr.cron import Schedule
+from worqr.dashboard import serving
 from worqr.dashboard.advice import advice, request_text
 from worqr.dashboard.batches import gathered as gathered
 from worqr.dashboard.batches import pair, unless_refused
@@ -26,6 +27,7 @@ from worqr.matches import Matches
 from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo
 from worqr.ops import FIND_DEPTH
 from worqr.records import Status, TaskInfo
+from worqr.shard_layout import MAX_SHARDS
 from worqr.snapshots import is_in_use
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
 TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "ended")
 """The lists of the page of a queue."""
+ORDERS: Final = ("front", "end")
+"""The ends from which waiting tasks are listed."""
 SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
     "name": lambda info: info.name,
     "waiting": lambda info: info.waiting,
@@ -176,12 +180,20 @@ async def queue(visit: Visit) -> Response:
     queue = visit.queue(visit.text("name"))
     tab = visit.choice("tab", TABS)
     span = visit.choice("range", tuple(NAMES))
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), queue.info]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), partial(serving.read_info, visit, queue.name)]
     calls += [partial(unless_refused, partial(_tasks_of, visit, queue, tab), dict[str, Any]())]
     calls += [partial(read_graphs, visit, queue.name, span)]
-    state, info, (context, refused), graphs = await gathered(calls)
+    calls += [partial(unless_refused, partial(serving.read_serving, visit, queue.name), None)]
+    state, (info, shards), (context, refused), graphs, (served, unserved) = await gathered(calls)
     info = state.age_in(info)
     context |= {"graphs": graphs, "range": span, "ranges": NAMES, "refused": refused}
+    context |= {
+        "serving": served,
+        "unserved": unserved,
+        "shards": shards,
+        "shard": visit.number("shard", 0, 1, MAX_SHARDS),
+    }
+    context["shard_texts"] = serving.shard_numbers(info.name, shards)
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
     context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
@@ -207,12 +219,16 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
         return {"ended": await queue.recent(PAGE)}
     if tab == "running":
         return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
-    tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
-    return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after")}
+    order = visit.choice("order", ORDERS)
+    if tab == "waiting":
+        tasks = await serving.waiting_tasks(visit, queue.name, PAGE + 1, newest=order == "end")
+    else:
+        tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
+    return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after"), "order": order}
 
 
-def _state(tab: str) -> Literal["waiting", "scheduled", "blocked"]:
-    return cast('Literal["waiting", "scheduled", "blocked"]', tab)
+def _state(tab: str) -> Literal["scheduled", "blocked"]:
+    return cast('Literal["scheduled", "blocked"]', tab)
 
 
 async def job(visit: Visit) -> Response:

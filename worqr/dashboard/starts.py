@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from worqr.dashboard.acts import done
 from worqr.dashboard.guard import Refused
+from worqr.dashboard.numbers import lane_rows, signature
 from worqr.dashboard.reading import with_state
 from worqr.dashboard.visit import Visit
 from worqr.limits import Limit
@@ -26,9 +27,9 @@ async def page(visit: Visit) -> Response:
     """The lanes of a queue."""
     queue = visit.queue(visit.text("queue"))
     found, state = await with_state(visit, lambda: lanes_of(visit))
-    return visit.page(
-        "lanes.html", state=state, queue=queue.name, found=found[:SHOWN], shown=SHOWN, more=len(found) > SHOWN
-    )
+    shown, more = found[:SHOWN], len(found) > SHOWN
+    live = visit.link("/live", view="lanes", queue=queue.name, seen=signature(lane_rows(shown)))
+    return visit.page("lanes.html", live=live, state=state, queue=queue.name, found=shown, shown=SHOWN, more=more)
 
 
 async def limit(visit: Visit) -> Response:

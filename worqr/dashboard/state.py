@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TOO_OLD: Final = 60.0
 """Seconds that a task may wait before the overview mentions its queue."""
 OVERDUE: Final = timedelta(seconds=60)
+FULL: Final = timedelta(minutes=5)
+"""The time for which the workers of an application may be full before the overview mentions it."""
 RATED: Final = 120.0
 """Seconds between two looks, at most, from which rates are made."""
 FAILING: Final = 0.1
@@ -178,6 +180,7 @@ def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
         found.append(Need("bad" if used >= 1 else "warn", "The server", text, ("/server", {})))
     for name, why in state.info.unreadable.items():
         found.append(Need("bad", name, f"cannot be read: {escape(why)}", ("/queue", {"name": name})))
+    found += [need for name, app in state.apps.items() if (need := _need_of_app(name, app, state.at)) is not None]
     full = bool(state.apps) and not any(app.room for app in state.apps.values())
     for info in state.queues:
         found += _needs_of_queue(info, state.rates.get(info.name), full=full)
@@ -187,6 +190,14 @@ def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
             text = f"is overdue for {figures.since(schedule.next_run, state.at)}"
             found.append(Need("bad", schedule.name, text, ("/schedules", {})))
     return sorted(found, key=lambda need: need.level != "bad")
+
+
+def _need_of_app(name: str, app: AppInfo, now: datetime) -> Need | None:
+    if app.full_since is None or now - app.full_since < FULL:
+        return None
+    places = "all places of its worker" if app.workers == 1 else f"all places of its {app.workers:,} workers"
+    text = f"{places} have been taken for {figures.since(app.full_since, now)}"
+    return Need("warn", name or "no name", text, ("/workers", {"app": name}))
 
 
 def _need_of_worker(worker: WorkerInfo) -> Need:

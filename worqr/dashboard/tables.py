@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from starlette.responses import Response
 
-from worqr.dashboard import batch_pages, log_page, reading, records_page
+from worqr.dashboard import batch_pages, log_page, reading, records_page, serving
 from worqr.dashboard.bulk_pages import seen_acts, sentence
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
@@ -159,6 +159,9 @@ async def tasks(visit: Visit) -> Rows:
     state = visit.choice("state", ("waiting", "scheduled", "blocked", "running"))
     if state == "running":
         found = await queue.running(limit)
+    elif state == "waiting":
+        newest = visit.choice("order", reading.ORDERS) == "end"
+        found = await serving.waiting_tasks(visit, queue.name, limit + 1, newest=newest)
     else:
         found = await queue.jobs(state=state, limit=limit + 1, after=visit.text("after"))  # type: ignore[arg-type]
     rows = [task_row(queue.name, task, visit.redactor) for task in found[:limit]]
@@ -290,6 +293,8 @@ def task_row(queue: str, task: TaskInfo, redactor: Redactor) -> Row:
         **_status(task, redactor),
         "deadline": task.deadline,
         "cancelling": task.cancelling,
+        "place": task.place,
+        "lane": task.lane or None,
         "size": task.size,
         "payload": redactor.payload(task.task, task.size, queue=queue).line,
     }

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- keep_worker_alive: one heartbeat. Renews the key of a worker that was not declared dead, even an expired key. Takes or
 -- renews the leader's lease if asked to. Returns the lease and the queues with waiting tasks. If a lease stops changing,
--- the worker takes it from its holder: a lease does not expire after the server's clock was set back.
+-- the worker takes it from its holder: a lease does not expire after the server's clock was set back. Notes since when all
+-- heartbeats found no room.
 -- KEYS[1] registered SET
 -- KEYS[2] worker_key STRING
 -- KEYS[3] leader STRING
@@ -32,6 +33,11 @@ end
 local status = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
 local lease, waits = redis.call('GET', leader), redis.call('SMEMBERS', waiting)
 redis.call('HSET', info, 'running', running, 'room', room, 'lag_ms', lag_ms, 'leaving', leaving)
+if tonumber(room) <= 0 and tonumber(running) > 0 then
+  redis.call('HSETNX', info, 'full_since', digits(now_ms()))
+else
+  redis.call('HDEL', info, 'full_since')
+end
 redis.call('EXPIRE', info, info_expire_s)
 if keepalive_ms > 0 then
   redis.call('SET', worker_key, 'RUN ' .. beat, 'PX', keepalive_ms)

@@ -1,6 +1,7 @@
 #!lua flags=no-writes
 -- list_jobs: one page of waiting, due or blocked jobs, each with the cursor of the next page. Waiting jobs are listed in the
 -- order in which they will be taken, with raw tasks, and then those of lanes, lane by lane; due jobs by time; blocked jobs by id.
+-- Or waiting jobs from the end, those that will be taken last first: those outside lanes, and then those of lanes, lane by lane.
 -- KEYS[1] queue LIST
 -- KEYS[2] suspects LIST
 -- KEYS[3] due ZSET
@@ -10,16 +11,18 @@
 -- ARGV[2] limit places to look at
 -- ARGV[3] after cursor of the last entry of the page before, empty for the first page
 -- ARGV[4] max_bytes bytes of payload after which no further entry is listed
--- RETURNS ok entry... | more entry...; an entry is its cursor and its summary, or only a cursor, for a position that was skipped
+-- ARGV[5] from_end 1: waiting jobs from the end
+-- RETURNS ok entry... | more entry...; an entry is its cursor, its summary and, if it waits, its place: how many references are
+--   up to it in its lane, or outside lanes; or only a cursor, for a position that was skipped
 -- RESEND safe: it only reads
 local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local state, limit, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local max_bytes = tonumber(ARGV[4])
+local max_bytes, from_end = tonumber(ARGV[4]), ARGV[5] == '1'
 
 local reply, budget, listed = {'ok'}, {left = max_bytes}, {}
 
--- Lists the `item` at one position, if it is in this state; returns false if the page is full.
-local function list(cursor, item)
+-- Lists the `item` at one position, if it is in this state; returns false if the page is full. `nth`: its place, nil if it does not wait.
+local function list(cursor, item, nth)
   if #reply > limit or budget.left <= 0 then
     reply[1] = 'more'
     return false
@@ -28,7 +31,7 @@ local function list(cursor, item)
   -- A job that was due in between has two positions in the lists, and a cancelled job no longer has the state.
   local listable = not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state
   if listable and not listed[item] then
-    reply[#reply + 1] = {cursor, summarize(queue, 'job', item, budget)}
+    reply[#reply + 1] = {cursor, summarize(queue, 'job', item, budget), nth}
     listed[item] = id
   else
     reply[#reply + 1] = {cursor}
@@ -37,16 +40,14 @@ local function list(cursor, item)
   return true
 end
 
-local function list_positions(name, key, first, claimed, lane)
-  return read_items(key, first, true, max_bytes, function(item, i)
-    return list(string.format('%s %d %.0f', name, i, claimed) .. (lane and ' ' .. lane or ''), item)
-  end)
-end
-
--- Lists the jobs of all lanes, by name: from the `lane` and its position `first` on (nil: from the first lane on).
-local function list_lanes_from(lane, first, claimed)
-  each_lane(queue, lane, function(name, tasks)
-    return list_positions('lane', tasks, name == lane and first or 0, claimed, name)
+-- Lists one list. `last`: the position that was listed last, from the front (nil: none).
+local function list_positions(name, key, last, claimed, lane)
+  local length, ahead = redis.call('LLEN', key), name == 'queue' and redis.call('LLEN', suspects) or 0
+  local first = from_end and math.max(0, length - (last or length)) or math.max(0, (last or -1) + 1)
+  return read_items(key, first, not from_end, max_bytes, function(item, i)
+    local position = from_end and length - 1 - i or i
+    local cursor = string.format('%s %d %.0f', name, position, claimed) .. (lane and ' ' .. lane or '')
+    return list(cursor, item, ahead + position + 1)
   end)
 end
 
@@ -54,12 +55,16 @@ if state == 'waiting' then
   -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
   local claimed = tonumber(redis.call('HGET', counts, 'claimed')) or 0
   local list_name, position, claimed_then, lane = string.match(after, '^(%l+) (%d+) (%d+) ?(.*)$')
-  local first = math.max(0, (tonumber(position) or -1) + 1 - math.max(0, claimed - (tonumber(claimed_then) or claimed)))
-  if list_name == 'lane' then
-    list_lanes_from(lane, first, claimed)
-  elseif (list_name == 'queue' or list_positions('suspects', suspects, first, claimed))
-    and list_positions('queue', queue, list_name == 'queue' and first or 0, claimed) then
-    list_lanes_from(nil, 0, claimed)
+  local last, in_lane = tonumber(position), list_name == 'lane'
+  if last and not (from_end and in_lane) then -- claims in other lanes would hide tasks that are nearer to the front
+    last = last - math.max(0, claimed - (tonumber(claimed_then) or claimed))
+  end
+  local lists = from_end and {'queue', queue, 'suspects', suspects} or {'suspects', suspects, 'queue', queue}
+  if in_lane or (list_name == lists[3] or list_positions(lists[1], lists[2], last, claimed))
+    and list_positions(lists[3], lists[4], list_name == lists[3] and last or nil, claimed) then
+    each_lane(queue, in_lane and lane or nil, function(name, tasks) -- by name
+      return list_positions('lane', tasks, name == lane and last or nil, claimed, name)
+    end)
   end
 elseif state == 'due' then
   local score, id = string.match(after, '^(%d+) (.*)$')

@@ -14,13 +14,14 @@
 -- ARGV[8] last number of a start request that the worker sent to this queue before
 -- ARGV[9] limits text of _limits.lua, empty: none, *: the worker declares nothing
 -- ARGV[10] lanes msgpack of _lane_rules.lua, empty: none, *: the worker declares nothing
+-- ARGV[11] options JSON, other options of the handler, for people; empty: not known
 -- RETURNS ok changed: 1 if other limits hold now, 2 if only the workers' rules of lanes are others, else 0 | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not put a worker back that left
 -- NUMBERED
 local queue, workers, policy = KEYS[2], KEYS[3], KEYS[4]
 local worker, max_stalls = ARGV[3], ARGV[4]
 local keep_failed, on_failure, result_ttl, last, limits = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
-local lanes = ARGV[10]
+local lanes, options = ARGV[10], ARGV[11]
 
 local missing = missing_rights(queue)
 if missing then
@@ -40,6 +41,11 @@ if lanes ~= '*' and declare_lanes(queue, lanes, now_ms()) and changed == 0 then
   changed = 2
 end
 redis.call('HSET', policy, 'max_stalls', max_stalls, 'keep_failed', keep_failed, 'on_failure', on_failure)
+if options == '' then
+  redis.call('HDEL', policy, 'options')
+else
+  redis.call('HSET', policy, 'options', options)
+end
 if result_ttl == '-' then
   redis.call('HDEL', policy, 'result_ttl')
 else

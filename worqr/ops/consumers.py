@@ -34,19 +34,20 @@ def start_work(
     result_ttl_ms: int | None = None,
     limits: str = DECLARES_NOTHING,
     lanes: str | bytes = DECLARES_NOTHING,
+    options: str = "",
 ) -> Call[Literal["", "limits", "lanes"]]:
     """Let the worker claim tasks of the queue; return what that has changed.
 
     "limits": other limits hold now, and perhaps other rules of lanes. "lanes": only the workers' rules of its lanes are others.
 
     `last` is the highest start request number that the worker sent to this queue before. `limits`: see
-    `worqr.limits`. `lanes`: see `worqr.lanes`.
+    `worqr.limits`. `lanes`: see `worqr.lanes`. `options`: JSON, other options of the handler, for people.
 
     The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """
     names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
-    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes)
+    args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes, options)
     return new_call("start_work", keys.base, names, args, _read_changed, numbered=True)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, cast
 
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
@@ -33,6 +34,8 @@ FIND_DEPTH: Final = 100_000
 """Tasks at each end of a queue that one script compares with a payload: the server compares 100,000 in about 2 ms."""
 HOLDERS_AT_ONCE: Final = 200
 """Workers whose claims one script looks at, at most."""
+_NAMED_WORKERS: Final = 5
+"""Workers with the same handler options that are named, at most."""
 _NOT_TOTALS: Final = {"fence", "cleared", "cleared_why", "stale", "announced"}
 """Fields of the counters' hash that are not event counters."""
 
@@ -119,6 +122,48 @@ def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """Handler options with which workers serve a queue.
+
+    `workers`: the first of them by id. `number`: how many they are. `fields`: the options as a job's record has them, with
+    `keep_failed` and `on_failure`.
+    """
+
+    number: int
+    workers: list[str]
+    fields: dict[str, str]
+
+
+def list_policies(
+    keys: QueueKeys, limit: int = MAX_ITEMS, named: int = _NAMED_WORKERS
+) -> Call[tuple[list[ServedPolicy], int]]:
+    """Return the handler options of up to `limit` workers, those of most workers first; and how many workers are left out."""
+
+    def group(number: int, kept: list[bytes | None], workers: list[bytes]) -> ServedPolicy:
+        *stored, options = (None if value is None else text(value) for value in kept)
+        fields = dict(zip(("max_stalls", "keep_failed", "on_failure", "result_ttl"), stored, strict=True))
+        known = {name: value for name, value in fields.items() if value is not None}
+        return ServedPolicy(int(number), texts(workers), {**_shown_options(options), **known})
+
+    def read(reply: Reply) -> tuple[list[ServedPolicy], int]:
+        status_word(reply)
+        return sorted((group(*each) for each in reply[2:]), key=lambda found: -found.number), int(reply[1])
+
+    return new_call("list_policies", keys.base, (keys.base, keys.workers), (limit, named), read)
+
+
+def _shown_options(stored: str | None) -> dict[str, str]:
+    """Decode what a worker stored for people. Of another application's value, nothing is shown."""
+    try:
+        found = json.loads(stored or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): str(value) for name, value in cast("dict[object, object]", found).items()}
+
+
+@dataclass(frozen=True, slots=True)
 class FoundTask:
     """Reply of find_task: places in the queue, ids of jobs, and claims. `complete`: no task with this payload is left out."""
 
@@ -164,7 +209,8 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
 class TaskSummary:
     """A summary of one task for display. A raw task has no id and no record, only the beginning of its payload.
 
-    `size`: bytes of the whole payload, if they are known. `timeout_ms`: the job's own timeout, if it has one.
+    `size`: bytes of the whole payload, if they are known. `timeout_ms`: the job's own timeout, if it has one. `place`: its place
+    among the waiting tasks of its `lane`, or of those outside lanes, 1 for the next; None if it does not wait.
     """
 
     id: str | None
@@ -172,6 +218,8 @@ class TaskSummary:
     state: JobState
     size: int | None = None
     timeout_ms: int | None = None
+    place: int | None = None
+    lane: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,17 +293,27 @@ class JobPage:
     positions: list[tuple[str, TaskSummary | None]]
 
 
-def list_jobs(keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "") -> Call[JobPage]:
-    """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`."""
+def list_jobs(
+    keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "", from_end: bool = False
+) -> Call[JobPage]:
+    """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`. `from_end`: waiting jobs
+    from the end of each list.
+    """
 
-    def position(cursor: bytes, fields: list[Any] | None = None) -> tuple[str, TaskSummary | None]:
-        return text(cursor), None if fields is None else _summary(state, 0, *fields)
+    def position(
+        cursor: bytes, fields: list[Any] | None = None, place: int | None = None
+    ) -> tuple[str, TaskSummary | None]:
+        at = text(cursor)
+        if fields is None:
+            return at, None
+        lane = at.split(" ", 3)[3] if place is not None and at.startswith("lane ") else ""
+        return at, replace(_summary(state, 0, *fields), place=place, lane=lane)
 
     def read(reply: Reply) -> JobPage:
         return JobPage(status_word(reply) == "more", [position(*parts) for parts in reply[1:]])
 
     names = (keys.base, keys.suspects, keys.due, keys.blocked, keys.counts)
-    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES), read)
+    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES, int(from_end)), read)
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:

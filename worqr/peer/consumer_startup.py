@@ -6,6 +6,7 @@ leader finds the claims of a worker that dies in between. Not here: leaving (`co
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from worqr.peer.departures import Departures
 from worqr.peer.registration import Registration
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.session import Session
+from worqr.policy import shown_fields
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -156,6 +158,7 @@ class ConsumerStartup:
                 result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
                 limits=consumer.options.limits,
                 lanes=consumer.options.lanes,
+                options=json.dumps(shown_fields(policy), separators=(",", ":")),
             )
         )
         if changed:
