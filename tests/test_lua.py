@@ -308,7 +308,8 @@ def test_unpack_is_bounded() -> None:
         ("_turns", "claims, from, math.min(from + 999, #claims"),
         ("_turns", "lanes"),  # as many as were read at once, 1000 at most
         ("_turns", "empty"),  # some of them
-        ("_turns", "kept"),  # names and turns of these
+        ("_turns", "held"),  # turns and names of these
+        ("_turns", "idle"),  # likewise
         ("_turns", "scores"),  # likewise
         ("_turns", "passed"),  # 100 at most
         ("note_runs", "lines"),  # of ended runs: 1000

@@ -53,10 +53,10 @@ end
 -- Takes lanes that have nothing more to start now out of the ring: those without tasks, and those held by their concurrency.
 -- LATER: most queues have no lanes.
 local function leave_ring_together(base, turns, visits)
-  local lanes, weights, empty, scores = {}, 0, {}, {idle = {}, held = {}}
+  local lanes, weights, empty, held, idle = {}, 0, {}, {}, {}
   for _, visit in ipairs(visits) do
     lanes[#lanes + 1], weights = visit.lane, weights + visit.rules.weight
-    local kept = visit.left > 0 and scores.held or visit.turn > turns.clock and scores.idle
+    local kept = visit.left > 0 and held or visit.turn > turns.clock and idle
     if kept then
       kept[#kept + 1], kept[#kept + 2] = visit.turn, visit.lane
     end
@@ -66,10 +66,11 @@ local function leave_ring_together(base, turns, visits)
     redis.call('ZREM', base .. ':lanes:ring', unpack(lanes))
     redis.call('HINCRBY', base .. ':lanes', 'weights', -weights)
   end
-  for name, kept in pairs(scores) do
-    if #kept > 0 then
-      redis.call('ZADD', base .. ':lanes:' .. name, unpack(kept))
-    end
+  if #held > 0 then
+    redis.call('ZADD', base .. ':lanes:held', unpack(held))
+  end
+  if #idle > 0 then
+    redis.call('ZADD', base .. ':lanes:idle', unpack(idle))
   end
   if #empty > 0 then
     redis.call('ZREM', base .. ':lanes:names', unpack(empty))
