@@ -214,7 +214,8 @@ end
 -- is blocked has to be merged first.
 -- LATER: most tasks of lanes are dispatched.
 local function may_be_filed(base, task)
-  return not task.job or task.fields.twin and not task.fields.lane and redis.call('EXISTS', base .. ':job:' .. task.id) == 0
+  local fields = task.fields
+  return not task.job or fields.twin and not fields.lane and redis.call('EXISTS', base .. ':job:' .. task.id) == 0
 end
 
 -- Puts the `task` under `claim` at the back of a lane, as a job; a suspect at the front. A raw task is as old as its filing. Returns
