@@ -290,8 +290,8 @@ def take_lane_keys(found: dict[str, Any]) -> Filed:
         "waiting": int(state.get("waiting", 0)),
         "weights": int(state.get("weights", 0)),
     }
-    filed = [set(each) for each in (ring, held, idle, names)]
-    return Filed(told, *filed[:3], {lane: int(ms) for lane, ms in opens.items()}, filed[3], state)
+    moments = {lane: int(ms) for lane, ms in opens.items()}
+    return Filed(told, set(ring), set(held), set(idle), moments, set(names), state)
 
 
 def wrong(filed: Filed, model: Lanes, now: int) -> Iterator[str]:

@@ -7,8 +7,8 @@ while there is a task that it could take, no limit is exceeded, and once all is 
 An example puts its jobs into no lanes, into some, or into few with low limits, so that lanes are full while workers wait. Whose
 turn it is among lanes is learned from the server: `job_lanes` checks where a start may take a task, and test_lanes.py the shares.
 
-A run is the same each time; ``WORQR_MACHINE_RANDOM=1`` makes it another one, ``WORQR_MACHINE_EXAMPLES=2000`` a long one, and
-``WORQR_MACHINE_STRICT=1`` one with strict lanes.
+A run is the same each time; `tests.support.machines` says what makes it another one, or a long one. With
+``WORQR_MACHINE_STRICT=1`` it has strict lanes.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     rule,
-    run_state_machine_as_test,
 )
 
 from tests.ops.job_lanes import LANES, RATE_MS, Seen, take_lane_keys, wrong
 from tests.ops.job_model import Model
 from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, reference, saved_of, size_of_saved
 from tests.ops.job_world import EXPIRING, World, differences, wire
+from tests.support.machines import run_machine
 from tests.support.servers import Server
 from worqr import ops
 from worqr.job_states import LIVE, State, moves
 from worqr.keys import MARKER
+from worqr.limits import DECLARES_NOTHING
 from worqr.ops import MAX_ITEMS
 from worqr.records import RemoteError
 from worqr.script_call import Call
@@ -52,12 +52,8 @@ ALL_POLICY = "max_failures max_stalls result_ttl timeout"
 
 Action = Callable[["JobMachine", st.DataObject], None]
 
-EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "40"))
-STEPS = int(os.environ.get("WORQR_MACHINE_STEPS", "60"))
-RANDOM = "WORQR_MACHINE_RANDOM" in os.environ
 STRICT = "WORQR_MACHINE_STRICT" in os.environ
 """Lanes may be strict. Off: `lane_room` looks at the first position of a strict lane, also if no task waits there any more."""
-QUICK = "WORQR_MACHINE_NO_SHRINK" in os.environ
 
 budgets = st.sampled_from([1, 10_000])
 limits = st.sampled_from([1, 2, MAX_ITEMS])
@@ -507,7 +503,7 @@ class JobMachine(RuleBasedStateMachine):
             on_failure=policy.on_failure,
             result_ttl_ms=policy.ttl or None,
             last=self.sent[worker],
-            **({} if declared is None else {"lanes": packed}),
+            lanes=DECLARES_NOTHING if declared is None else packed,
         )
         assert self.do(call) == changes
         self.check()
@@ -839,15 +835,4 @@ class JobMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(1800)  # making a failure small takes its time, and so does a long run
 def test_every_transaction_does_what_the_model_says(server: Server) -> None:
     JobMachine.server = server
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        JobMachine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            derandomize=not RANDOM,
-            database=None,
-            phases=[Phase.generate] if QUICK else [Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(JobMachine, examples=40)
