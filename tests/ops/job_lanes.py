@@ -132,6 +132,8 @@ class Lanes:
     def push_to_lane(self, lane: str, item: bytes, *, front: bool) -> bool:
         """Returns whether a task of the lane may start."""
         line = self.lanes.setdefault(lane, [])
+        if front or not line:
+            self.overdue.discard(lane)  # it is filed
         line.insert(0 if front else len(line), item)
         return lane not in self.overdue and self.lane_room(lane) > 0
 

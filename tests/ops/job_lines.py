@@ -398,8 +398,8 @@ class Lines(Lanes):
 
     def promote_due(self, limit: int) -> Reply:
         self.begin("promote_due")
-        self.overdue.clear()
         self._promote(limit)
+        self.overdue.clear()
         left = min(self.due.values(), default=None)
         return ["ok", self.pushed, -1 if left is None else max(0, left - NOW)]
 

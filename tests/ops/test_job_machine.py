@@ -146,7 +146,7 @@ OPENING = {
     "dispatch_jobs",
     "purge_queue",
 }
-"""Scripts that may let lanes start, and wake a worker for each."""
+"""Scripts that may let lanes or a queue start, and wake a worker for each lane and for each task."""
 ENDS = ("finished", "stopped", "retried", "stalled", "failed", "broken", "cancelled", "dropped")
 
 
@@ -250,7 +250,7 @@ class JobMachine(RuleBasedStateMachine):
         model, room = self.model, self.model.room()
         assert hungry <= model.hungry, "a worker is hungry that did not say so"
         woken = len(model.hungry - hungry)
-        opened = len(model.open_lines()) if model.script in OPENING else 0
+        opened = len(model.open_lines()) + len(model.queue) if model.script in OPENING else 0
         most = max(1, model.pushed + opened, model.released) + bool(model.suspects)  # whose worker may be free now
         assert woken <= most, "more are woken than there is work for"
         before, self.startable = self.startable, model.startable()
@@ -276,6 +276,7 @@ class JobMachine(RuleBasedStateMachine):
             most, _ = self.model.limits_of(lane)
             assert most is None or n <= max(most, self.running.get(lane, 0)), f"{n} of {lane!r} run, {most} may"
         self.running, self.opens = running, filed.opens
+        self.model.overdue &= filed.held
 
     def _check_told(self) -> None:
         heard = self.world.heard()
