@@ -236,8 +236,11 @@ class Lanes:
             assert gone >= 0, f"{source!r} has more than it had"
             self._skip(source, gone, is_free=is_free)
         assert len(self.suspects) == before or not is_free
+
+    def order_suspects(self, seen: Seen) -> None:
+        """Suspects of several lanes have moved by turns."""
         if Counter(self.suspects) == Counter(seen.suspects):
-            self.suspects[:] = seen.suspects  # suspects of several lanes move by turns
+            self.suspects[:] = seen.suspects
 
     # Views
 

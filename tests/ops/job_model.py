@@ -69,6 +69,8 @@ class Model(Lines):
         self.overdue.clear()
         room = self.room()
         entries, dry = self._claim_up_to(wanted, worker, place, seen)
+        if seen is not None:
+            self.order_suspects(seen)
         is_limited = not dry and len(entries) < wanted and sum(entry is not None for entry in entries) >= room
         place.count = len(entries)
         self._count("claimed", len(entries))

@@ -64,7 +64,7 @@ fields = st.sampled_from(
     [
         {},
         {"max_failures": "2"},
-        {"max_stalls": "1", "result_ttl": "90000000"},
+        {"max_stalls": "2", "result_ttl": "90000000"},
         {"result_ttl": "0", "timeout": "1000"},
         {"result_ttl": "90000000", "max_failures": "1"},
     ]
@@ -104,7 +104,7 @@ lane_settings = st.sampled_from(
 MODES: dict[str, tuple[st.SearchStrategy[dict[str, Any]], st.SearchStrategy[dict[str, Any] | None]]] = {
     "no lanes": (st.just({}), st.none()),
     "lanes": (lanes, st.sampled_from([*NO_RULES, *SOME_RULES])),
-    "few lanes": (few_lanes, st.sampled_from([{"limit": "1"}, {"limit": "3"}, *SOME_RULES])),
+    "few lanes": (few_lanes, st.sampled_from([{"limit": "3"}, {"limit": "3"}, *SOME_RULES])),
 }
 """In which lanes an example puts its jobs, and what workers declare. With few, it is more often a lane that keeps tasks from
 starting, while workers wait."""
@@ -129,7 +129,7 @@ def jobs_of(job_id: str | None, when: st.SearchStrategy[dict[str, Any]], mode: s
 
 policies = st.builds(
     Policy,
-    max_stalls=st.sampled_from([2, 2, 3, 1]),
+    max_stalls=st.sampled_from([2, 2, 2, 3, 1]),
     keep_failed=st.sampled_from([3, 1, 0]),
     on_failure=st.booleans(),
     keeps_results=st.booleans(),
