@@ -157,15 +157,19 @@ def move_what_waits(server: Server, seen: set[Move]) -> None:
 
 def clear_what_waits(server: Server, seen: set[Move]) -> None:
     """Cancelled and deleted, where it waits, is due and is blocked."""
-    for clear in ("cancel_job", "cancel_all", "delete_queue"):
+    for clear in ("cancel_job", "cancel_lane", "cancel_all", "delete_queue"):
         for when, runs in ((NOW, False), (LATER, False), (NOW, True)):
             with machine_of(server, seen) as machine:
+                machine.mode = "lanes" if clear == "cancel_lane" else "no lanes"
+                options = when | ({"lane": "g"} if machine.laned else {})
                 if runs:
-                    dispatch(machine)
+                    dispatch(machine, **options)
                     start(machine)
-                dispatch(machine, **when)
+                dispatch(machine, **options)
                 if clear == "cancel_job":
                     cancel(machine)
+                elif clear == "cancel_lane":
+                    machine.cancel_all_of("g", 9)
                 elif clear == "cancel_all":
                     machine.cancel_everything(9)
                 else:

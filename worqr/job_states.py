@@ -68,6 +68,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
         "leader", {"active": ("waiting", "due", "failed", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
     ),
     "cancel_job": Transaction("operator", _PURGED.moves),
+    "cancel_lane": _PURGED,
     "cancel_all": _PURGED,
     "delete_queue": _PURGED,
     "cancel_task": Transaction("operator", {"waiting": ("cancelled",), "due": ("cancelled",)}),

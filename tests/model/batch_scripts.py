@@ -115,15 +115,37 @@ class Scripts(HomeScripts):
         if closed or (part.cancelled and self.mistake != "a cancelled part takes members"):
             over = part.cancelled and not closed and not state.home.cancelled
             return False, state._replace(wrong="a member is refused for a cancel that is over" if over else "")
+        if state.of_id(member, "pending", "cancelling"):
+            return True, state  # it is a duplicate
         part = part._replace(sealed=part.sealed or sealed)
-        state = state.with_part(index, part)
+        state, member = self._take_id(state.with_part(index, part), member)
         state = state._replace(members=tuple(sorted((*state.members, member))))
         return True, state._replace(runs=tuple(sorted((*state.runs, Run())))) if member.adds else state
+
+    def _take_id(self, state: Batch, member: Member) -> tuple[Batch, Member]:
+        """A job gets the id of one in the trash, which ends. Both are counted at the end of the script: the end first."""
+        for old in state.of_id(member, "trashed"):
+            if self.mistake == "the end in the trash is settled before the addition":
+                return self.end_member(state, old, "cancelled"), member
+            ended = old._replace(state="cancelled")
+            state = self.count(state.with_member(old, ended), old.part, "cancelled")
+            if self.mistake == "an addition is counted before the end in the trash":
+                member = member._replace(known=False)
+        return state, member
+
+    def clear(self, state: Batch) -> Batch:
+        """`delete_queue`: what waits goes to the trash of the queue of part 0."""
+        for member in state.members:
+            if member.part == 0 and member.state == "pending" and not member.adds:
+                state = state.with_member(member, member._replace(state="trashed"))
+        return state
 
     def end_member(self, state: Batch, member: Member, outcome: str) -> Batch:
         """Any script that ends a job for good."""
         index = member.part
-        state = self.count(state.with_member(member, member._replace(state=outcome)), index, outcome)
+        state = state.with_member(member, member._replace(state=outcome))
+        if member.known:
+            state = self.count(state, index, outcome)
         if outcome == "failed":
             part = state.parts[index]
             state = state.with_part(index, part._replace(failures=part.failures + state.strict))
@@ -150,15 +172,9 @@ class Scripts(HomeScripts):
         if self.mistake != "close_part does not seal":
             part = part._replace(sealed=True)
         state = state.with_part(index, part)
-        for member in state.members:
-            if (
-                member.part == index
-                and member.state == "gone"
-                and self.mistake != "close_part does not look for records"
-            ):
-                state = state.with_member(member, member._replace(state="lost"))
-                part = part._replace(counts=part.counts.plus("lost"))
-                state = state.with_part(index, part)
+        if self.mistake != "close_part does not look for records":
+            state = self._drop_lost(state, index)
+            part = state.parts[index]
         if part.v == 0:
             return state
         if part.closed:
@@ -168,6 +184,13 @@ class Scripts(HomeScripts):
             return self._report(state, index, said)
         return self._close_if_even(state, index)
 
+    def _drop_lost(self, state: Batch, index: int) -> Batch:
+        """Counts members without a record."""
+        for member in state.members:
+            if member.part == index and member.state == "gone":
+                state = self.count(state.with_member(member, member._replace(state="lost")), index, "lost")
+        return state
+
     def cancel_part(self, state: Batch, index: int, v: int) -> tuple[bool, Batch]:
         """`cancel_part`, about the opening v: cancels one member; whether there are more."""
         if state.parts[index].v > v and self.mistake != "a cancel of an older opening is obeyed":
@@ -175,11 +198,15 @@ class Scripts(HomeScripts):
         part = state.parts[index]
         if self.mistake != "a cancel does not fence an opening that never came":
             part = part.at(v)
+        if part.closed and self.mistake != "a cancel does not repeat the report":
+            return False, self._report(state, index)
         if part.closed or part.v == 0:
             return False, state
         if self.mistake != "a part does not keep its cancel":
             part = part._replace(cancelled=True)
         state = state.with_part(index, part._replace(sealed=True))
+        if self.mistake != "a cancel does not look for records":
+            state = self._drop_lost(state, index)
         pending = [member for member in state.members if member.part == index and member.state == "pending"]
         if pending:
             wrong = "a member that was put back after the end was cancelled by an older cancel" if state.spared else ""
@@ -192,8 +219,12 @@ class Scripts(HomeScripts):
         index, part = member.part, state.parts[member.part]
         if not part.closed and part.cancelled and self.mistake != "a member is put back into a cancelled part":
             return state
+        if state.of_id(member, "pending", "cancelling"):
+            return state
+        state, back = self._take_id(state, member._replace(state="pending"))
+        part = state.parts[index]
         fewer = 0 if self.mistake == "a member put back still counts as failed" else -1
-        state = state.with_member(member, member._replace(state="pending"))
+        state = state.with_member(member, back)
         if member.adds:
             state = state._replace(runs=tuple(sorted((*state.runs, Run()))))
         counts = part.counts.plus("failed", fewer)
@@ -220,7 +251,7 @@ class Scripts(HomeScripts):
 
     def _close_if_even(self, state: Batch, index: int) -> Batch:
         part = state.parts[index]
-        if part.closed or not part.sealed or state.has_pending(index):
+        if part.closed or not part.sealed or state.has_known(index):
             return state
         return self._report(state.with_part(index, part._replace(closed=True)), index)
 

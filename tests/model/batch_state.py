@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
-PENDING = ("pending", "cancelling", "gone")
-"""The states of a member that has not ended: it waits or runs, the same with a cancel, and without a record."""
+PENDING = ("pending", "cancelling", "gone", "trashed")
+"""The states of a member that has not ended: it waits or runs, the same with a cancel, without a record, in the trash of its
+queue."""
 
 
 class Counts(NamedTuple):
@@ -90,7 +91,11 @@ class Member(NamedTuple):
     adds: bool = False
     """Its handler adds another member."""
     state: str = "pending"
-    """pending, cancelling, gone (no record), finished, failed, cancelled or lost."""
+    """pending, cancelling, gone (no record), trashed, finished, failed, cancelled or lost."""
+    id: int = 0
+    """Members may have the same id, one after the other. 0: an id of its own."""
+    known: bool = True
+    """Its id is in the set of members, until it has ended."""
 
 
 class Run(NamedTuple):
@@ -140,6 +145,8 @@ class Batch(NamedTuple):
     """`on_failed` is "cancel"."""
     target: int = 1
     """The part to which a handler adds."""
+    target_id: int = 0
+    """The id of the member that it adds."""
     openings: int = 3
     """How often a part may be opened by requests: bounds the search."""
     zombies: int = 0
@@ -147,7 +154,11 @@ class Batch(NamedTuple):
     slow_relays: int = 0
     slow_checks: int = 0
     losses: int = 0
-    """How many records of members may vanish."""
+    """How many records of members, and messages, may vanish."""
+    repairs: bool = False
+    """Something was lost. Else the leader need not repeat a cancel: so the search shows what is wrong without it."""
+    clears: int = 0
+    """How often the queue of part 0 may be deleted."""
     failures: int = 0
     cancels: int = 0
     put_backs: int = 0
@@ -161,6 +172,20 @@ class Batch(NamedTuple):
     def has_pending(self, index: int) -> bool:
         """True if the part has members that have not ended."""
         return any(member.part == index and member.state in PENDING for member in self.members)
+
+    def has_known(self, index: int) -> bool:
+        """True if the set of members of the part is not empty."""
+        return any(member.part == index and member.state in PENDING and member.known for member in self.members)
+
+    def of_id(self, member: Member, *states: str) -> list[Member]:
+        """The members of the same id in one of these states."""
+        if not member.id:
+            return []
+        return [
+            other
+            for other in self.members
+            if other[:1] == member[:1] and other.id == member.id and other.state in states
+        ]
 
     def with_part(self, index: int, part: Part) -> Batch:
         """The state with one part replaced."""

@@ -9,7 +9,8 @@ the home has not heard yet. A living member is never told that its batch has end
 one follow-up. A cancelled batch ends whatever its handlers do, but a cancel does not outlive the ending: a member that is put
 back afterwards runs. When the mesh rests, the batch has ended, or a handler or the producer has something left to do.
 
-`Batches` has the endings, `CancelledBatches` the cancels and failures that cancel, `ReopenedBatches` the members put back.
+`Batches` has the endings, `CancelledBatches` the cancels and failures that cancel, `ReopenedBatches` the members put back,
+`ClearedBatches` the members whose queue is deleted.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.model.search import By, Model
 Steps = Iterator[tuple[str, str, Batch]]
 
 NEAR, FAR = Member(0), Member(1)
+SAME = Member(0, id=1)
 NEAR_ADDER, FAR_ADDER = Member(0, adds=True), Member(1, adds=True)
 
 ALWAYS: Mapping[str, By] = {
@@ -69,7 +71,7 @@ class Batches(Model[Batch]):
         "the end of the last member does not close": 5,
         "an end is counted twice": 6,
         "close_part does not seal": 5,
-        "close_part does not fence an opening that never came": 4,
+        "close_part does not fence an opening that never came": 5,
         "close_part does not repeat the report": 10,
         "close_part does not look for records": 9,
         "a batch that was left open is not cancelled": 1,
@@ -101,6 +103,8 @@ class Batches(Model[Batch]):
         if state.cancels and state.home.state != "ended":
             after = state._replace(cancels=state.cancels - 1, spared=False)
             yield "the batch is cancelled", "", self.scripts.cancel(after)
+        if state.clears:
+            yield "the queue is deleted", "of P0", self.scripts.clear(state._replace(clears=state.clears - 1))
 
     def _producer_steps(self, state: Batch) -> Steps:
         made = state.producer
@@ -149,7 +153,7 @@ class Batches(Model[Batch]):
             word, after = self.scripts.open_part(state, index, run.brings)
             yield "a handler opens", f"{name}, {said(after, index, word)}", self._told(after, run, word)
         elif run.phase == "opened":
-            taken, after = self.scripts.dispatch(state, Member(index), run.v, sealed=run.sealed)
+            taken, after = self.scripts.dispatch(state, Member(index, id=state.target_id), run.v, sealed=run.sealed)
             told = Run("added", has_claim=run.has_claim)
             if not taken:
                 told = told._replace(phase="refused", brings=self._report(state, index))
@@ -199,12 +203,14 @@ class Batches(Model[Batch]):
                 after = state._replace(failures=state.failures - 1)
                 yield "a member fails", detail, self.scripts.end_member(after, member, "failed")
         if member.state == "pending" and not member.adds and state.losses:
-            after = state._replace(losses=state.losses - 1)
+            after = state._replace(losses=state.losses - 1, repairs=True)
             yield (
                 "a record is lost",
                 f"of a member of {detail}",
                 after.with_member(member, member._replace(state="gone")),
             )
+        if member.state == "trashed":
+            yield "purge_queue", detail, self.scripts.end_member(state, member, "cancelled")
         if member.state == "cancelling":
             yield "a cancelled member ends", detail, self.scripts.end_member(state, member, "cancelled")
         if member.state == "failed" and state.put_backs:
@@ -217,8 +223,8 @@ class Batches(Model[Batch]):
             if state.slow_relays:
                 copies = state.copies | {message}
                 yield "a relay is slow", detail, state._replace(copies=copies, slow_relays=state.slow_relays - 1)
-            if state.losses and message.kind == "report":
-                after = state._replace(outbox=state.outbox - {message}, losses=state.losses - 1)
+            if state.losses and message.kind in ("report", "cancel"):
+                after = state._replace(outbox=state.outbox - {message}, losses=state.losses - 1, repairs=True)
                 yield "a record is lost", detail, after
         for message in state.copies:
             after = self.scripts.deliver(state._replace(copies=state.copies - {message}), message)
@@ -233,7 +239,11 @@ class Batches(Model[Batch]):
         if left_open and self.mistake != "a batch that was left open is not cancelled":
             yield "the leader cancels", "its producer left it open", self.scripts.cancel(state)
         for index, known in enumerate(home.parts):
-            if home.state == "sealed" and known.is_open:
+            if home.state == "sealed" and known.is_open and home.cancelled:
+                if state.repairs and self.mistake != "the leader does not repeat a cancel":
+                    after = self.scripts.cancel_part(state, index, known.v)[1]
+                    yield "the leader cancels", f"P{index} at {known.v}", after
+            elif home.state == "sealed" and known.is_open:
                 detail = f"P{index} at {known.v}"
                 yield "the leader checks", detail, self.scripts.close_part(state, index, known.v)
                 if state.slow_checks:
@@ -274,7 +284,14 @@ class Batches(Model[Batch]):
 class CancelledBatches(Batches):
     """A cancel at any moment, by a user, by the leader or by a member that failed; see the module."""
 
-    moves: ClassVar[Mapping[str, By]] = {**ALWAYS, **CRASHES, **CANCELS, **ENDED_BY_CANCEL, **FAILURES}
+    moves: ClassVar[Mapping[str, By]] = {
+        **ALWAYS,
+        **CRASHES,
+        **CANCELS,
+        **ENDED_BY_CANCEL,
+        **FAILURES,
+        "a record is lost": By.FAULT,
+    }
     mistakes: ClassVar[Mapping[str, int]] = {
         "a cancel does not seal": 1,
         "open_part ignores a cancel": 6,
@@ -284,6 +301,9 @@ class CancelledBatches(Batches):
         "a cancelled part takes members": 7,
         "a failure is not reported at once": 3,
         "a failure in a closing report does not cancel": 9,
+        "a cancel does not look for records": 5,
+        "a cancel does not repeat the report": 4,
+        "the leader does not repeat a cancel": 3,
     }
 
     def starts(self) -> Iterator[Batch]:
@@ -293,6 +313,8 @@ class CancelledBatches(Batches):
         yield Batch(producer(NEAR_ADDER, FAR), cancels=1, away=True)
         yield Batch(producer(NEAR_ADDER, FAR), strict=True, failures=1)
         yield Batch(producer(FAR, FAR), strict=True, failures=2, slow_relays=1)
+        yield Batch(producer(NEAR, FAR), cancels=1, losses=1)
+        yield Batch(producer(FAR), near=False, cancels=1, losses=2)
 
 
 class ReopenedBatches(Batches):
@@ -315,7 +337,7 @@ class ReopenedBatches(Batches):
         "a batch that reopens stays cancelled": 7,
         "a member believes at once that its batch has ended": 8,
         "a member is put back into a cancelled part": 9,
-        "a cancel of an older opening is obeyed": 7,
+        "a cancel of an older opening is obeyed": 8,
         "a cancel is not sent to a part that reopens": 7,
         "a report of a reopened part ends the cancel": 7,
         "an older failure cancels a batch that reopens": 10,
@@ -339,6 +361,32 @@ class ReopenedBatches(Batches):
         yield Batch(producer(NEAR_ADDER), failures=1, put_backs=1, cancels=1, openings=2)
         yield Batch(producer(FAR, FAR), strict=True, failures=2, put_backs=1, slow_relays=1)
         yield Batch(producer(FAR, NEAR), strict=True, failures=2, put_backs=1)
+
+
+class ClearedBatches(Batches):
+    """A queue that is deleted: its members end when the trash is purged, or when another job gets their id; see the module."""
+
+    moves: ClassVar[Mapping[str, By]] = {
+        **{name: by for name, by in ALWAYS.items() if "slow" not in name and "dead" not in name},
+        **CANCELS,
+        **ENDED_BY_CANCEL,
+        **FAILURES,
+        "a failed member is put back": By.USER,
+        "the queue is deleted": By.USER,
+        "purge_queue": By.MESH,
+    }
+    mistakes: ClassVar[Mapping[str, int]] = {
+        "an addition is counted before the end in the trash": 6,
+        "the end in the trash is settled before the addition": 10,
+    }
+    least: ClassVar[int] = 3_000
+
+    def starts(self) -> Iterator[Batch]:
+        yield Batch(producer(SAME, SAME), clears=1)
+        yield Batch(producer(SAME, SAME), clears=2, near=False, cancels=1)
+        yield Batch(producer(SAME, FAR_ADDER), target=0, target_id=1, clears=1)
+        yield Batch(producer(SAME, SAME), clears=1, failures=1, put_backs=1)
+        yield Batch(producer(SAME, SAME), clears=1, failures=1, put_backs=1, cancels=1, near=False)
 
 
 def may_open(state: Batch, index: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.batches import Batches, CancelledBatches, ReopenedBatches
+from tests.model.batches import Batches, CancelledBatches, ClearedBatches, ReopenedBatches
 from tests.model.cancels import Cancels
 from tests.model.claims import Claims
 from tests.model.lanes import Lanes
@@ -20,7 +20,7 @@ from tests.model.wakeups import Tokens, Wakeups
 
 MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
-    *(Batches, CancelledBatches, ReopenedBatches),
+    *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches),
 )
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {

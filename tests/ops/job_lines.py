@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.ops.driver import FENCE
+from tests.ops.job_lanes import Lanes
 from tests.ops.job_rules import (
     COUNTERS,
     NOW,
@@ -34,7 +36,7 @@ from worqr.job_states import State
 
 
 @dataclass
-class Lines:
+class Lines(Lanes):
     """The contents of a queue, and how a task gets into it. Lists have their front first. A method that is named like a script is
     that transaction; its return value is the reply.
     """
@@ -43,12 +45,9 @@ class Lines:
     cleared: int = 0
     cleared_why: str | None = None
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    queue: list[bytes] = field(default_factory=list[bytes])
-    suspects: list[bytes] = field(default_factory=list[bytes])
     due: dict[str, int] = field(default_factory=dict[str, int])
     blocked: set[str] = field(default_factory=set[str])
     trash: dict[str, Any] = field(default_factory=dict[str, Any])
-    jobs: dict[str, Record] = field(default_factory=dict[str, Record])
     active: dict[str, Record] = field(default_factory=dict[str, Record])
     items: dict[int, bytes] = field(default_factory=dict[int, bytes])
     held: dict[str, set[int]] = field(default_factory=dict[str, "set[int]"])
@@ -70,9 +69,12 @@ class Lines:
     # What happened in the last transaction, for observers.
     script: str = ""
     moved: list[tuple[str, State, State]] = field(default_factory=list[tuple[str, State, State]])
+    freed: list[str] = field(default_factory=list[str])
     unclaimed: int = 0
     """Of those that were cancelled: how many did not run."""
     pushed: int = 0
+    released: int = 0
+    """Claims that ended."""
     hints: list[int] = field(default_factory=list[int])
     acknowledged: list[int] = field(default_factory=list[int])
     # Tasks that ever came, and that ended, went or became one with another.
@@ -81,7 +83,7 @@ class Lines:
 
     def begin(self, script: str) -> None:
         """A transaction begins."""
-        self.script, self.pushed = script, 0
+        self.script, self.pushed, self.released = script, 0, 0
         self.moved, self.hints, self.acknowledged = [], [], []
 
     # Small things
@@ -108,10 +110,12 @@ class Lines:
     def _waiting_items(self) -> Iterable[bytes]:
         yield from self.queue
         yield from self.suspects
+        for line in self.lanes.values():
+            yield from line
 
     def count_waiting(self) -> int:
         """Tasks in line: raw ones, and jobs that are waiting (each once, however many references to it lie there)."""
-        raw = sum(id_of(item) is None for item in self._waiting_items())
+        raw = sum(id_of(item) is None for item in (*self.queue, *self.suspects))
         return raw + sum(job["state"] == "waiting" for job in self.jobs.values() if not self.is_trashed(job))
 
     def count_queued(self) -> int:
@@ -119,7 +123,20 @@ class Lines:
 
     @property
     def stale(self) -> int:
-        return len(self.queue) + len(self.suspects) - self.count_waiting()
+        return len(list(self._waiting_items())) - self.count_waiting()
+
+    def room(self) -> float:
+        """How many tasks the queue may start."""
+        if self.paused is not None:
+            return 0
+        return math.inf if self.limit is None else max(0, self.limit - sum(map(len, self.held.values())))
+
+    def startable(self) -> set[str]:
+        """The lists of which a worker could start a task now."""
+        return self.startable_lines() if self.room() > 0 else set()
+
+    def suspect_waits(self) -> bool:
+        return any(not self.is_stale_suspect(item) for item in self.suspects)
 
     def in_fence(self, worker: str) -> Place | None:
         place = self.fence.get(worker)
@@ -142,10 +159,13 @@ class Lines:
                 self.hints.append(run_at)
         else:
             job["state"] = "waiting"
-            self._push(reference(job_id), front=front, suspect=suspect)
+            self._push(reference(job_id), front=front, suspect=suspect, lane=job.get("lane"))
         return job["state"]
 
-    def _push(self, item: bytes, *, front: bool, suspect: bool = False) -> None:
+    def _push(self, item: bytes, *, front: bool, suspect: bool = False, lane: str | None = None) -> None:
+        if lane is not None:
+            self.pushed += self.push_to_lane(lane, item, front=front or suspect)
+            return
         line = self.suspects if suspect else self.queue
         line.insert(0 if front else len(line), item)
         self.pushed += 1
@@ -179,6 +199,7 @@ class Lines:
     def _forget(self, job_id: str, reason: str) -> None:
         """Delete the record of a job that does not run."""
         job = self.jobs.pop(job_id)
+        self.places.pop(f":{job_id}", None)
         self.due.pop(job_id, None)
         self.blocked.discard(job_id)
         self.taken.pop(job_id, None)
@@ -229,8 +250,11 @@ class Lines:
             if o.get("exists") == "skip" or not there:
                 return "unchanged"
         bound = o.get("max_length")
-        new = job_id is None or self.live_job(job_id) is None
-        return "full" if new and bound is not None and self.count_queued() + more >= bound else None
+        if job_id is not None and self.live_job(job_id) is not None:
+            return None
+        in_lane = len(self.lanes.get(o.get("lane", ""), []))
+        is_full = bound is not None and self.count_queued() + more >= bound
+        return "full" if is_full or in_lane >= o.get("max_lane_length", math.inf) else None
 
     def _is_taken(self, job_id: str) -> bool:
         """`unique_for`; a deleted job holds its id no more."""
@@ -294,7 +318,7 @@ class Lines:
             self._forget(job_id, self.cleared_why or "")
         self._retire(job_id)
         job: Record = {"task": task, "run_at": asked, "queued": number, "first": number, "last": number}
-        job |= {name: o[name] for name in ("meta", "scheduled_for", "expires", "expires_at") if name in o}
+        job |= {name: o[name] for name in ("meta", "scheduled_for", "expires", "expires_at", "lane") if name in o}
         job |= o.get("fields", {})
         if "at_most" in o:
             job["latest"] = NOW + o["at_most"]
@@ -346,6 +370,7 @@ class Lines:
             changed |= job["run_at"] == asked and not ("at_most" in o and asked == old)
         if job["run_at"] != old and (was == "due" or job["run_at"] > NOW):
             self.due.pop(job_id, None)
+            self.places.pop(f":{job_id}", None)
             now = self._put(job_id, job["run_at"], front=o.get("front", False), suspect="suspect" in job)
             if now != was:
                 self._move(was, now)
@@ -374,6 +399,7 @@ class Lines:
     def promote_due(self, limit: int) -> Reply:
         self.begin("promote_due")
         self._promote(limit)
+        self.overdue.clear()
         left = min(self.due.values(), default=None)
         return ["ok", self.pushed, -1 if left is None else max(0, left - NOW)]
 
@@ -442,7 +468,7 @@ class Lines:
     def payloads(self) -> list[bytes]:
         """The waiting tasks, in the order in which they will be taken."""
         found, seen = list[bytes](), set[str]()
-        for item in (*self.suspects, *self.queue):
+        for item in (*self.suspects, *self.queue, *(item for line in self.lanes.values() for item in line)):
             job_id = id_of(item)
             if job_id is None:
                 found.append(item)

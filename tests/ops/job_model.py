@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.ops.job_lanes import MAIN, Seen
 from tests.ops.job_lines import Lines
 from tests.ops.job_rules import (
     COUNTERS,
@@ -41,14 +42,17 @@ class Model(Lines):
 
     # Workers
 
-    def start_work(self, worker: str, policy: Policy, last: int) -> Reply:
+    def start_work(self, worker: str, policy: Policy, last: int, declared: Mapping[str, Any] | None = None) -> Reply:
         self.begin("start_work")
+        if declared is not None:
+            self.declared = dict(declared)
         self.policies[worker] = policy
         if self.in_fence(worker) is None:
             self.fence[worker] = Place(last)
         return ["ok"]
 
-    def start_tasks(self, worker: str, number: int, wanted: int) -> Reply:
+    def start_tasks(self, worker: str, number: int, wanted: int, seen: Seen | None = None) -> Reply:
+        """`seen`: the server's reply, from which the turns of lanes are learned."""
         self.begin("start_tasks")
         place = self.in_fence(worker)
         if place is None:
@@ -62,39 +66,47 @@ class Model(Lines):
         if self.paused is not None:
             return ["paused"]
         place.first = self.fence_number + 1
-        entries, dry = self._claim_up_to(wanted, worker, place)
+        self.overdue.clear()
+        room = self.room()
+        entries, dry = self._claim_up_to(wanted, worker, place, seen)
+        if seen is not None:
+            self.order_suspects(seen)
+        is_limited = not dry and len(entries) < wanted and sum(entry is not None for entry in entries) >= room
         place.count = len(entries)
         self._count("claimed", len(entries))
         self.hungry.discard(worker)
-        if dry:
+        if dry or is_limited:
             self.hungry.add(worker)
-        return ["short" if dry else "ok", place.first, *entries]
+        return ["short" if dry else "limited" if is_limited else "ok", place.first, *entries]
 
-    def _claim_up_to(self, wanted: int, worker: str, place: Place) -> tuple[Reply, bool]:
-        entries, promoted = list[Any](), False
-        while len(entries) < wanted:
-            free = place.suspect not in self.held.get(worker, set())
-            if free and self.suspects:
-                line = self.suspects
-            elif self.queue:
-                line = self.queue
-            elif self.due and not promoted:
+    def _claim_up_to(self, wanted: int, worker: str, place: Place, seen: Seen | None) -> tuple[Reply, bool]:
+        entries, promoted, room = list[Any](), False, self.room()
+        while len(entries) < wanted and sum(entry is not None for entry in entries) < room:
+            if self._may_run_suspect(worker, place) and self.suspects:
+                if self.is_stale_suspect(self.suspects[0]):
+                    self.suspects.pop(0)
+                else:
+                    entries.append(self._claim(self.suspects.pop(0), self._next(), worker))
+                    place.suspect = self.fence_number
+                continue
+            is_free = self._may_run_suspect(worker, place)
+            found = self.pick(seen, len(entries), self.fence_number + 1, is_free=is_free)
+            if found is None and self.due and not promoted:
                 self._promote(1000)
                 promoted = True
-                continue
-            else:
+            elif found is None:
                 return entries, True
-            item, job_id = line[0], id_of(line.pop(0))
-            if job_id is not None and self.jobs.get(job_id, {}).get("state") != "waiting":
-                continue
-            claim = self._next()
-            entries.append(self._claim(item, job_id, claim, worker))
-            if line is self.suspects and entries[-1] is not None:
-                place.suspect = claim
+            elif found[1] is not None:
+                entries.append(self._claim(found[1], self._next(), worker, found[0]))
+        if seen is not None:
+            self.end_start(seen, is_free=self._may_run_suspect(worker, place))
         return entries, False
 
-    def _claim(self, item: bytes, job_id: str | None, claim: int, worker: str) -> Any:
-        self.items[claim] = item
+    def _may_run_suspect(self, worker: str, place: Place) -> bool:
+        return place.suspect not in self.held.get(worker, set())
+
+    def _claim(self, item: bytes, claim: int, worker: str, lane: str = MAIN) -> Any:
+        self.items[claim], job_id = item, id_of(item)
         if job_id is None:
             self._move("waiting", "active")
         else:
@@ -106,6 +118,11 @@ class Model(Lines):
                 self._set_aside(claim, worker, failure, was="waiting")
                 return None
             self._move("waiting", "active")
+            if f":{job_id}" in self.places:
+                self.places[str(claim)] = self.places.pop(f":{job_id}")
+            elif lane != MAIN:
+                self.places[str(claim)] = lane
+                self.note_lane_start(lane)
         self.held.setdefault(worker, set()).add(claim)
         return self._entry(claim)
 
@@ -173,6 +190,7 @@ class Model(Lines):
     def finish_tasks(self, worker: str, claims: list[int], results: Mapping[int, tuple[str, bytes]]) -> dict[int, str]:
         self.begin("finish_tasks")
         told: dict[int, str] = {}
+        self._free_later(worker, claims)
         ttl = self.policies[worker].ttl if worker in self.policies else 0
         for claim in claims:
             if claim not in self.held.get(worker, set()):
@@ -186,10 +204,12 @@ class Model(Lines):
             else:
                 self._count("finished")
                 self._end(claim, "finished", ttl, kind=kind, value=value)
+        self._free_places()
         return told
 
     def stop_tasks(self, worker: str, claims: list[int]) -> dict[int, str]:
         self.begin("stop_tasks")
+        self._free_later(worker, claims)
         told: dict[int, str] = {}
         for claim in sorted(claims, reverse=True):
             if claim not in self.held.get(worker, set()):
@@ -201,6 +221,7 @@ class Model(Lines):
                 self._count("stopped")
             else:
                 told[claim] = word
+        self._free_places()
         return told
 
     def retry_task(
@@ -209,6 +230,7 @@ class Model(Lines):
         self.begin("retry_task")
         if claim not in self.held.get(worker, set()):
             return self._why_not(worker)
+        self._free_later(worker, [claim])
         self.held[worker].discard(claim)
         failure = Failure("failed", {"stalls": "stalled", "timeouts": "timeout"}.get(counter, "failed"), error)
         when = run_at if run_at is not None else NOW + delay if delay else None
@@ -220,19 +242,46 @@ class Model(Lines):
             self._count("stalled" if counter == "stalls" else "retried")
         if word in ("given", "aside") and counter == "timeouts":
             self._count("timed_out")
+        self._free_places()
+        return word
+
+    def rate_limited(self, worker: str, claim: int, error: tuple[str, str, str]) -> str:
+        """`retry_task` with a pause, of a task in a lane."""
+        self.begin("retry_task")
+        self._free_later(worker, [claim])
+        self.held[worker].discard(claim)
+        lane = self.places[str(claim)]
+        self.lane_pauses.setdefault(lane, True)
+        word = self._give_back(claim, worker, "")
+        if word == "given":
+            self._count("retried")
+        self._free_places()
         return word
 
     def fail_task(self, worker: str, claim: int, error: tuple[str, str, str], kind: str) -> str:
         self.begin("fail_task")
         if claim not in self.held.get(worker, set()):
             return self._why_not(worker)
+        self._free_later(worker, [claim])
         self.held[worker].discard(claim)
         if self._take_mark(claim):
             self._end(claim, "cancelled", self.policies[worker].ttl)
+            self._free_places()
             return "cancelled"
         failures = self._counters(claim)["failures"] + (kind == "failed")
         self._set_aside(claim, worker, Failure(kind, kind, error), failures=failures)
+        self._free_places()
         return "aside"
+
+    def _free_later(self, worker: str, claims: list[int]) -> None:
+        """Notes the claims that end in this script: their places are free at its end."""
+        self.freed += [str(claim) for claim in claims if claim in self.held.get(worker, set())]
+
+    def _free_places(self) -> None:
+        self.released = len(self.freed)
+        for claim in self.freed:
+            self.places.pop(claim, None)
+        self.freed.clear()
 
     def _counters(self, claim: int) -> dict[str, int]:
         job_id = id_of(self.items[claim])
@@ -308,10 +357,19 @@ class Model(Lines):
             when = job["run_at"] = merge(job, twin, when)
             self.ended += 1
         self.jobs[job_id] = job
-        after = self._put(job_id, when, front=not back, suspect="suspect" in job)
+        after = self._put_back(job_id, when, front=not back)
         self._move("active", after)
         if twin is not None:
             self._move("blocked", after)
+
+    def _put_back(self, job_id: str, when: int, *, front: bool) -> State:
+        """In a strict lane it waits in front, whenever it is due."""
+        job = self.jobs[job_id]
+        if "lane" not in job or not self.is_strict:
+            return self._put(job_id, when, front=front, suspect="suspect" in job)
+        job |= {"state": "waiting", "run_at": when}
+        self._push(reference(job_id), front=True, lane=job["lane"])
+        return "waiting"
 
     def _set_aside(self, claim: int, worker: str, failure: Failure, was: State = "active", **counters: int) -> None:
         policy, item = self.policies[worker], self.items[claim]
@@ -371,9 +429,11 @@ class Model(Lines):
         most = self.policies.setdefault(worker, Policy()).max_stalls
         failure = Failure("failed", "stalled", STALLED) if counter else None
         for claim in self._newest(worker, limit):
+            self._free_later(worker, [claim])
             if claim in self.held.get(worker, set()):
                 self.held[worker].discard(claim)
                 ended[self._give_back(claim, worker, counter, limit=most, failure=failure)] += 1
+        self._free_places()
         self._count("stalled" if counter else "stopped", ended["given"])
         self.hungry.discard(worker)
         told = [ended["given"], ended["cancelled"], ended["aside"]]
@@ -383,6 +443,8 @@ class Model(Lines):
         self.fence.pop(worker, None)
         self.policies.pop(worker, None)
         self.leaving.pop(worker, None)
+        if not self.fence:
+            self.declared = {}
         return ["ok", *told]
 
     def _newest(self, worker: str, limit: int) -> list[int]:
@@ -476,14 +538,18 @@ class Model(Lines):
         self._count("deleted", waiting)
         return ["ok", waiting]
 
+    def has_trash(self) -> bool:
+        return bool(self.lane_trash) or any(self.trash.values())
+
     def _clear(self, why: str) -> int | None:
-        if any(self.trash.values()):
+        if self.has_trash():
             return None
         waiting = self.count_queued()
         for job in self.jobs.values():
             self._move(job["state"], "cancelled")
         self.trash = {"": self.queue, ":suspects": self.suspects, ":due": self.due, ":blocked": self.blocked}
         self.queue, self.suspects, self.due, self.blocked = [], [], {}, set()
+        self.lane_trash, self.lanes = self.lanes, {}
         self.cleared, self.cleared_why = self._next(), why
         self.ended += waiting
         return waiting
@@ -497,6 +563,14 @@ class Model(Lines):
                 job = id_of(line.pop(0))
                 limit -= 1 if job is None else 10
                 self._purge(job)
+        while limit > 0 and self.lane_trash:
+            lane = min(self.lane_trash)
+            line, limit = self.lane_trash[lane], limit - 1
+            if not line:
+                del self.lane_trash[lane]
+            while limit > 0 and line:
+                self._purge(id_of(line.pop(0)))
+                limit -= 10
         due: dict[str, int] = self.trash.get(":due", {})
         for _, job_id in sorted((score, job_id) for job_id, score in due.items())[: max(0, -(-limit // 10))]:
             limit -= 10
@@ -508,7 +582,7 @@ class Model(Lines):
         for job_id in sorted(gone):
             blocked.discard(job_id)
             self._purge(job_id)
-        return ["more" if any(self.trash.values()) else "ok"]
+        return ["more" if self.has_trash() else "ok"]
 
     def _purge(self, job_id: str | None) -> None:
         if job_id is not None and job_id in self.jobs and self.is_trashed(self.jobs[job_id]):
@@ -526,7 +600,9 @@ class Model(Lines):
             self.listed[kind].remove(claim)
             del self.aside[claim]
             count += 1
-            kept = {name: old[name] for name in ("first", "meta", "failed", "scheduled_for", "twin") if name in old}
+            kept = {
+                name: old[name] for name in ("first", "meta", "failed", "scheduled_for", "twin", "lane") if name in old
+            }
             kept |= {name: old[name] for name in POLICY_FIELDS & old.keys()} | saved_of(old)
             if "first" not in old:  # it was a raw task
                 kept["twin"] = sha1(old["task"])
@@ -559,6 +635,38 @@ class Model(Lines):
             else:
                 left[job_id] = []
         return found
+
+    # Lanes
+
+    def set_lane(self, lane: str, setting: str, value: str, *, ends: bool = False) -> Reply:
+        self.begin("set_lane")
+        if setting == "pause":
+            self.lane_pauses[lane] = ends
+        elif setting == "resume":
+            self.lane_pauses.pop(lane, None)
+        elif value == "*":
+            self.settings.pop(f"{setting}:{lane}", None)
+        else:
+            self.settings[f"{setting}:{lane}"] = value
+        return ["ok"]
+
+    def cancel_lane(self, lane: str, reason: str) -> tuple[int, set[int]]:
+        """What waits or is due in the lane, what runs in it, and what is blocked by such a run."""
+        self.begin("cancel_lane")
+        of_lane = {claim for claim in self.items if self.places.get(str(claim)) == lane}
+        running = {id_of(self.items[claim]) for claim in of_lane}
+        there = [name for name, job in self.jobs.items() if job.get("lane") == lane and self.live_job(name) is not None]
+        waiting = sum(
+            self._cancel_waiting(name, reason)
+            for name in there
+            if self.jobs[name]["state"] != "blocked" or name in running
+        )
+        self.lanes.pop(lane, None)
+        for name in running:
+            self._mark_job(name or "", reason)
+        self._count("cancelled", waiting)
+        self.unclaimed += waiting
+        return waiting, of_lane
 
     # Pausing
 

@@ -14,6 +14,7 @@ from tests.ops.driver import FENCE
 from tests.ops.job_rules import DELAY, LATER, NOW
 from tests.support.patience import PATIENCE
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.lane_keys import LaneKeys
 from worqr.lua import all_scripts
 from worqr.script_call import Call
 
@@ -175,6 +176,16 @@ class World:
     def time_passes(self, id: str, score: int) -> None:
         self.client.zadd(self.q.due, {id: score})
         self.client.hset(self.q.job(id), "run_at", score)
+
+    def time_opens(self, lane: str, rate_ms: int) -> None:
+        """A pause of the lane ends, and its starts leave their period."""
+        lanes = LaneKeys(self.q)
+        pause = self.client.hget(lanes.rules, f"pause:{lane}")
+        if pause is not None and not pause.startswith(b"0 "):
+            self.client.hset(lanes.rules, f"pause:{lane}", "1 why")
+        self.client.delete(lanes.starts(str(rate_ms), lane))
+        if self.client.zscore(lanes.opens, lane) is not None:
+            self.client.zadd(lanes.opens, {lane: 1})
 
     def expire(self, kind: str, id: str) -> None:
         self.client.delete(f"{self.q.base}:{kind}:{id}")

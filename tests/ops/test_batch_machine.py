@@ -3,12 +3,11 @@ other, and what members became is counted as it was replied. In the end each bat
 nothing is left.
 
 Messages are delivered late, several times and in any order; producers use versions that are out of date; records vanish. A run is
-the same each time; ``WORQR_MACHINE_RANDOM=1`` makes it another one, ``WORQR_MACHINE_EXAMPLES=2000`` a long one.
+the same each time; `tests.support.machines` says what makes it another one, or a long one.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -16,22 +15,18 @@ from typing import Any, ClassVar
 
 import pytest
 import redis
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.ops.batches import COUNTS, Opened, delivery, follow_up, messages, wrong
 from tests.ops.driver import BOOM, FUTURE, PAST, Desk, fields_of, job
+from tests.support.machines import run_machine
 from tests.support.servers import Server
 from worqr import ops
 from worqr.batch_keys import BatchKeys, keys_at
 from worqr.keys import QueueKeys
 from worqr.ops import OutboxMessage
 
-EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "25"))
-STEPS = int(os.environ.get("WORQR_MACHINE_STEPS", "60"))
-RANDOM = "WORQR_MACHINE_RANDOM" in os.environ
-QUICK = "WORQR_MACHINE_NO_SHRINK" in os.environ
 WORKERS = ("A", "B")
 IDS = ("a", "b", "c", None, None)
 KEEP = 1_000_000_000
@@ -456,15 +451,4 @@ class BatchMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(1800)
 def test_batches_hold_whatever_happens(server: Server) -> None:
     BatchMachine.server = server
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        BatchMachine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            derandomize=not RANDOM,
-            database=None,
-            phases=[Phase.generate] if QUICK else [Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(BatchMachine, examples=25)
