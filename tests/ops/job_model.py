@@ -651,16 +651,12 @@ class Model(Lines):
         return ["ok"]
 
     def cancel_lane(self, lane: str, reason: str) -> tuple[int, set[int]]:
-        """What waits or is due in the lane, what runs in it, and what is blocked by such a run."""
+        """What waits, is due or is blocked in the lane, and what runs in it."""
         self.begin("cancel_lane")
         of_lane = {claim for claim in self.items if self.places.get(str(claim)) == lane}
         running = {id_of(self.items[claim]) for claim in of_lane}
         there = [name for name, job in self.jobs.items() if job.get("lane") == lane and self.live_job(name) is not None]
-        waiting = sum(
-            self._cancel_waiting(name, reason)
-            for name in there
-            if self.jobs[name]["state"] != "blocked" or name in running
-        )
+        waiting = sum(self._cancel_waiting(name, reason) for name in there)
         self.lanes.pop(lane, None)
         for name in running:
             self._mark_job(name or "", reason)

@@ -7,13 +7,11 @@ while there is a task that it could take, no limit is exceeded, and once all is 
 An example puts its jobs into no lanes, into some, or into few with low limits, so that lanes are full while workers wait. Whose
 turn it is among lanes is learned from the server: `job_lanes` checks where a start may take a task, and test_lanes.py the shares.
 
-A run is the same each time; `tests.support.machines` says what makes it another one, or a long one. With
-``WORQR_MACHINE_STRICT=1`` it has strict lanes.
+A run is the same each time; `tests.support.machines` says what makes it another one, or a long one.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,9 +49,6 @@ PAYLOADS = (b"x", b"y", b"", MARKER + b"z")
 ALL_POLICY = "max_failures max_stalls result_ttl timeout"
 
 Action = Callable[["JobMachine", st.DataObject], None]
-
-STRICT = "WORQR_MACHINE_STRICT" in os.environ
-"""Lanes may be strict. Off: `lane_room` looks at the first position of a strict lane, also if no task waits there any more."""
 
 budgets = st.sampled_from([1, 10_000])
 limits = st.sampled_from([1, 2, MAX_ITEMS])
@@ -93,7 +88,7 @@ lane_names = st.sampled_from(["g", *LANES])
 NO_RULES: tuple[dict[str, Any] | None, ...] = (None, None, {})
 SOME_RULES: tuple[dict[str, Any], ...] = (
     *({"limit": "1"}, {"limit": "2", "weights": {"g": 3}}, {"limits": {"h": "1", "i": "1"}}),
-    *({"limit": f"- 2/{RATE_MS}"}, *([{"strict": True}] if STRICT else [])),
+    *({"limit": f"- 2/{RATE_MS}"}, {"strict": True}),
 )
 lane_settings = st.sampled_from(
     [
@@ -506,7 +501,7 @@ class JobMachine(RuleBasedStateMachine):
             last=self.sent[worker],
             lanes=DECLARES_NOTHING if declared is None else packed,
         )
-        assert self.do(call) == changes
+        assert self.do(call) == ("lanes" if changes else "")
         self.check()
 
     @action(1)
@@ -539,7 +534,7 @@ class JobMachine(RuleBasedStateMachine):
 
     def cancel_all_of(self, lane: str, budget: int) -> None:
         expected = self.model.cancel_lane(lane, "lane")
-        waiting, claims, after, more = 0, list[int](), "waiting", True
+        waiting, claims, after, more = 0, list[int](), ops.FIRST_CANCEL_STEP, True
         while more:
             found = self.do(ops.cancel_lane(self.q, lane, after, reason="lane", budget=budget))
             waiting, claims = waiting + found.waiting, claims + found.claims

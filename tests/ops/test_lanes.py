@@ -371,6 +371,53 @@ def test_a_strict_lane_goes_on_when_the_task_in_front_is_cancelled(desk: Desk) -
     assert (wrong(desk), ids(desk.start("A", 1))) == ([], ["a2"])
 
 
+def waits_for_its_retry(desk: Desk, *others: str) -> None:
+    """Job a1 waits in front of the strict lane a for a retry in a minute, before the others. Worker A waits for tasks."""
+    declare(desk, strict=True)
+    fill(desk, "a", "a1", *others)
+    [held] = desk.take("A", 1)
+    assert desk.retry("A", held, delay_ms=MINUTE) == "given"
+    assert (desk.start("A", 1).status, wrong(desk)) == ("short", [])
+
+
+def test_the_end_of_a_wait_in_front_of_a_strict_lane_wakes_a_worker(desk: Desk) -> None:
+    waits_for_its_retry(desk, "a2")
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        desk.call(ops.cancel_job(desk.q, "a1", "why"))
+    assert (heard, ids(desk.start("A", 1))) == ([(":wake:A", b"1")], ["a2"])
+
+
+def test_a_retry_behind_a_cancelled_job_is_not_due_before_its_time(desk: Desk) -> None:
+    waits_for_its_retry(desk)
+    fill(desk, "a", "urgent", front=True)
+    desk.call(ops.cancel_job(desk.q, "urgent", "why"))
+    assert (desk.start("A", 1).entries, wrong(desk)) == ([], [])
+
+
+def test_a_job_that_was_put_off_holds_its_strict_lane_no_more(desk: Desk) -> None:
+    declare(desk, strict=True)
+    fill(desk, "a", "a1", "a2")
+    assert desk.dispatch("a1", lane="a", run_at=desk.now() + MINUTE).outcome == "updated"
+    assert (wrong(desk), ids(desk.start("A", 1))) == ([], ["a2"])
+
+
+def test_a_job_that_was_put_off_may_start_again_at_once(desk: Desk) -> None:
+    declare(desk, strict=True)
+    fill(desk, "a", "a1")
+    desk.dispatch("a1", lane="a", run_at=desk.now() + MINUTE)
+    assert desk.start("A", 1).entries == []
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        assert desk.call(ops.promote_jobs(desk.q, ["a1"])) == 1
+    assert (heard, wrong(desk), ids(desk.start("A", 1))) == ([(":wake:A", b"1")], [], ["a1"])
+
+
+def test_a_retry_in_front_of_a_strict_lane_may_be_brought_forward(desk: Desk) -> None:
+    waits_for_its_retry(desk, "a2")
+    with desk.listening(desk.q.wake_channel("A")) as heard:
+        assert desk.dispatch("a1", lane="a", when="earlier").outcome == "updated"
+    assert (heard, wrong(desk), ids(desk.start("A", 1))) == ([(":wake:A", b"1")], [], ["a1"])
+
+
 def test_a_due_job_goes_into_its_lane(desk: Desk) -> None:
     declare(desk, limit="1")
     fill(desk, "a", "a1")
@@ -473,7 +520,9 @@ def test_a_lane_is_cancelled_as_a_whole(desk: Desk) -> None:
     started = desk.start("A", 3)
     waiting, claims, step = 0, list[int](), None
     while step is None or step.more:
-        step = desk.call(ops.cancel_lane(desk.q, "a", step.after if step else "waiting", reason="left us", budget=2))
+        step = desk.call(
+            ops.cancel_lane(desk.q, "a", step.after if step else ops.FIRST_CANCEL_STEP, reason="left us", budget=2)
+        )
         waiting, claims = waiting + step.waiting, claims + step.claims
     of_a = [started.first + n for n, name in enumerate(ids(started)) if name.startswith("a")]
     assert (sorted(claims), waiting) == (of_a, 8 - len(of_a))
@@ -499,6 +548,17 @@ def test_a_blocked_job_is_cancelled_with_its_lane(desk: Desk) -> None:
     step = desk.call(ops.cancel_lane(desk.q, "a", reason="why"))
     assert (step.waiting, step.claims, wrong(desk)) == (1, [held], [])
     assert desk.call(ops.inspect(desk.q)).blocked == 0
+
+
+def test_a_job_that_a_run_in_another_lane_blocks_is_cancelled_with_its_lane(desk: Desk) -> None:
+    declare(desk)
+    fill(desk, "b", "x")
+    [held] = desk.take("A", 1)
+    assert desk.dispatch("x", b"next", lane="a").outcome == "blocked"
+    step = desk.call(ops.cancel_lane(desk.q, "a", reason="why"))
+    assert (step.waiting, step.claims, wrong(desk)) == (1, [], [])
+    finish(desk, "A", held)
+    assert (desk.start("A", 9).entries, desk.call(ops.inspect(desk.q)).blocked) == ([], 0)
 
 
 # Listing
@@ -545,6 +605,46 @@ def test_a_deleted_queue_loses_its_lanes_and_new_ones_begin_again(desk: Desk) ->
     finish(desk, "A", *held)
     assert ids(desk.start("A", 9)) == ["new"]
     assert wrong(desk) == []
+
+
+def with_a_suspect(desk: Desk, *names: str) -> None:
+    """Two workers have died with these jobs of lane a. The first one runs again, and the second one waits with its place."""
+    declare(desk, limit="2")
+    fill(desk, "a", *names)
+    for n in range(2):
+        declare(desk, f"dies{n}", limit="2")
+        desk.take(f"dies{n}", 2)
+        desk.call(ops.fail_worker(desk.q, f"dies{n}"))
+    assert ids(desk.start("A", 9)) == [names[0]]
+    assert (desk.client.llen(desk.q.suspects), rows_of(desk)["a"].running) == (1, 2)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["dispatched again", "purged"])
+def test_a_suspect_of_a_deleted_queue_leaves_its_place(desk: Desk, again: bool) -> None:
+    """A job of its id may be dispatched again before the purge has come to it."""
+    with_a_suspect(desk, "a1", "a2")
+    assert desk.call(ops.delete_queue(desk.q))
+    if again:
+        fill(desk, "a", "a2")
+        assert rows_of(desk)["a"].running == 1
+    while desk.call(ops.purge_queue(desk.q, 10)):
+        pass
+    assert desk.client.hgetall(LaneKeys(desk.q).running) == {b"a": b"1"}
+    assert wrong(desk) == []
+    assert ids(desk.start("A", 9)) == ["a2"] * again
+
+
+def test_the_place_of_a_purged_suspect_goes_to_a_job_that_waits_for_it(desk: Desk) -> None:
+    with_a_suspect(desk, "a1", "a2")
+    assert desk.call(ops.delete_queue(desk.q))
+    fill(desk, "a", "new1", "new2")
+    declare(desk, "B", limit="2")
+    assert (desk.start("B", 9).entries, wrong(desk)) == ([], [])
+    with desk.listening(desk.q.wake_channel("B")) as heard:
+        while desk.call(ops.purge_queue(desk.q, 10)):
+            pass
+    assert heard == [(":wake:B", b"1")]
+    assert (ids(desk.start("B", 9)), wrong(desk)) == (["new1"], [])
 
 
 def test_nothing_of_lanes_is_left_when_all_have_ended(desk: Desk) -> None:
@@ -721,7 +821,7 @@ class Story:
         if self.random.random() < 0.3:
             lane, step = self.lane(), None
             while step is None or step.more:
-                after = step.after if step else "waiting"
+                after = step.after if step else ops.FIRST_CANCEL_STEP
                 step = self.desk.call(ops.cancel_lane(self.desk.q, lane, after, budget=2))
 
     def do_clear(self) -> None:

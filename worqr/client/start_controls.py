@@ -152,7 +152,9 @@ class StartControls:
         await self._client.note("lane_weighted", queue=self._keys.display_name, text=text)
 
     async def cancel_lane(self, lane: str, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel all jobs of a lane: those that wait, those that run, and those that are scheduled. Others may come meanwhile.
+        """Cancel all jobs of a lane: scheduled ones, those that a run of their id blocks, waiting ones and running ones.
+
+        Jobs that are dispatched meanwhile may stay.
 
         Args:
             lane: The lane's name.
@@ -168,7 +170,8 @@ class StartControls:
         check_text(reason, "reason")
 
         async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
-            return await self._client.ask(ops.cancel_lane(keys, lane, last.after if last else "waiting", reason=reason))
+            after = last.after if last else ops.FIRST_CANCEL_STEP
+            return await self._client.ask(ops.cancel_lane(keys, lane, after, reason=reason))
 
         patience, keys = seconds(wait, "wait"), await self._lane_keys(lane)
         count = await cancel_and_wait(self._client.link, (keys,), step, patience)

@@ -173,12 +173,23 @@ local function change_policy(job, o)
   return changed
 end
 
+-- Files the lane of a waiting job that was to be retried later, and is due now. Returns 1 if it may start, else 0.
+-- LATER: few lanes are strict: in all others, such a job does not wait in its lane.
+local function retry_now(base, id, now)
+  local lane = redis.call('HGET', base .. ':job:' .. id, 'lane')
+  if not lane then
+    return 0
+  end
+  local _, is_new = file_lane(base, lane, now)
+  return is_new and 1 or 0
+end
+
 -- Moves a waiting or due job to its new due time. Returns 1 if it became claimable, else 0.
 local function move_to_due_time(base, id, kept, run_at, now, front)
   if kept.state == 'waiting' then
     if run_at <= now then
       notify(base, id, 'waiting')
-      return 0 -- the position stays
+      return kept.run_at > now and retry_now(base, id, now) or 0 -- the position stays
     end
     add_stale(base, 1)
   else
@@ -258,11 +269,15 @@ local function store_blocked_job(base, id, o, fields, asked)
   return 'blocked', 0
 end
 
--- Deletes the job `id` of a deleted queue, for the `reason` stored with the deletion. The purge then skips its place in the
--- trash.
+-- Deletes the job `id` of a deleted queue, for the `reason` stored with the deletion, and frees the place that a suspect has in its
+-- lane. Its item in the trash is skipped then. `ttl`: as for delete_cancelled_job.
 -- LATER: few queues are cleared.
-local function delete_trashed_job(base, id, reason)
-  delete_cancelled_job(base, id, longest_result_ttl(base), reason)
+local function delete_trashed_job(base, id, ttl, reason)
+  local lane = redis.call('HGET', base .. ':job:' .. id, 'lane')
+  delete_cancelled_job(base, id, ttl, reason)
+  if lane then
+    wake(base, free_places(base, {':' .. id}, now_ms()))
+  end
 end
 
 -- Stores a new job; blocked, if the same id runs (`seen.active`). Returns the outcome, and how many tasks became claimable.
@@ -277,7 +292,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
     end
   end
   if seen.trashed then
-    delete_trashed_job(base, id, seen.trashed)
+    delete_trashed_job(base, id, longest_result_ttl(base), seen.trashed)
   end
   if o.id then
     retire_result(base, id)

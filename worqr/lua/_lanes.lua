@@ -12,6 +12,7 @@
 
 local LANE_NAME_BYTES = 200
 local RULES_READ_AT_ONCE = 100 -- fields; where there are more, a script reads those of each lane that it needs
+local PASSED_OVER = 1000 -- references in front of a strict lane
 local FILED_AT_ONCE = 100 -- lanes that one script files at most, because time made room or other rules hold
 
 -- True if the value can be the name of a lane.
@@ -81,6 +82,20 @@ local function lane_rules(base, lane, read)
   return rules_of(unpack(kept, 1, 7))
 end
 
+-- Returns when the task in front of a strict lane is due (ms since 1970; nil: none waits there). References whose job does not wait
+-- there any more are passed over, as a start does, but no more than PASSED_OVER.
+-- LATER: few lanes are strict.
+local function front_due_at(base, lane, list)
+  local due_at
+  read_items(list, 0, true, 65536, function(item, passed)
+    local id = job_id(item)
+    local kept = id and own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'lane', 'run_at')) or {}
+    due_at = kept[1] == 'waiting' and kept[2] == lane and (tonumber(kept[3]) or 0) or nil
+    return not due_at and passed < PASSED_OVER
+  end)
+  return due_at
+end
+
 -- Returns how many tasks of a lane may start now, and when more may, if only time makes room (ms since 1970; nil: something has
 -- to end). Writes nothing. In a strict lane, the task in front may have to wait for its retry.
 -- LATER: most queues have no lanes.
@@ -103,8 +118,7 @@ local function lane_room(base, lane, rules, list, now)
       room = math.min(room, rate - number)
     end
   end
-  local front = rules.strict and room > 0 and job_id(redis.call('LINDEX', list, -1) or '')
-  local run_at = front and tonumber(own(redis.pcall('HGET', base .. ':job:' .. front, 'run_at')) or nil)
+  local run_at = rules.strict and room > 0 and front_due_at(base, lane, list)
   if run_at and run_at > now then
     return 0, run_at
   end

@@ -24,12 +24,9 @@ check_lane_types(queue)
 local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), longest_result_ttl(queue)
 local cleared, why = tonumber(noted[1]) or math.huge, noted[2] or ''
 local function purge(id)
-  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued', 'lane')) or {}
+  local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued')) or {}
   if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer job of this id waits in the queue
-    delete_cancelled_job(queue, id, ttl, why)
-    if kept[3] then
-      wake(queue, free_places(queue, {':' .. id}, now_ms()))
-    end
+    delete_trashed_job(queue, id, ttl, why)
   end
   limit = limit - JOB
 end

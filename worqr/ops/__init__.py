@@ -106,7 +106,7 @@ from worqr.ops.jobs import (
     promote_jobs,
     read_result,
 )
-from worqr.ops.lanes import LaneRow, cancel_lane, list_lanes, set_lane
+from worqr.ops.lanes import FIRST_CANCEL_STEP, LaneRow, cancel_lane, list_lanes, set_lane
 from worqr.ops.mesh_log import MAX_LOG_TEXT, list_events, note_event
 from worqr.ops.operators import (
     CANCEL_PAGE,
@@ -213,6 +213,7 @@ __all__ = [
     "CANCEL_PAGE",
     "FIND_DEPTH",
     "FIRED_EXPIRE_S",
+    "FIRST_CANCEL_STEP",
     "FORGET_AT_ONCE",
     "HEAD_BYTES",
     "HISTORY_EXPIRE_S",

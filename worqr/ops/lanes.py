@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
 from worqr.ops.operators import CANCEL_PAGE, CancelReply
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text
 from worqr.script_call import Call
+
+FIRST_CANCEL_STEP: Final = "due 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def set_lane(
 
 
 def cancel_lane(
-    keys: QueueKeys, lane: str, after: str = "waiting", *, reason: str = "", budget: int = CANCEL_PAGE
+    keys: QueueKeys, lane: str, after: str = FIRST_CANCEL_STEP, *, reason: str = "", budget: int = CANCEL_PAGE
 ) -> Call[CancelReply]:
     """Cancel tasks of a lane; call again with `after` while there is more."""
 
@@ -73,5 +75,5 @@ def cancel_lane(
         more = status_word(reply) == "more"
         return CancelReply(more, int(reply[1]), [int(claim) for claim in reply[4:]], "-", text(reply[3]))
 
-    names = (keys.base, keys.due, LaneKeys(keys).claims)
+    names = (keys.base, keys.due, keys.blocked, LaneKeys(keys).claims)
     return new_call("cancel_lane", keys.base, names, (lane, after, budget, reason), read, numbered=True)
