@@ -165,7 +165,7 @@ def take_pictures(address: str, folder: Path) -> None:
             page.wait_for_timeout(8000)  # the leader reads the queues twice, so that rates are known
             while shot.with_ and not page.query_selector(shot.with_):
                 page.goto(base + shot.path, wait_until="load")
-            page.evaluate("document.getElementById('moved').hidden = true")
+            page.evaluate("document.getElementById('moved').remove()")
             write_small(page.screenshot(), folder / f"dashboard-{shot.name}.png")
             context.close()
         browser.close()
