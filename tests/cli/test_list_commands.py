@@ -110,7 +110,7 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
         assert set(worker) == {
             *("id", "host", "pid", "app", "version", "queues", "running", "room", "beat_age"),
             *("state", "leads", "started", "lag", "python", "threads", "processes"),
-            *("request", "requested_at", "answer"),
+            *("request", "requested_at", "answer", "full_since"),
         }
         nursery.cancel_scope.cancel()
 
@@ -132,7 +132,7 @@ def test_the_mesh_as_a_whole(cli: Command, server: Server, prefix: str) -> None:
     found = cli("info", "--json").json[0]
     assert (found["source"], found["leader"], found["apps"]) == (
         *("direct", "shop:1"),
-        {"shop": {"workers": 1, "running": 2, "room": 3}},
+        {"shop": {"workers": 1, "running": 2, "room": 3, "full_since": None}},
     )
     assert [(queue["name"], queue["waiting"]) for queue in found["queues"]] == [("Q1", 2)]
     assert set(found) == {field.name for field in fields(worqr.MeshInfo)}

@@ -55,6 +55,11 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
                 news = trio.Event()
                 await news.wait()
 
+    @mesh.task(name="Q8", lanes=worqr.Lanes("who"))
+    async def in_a_lane(who: str) -> None:
+        ran[who.encode()] += 1
+        news.set()
+
     async with mesh.join(grace=0) as peer:
         q, hand = mesh.queue("Q1"), mesh.queue("Q2")
         async with trio.open_nursery() as nursery:
@@ -77,6 +82,9 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await until(b"T3")
             await q.clear_limit()
             await _life_of_lanes(mesh.queue("Q6"))
+            await mesh.queue("Q8").enqueue(in_a_lane.call("filed").task)  # as another program does: its worker finds its lane
+            await until(b"filed")
+            assert (await mesh.queue("Q8").info()).counts["stopped"] == 1
             await hand.enqueue(b"H1", b"H2", b"H3")
             async with peer.work("Q2") as claims:
                 batch = await claims.take(3)
@@ -209,6 +217,7 @@ async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh._client.ask(ops.drop_history(QueueKeys(prefix, "Q9")))
     await mesh._client.ask(ops.note_histories(keys, dropped="Q9"))
     await mesh._client.ask(ops.post_scan(keys, ["Q1"]))
+    assert await mesh._client.ask(ops.list_policies(QueueKeys(prefix, "Q9"))) == ([], 0)
     assert await mesh._client.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
 
 
@@ -263,7 +272,7 @@ async def _cut_at(name: str, fault: str, server: Server, proxy: FaultProxy, capl
     try:
         ran = await _whole_life(proxy.url, prefix)
         assert cut.fired, f"{name} was never sent"
-        assert ran == {b"T1": 1, b"T2": 1, b"T3": 1, b"held": 1, b"fails once": 2}
+        assert ran == {b"T1": 1, b"T2": 1, b"T3": 1, b"held": 1, b"filed": 1, b"fails once": 2}
         if any(getattr(record, "event", "") == "heartbeat.late" for record in caplog.records):
             await _recover(server, prefix)
         assert_no_leaks(client, prefix, ["{Q2}:failed", "{Q2}:aside*"])

@@ -407,11 +407,13 @@ def test_its_death_ends_its_block_but_does_not_hide_what_the_block_raised(
     mesh: worqr.Mesh[Any], held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = threading.Event()
-    bug.set()
     no_lead(monkeypatch, bug)
     with pytest.raises(worqr.WorqrBug), mesh.join_in_thread() as peer:
+        bug.set()
         until(lambda: not peer.health().alive)
+    bug.clear()
     with pytest.raises(KeyError, match="the block's own"), mesh.join_in_thread() as peer:
+        bug.set()
         until(lambda: not peer.health().alive)
         raise KeyError("the block's own")
 
@@ -420,10 +422,10 @@ async def test_its_death_ends_an_async_block_too(
     mesh: worqr.Mesh[Any], held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = threading.Event()
-    bug.set()
     no_lead(monkeypatch, bug)
     with pytest.raises(worqr.WorqrBug):
         async with mesh.join_in_thread() as peer:
+            bug.set()
             while peer.health().alive:
                 await trio.sleep(0.01)
 

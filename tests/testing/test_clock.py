@@ -13,7 +13,7 @@ from tests.peer.tools import Runs, spying
 from tests.support.servers import Server
 from worqr import testing
 from worqr.link import Link
-from worqr.lua import all_scripts, script
+from worqr.lua import all_scripts
 from worqr.testing.clock import BenchLink, bench_scripts
 
 HOUR = timedelta(hours=1)
@@ -60,8 +60,7 @@ def test_everything_that_a_link_sends_is_made_the_bench_s() -> None:
         and "Call[" in str([*getattr(method, "__annotations__", {}).values()]).replace("Callable[", "")
     }
     assert sends == {"call", "call_all", "post", "heartbeat"}
-    assert sends - vars(BenchLink).keys() == {"heartbeat"}
-    assert "'TIME'" not in script("keep_worker_alive").source
+    assert sends <= vars(BenchLink).keys()
 
 
 async def test_a_mesh_that_is_on_no_bench_asks_for_no_clock(server: Server, prefix: str) -> None:

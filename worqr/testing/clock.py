@@ -16,12 +16,13 @@ from typing import Any, Final, TypeVar
 import trio
 
 from worqr.keys import RegistryKeys
-from worqr.link import Link, WorkerHandle
+from worqr.link import Heartbeat, Link, WorkerHandle
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
 from worqr.ops.replies import expect_ok, text
 from worqr.script_call import Argument, Call
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 _TIME: Final = "redis.call('TIME')"
@@ -76,6 +77,10 @@ class BenchLink(Link):
     ) -> None:
         """As `Link.post`."""
         super().post(_with_bench_script(call), deliver, owner=owner, patience=patience)
+
+    def heartbeat(self, *, make: Callable[[int, bool], Call[R]], **options: Any) -> Heartbeat[R]:
+        """As `Link.heartbeat`."""
+        return super().heartbeat(make=lambda number, turning: _with_bench_script(make(number, turning)), **options)
 
 
 def _with_bench_script(call: Call[T]) -> Call[T]:
