@@ -82,7 +82,9 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await until(b"T3")
             await q.clear_limit()
             await _life_of_lanes(mesh.queue("Q6"))
-            await mesh.queue("Q8").enqueue(in_a_lane.call("filed").task)  # as another program does: its worker finds its lane
+            await mesh.queue("Q8").enqueue(
+                in_a_lane.call("filed").task
+            )  # as another program does: its worker finds its lane
             await until(b"filed")
             assert (await mesh.queue("Q8").info()).counts["stopped"] == 1
             await hand.enqueue(b"H1", b"H2", b"H3")
