@@ -210,6 +210,38 @@ local function release_claim(base, claim, release, policy, now)
   return 'given', requeue(base, claim, task, release, policy, now)
 end
 
+-- Gives claims of `worker` back to the queue, in this order, without counting the attempt. `held_claims`: the set of its claims.
+-- `lanes`: the lane of each task, for those that are filed in one (nil: all go back to where they were). Returns the reply: ok, and
+-- each claim that was not given back with its status.
+local function release_uncounted(base, workers, held_claims, worker, claims, lanes)
+  local policy, now, release = worker_policy(base, worker), now_ms(), release_as('')
+  local reply, given, ready, ids, held = {'ok'}, 0, 0, {}, {}
+  for i, claim in ipairs(claims) do
+    local status
+    local put = 0
+    if redis.call('SREM', held_claims, claim) == 0 then
+      status = unheld_status(workers, worker)
+    else
+      held[#held + 1], release.lane = claim, lanes and lanes[i]
+      status, put, ids[#ids + 1] = release_claim(base, claim, release, policy, now)
+    end
+    ready = ready + put
+    if status == 'given' then
+      given = given + 1
+    else
+      reply[#reply + 1] = claim
+      reply[#reply + 1] = status
+    end
+  end
+  count(base, 'stopped', given, ids)
+  ready = ready + count_members(base)
+  wake(base, math.max(ready, free_room(base, held)))
+  if ready == 0 then
+    wake_for_suspects(base)
+  end
+  return reply
+end
+
 -- True if the claimed `task` may be put into a lane: it is a raw task, or a job that was one and is in no lane. A job of its id that
 -- is blocked has to be merged first.
 -- LATER: most tasks of lanes are dispatched.

@@ -20,27 +20,4 @@ end
 
 check_types(queue)
 check_lane_types(queue)
-local policy, now, release = worker_policy(queue, worker), now_ms(), release_as('')
-local reply, given, ready, ids, held = {'ok'}, 0, 0, {}, {}
-for i, claim in ipairs(named) do
-  local status
-  local put = 0
-  if redis.call('SREM', claims, claim) == 0 then
-    status = unheld_status(workers, worker)
-  else
-    held[#held + 1], release.lane = claim, lanes[i]
-    status, put, ids[#ids + 1] = release_claim(queue, claim, release, policy, now)
-  end
-  ready = ready + put
-  if status == 'given' then
-    given = given + 1
-  else
-    reply[#reply + 1] = claim
-    reply[#reply + 1] = status
-  end
-end
-count(queue, 'stopped', given, ids)
-ready = ready + count_members(queue)
-wake(queue, math.max(ready, free_room(queue, held)))
-wake_for_suspects(queue)
-return reply
+return release_uncounted(queue, workers, claims, worker, named, lanes)

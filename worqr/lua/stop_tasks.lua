@@ -18,29 +18,4 @@ end
 table.sort(stopped_claims, function(a, b) return tonumber(a) > tonumber(b) end)
 
 check_types(queue)
-local policy, now, release = worker_policy(queue, worker), now_ms(), release_as('')
-local reply, given, ready, ids, held = {'ok'}, 0, 0, {}, {}
-for _, claim in ipairs(stopped_claims) do
-  local status
-  local put = 0
-  if redis.call('SREM', claims, claim) == 0 then
-    status = unheld_status(workers, worker)
-  else
-    held[#held + 1] = claim
-    status, put, ids[#ids + 1] = release_claim(queue, claim, release, policy, now)
-  end
-  ready = ready + put
-  if status == 'given' then
-    given = given + 1
-  else
-    reply[#reply + 1] = claim
-    reply[#reply + 1] = status
-  end
-end
-count(queue, 'stopped', given, ids)
-ready = ready + count_members(queue)
-wake(queue, math.max(ready, free_room(queue, held)))
-if ready == 0 then
-  wake_for_suspects(queue)
-end
-return reply
+return release_uncounted(queue, workers, claims, worker, stopped_claims)
