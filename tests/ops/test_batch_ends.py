@@ -450,20 +450,32 @@ ENDING = [each.name for each in all_scripts() if "note_member(" in each.source]
 """Scripts that may note what happens to a member, by what is linked into them."""
 
 
+ENDERS = ("release_all", "release_uncounted")
+"""Functions that give back all that a script was called for, and count the members of it."""
+
+
 def counts_members(source: str, body: str) -> bool:
-    """True if the body of a script counts members, itself or by release_all, which ends all claims of a worker."""
+    """True if the body of a script counts members: itself, or by one of ENDERS that does so in `source`."""
     code = re.sub(r"--.*", "", body)
-    return bool(re.search(r"\bcount_members\(", code)) or (
-        "release_all(" in code
-        and bool(re.search(r"function release_all\(.*?count_members\(.*?\nend\n", source, re.DOTALL))
+    enders = [each for each in ENDERS if f"{each}(" in code]
+    return "count_members(" in code or any(
+        re.search(rf"function {each}\(.*?count_members\(.*?\nend\n", source, re.DOTALL) for each in enders
     )
 
 
 @pytest.mark.parametrize("name", ENDING)
 def test_a_script_that_may_end_a_member_counts_members(name: str) -> None:
-    body = (FOLDER / f"{name}.lua").read_text("utf-8")
-    assert counts_members(script(name).source, body)
-    assert not counts_members(script(name).source, body.replace("count_members(", "").replace("release_all(", ""))
+    source, body = script(name).source, (FOLDER / f"{name}.lua").read_text("utf-8")
+    assert counts_members(source, body)
+    called = ("count_members", *ENDERS)
+    assert not counts_members(source, re.sub(rf"\b({'|'.join(called)})\(", "", body))
+
+
+@pytest.mark.parametrize("name", ENDERS)
+def test_a_function_that_stops_to_count_members_is_found(name: str) -> None:
+    counting = f"local function {name}(base)\n  local ready = count_members(base)\nend\n"
+    assert counts_members(counting, f"return {name}(queue)\n")
+    assert not counts_members(counting.replace("count_members(base)", "0"), f"return {name}(queue)\n")
 
 
 def test_these_scripts_may_end_a_member() -> None:
