@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -24,8 +25,12 @@ def wait(desk: Desk, name: str, *tasks: bytes, max_length: int) -> None:
 
 
 def waiters(desk: Desk) -> object:
-    """The entries, and that they expire."""
-    return desk.state().get(":waiters")
+    """The entries without the time of each, and that they expire."""
+    now, entries = desk.now(), desk.state()[":waiters"]
+    assert isinstance(entries, Expires)
+    times = [int(entry.split(" ")[3]) for entry in entries.value.values()]
+    assert all(now - 3_600_000 < time <= now for time in times)
+    return Expires({name: re.sub(r"^(\S+ \S+ \S+) \d+", r"\1", entry) for name, entry in entries.value.items()})
 
 
 def names(desk: Desk) -> set[str]:
@@ -129,6 +134,37 @@ def test_16_are_woken_at_once_and_those_who_found_room_wake_others(desk: Desk) -
     assert len(set(heard)) == 16
 
 
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize("lane", ["", "gold"])
+@pytest.mark.parametrize(
+    ("bound", "woken"), [(1, [True]), (3, [True]), (4, [True]), (8, [False, True]), (16, [False, False, False, True])]
+)
+def test_a_call_that_has_just_begun_to_wait_is_woken_when_a_quarter_is_free(
+    desk: Desk, lane: str, bound: int, woken: list[bool]
+) -> None:
+    """So that a producer that is woken has room for several calls, and is not refused after each of them."""
+    desk.enter("A")
+    for _ in range(bound):
+        desk.dispatch(None, **({"lane": lane} if lane else {}))
+    wish = f"- 1 {bound} {{}} gold" if lane else f"{bound} 1 - {{}} "
+    for each in woken:
+        desk.client.hset(RoomKeys(desk.q).waiters, "B-7", wish.format(desk.now() + HOUR))
+        with desk.listening(channel(desk, "B")) as heard:
+            desk.start("A", 1)
+        assert heard == ([(":room:B", b"7")] if each else [])
+
+
+def test_a_call_that_has_waited_is_woken_when_a_task_leaves(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(*[b"x"] * 100)
+    desk.client.hset(RoomKeys(desk.q).waiters, "B-7", f"100 1 - {desk.now() - 21} ")
+    with desk.listening(channel(desk, "B")) as heard:
+        desk.start("A", 1)
+    assert heard == [(":room:B", b"7")]
+
+
 def test_a_producer_that_does_not_listen_takes_no_room(desk: Desk) -> None:
     desk.enter("A")
     desk.put(b"a")
@@ -174,7 +210,8 @@ def test_a_whole_that_is_refused_stores_nothing_but_who_waits(desk: Desk) -> Non
     jobs = [job(str(n), max_length=2, exists="raise", waiter="B-7 2") for n in range(2)]
     before = desk.state()
     assert desk.send(ops.dispatch_jobs(desk.q, jobs, all_or_none=True))[0] == b"refused"
-    assert desk.state() == before | {":waiters": Expires({"B-7": "2 2 - "})}
+    assert waiters(desk) == Expires({"B-7": "2 2 - "})
+    assert {key: value for key, value in desk.state().items() if key != ":waiters"} == before
 
 
 def test_a_dispatch_that_changes_a_job_needs_no_room(desk: Desk) -> None:
@@ -207,7 +244,7 @@ WAYS: dict[str, Callable[[Desk], Call[object]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("value", ["", "x", "- - - ", "1 1", "x x x x"])
+@pytest.mark.parametrize("value", ["", "x", "- - - - ", "1 1", "1 1 - ", "x x x x x"])
 def test_an_entry_that_nobody_understands_stops_no_script(desk: Desk, way: str, value: str) -> None:
     desk.enter("A")
     desk.dispatch("j")
@@ -236,7 +273,7 @@ def test_a_key_of_the_queue_of_a_foreign_type_stops_no_start(full: Desk) -> None
 
 def test_ten_thousand_entries_are_enough(desk: Desk) -> None:
     desk.put(b"a")
-    desk.client.hset(RoomKeys(desk.q).waiters, mapping={f"B-{n}": "1 1 - " for n in range(10_000)})
+    desk.client.hset(RoomKeys(desk.q).waiters, mapping={f"B-{n}": "1 1 - 0 " for n in range(10_000)})
     wait(desk, "C-1", max_length=1)
     assert waiters(desk) == Expires({"C-1": "1 1 - "})
 

@@ -1,7 +1,7 @@
 -- Room: how producers wait until a queue that is full has room for their tasks.
 -- The hash `:waiters` has an entry for each call that waits. Its name is CHANNEL-NUMBER, the channel of the program and the number
 -- of the call there. Its value is what the call waits for: the max_length, how many tasks need room together, the max_length of
--- their lane, and the lane; a bound that there is not is -.
+-- their lane, the time in ms, and the lane; a bound that there is not is -.
 -- A script that takes tasks out of the queue removes entries for which there is room, and publishes each number on
 -- `:room:CHANNEL`. The program asks again then. An entry is a hint: messages may get lost, so a program also asks once a second,
 -- which notes it again. So the hash expires soon after the last of them.
@@ -9,6 +9,8 @@
 local WAITERS_EXPIRE = 10
 local MAX_WAITERS = 10000 -- entries; with more, all are dropped, and calls that still wait note themselves again within a second
 local WOKEN_PRODUCERS = 16
+local BRIEF = 20 -- ms; a call that has waited no longer than this is woken when a part of the queue is free
+local FREE_PART = 4 -- the quarter
 
 -- Returns the name and the number of tasks of `text`, the `waiter` of a request: CHANNEL-NUMBER TASKS. Nil if it is none.
 local function parsed_waiter(text)
@@ -27,7 +29,7 @@ local function note_waiter(base, waiter, max_length, max_lane_length, lane)
     redis.call('DEL', waiters)
   end
   local bounds = {max_length and digits(max_length) or '-', tasks, max_lane_length and digits(max_lane_length) or '-',
-    lane or ''}
+    digits(now_ms()), lane or ''}
   if own(redis.pcall('HSET', waiters, name, table.concat(bounds, ' '))) then
     redis.call('EXPIRE', waiters, WAITERS_EXPIRE)
   end
@@ -50,17 +52,23 @@ local function refuse_enqueue(base, text, tasks)
   return {'full', waiting}
 end
 
+-- True if `bound` has room for `tasks` more. For a `brief` wait, a part of it must be free before them.
+local function bound_allows(bound, waiting, promised, tasks, brief)
+  return waiting + promised + tasks <= bound and (not brief or waiting <= bound - math.floor(bound / FREE_PART))
+end
+
 -- True if a producer that waits for `wish` has room now. `promised`: for how many tasks others were woken, by lane, and in all
 -- under the name ''. Counts the tasks of this one, if it has room.
 -- LATER: few queues are full.
-local function has_room(base, wish, length, promised)
-  local bound, tasks, lane_bound, lane = string.match(wish, '^(%S+) (%d+) (%S+) (.*)$')
+local function has_room(base, wish, length, promised, now)
+  local bound, tasks, lane_bound, since, lane = string.match(wish, '^(%S+) (%d+) (%S+) (%d+) (.*)$')
   bound, tasks, lane_bound = tonumber(bound or ''), tonumber(tasks or '') or 0, tonumber(lane_bound or '')
-  if bound and length + promised[''] + tasks > bound then
+  local brief = now - (tonumber(since or '') or 0) <= BRIEF
+  if bound and not bound_allows(bound, length, promised[''], tasks, brief) then
     return false
   elseif lane_bound then
     local waiting = lane_length(lane_list(base, lane, redis.call('HGET', base .. ':lanes', 'epoch')))
-    if waiting + (promised[lane] or 0) + tasks > lane_bound then
+    if not bound_allows(lane_bound, waiting, promised[lane] or 0, tasks, brief) then
       return false
     end
     promised[lane] = (promised[lane] or 0) + tasks
@@ -78,11 +86,11 @@ local function wake_producers(base)
   local known, length = pcall(function()
     return queued_length(base)
   end)
-  local promised = {[''] = 0}
+  local promised, now = {[''] = 0}, now_ms()
   for i = 1, known and #found or 0, 2 do
     local before, channel, number = promised[''], string.match(found[i], '^(%w+)%-(%d+)$')
     local checked, fits = pcall(function()
-      return has_room(base, found[i + 1], length, promised)
+      return has_room(base, found[i + 1], length, promised, now)
     end)
     if checked and fits then
       redis.call('HDEL', waiters, found[i])
