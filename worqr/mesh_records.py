@@ -66,6 +66,8 @@ class QueueInfo:
     """
     open_batches: int = 0
     """Of `batches`, those that have not ended. Only the 500 batches that the leader checks first are looked at."""
+    due_soon: int = 0
+    """Of `scheduled`, those that are due within 10 seconds."""
 
 
 @dataclass(frozen=True, slots=True)

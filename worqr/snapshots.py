@@ -56,6 +56,7 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     batches: int = 0
     relay_pending: bool = False
     open_batches: int = 0
+    due_soon: int = 0
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -154,6 +155,7 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         batches=sum(queue.batches for queue in queues),
         relay_pending=any(queue.relay_pending for queue in queues),
         open_batches=sum(queue.open_batches for queue in queues),
+        due_soon=sum(queue.due_soon for queue in queues),
         age=oldest.age,
         age_estimated=oldest.age_estimated,
     )

@@ -57,14 +57,14 @@ def test_the_sentences_of_a_queue() -> None:
 
 
 def test_only_what_may_run_is_load() -> None:
-    assert may_run(held(""), 3) == 15
-    assert may_run(held("concurrency", limits=(Limit(4),)), 3) == 4
-    assert may_run(held("", limits=(Limit(4),), running=6), 0) == 6  # the limit was lowered while they ran
-    assert may_run(held("rate", 5, limits=(Limit(rate=1),)), 0) == 12
-    assert may_run(held("paused", paused=""), 3) == 2
-    assert may_run(held("paused", 3600, paused=""), 3) == 2
-    assert may_run(held("paused", 5, paused="429"), 0) == 12  # it is over before a worker would have stopped
-    assert may_run(held("lanes", lanes=1, held_lanes=1), 0) == 2
+    assert may_run(held("", due_soon=3)) == 15
+    assert may_run(held("concurrency", limits=(Limit(4),), due_soon=3)) == 4
+    assert may_run(held("", limits=(Limit(4),), running=6)) == 6  # the limit was lowered while they ran
+    assert may_run(held("rate", 5, limits=(Limit(rate=1),))) == 12
+    assert may_run(held("paused", paused="", due_soon=3)) == 2
+    assert may_run(held("paused", 3600, paused="", due_soon=3)) == 2
+    assert may_run(held("paused", 5, paused="429")) == 12  # it is over before a worker would have stopped
+    assert may_run(held("lanes", lanes=1, held_lanes=1)) == 2
 
 
 def test_the_overview_names_the_reason() -> None:

@@ -125,10 +125,19 @@ def test_counts_what_is_due_and_what_is_blocked_and_says_when_the_next_one_is_du
     before = desk.now()
     seen = desk.call(ops.inspect(desk.q))
     assert (seen.waiting, seen.due, seen.blocked, seen.running, seen.oldest_ms) == (0, 2, 1, 1, None)
+    assert seen.due_soon == 0
     assert seen.next_in_ms is not None
     assert FUTURE - desk.now() <= seen.next_in_ms <= FUTURE - before
     desk.client.zadd(desk.q.due, {"later": PAST})
     assert desk.call(ops.inspect(desk.q)).next_in_ms == 0
+
+
+def test_counts_all_jobs_that_are_due_within_ten_seconds(desk: Desk) -> None:
+    now = desk.now()
+    desk.client.zadd(desk.q.due, {f"soon{n}": now + 9_000 for n in range(300)} | {"overdue": PAST})
+    desk.client.zadd(desk.q.due, {"later": now + 3_600_000})
+    seen = desk.call(ops.inspect(desk.q))
+    assert (seen.due, seen.due_soon) == (302, 301)
 
 
 def test_says_how_long_the_job_in_front_has_waited(desk: Desk) -> None:

@@ -151,6 +151,7 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "held_lanes",
         "only_held",
         "open_batches",
+        "due_soon",
     }
     assert set(holding) == set(Inspected.__slots__) - others
     known = knowing(*holding)

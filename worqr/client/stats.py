@@ -84,6 +84,7 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         batches=sum(each.batches for each in shards),
         relay_pending=any(each.needs_relay for each in shards),
         open_batches=sum(each.open_batches for each in shards),
+        due_soon=sum(each.due_soon for each in shards),
     )
 
 

@@ -74,17 +74,14 @@ def batches_text(info: QueueInfo) -> str:
     return f"{figures.count(info.batches)} {have} home in this queue, ended ones included."
 
 
-def may_run(info: QueueInfo, soon: int) -> int:
+def may_run(info: QueueInfo) -> int:
     """Return how many tasks could run now if there were workers for all of them.
 
-    A long pause, and lanes that are all held, let none start. A limit on the concurrency lets no more than its number run.
-
-    Args:
-        info: the queue.
-        soon: scheduled jobs that count as if they waited.
+    Scheduled jobs that are due within 10 s count, because a worker takes about that long to start. A long pause, and lanes that
+    are all held, let none start. A limit on the concurrency lets no more than its number run.
     """
     brief = info.held_for is not None and info.held_for <= FAST
     if info.held_back in ("paused", "lanes") and not brief:
         return info.running
     at_once = [limit.concurrency for limit in info.limits if limit.concurrency is not None]
-    return max(info.running, min([info.waiting + info.running + soon, *at_once]))
+    return max(info.running, min([info.waiting + info.running + info.due_soon, *at_once]))

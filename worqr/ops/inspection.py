@@ -57,6 +57,7 @@ class Inspected:
         batches: how many batches have their home in the queue.
         needs_relay: there are messages for other queues, or batches that the leader is to look at.
         open_batches: how many of those batches have not ended; the script looks at 500 of them.
+        due_soon: jobs that are due within 10 s.
     """
 
     waiting: int
@@ -82,6 +83,7 @@ class Inspected:
     batches: int = 0
     needs_relay: bool = False
     open_batches: int = 0
+    due_soon: int = 0
 
 
 def inspect(keys: QueueKeys) -> Call[Inspected]:
@@ -100,7 +102,7 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
             *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
             *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
-            int(reply[23]),
+            *(int(reply[23]), int(reply[24])),
         )
 
     names = (
