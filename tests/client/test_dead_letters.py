@@ -187,6 +187,9 @@ async def test_thousands_are_listed_put_back_and_dropped(mesh: worqr.Mesh, serve
         async with serving(mesh, "Q1", breaking):  # those are not capped
             await q.enqueue(*names)
             await eventually(lambda: count(q), (0, 2300), within=20)
+        with spying(server, prefix) as spy:
+            assert len(await q.broken.list(250)) == 250
+            assert spy.calls()["list_aside"] == 3, "a request reads 100, so that none occupies the server for long"
         assert len(await q.broken.list(2200)) == 2200
         assert sorted(tasks(await q.broken.list(5000))) == sorted(names)
         assert await q.broken.retry_all(limit=1100) == 1100

@@ -29,6 +29,8 @@ Change = Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
 Progress = Callable[[int, int], object]
 PIECE: Final = 25
 """Entries that one request changes. A request of 1,000 would occupy the server for 60 ms."""
+PAGE: Final = 100
+"""Entries that one request reads. A request of 200 would occupy the server for 11 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,11 +306,11 @@ class Aside:
     async def _pages(
         self, keys: QueueKeys, limit: int | None, chosen: Filter, *, bare: bool = False, head: int | None = None
     ) -> AsyncIterator[DeadLetterPage]:
-        after, after_ms, left = "-", "0", limit
+        after, after_ms, left, most = "-", "0", limit, MAX_ITEMS if bare else PAGE
         while left is None or left > 0:
             page = await self._client.ask(
                 ops.list_aside(
-                    *(keys, self._which, MAX_ITEMS if left is None else left),
+                    *(keys, self._which, most if left is None else min(left, most)),
                     after=after,
                     after_ms=after_ms,
                     before_ms=chosen.before_ms,
