@@ -143,6 +143,20 @@ async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr
         await q.cancel_all()
 
 
+async def test_waiting_jobs_are_listed_from_the_end(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        q = mesh.queue("mails")
+        await q.enqueue(b"first", b"second", b"third")
+        answer = await beside("jobs", "mails", "--newest", "--limit", "2")
+        assert [row.split()[-1] for row in answer.lines[1:]] == ["third", "second"]
+        cursor = answer.err.partition("--after ")[2].strip().strip("'")
+        (last,) = (await beside("jobs", "mails", "--newest", "--after", cursor, "--json")).json
+        assert (last["task"], last["place"]) == ("first", 1)
+        wrong = await beside("jobs", "mails", "--newest", "--state", "scheduled")
+        assert (wrong.code, wrong.err) == (2, "worqr: --newest lists waiting tasks only, not --state scheduled\n")
+        await q.cancel_all()
+
+
 @pytest.mark.parametrize("words", [("status",), ("jobs",)])
 async def test_what_is_missing_is_wrong_use(beside: Beside, words: tuple[str, ...]) -> None:
     assert (await beside(*words)).code == 2

@@ -11,8 +11,9 @@ from cyclopts import Parameter
 
 from worqr.cli import formatting
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
+from worqr.cli.errors import InvalidArguments
 from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import JsonLines, QueueName
+from worqr.cli.option_types import JsonLines, QueueName, flag
 from worqr.cli.output import escape_bytes, format_time, payload_fields, print_error, print_json, shorten
 from worqr.cli.terminal import Column, show_table
 
@@ -99,13 +100,16 @@ def jobs(
         str,
         Parameter(show_default=False, metavar="CURSOR", help="List the next page: the tasks after this cursor."),
     ] = "",
+    newest: Annotated[bool, flag("List waiting tasks from the end: those that run last come first.")] = False,
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """List the waiting, scheduled, blocked or running tasks of a queue, in the order in which they run."""
+    if newest and state != "waiting":
+        raise InvalidArguments(f"--newest lists waiting tasks only, not --state {state}")
 
     async def command(mesh: Mesh) -> tuple[list[TaskInfo], str]:
-        found = await queue_by_name(mesh, queue).jobs(state=state, limit=limit, after=after)
+        found = await queue_by_name(mesh, queue).jobs(state=state, limit=limit, after=after, newest=newest)
         return found, "" if found or after else await unknown_queue_hint(mesh, queue)
 
     found, hint = run_connected(connect, command)
