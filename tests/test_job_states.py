@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
-from tests.ops.driver import desk_on
 from tests.ops.job_rules import DELAY, Policy
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
 from tests.support.children import ROOT
@@ -33,6 +32,12 @@ def finish(machine: JobMachine, claim: int) -> None:
 def stop(machine: JobMachine, claim: int) -> None:
     expected = machine.model.stop_tasks("A", [claim])
     assert machine.do(ops.stop_tasks(machine.q, "A", [claim])) == expected
+
+
+def file(machine: JobMachine, claim: int) -> None:
+    """No job with an id of its own is filed in a lane: it is given back."""
+    expected = machine.model.file_tasks("A", {claim: "g"})
+    assert machine.do(ops.file_tasks(machine.q, "A", {claim: "g"})) == expected
 
 
 def retry(*, limit: int = 9, delay: int = 0) -> Ending:
@@ -61,7 +66,7 @@ def sweep(machine: JobMachine, _claim: int) -> None:
 
 
 ENDINGS: list[tuple[Ending, int]] = [
-    *((finish, 3), (stop, 3), (retry(), 3), (retry(delay=DELAY), 3), (retry(limit=1), 3)),
+    *((finish, 3), (stop, 3), (file, 3), (retry(), 3), (retry(delay=DELAY), 3), (retry(limit=1), 3)),
     *((fail(broken=False), 3), (fail(broken=True), 3), (leave, 3), (sweep, 3), (sweep, 1)),
 ]
 """Ways in which a run ends, and the max_stalls of its worker."""
@@ -199,26 +204,9 @@ def take_up_what_failed(server: Server, seen: set[Move]) -> None:
                 machine.raw(script(machine.q, kind, [claim]), expected(kind, [claim]))
 
 
-def file_in_lanes(server: Server, seen: set[Move]) -> None:
-    """A raw task that has become a job while it runs is filed in a lane, or is marked before. The model has no lanes."""
-    with contextmanager(desk_on)(server, "file-in-lanes") as desk:
-        for marked in (False, True):
-            desk.enter("A", result_ttl_ms=60_000)
-            desk.put(b"x")
-            [held] = desk.take("A", 1)
-            desk.call(ops.note_progress(desk.q, "A", [(held, 0.5, "")]))
-            if marked:
-                desk.call(ops.cancel_task(desk.q, b"x"))
-            before = desk.call(ops.job_status(desk.q, f"@{held}", 0)).state
-            desk.call(ops.file_tasks(desk.q, "A", {held: "gold"}))
-            after = desk.call(ops.job_status(desk.q, f"@{held}", 0)).state
-            seen.add(("file_tasks", cast("State", before), cast("State", after)))
-            desk.call(ops.cancel_lane(desk.q, "gold"))
-
-
 def test_every_move_of_the_table_happens(server: Server) -> None:
     seen: set[Move] = set()
-    for story in (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed, file_in_lanes):
+    for story in (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed):
         story(server, seen)
     assert seen == set(moves())
 

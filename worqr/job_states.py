@@ -59,7 +59,7 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "finish_tasks": Transaction("worker", {"active": ("finished", "cancelled"), **_UNBLOCKED}),
     "stop_tasks": _GIVEN_BACK,
     "stop_work": _GIVEN_BACK,
-    "file_tasks": Transaction("worker", {"active": ("waiting", "cancelled")}),
+    "file_tasks": _GIVEN_BACK,
     "retry_task": Transaction(
         "worker", {"active": ("waiting", "due", "failed", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
     ),

@@ -224,6 +224,40 @@ class Model(Lines):
         self._free_places()
         return told
 
+    def file_tasks(self, worker: str, lanes: Mapping[int, str]) -> dict[int, str]:
+        self.begin("file_tasks")
+        self._free_later(worker, list(lanes))
+        told: dict[int, str] = {}
+        for claim, lane in lanes.items():
+            if claim not in self.held.get(worker, set()):
+                told[claim] = self._why_not(worker)
+                continue
+            self.held[worker].discard(claim)
+            word = self._give_back(claim, worker, "", lane=lane)
+            if word == "given":
+                self._count("stopped")
+            else:
+                told[claim] = word
+        self._free_places()
+        return told
+
+    def _may_be_filed(self, claim: int) -> bool:
+        job_id = id_of(self.items[claim])
+        job = None if job_id is None else self.active[job_id]
+        return job is None or ("twin" in job and "lane" not in job and job_id not in self.jobs)
+
+    def _file(self, claim: int, worker: str, lane: str) -> None:
+        """Puts a raw task, or a job that was one, at the back of a lane; a suspect at the front."""
+        job_id = self._as_job(claim, worker)
+        job = self.active.pop(job_id)
+        del self.items[claim]
+        for name in RUN_ONLY:
+            if name != "suspect":
+                job.pop(name, None)
+        self.jobs[job_id] = {"run_at": NOW, **job, "lane": lane, "state": "waiting", "queued": claim}
+        self._push(reference(job_id), front=False, suspect="suspect" in job, lane=lane)
+        self._move("active", "waiting")
+
     def retry_task(
         self, worker: str, claim: int, error: tuple[str, str, str], counter: str, limit: int, delay: int, run_at: Any
     ) -> str:
@@ -299,7 +333,9 @@ class Model(Lines):
         back: bool = False,
         run_at: int | None = None,
         delayed: bool = False,
+        lane: str | None = None,
     ) -> str:
+        """`lane`: that in which a task that is in none is filed."""
         policy = self.policies[worker]
         if self._take_mark(claim):
             self._end(claim, "cancelled", policy.ttl)
@@ -317,6 +353,9 @@ class Model(Lines):
                 assert failure is not None
                 self._set_aside(claim, worker, failure, **counters)
                 return "aside"
+        if lane is not None and self._may_be_filed(claim):
+            self._file(claim, worker, lane)
+            return "given"
         changes: Record = {counter: counters[counter]} if counter else {}
         if failure is not None:
             kind, message, _ = DIED if failure.error == STALLED else failure.error

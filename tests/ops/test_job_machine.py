@@ -628,6 +628,16 @@ class JobMachine(RuleBasedStateMachine):
             assert self.do(ops.stop_tasks(self.q, worker, claims)) == expected
             self.check()
 
+    @action(2, lambda machine: machine.laned and holds(machine))
+    def file(self, data: st.DataObject) -> None:
+        """What a worker does that claims tasks of a program without worqr, and claims that it should not file."""
+        worker, claims = self._pick(data)
+        filed = {claim: data.draw(lane_names) for claim in claims}
+        for _ in range(1 + data.draw(st.booleans())):
+            expected = self.model.file_tasks(worker, filed)
+            assert self.do(ops.file_tasks(self.q, worker, filed)) == expected
+            self.check()
+
     @action(3, holds)
     def retry(self, data: st.DataObject) -> None:
         worker, [claim, *_] = self._pick(data)
