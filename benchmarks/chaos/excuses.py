@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Final
 
 from benchmarks.chaos.history import History, Run, Span
-from benchmarks.chaos.workload import HAND, PROCESS, THREAD
+from benchmarks.chaos.workload import ASYNCIO, HAND, PROCESS, THREAD
 
 FROZEN: Final = 1.5
 """Seconds without the CPU after which a worker may have missed its keepalive: 3 s less the beat's period and some latency."""
@@ -39,6 +39,8 @@ AGAIN_WITHIN: Final = 1.0
 """Seconds until a peer has noticed that the server replies again."""
 SAID_WITHIN: Final = 0.3
 """Seconds in which the end of a run may not have reached an absent server, before or after the trouble."""
+FIRES_WITHIN: Final = 10.0
+"""Seconds between the firing of a moment and its run."""
 
 
 class Excuses:
@@ -79,6 +81,7 @@ class Excuses:
             or self._left_in_outage(run, until)
             or self._left_before_it_knew(run, until)
             or self._ended_after_grace(run, until)
+            or self._failed_as_it_was_cancelled(run, until)
             or ("failover" if self.failed_over(run, until) else None)
         )
 
@@ -94,6 +97,14 @@ class Excuses:
         """The server's clock was moved in between."""
         return any(begin <= t <= end for t in self._history.clock_jumps)
 
+    def is_behind(self, t: float) -> bool:
+        """The server's clock was set back, and has not reached again what it had shown. Claims are numbered without gaps then."""
+        latest, offset = t, 0.0
+        for at, to in zip(self._history.clock_jumps, self._history.offsets, strict=True):
+            if at <= t:
+                latest, offset = max(latest, at + offset), to
+        return latest > t + offset
+
     def rewound(self, nominal: int, begin: float, end: float) -> str | None:
         """Why a schedule may have fired the same moment again: the server's clock was set back by more than a minute, to before
         that moment. Schedules go on by the new time then, as documented.
@@ -104,7 +115,9 @@ class Excuses:
             if latest - (t + to) <= REWINDS_AFTER:
                 continue
             latest = t + to
-            if begin <= t <= end and (not self._history.calm or nominal / 1000 >= self._epoch + latest - SLACK):
+            if begin - FIRES_WITHIN <= t <= end and (
+                not self._history.calm or nominal / 1000 >= self._epoch + latest - SLACK
+            ):
                 return "clock set back by more than a minute"
         return None
 
@@ -200,6 +213,18 @@ class Excuses:
             return None
         at += self._history.grace[run.peer]
         return "ended after its peer's grace" if at <= until and self._unsettled(run, at) else None
+
+    def _failed_as_it_was_cancelled(self, run: Run, until: float) -> str | None:
+        """A run that fails while its queue is being left is given back, because the cancellation may be why. An asyncio handler
+        may have failed just before it was cancelled.
+        """
+        if run.queue != ASYNCIO or run.ended is None or run.how == "returned":
+            return None
+        times = list(self._history.queues_left.get((run.peer, run.queue), ()))
+        if run.peer in self._history.leaving:
+            times.append(self._history.leaving[run.peer] + self._history.grace[run.peer])
+        near = any(abs(run.ended - at) <= SAID_WITHIN and at <= until for at in times)
+        return "failed as it was cancelled" if near else None
 
 
 def _by_name(spans: list[Span]) -> dict[str | None, list[Span]]:

@@ -187,6 +187,8 @@ class History:
     grace: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds that the runs of a leaving peer had to end."""
     left: dict[str, float] = field(default_factory=dict[str, float])
+    queues_left: dict[Subject, list[float]] = field(default_factory=lambda: defaultdict[Subject, list[float]](list))
+    """When a peer began to leave a queue, and went on with the others; by peer and queue."""
     registered: dict[str, list[float]] = field(default_factory=lambda: defaultdict[str, list[float]](list))
     frozen: list[Span] = field(default_factory=list[Span])
     trouble: list[Span] = field(default_factory=list[Span])
@@ -261,6 +263,8 @@ class _Reader:
                 history.grace[entry.source] = facts.get("grace", 0.0)
             case "left":
                 history.left[entry.source] = t
+            case "left_queue":
+                history.queues_left[entry.source, facts["queue"]].append(facts["at"])
             case "gap":
                 history.frozen.append(Span(facts["begin"], facts["end"], entry.source, "no CPU"))
             case _:

@@ -40,6 +40,7 @@ ENTRIES: Final = {
     "gap": "the process did not get the CPU: begin, end",
     "leaving": "the process was told to leave",
     "left": "the process left in good order",
+    "left_queue": "the peer left a queue, and goes on with the others: queue; at, when it began to leave",
     "log": "worqr logged a warning or an error: level, text",
     # the world
     "fault": "a fault was injected: kind, who; only for the report",

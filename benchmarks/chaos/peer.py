@@ -14,6 +14,7 @@ import worqr
 from benchmarks.chaos import handlers
 from benchmarks.chaos.child import Child
 from benchmarks.chaos.handlers import Handlers, options_of
+from benchmarks.chaos.ledger import now
 from benchmarks.chaos.workload import (
     ASYNCIO,
     FOLLOW_UPS,
@@ -112,13 +113,13 @@ class Peer:
                 given = {**options_of(queue), **options, "on_failure": bury}
                 start = partial(peer.serve, queue, handler, **given)
                 if queue in IN_SPELLS:
-                    nursery.start_soon(self._serve_in_spells, start)
+                    nursery.start_soon(self._serve_in_spells, queue, start)
                 else:
                     nursery.start_soon(start)
             nursery.start_soon(self._work, peer)
             await peer.wait()
 
-    async def _serve_in_spells(self, serve: Callable[[], Awaitable[None]]) -> None:
+    async def _serve_in_spells(self, queue: str, serve: Callable[[], Awaitable[None]]) -> None:
         """Serve for a while, leave the queue, and come back, while the peer goes on with the other queues."""
         while not self._leaving:
             with trio.move_on_after(self._rng.uniform(2, 12)) as spell:
@@ -129,6 +130,7 @@ class Peer:
                         raise
             if not spell.cancelled_caught:
                 return
+            self._ledger.write("left_queue", queue=queue, at=now() - (trio.current_time() - spell.deadline))
             await trio.sleep(self._rng.uniform(0, 0.5))
 
     async def _work(self, peer: worqr.Peer) -> None:

@@ -133,6 +133,8 @@ def over_rate(case: Case) -> Iterator[Violation]:
         begin, end = sorted((first.began, last.began))
         is_new = case.excuses.in_failover(begin - 10, end)
         why = "failover" if is_new else "clock jump" if case.excuses.jumped(begin - 10, end) else None
+        if why is None and case.excuses.is_behind(begin - 10):
+            why = "clock set back"
         if not case.explain("a rate was exceeded", why):
             text = f"{LIMITED}: {STARTS + 1} starts in {(last.fence - first.fence) / 1e6:.3f} s, to {told(last)}"
             yield violation("a rate was exceeded", text, first, last)

@@ -439,6 +439,28 @@ def test_what_a_thread_ends_after_the_grace_of_its_peer_is_given_back(queue: str
     assert rules_broken(story) == ({"a task ran again after its end"} if broken else set())
 
 
+@pytest.mark.parametrize(
+    ("queue", "how", "ended", "broken"),
+    [
+        *(("asyncio", "failure", 40.1, False), ("asyncio", "failure", 39.9, False), ("asyncio", "failure", 39.5, True)),
+        *(("asyncio", "returned", 40.1, True), ("raw", "failure", 40.1, True)),
+    ],
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_fails_on_asyncio_as_its_queue_is_left_is_given_back(
+    queue: str, how: str, ended: float, broken: bool, whole: bool
+) -> None:
+    story = correct()
+    story.send(35, queue, "twice")
+    story.run(37, queue, "twice", how, peer="peer-3", lasts=ended - 37)
+    if whole:
+        story.add("peer-3", 38, "leaving", grace=2)
+    else:
+        story.add("peer-3", 40.2, "left_queue", queue=queue, at=40.0)
+    story.run(41.3, queue, "twice")
+    assert ("a task ran again after its end" in rules_broken(story)) is broken
+
+
 def test_a_failover_that_may_lose_writes_is_an_excuse() -> None:
     story = twice()
     story.world(47, "failover", begin=39.5, end=46)
@@ -517,6 +539,28 @@ def test_only_a_clock_set_back_by_more_than_a_minute_explains_that_a_moment_come
     story.world(31.5, "clock", offset=-61)
     story.world(59, "clock", offset=0)
     assert rules_broken(story) == {"a task ran again after its end"}, "the clock was right until then"
+
+
+@pytest.mark.parametrize(("set_back", "broken"), [(29.9, False), (15, True)])
+def test_the_run_of_a_moment_may_begin_when_the_clock_has_been_set_back_since_its_firing(
+    set_back: float, broken: bool
+) -> None:
+    story = correct()
+    _fire_twice(story)
+    story.world(set_back - 1, "clock", offset=61)
+    story.world(set_back, "clock", offset=0)
+    assert ("a task ran again after its end" in rules_broken(story)) is broken
+
+
+@pytest.mark.parametrize(("offset", "broken"), [(20, False), (4, True)])
+def test_claims_are_no_times_while_the_clock_is_behind_what_it_has_shown(offset: int, broken: bool) -> None:
+    """It is set back at 15 s, and the starts are from 30.1 s on."""
+    story = correct()
+    _start_too_fast(story)
+    story.world(2, "clock", offset=offset)
+    story.world(15, "clock", offset=0)
+    story.world(59, "clock", offset=0)
+    assert ("a rate was exceeded" in rules_broken(story)) is broken
 
 
 def test_a_clock_set_back_does_not_bring_moments_from_before_its_new_time() -> None:
