@@ -106,9 +106,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "drain": _event(INFO, "this worker begins to leave", "worker grace"),
     "worker.asked": _event(INFO, "an operator has asked something of this worker", "reason outcome"),
-    "worker.lost": _event(
-        WARNING, "this worker was declared dead; unless it is leaving, it joins again under a new id", "worker reason"
-    ),
+    "worker.lost": _event(WARNING, "this worker was declared dead; it joins again or leaves", "worker reason"),
     "worker.vanished": _event(
         WARNING, "this worker leaves without deregistering, because some handlers do not end", "worker retry_in"
     ),

@@ -6,13 +6,16 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -366,6 +369,15 @@ def test_a_server_that_refuses_us_is_told_at_once(mesh: worqr.Mesh[Any], server:
         wrong.join_in_thread().start()
 
 
+def calls_that_wait(name: str) -> int:
+    """How many threads wait for a future in a function of this name."""
+    waiting = 0
+    for frame in sys._current_frames().values():
+        names = [each.name for each in traceback.extract_stack(frame)]
+        waiting += any(pair == (name, "result") for pair in pairwise(names))
+    return waiting
+
+
 def test_stopping_it_while_it_starts_ends_the_start(own_server: Server, new_mesh: NewMesh) -> None:
     mesh = new_mesh(patience=LONG)
     mesh.task(name="f")(nothing)
@@ -373,9 +385,9 @@ def test_stopping_it_while_it_starts_ends_the_start(own_server: Server, new_mesh
     peer = mesh.join_in_thread()
     with ThreadPoolExecutor(2) as pool:
         starting = [pool.submit(peer.start) for _ in range(2)]
-        until(lambda: peer.health().why == "joining the mesh")
+        until(lambda: peer.health().why == "joining the mesh" and calls_that_wait("start") == 2)
         assert peer.health().alive
-        peer.stop()
+        peer.stop()  # a start that has not begun by now would start the peer anew
         for each in starting:
             with pytest.raises(worqr.UsageError, match="stopped before it had joined"):
                 each.result(PATIENCE)

@@ -240,7 +240,7 @@ class Session:
         """End this registration; see `SessionCallbacks.on_lost`."""
         if registration.dead:
             return
-        text = "worker %(worker)s is out of the mesh: %(reason)s; unless it is leaving, it joins again under a new id"
+        text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id, or leaves"
         emit(logger, "worker.lost", text, worker=registration.worker, reason=why)
         registration.end()
         self._run_deferred()
