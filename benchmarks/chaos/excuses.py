@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from math import inf
 from typing import Final
 
 from benchmarks.chaos.history import History, Run, Span
@@ -99,7 +100,7 @@ class Excuses:
 
     def is_behind(self, t: float) -> bool:
         """The server's clock was set back, and has not reached again what it had shown. Claims are numbered without gaps then."""
-        latest, offset = t, 0.0
+        latest, offset = -inf, 0.0
         for at, to in zip(self._history.clock_jumps, self._history.offsets, strict=True):
             if at <= t:
                 latest, offset = max(latest, at + offset), to

@@ -552,13 +552,13 @@ def test_the_run_of_a_moment_may_begin_when_the_clock_has_been_set_back_since_it
     assert ("a task ran again after its end" in rules_broken(story)) is broken
 
 
-@pytest.mark.parametrize(("offset", "broken"), [(20, False), (4, True)])
-def test_claims_are_no_times_while_the_clock_is_behind_what_it_has_shown(offset: int, broken: bool) -> None:
+@pytest.mark.parametrize(("before", "after", "broken"), [(20, 0, False), (4, 0, True), (0, -3, True), (0, -9, False)])
+def test_claims_are_no_times_while_the_clock_is_behind_what_it_has_shown(before: int, after: int, broken: bool) -> None:
     """It is set back at 15 s, and the starts are from 30.1 s on."""
     story = correct()
     _start_too_fast(story)
-    story.world(2, "clock", offset=offset)
-    story.world(15, "clock", offset=0)
+    story.world(2, "clock", offset=before)
+    story.world(15, "clock", offset=after)
     story.world(59, "clock", offset=0)
     assert ("a rate was exceeded" in rules_broken(story)) is broken
 

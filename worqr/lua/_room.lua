@@ -10,7 +10,7 @@ local WAITERS_EXPIRE = 10
 local MAX_WAITERS = 10000 -- entries; with more, all are dropped, and calls that still wait note themselves again within a second
 local WOKEN_PRODUCERS = 16
 local BRIEF = 20 -- ms; a call that has waited no longer than this is woken when a part of the queue is free
-local FREE_PART = 4 -- the quarter
+local FREE_PART = 4 -- a part is a quarter of the bound
 
 -- Returns the name and the number of tasks of `text`, the `waiter` of a request: CHANNEL-NUMBER TASKS. Nil if it is none.
 local function parsed_waiter(text)
