@@ -435,12 +435,12 @@ async def test_many_are_changed_in_small_pieces_with_pauses_and_progress(
         monkeypatch.setattr(dead_letters, "sleep", pause)
         with spying(server, prefix) as spy:
             assert await getattr(q.failed, verb)(progress=lambda *numbers: seen.append(numbers)) == 250
-            assert spy.calls()[verb.replace("all", "aside")] == 10
-        assert seen == [(tried, 250) for tried in range(25, 275, 25)]
-        assert len(pauses) == 9
+            assert spy.calls()[verb.replace("all", "aside")] == 25
+        assert seen == [(tried, 250) for tried in range(10, 260, 10)]
+        assert len(pauses) == 24
         assert all(0 < seconds < 60 for seconds in pauses)
         assert await getattr(q.failed, verb)(progress=lambda *numbers: seen.append(numbers)) == 0
-        assert len(seen) == 10
+        assert len(seen) == 25
         await q.delete()
 
 
@@ -450,8 +450,8 @@ async def test_a_cancelled_change_leaves_the_rest_where_it_is(mesh: worqr.Mesh) 
         with trio.CancelScope() as scope:
             await q.failed.drop_all(progress=lambda done, of: scope.cancel())
         assert scope.cancelled_caught
-        assert await count(q) == (125, 0)
-        assert await q.failed.drop_all() == 125
+        assert await count(q) == (140, 0)
+        assert await q.failed.drop_all() == 140
 
 
 async def test_the_pause_is_one_on_asyncio_and_without_a_loop_too(mesh: worqr.Mesh) -> None:
