@@ -209,23 +209,14 @@ class Model(Lines):
 
     def stop_tasks(self, worker: str, claims: list[int]) -> dict[int, str]:
         self.begin("stop_tasks")
-        self._free_later(worker, claims)
-        told: dict[int, str] = {}
-        for claim in sorted(claims, reverse=True):
-            if claim not in self.held.get(worker, set()):
-                told[claim] = self._why_not(worker)
-                continue
-            self.held[worker].discard(claim)
-            word = self._give_back(claim, worker, "")
-            if word == "given":
-                self._count("stopped")
-            else:
-                told[claim] = word
-        self._free_places()
-        return told
+        return self._release(worker, dict.fromkeys(sorted(claims, reverse=True)))
 
     def file_tasks(self, worker: str, lanes: Mapping[int, str]) -> dict[int, str]:
         self.begin("file_tasks")
+        return self._release(worker, lanes)
+
+    def _release(self, worker: str, lanes: Mapping[int, str | None]) -> dict[int, str]:
+        """Gives claims back in this order, without counting the attempt; `lanes`: the lane in which each is filed."""
         self._free_later(worker, list(lanes))
         told: dict[int, str] = {}
         for claim, lane in lanes.items():

@@ -14,14 +14,14 @@
 -- KEYS[12] blocked SET
 -- KEYS[13] limits HASH
 -- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest declared override room
---   opens_in lanes held rules only_held batches relay open soon: paused is false or the reason, trash not 0 if there is something to purge, workers the admitted ones, also
---   leaving ones, counts names and values in turn, next_in ms until a job is due or a waiting task may start (-1: not known),
---   oldest ms since the job in front was due (-1: no job in front), declared and override are false or limits as text, room how
---   many tasks may start now (-1: no limit), opens_in ms until time makes room (-1:
---   it does not), lanes how many lanes have tasks, held how many of them may not start one, rules how many fields say how
---   lanes start, only_held 1 if tasks wait only in lanes that are held, batches how many have their home here, relay 1 if there are
---   messages for other queues, or batches to look at, open how many of the first MOST_READ batches have not ended, soon how many
---   jobs are due within SOON ms
+--   opens_in lanes held rules only_held batches relay open soon: paused is false or the reason, trash not 0 if there is
+--   something to purge, workers the admitted ones, also leaving ones, counts names and values in turn, next_in ms until a job
+--   is due or a waiting task may start (-1: not known), oldest ms since the job in front was due (-1: no job in front),
+--   declared and override are false or limits as text, room how many tasks may start now (-1: no limit), opens_in ms until
+--   time makes room (-1: it does not), lanes how many lanes have tasks, held how many of them may not start one, rules how
+--   many fields say how lanes start, only_held 1 if tasks wait only in lanes that are held, batches how many have their home
+--   here, relay 1 if there are messages for other queues, or batches to look at, open how many of the first MOST_READ batches
+--   have not ended, soon how many jobs are due within SOON ms
 -- RESEND safe: it only reads
 local queue, workers, due, failed, broken = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
