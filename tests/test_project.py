@@ -127,37 +127,33 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert "python3 run.py tests --all" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
-def links_of(path: str) -> list[str]:
+def links_in(text: str) -> list[str]:
     """What a page links to, and the pictures that it shows."""
-    return re.findall(r'(?<=\]\()[^)]+(?=\))|(?<=src=")[^"]+(?=")', (ROOT / path).read_text("utf-8"))
+    return re.findall(r'(?<=\]\()[^)]+(?=\))|(?:(?<=src=")|(?<=srcset="))[^"]+(?=")', text)
 
 
-def target_of(link: str) -> Path | None:
-    """The file of this repository that a link to the site, or to the repository, shows; None: it leads elsewhere."""
-    page = link.partition("#")[0]
-    site, source = PROJECT["urls"]["Documentation"], PROJECT["urls"]["Source"]
-    if page.startswith(site):
-        name = page.removeprefix(site)
-        folder = ROOT / "docs" / name
-        return folder.with_suffix(".md") if name and folder.with_suffix(".md").exists() else folder / "index.md"
-    if match := re.match(rf"{re.escape(source)}/(?:blob|raw|tree)/main/(.+)", page):
-        return ROOT / match[1]
-    return None
+def links_of(path: str) -> list[str]:
+    return links_in((ROOT / path).read_text("utf-8"))
 
 
-@pytest.mark.parametrize("path", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_links_lead_somewhere_from_wherever_the_page_is_shown(path: str) -> None:
-    """On GitHub, on a package index, and in the documentation, which includes all of these but the README."""
-    links = links_of(path)
-    assert [link for link in links if not link.startswith("https://")] == []
-    assert [link for link in links if (file := target_of(link)) and not file.exists()] == []
+def test_every_link_and_picture_of_the_readme_is_a_file_of_the_clone() -> None:
+    links = links_of("README.md")
+    assert len(links) > 20
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).is_file()] == []
 
 
-def test_the_links_of_the_readme_are_those_of_the_project() -> None:
+def test_a_package_index_gets_the_readme_with_addresses(wheel: zipfile.ZipFile) -> None:
+    name = next(name for name in wheel.namelist() if name.endswith("METADATA"))
+    text = wheel.read(name).decode().partition("\n\n")[2]
+    links = links_in(text)
+    assert [re.sub(r"^.*?/main/", "", link) for link in links] == links_of("README.md")
+    pictures = [link for link in links if link.endswith((".png", ".svg"))]
+    for kind, found in (("raw", pictures), ("blob", [link for link in links if link not in pictures])):
+        assert [link for link in found if not link.startswith(f"{PROJECT['urls']['Source']}/{kind}/main/")] == []
+
+
+def test_the_addresses_of_the_project_are_those_of_its_site() -> None:
     urls = PROJECT["urls"]
-    assert [
-        link for link in links_of("README.md") if not link.startswith((urls["Documentation"], urls["Source"]))
-    ] == []
     assert set(urls) == {"Documentation", "Source", "Issues", "Changelog"}
     site = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert site is not None

@@ -1,7 +1,7 @@
 """Measures how long a newcomer needs for the first task: ``python -m tools.newcomer``.
 
-It pastes the first two pages of the tutorial, from `git clone` to the line that the first task prints, into shells of their own.
-The clone is one of this repository, and the server has a free port. It prints the seconds of each step.
+It clones this repository, and pastes the first two pages of the tutorial, to the line that the first task prints, into shells of
+their own. The server has a free port. It prints the seconds of each step.
 """
 
 from __future__ import annotations
@@ -79,9 +79,6 @@ class Newcomer:
     def _command(self, code: str) -> list[str]:
         activate = self.home / "worqr" / ".venv" / "bin" / "activate"
         first = f". {shlex.quote(str(activate))}; " if activate.exists() else ""
-        code = code.replace(
-            "git clone https://github.com/worqr/worqr", f"git clone --quiet {shlex.quote(str(ROOT))} worqr"
-        )
         code = re.sub(r"^worqr server$", f"worqr server --port {self._port}", code, flags=re.MULTILINE)
         return ["/bin/bash", "-ec", first + code]
 
@@ -118,8 +115,8 @@ def main() -> int:
 def paste(newcomer: Newcomer, install: list[Block], first_task: list[Block]) -> None:
     """Type the blocks of both pages, in the folders that they name."""
     commands = [block for block in install if block.language == "bash"]
-    clone = next(block for block in commands if block.code.startswith("git clone"))
-    newcomer.run(clone.code, ".")
+    newcomer.run(f"git clone --quiet {shlex.quote(str(ROOT))} worqr", ".")
+    newcomer.run(next(block for block in commands if "venv" in block.code).code, "worqr")
     newcomer.note("git clone, python3 -m venv, pip install '.[all]'")
     newcomer.run(next(block for block in commands if "fastapi" in block.code).code, "worqr")
     newcomer.note("pip install fastapi uvicorn")

@@ -1,6 +1,6 @@
 """Links of the pages lead somewhere, every page is in the navigation, and every test that a page names exists.
 
-The strict build of the site checks links, too. This needs nothing but the files, and knows the pages that are shown at GitHub.
+The strict build of the site checks links, too. This needs nothing but the files, and knows the pages at the top of the clone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ import yaml
 from tests.support.children import ROOT
 from tools.pages import DOCS
 
-SITE = "https://worqr.readthedocs.io/"
-REPOSITORY = "https://github.com/worqr/worqr/"
-AT_GITHUB = [
-    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
-]
-PAGES = [*(page for page in AT_GITHUB if page.exists()), *sorted(DOCS.rglob("*.md"))]
+AT_TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")]
+PAGES = [*(page for page in AT_TOP if page.exists()), *sorted(DOCS.rglob("*.md"))]
 FENCED = re.compile(r"^( *)(`{3,}).*?^\1\2 *$", re.DOTALL | re.MULTILINE)
 ON_ONE_LINE = re.compile(r"(`+).*?\1")
 
@@ -71,13 +67,6 @@ def links(page: Path) -> Iterator[str]:
 
 def file_of(page: Path, name: str) -> Path | None:
     """The file that a link means; None for other places."""
-    if name.startswith(SITE):
-        path = name.removeprefix(SITE).removeprefix("en/latest/").strip("/")
-        candidates = [DOCS / f"{path}.md", DOCS / path / "index.md", DOCS / path]
-        return next((each for each in candidates if each.is_file()), candidates[0])
-    if name.startswith(REPOSITORY):
-        match = re.fullmatch(r"(?:blob|tree|raw)/main/(.+)", name.removeprefix(REPOSITORY))
-        return ROOT / match[1] if match else None
     if re.match(r"[a-z]+:", name):
         return None
     return (page.parent / name).resolve() if name else page
