@@ -27,12 +27,13 @@ def parse(arguments: list[str]) -> tuple[Plan, Path | None]:
     parser.add_argument("--program", type=Path, help="the server's program, in place of the one that is found")
     parser.add_argument("--peers", type=int, default=Plan.peers, help=f"at a time ({Plan.peers})")
     parser.add_argument("--producers", type=int, default=Plan.producers, help=f"at a time ({Plan.producers})")
+    parser.add_argument("--spoilt", type=float, default=0.0, help="records a second that a foreign producer spoils (0)")
     parser.add_argument(
         "--ledger", type=Path, help="an empty folder for the ledger, which is kept (only after violations)"
     )
     given = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
-    plan = Plan(given.server, given.minutes, seed, given.peers, given.producers, given.program)
+    plan = Plan(given.server, given.minutes, seed, given.peers, given.producers, given.spoilt, given.program)
     return plan, given.ledger
 
 

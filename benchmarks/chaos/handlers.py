@@ -31,6 +31,7 @@ from benchmarks.chaos.workload import (
     ROOM,
     SAVES,
     SLOW,
+    SPOILT,
     STARTS,
     STEPS,
     TICKS,
@@ -193,10 +194,14 @@ class Handlers:
 
     async def bury(self, failed: worqr.Failed) -> None:
         """The failure handler of all queues."""
+        if failed.id.startswith(SPOILT):
+            return
         self._ledger.write("buried", queue=failed.queue, task=failed.task.decode(), reason=failed.reason)
 
     async def around(self, context: worqr.Context, call_next: Callable[[], Awaitable[object]]) -> object:
-        """Middleware: a process that is killed cannot write that its run has ended."""
+        """Middleware: a process that is killed cannot write that its run has ended, and a spoilt job is none of the ledger's."""
+        if (context.id or "").startswith(SPOILT):
+            return b""
         try:
             return await call_next()
         except BaseException:

@@ -30,6 +30,7 @@ from benchmarks.chaos.workload import (
     SAVES,
     SCHEDULES,
     SINGLE,
+    SPOILT,
     THREAD,
     TICKS,
     UPDATES,
@@ -137,6 +138,8 @@ class Peer:
         """Take batches of claims by hand and settle them in every way."""
         async with peer.work(HAND, **handlers.options_of(HAND)) as claims:
             while batch := await claims.take(self._rng.randint(1, 4)):
+                await claims.finish([claim for claim in batch if claim.id.startswith(SPOILT)])
+                batch = [claim for claim in batch if not claim.id.startswith(SPOILT)]
                 for claim in batch:
                     task = claim.task.decode()
                     self._ledger.write("began", queue=HAND, task=task, id=claim.id, fence=claim.fence)

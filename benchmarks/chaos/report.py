@@ -22,6 +22,7 @@ def command(plan: Plan) -> str:
     words = f"python -m benchmarks chaos --minutes {plan.minutes:g} --seed {plan.seed} --server {plan.server}"
     words += f" --peers {plan.peers}" if plan.peers != Plan.peers else ""
     words += f" --producers {plan.producers}" if plan.producers != Plan.producers else ""
+    words += f" --spoilt {plan.spoilt:g}" if plan.spoilt else ""
     return words + (f" --program {plan.program}" if plan.program else "")
 
 

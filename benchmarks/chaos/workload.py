@@ -62,6 +62,10 @@ WAITING: Final = 100
 """Firings of one schedule that wait for the one before, at most: above that, worqr drops the oldest."""
 
 
+SPOILT: Final = "spoilt"
+"""Begins the id of a job whose record a foreign producer has written wrongly."""
+
+
 SLOW: Final = "slow"
 """Ends the name of a task whose runs take seconds, and take their time to unwind: faults meet them at work."""
 

@@ -26,6 +26,7 @@ from benchmarks.chaos.children import Children, Role
 from benchmarks.chaos.clock import ServerClock, build_clock
 from benchmarks.chaos.cluster_faults import CLUSTER_FAULTS, finish_moves
 from benchmarks.chaos.faults import FAULTS, inject
+from benchmarks.chaos.foreign import ForeignProducer
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.probe import probing
 from benchmarks.chaos.scene import Scene
@@ -49,6 +50,8 @@ class Plan:
     seed: int
     peers: int = 4
     producers: int = 2
+    spoilt: float = 0.0
+    """Records a second that a foreign producer writes wrongly."""
     program: Path | None = None
 
 
@@ -145,8 +148,10 @@ def _trouble(scene: Scene, plan: Plan) -> None:
     until(lambda: all(map(scene.children.works, scene.children.processes.values())), "peers and producers at work")
     end = time.monotonic() + plan.minutes * 60
     following = time.monotonic()
+    foreign = ForeignProducer(scene, plan.spoilt)
     while time.monotonic() < end:
         scene.agenda.run_due()
+        foreign.write_due()
         if time.monotonic() >= following:
             inject(scene, faults)
             following = time.monotonic() + scene.rng.uniform(*PAUSES)

@@ -21,6 +21,7 @@ from tests.support.children import ROOT
 def test_a_few_seconds_of_chaos_break_nothing(server_kind: str, tmp_path: Path) -> None:
     kind = server_kind if server_kind in ("valkey", "redis") else "valkey"
     arguments = ["--minutes", "0.1", "--seed", "3", "--server", kind, "--peers", "3", "--producers", "1"]
+    arguments += ["--spoilt", "10"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "chaos", *arguments, "--ledger", str(tmp_path)],
         cwd=ROOT,
@@ -39,6 +40,7 @@ def test_a_few_seconds_of_chaos_break_nothing(server_kind: str, tmp_path: Path) 
 
 def test_the_command_to_repeat_a_run_says_all_of_it() -> None:
     words = ["--minutes", "2.5", "--seed", "7", "--server", "cluster", "--peers", "5", "--producers", "3"]
+    words += ["--spoilt", "2.5"]
     plan, _ = parse(words)
     assert command(plan) == "python -m benchmarks chaos " + " ".join(words)
     assert parse(command(plan).split()[4:])[0] == plan
