@@ -51,8 +51,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "task.broken": _event(
         ERROR,
-        "a payload cannot be decoded, or a handler raised `Broken`; the task is kept in `queue.broken`",
-        f"{_RUN} error traceback",
+        "a payload or the record of a job cannot be read, or a handler raised `Broken`; the task is kept in `queue.broken`",
+        f"{_RUN} claim error traceback",
     ),
     "task.overdue": _event(
         WARNING,
@@ -229,7 +229,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "scheduled jobs could not be put in line; the leader tries again in a second",
         "queue error repeated",
     ),
-    "relay": _event((INFO, ERROR), "messages about batches are late; the leader tries again", "queue error repeated"),
+    "relay": _event(
+        (INFO, ERROR),
+        "messages about batches are late, and the leader tries again; or one that cannot be read was dropped",
+        "queue error repeated",
+    ),
     "tick_schedules": _event(
         (INFO, WARNING, ERROR),
         "schedules are read late; WARNING: a schedule is fired by another leader only, or has missed firings",

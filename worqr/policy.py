@@ -23,6 +23,8 @@ from worqr.validation import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, che
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0
 MAX_BACKOFF: Final = 300.0
+MOST_POLICY_DIGITS: Final = 15
+"""Digits of a number in a job's record, as `dispatch_jobs` accepts it."""
 
 
 class Retry(Exception):
@@ -206,14 +208,20 @@ class Policy:
     on_failure: bool = False
 
     def with_overrides(self, record: Mapping[str, str]) -> Policy:
-        """Return this policy, with the fields of a job's record in place of its own."""
+        """Return this policy, with the fields of a job's record in place of its own.
+
+        Raises:
+            ValueError: a number is none that a dispatch could have stored.
+        """
         own: dict[str, Any] = {}
         for name in POLICY_FIELDS & record.keys():
             value = record[name]
-            if name in {"min_backoff", "max_backoff", "timeout", "result_ttl"}:
-                own[name] = int(value) / 1000
-            elif name.endswith("_on"):
+            if name.endswith("_on"):
                 own[name] = frozenset(value.split())
+            elif not value.isdigit() or len(value) > MOST_POLICY_DIGITS:
+                raise ValueError(f"its {name} is no whole number, but {value[:40]!r}")
+            elif name in {"min_backoff", "max_backoff", "timeout", "result_ttl"}:
+                own[name] = int(value) / 1000
             else:
                 own[name] = int(value)
         if "jitter" in own:

@@ -24,6 +24,10 @@ KEEP_FAILED: Final = 1000
 
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration that is accepted. A longer one is a mistake, or infinity."""
+MOST_DIGITS: Final = 16
+"""Digits of the numbers in a record: the longest are fencing tokens."""
+LATEST_MS: Final = 253402300799999
+"""The end of the year 9999, the last one of Python's dates, in milliseconds since 1970."""
 
 
 def seconds(value: object, what: str, *, positive: bool = False) -> float:
@@ -134,6 +138,14 @@ def to_ms(moment: object, what: str) -> int:
     if since < timedelta(0):
         raise UsageError(f"{what} must be after 1970, not {moment!r}")
     return -(-since // timedelta(milliseconds=1))
+
+
+def whole_number(value: bytes | None, default: int = 0) -> int:
+    """Return the number in a field of a record.
+
+    Return `default` if the field is missing, or if another program wrote something else.
+    """
+    return int(value) if value is not None and len(value) <= MOST_DIGITS and value.isdigit() else default
 
 
 def check_count(value: object, what: str) -> int:

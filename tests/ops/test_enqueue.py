@@ -168,12 +168,23 @@ def test_works_with_counts_that_expired(desk: Desk) -> None:
 
 
 def test_never_above_two_to_the_53_nor_with_an_exponent(desk: Desk) -> None:
-    desk.client.hset(desk.q.counts, "fence", 2**53 - 10)
+    last = 9 * 10**15
+    desk.client.hset(desk.q.counts, "fence", last - 10)
     desk.enter("A")
     desk.put(b"a", b"b")
-    assert desk.take("A", 2) == [2**53 - 9, 2**53 - 8]
-    assert desk.client.exists(desk.q.claim(2**53 - 9), desk.q.claim(2**53 - 8)) == 2
+    assert desk.take("A", 2) == [last - 9, last - 8]
+    assert desk.client.exists(desk.q.claim(last - 9), desk.q.claim(last - 8)) == 2
     assert claim(1) not in desk.take("A", 0)
+
+
+@pytest.mark.parametrize("fence", ["", "abc", "nan", "inf", "1e308", "1.5", "-7", str(2**53), "9" * 40])
+def test_a_fence_that_was_never_assigned_does_not_count(desk: Desk, fence: str) -> None:
+    desk.client.hset(desk.q.counts, "fence", fence)
+    desk.enter("A")
+    desk.put(b"a", b"b")
+    first, second = desk.take("A", 2)
+    assert abs(first / 10**6 - int(desk.client.time()[0])) < 600  # type: ignore[index,operator]
+    assert second == first + 1
 
 
 @pytest.mark.parametrize("task", [b"a", MARKER])

@@ -10,6 +10,7 @@ Also here: the checks of batches, by which the leader makes up for lost messages
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -17,11 +18,14 @@ from worqr import ops
 from worqr.batch_keys import keys_at
 from worqr.errors import WorqrError
 from worqr.keys import QueueKeys
+from worqr.log_events import emit
 from worqr.ops import MESSAGES_AT_ONCE, BatchCheck, OutboxMessage
 from worqr.ops.replies import text
 from worqr.script_call import Call
 
 T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 MANY_ROUNDS: Final = 1000
 """Reads of one outbox in one call, so that a queue whose outbox is never empty delays no other queue for ever."""
@@ -58,7 +62,7 @@ class Relay:
         limit = MESSAGES_AT_ONCE
         for _ in range(MANY_ROUNDS):
             found = await self._ask(ops.take_outbox(keys, limit))
-            delivered = [message for message in found if await self._deliver(message)]
+            delivered = [message for message in found if await self._deliver(keys.display_name, message)]
             if delivered:
                 await self._ask(ops.drop_outbox(keys, delivered))
             elif len(found) < limit or limit == MOST_AT_ONCE:
@@ -104,12 +108,14 @@ class Relay:
             return False
         return True
 
-    async def _deliver(self, message: OutboxMessage) -> bool:
-        """Deliver one message. Returns False if its queue could not be reached."""
+    async def _deliver(self, queue: str, message: OutboxMessage) -> bool:
+        """Deliver one message from the outbox of `queue`. Returns False if the queue that it is for could not be reached."""
         try:
             base, work = self._delivery(message)
-        except (ValueError, TypeError, IndexError):
-            return True  # another application has written it
+        except (ValueError, TypeError, IndexError) as error:  # another program has written it
+            line = "queue %(queue)r: a message about a batch cannot be read, and is dropped: %(error)s"
+            emit(logger, "relay", line, level=logging.ERROR, queue=queue, error=str(error))
+            return True
         return await self._reach(base, work)
 
     def _delivery(self, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:

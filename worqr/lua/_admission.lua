@@ -26,8 +26,8 @@ end
 local function worker_policy(base, worker)
   local kept = redis.call('HMGET', base .. ':policy:' .. worker, 'max_stalls', 'keep_failed', 'on_failure',
     'result_ttl')
-  return {worker = worker, max_stalls = tonumber(kept[1]) or 3, keep_failed = tonumber(kept[2] or '1000'),
-    on_failure = kept[3] == '1', result_ttl = tonumber(kept[4]) or 0}
+  return {worker = worker, max_stalls = whole_number(kept[1], 3), keep_failed = whole_number(kept[2], 1000),
+    on_failure = kept[3] == '1', result_ttl = whole_number(kept[4], 0)}
 end
 
 -- The commands that a worker's scripts run on a queue, each with example keys; @ is the queue's base. A script that is

@@ -30,7 +30,7 @@ end
 -- Returns what the home knows of a part: its version (0: nothing), whether it is open, and its counters as text.
 local function known_part(text)
   local v, open, counts = string.match(text or '', '^(%d+) (%d) (.*)$')
-  return tonumber(v) or 0, open == '1', counts or '0 0 0 0 0 0'
+  return whole_number(v, 0), open == '1', counts or '0 0 0 0 0 0'
 end
 
 -- Returns the parts of a batch: for each its base, its version, whether it is open, and its counters.
@@ -50,15 +50,15 @@ end
 
 -- Returns 1 if the queue has messages for other queues, or batches that the leader is to look at; else 0.
 local function needs_relay(base, now)
-  local first_check = redis.call('ZRANGE', base .. ':batches', 0, 0, 'WITHSCORES')[2]
-  local is_due = first_check and tonumber(first_check) <= now
+  local first_check = first_time(base .. ':batches')
+  local is_due = first_check and first_check <= now
   return (is_due or redis.call('EXISTS', base .. ':outbox') == 1) and 1 or 0
 end
 
 -- Returns in how many ms the leader is to look at a batch next; -1 if there is none, or if it is due already.
 local function next_check_in(base, now)
-  local first_check = redis.call('ZRANGE', base .. ':batches', 0, 0, 'WITHSCORES')[2]
-  local check_in = first_check and tonumber(first_check) - now or -1
+  local first_check = first_time(base .. ':batches')
+  local check_in = first_check and first_check - now or -1
   return check_in > 0 and check_in or -1
 end
 
@@ -68,10 +68,29 @@ local function batch_totals(batch)
   for _, part in ipairs(parts_of(batch)) do
     local i = 1
     for n in string.gmatch(part.counts, '%d+') do
-      sums[i], i = sums[i] + tonumber(n), i + 1
+      sums[i], i = (sums[i] or 0) + whole_number(n, 0), i + 1
     end
   end
   return sums[1], sums[2], sums[3] + sums[5], sums[4]
+end
+
+-- Returns the options of a follow-up (msgpack) that a dispatch can have. Other programs can write the record of a batch, and its
+-- messages.
+-- LATER: most jobs are in no batch.
+local function follow_up_options(packed)
+  local is_read, o = pcall(cmsgpack.unpack, packed or '')
+  local stored, kept = is_read and type(o) == 'table' and o or {}, {fields = {}}
+  for name, value in pairs(stored) do
+    local kind = name == 'id' and 'string' or OPTION_KINDS[name]
+    if kind and name ~= 'fields' and name ~= 'batch' and valid_option(kind, value) then
+      kept[name] = value
+    end
+  end
+  for name, value in pairs(type(stored.fields) == 'table' and stored.fields or {}) do
+    local is_ours = (name == 'batch' or name == 'batch_ended') and type(value) == 'string'
+    kept.fields[name] = (is_ours or valid_fields({[name] = value})) and value or nil
+  end
+  return kept
 end
 
 -- Stores the follow-up of a batch as a job of this queue. Returns how many tasks became claimable.
@@ -87,9 +106,8 @@ end
 -- `facts`: what its run learns of the batch. `parent`: the batch that this one is a member of, or false; a follow-up in this queue becomes a
 -- member of it, too. Returns how many tasks became claimable, and the follow-up: the base of its queue and its id.
 local function send_follow_up(base, token, kind, endings, follow_up, facts, parent)
-  local to, o, task = follow_up[1], cmsgpack.unpack(follow_up[2]), follow_up[3]
+  local to, o, task = follow_up[1], follow_up_options(follow_up[2]), follow_up[3]
   o.id = '@' .. token .. '.' .. kind .. (endings > 1 and '.' .. endings or '') .. shard_suffix(to)
-  o.fields = o.fields or {}
   o.fields.batch_ended = cmsgpack.pack(facts)
   if to == base then
     if parent then
@@ -107,17 +125,17 @@ end
 local function end_if_complete(base, id, now)
   local batch = batch_key(base, id)
   local kept = redis.call('HMGET', batch, 'state', 'open', 'token', 'keep', 'meta', 'cancel_reason', 'parent')
-  if kept[1] ~= 'sealed' or (tonumber(kept[2]) or 0) > 0 then
+  if kept[1] ~= 'sealed' or not kept[3] or whole_number(kept[2], 0) > 0 then
     return 0
   end
   local added, finished, failed, cancelled = batch_totals(batch)
-  local endings = redis.call('HINCRBY', batch, 'endings', 1)
+  local endings = add_to(batch, 'endings', 1)
   redis.call('HSET', batch, 'state', 'ended', 'ended_at', digits(now))
   redis.call('HDEL', batch, 'checks', 'follow_up')
-  check_batch_in(base, id, tonumber(kept[4]) or 0, now)
+  check_batch_in(base, id, whole_number(kept[4], 0), now)
   local kind, ready = (finished < added or kept[6]) and 'otherwise' or 'then', 0
   local follow_up = redis.call('HMGET', batch, kind, kind .. '_options', kind .. '_task')
-  if follow_up[1] then
+  if follow_up[1] and follow_up[3] then
     local facts = {home = base, id = id, token = kept[3], added = added, finished = finished, failed = failed,
       cancelled = cancelled, endings = endings, ended_at = digits(now), meta = kept[5] or nil,
       cancel_reason = kept[6] or nil}
@@ -154,7 +172,7 @@ end
 
 -- Returns how many members have failed, by the counters of a part.
 local function failures_in(counts)
-  return tonumber(string.match(counts, '%d+$')) or 0
+  return whole_number(string.match(counts, '%d+$'), 0)
 end
 
 -- Cancels a batch that has not ended: it takes no members any more, and each open part gets a message. The members end as
@@ -186,7 +204,7 @@ local function take_report(base, id, token, report)
   local now = now_ms()
   redis.call('HSET', parts, report.part, digits(report.v) .. ' ' .. (report.closed and 0 or 1) .. ' ' .. report.counts)
   if open == report.closed then
-    redis.call('HINCRBY', batch, 'open', report.closed and -1 or 1)
+    add_to(batch, 'open', report.closed and -1 or 1)
   end
   local is_cancelled = kept[4]
   if kept[2] == 'ended' then -- a member was put back, and may have ended again
@@ -204,7 +222,7 @@ end
 -- Returns the entry of check_batches for a sealed batch, and lets the leader look at it later.
 local function check_entry(base, id, now)
   local batch = batch_key(base, id)
-  local checks = redis.call('HINCRBY', batch, 'checks', 1)
+  local checks = math.max(1, add_to(batch, 'checks', 1))
   check_batch_in(base, id, math.min(FIRST_CHECK * 2 ^ (checks - 1), LONGEST_CHECK), now)
   local kept = redis.call('HMGET', batch, 'token', 'cancel_reason', 'keep')
   local entry = {id, kept[1], kept[2], kept[3] or '0'}
@@ -236,8 +254,8 @@ local function cancel_members(base, members, reason)
   local ids, marked, ready, ttl, now = {}, {}, 0, longest_result_ttl(base), now_ms()
   for _, id in ipairs(members) do
     local nested = string.sub(id, 1, 1) == NESTED and string.sub(id, 2)
-    local kept = nested and own(redis.pcall('HMGET', (batch_key(base, nested)), 'state', 'cancel_reason')) or {}
-    if kept[1] and kept[1] ~= 'ended' and not kept[2] then
+    local kept = nested and own(redis.pcall('HMGET', (batch_key(base, nested)), 'state', 'cancel_reason', 'token')) or {}
+    if kept[1] and kept[3] and kept[1] ~= 'ended' and not kept[2] then
       ready = ready + abandon_batch(base, nested, reason, now)
     elseif not nested and cancel_queued(base, id, ttl, reason) == 1 then
       ids[#ids + 1] = id

@@ -1,10 +1,12 @@
 -- A claim of a worker on a task: its fencing token, how it is cancelled and ended, and the ways back into the queue.
 -- The item of a claim is in a list of its own, and its token in the worker's set of claims.
 
+local LAST_TOKEN = 9000000000000000 -- the clock in the year 2255. A larger token was never assigned: doubles soon lose digits there
+
 -- Returns the queue's next fencing token, and the clock in milliseconds. The token is above the last one and above the
 -- clock, so that it never decreases.
 local function next_token(base)
-  local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
+  local last = whole_number(redis.call('HGET', base .. ':counts', 'fence'), 0, LAST_TOKEN)
   local time = redis.call('TIME')
   return math.max(last + 1, time[1] * 1000000 + time[2]), time[1] * 1000 + math.floor(time[2] / 1000)
 end
@@ -20,8 +22,8 @@ end
 -- its record, its payload, and its counters.
 local function claimed_task(base, item, id, claim, fields)
   return {item = item, job = id, id = id or new_id(base, claim), fields = fields, task = fields.task,
-    failures = tonumber(fields.failures) or 0, stalls = tonumber(fields.stalls) or 0,
-    timeouts = tonumber(fields.timeouts) or 0}
+    failures = whole_number(fields.failures, 0), stalls = whole_number(fields.stalls, 0),
+    timeouts = whole_number(fields.timeouts, 0)}
 end
 
 -- Returns the claimed_task of `claim`, read before anything is written. Returns nil if there is no task, or a reference
@@ -138,6 +140,20 @@ local function claim_holders(base)
   return workers
 end
 
+-- Returns the claims of a set in their order, at most `most` of them (nil: all). Members that can be no claims are left out: with
+-- some of them, the server does not sort the set.
+local function claims_in(held, most)
+  local sorted = own(redis.pcall('SORT_RO', held, 'LIMIT', 0, most or -1), 'double')
+  local claims = {}
+  for _, claim in ipairs(sorted or own(redis.pcall('SMEMBERS', held)) or {}) do
+    claims[#claims + 1] = string.find(claim, '^%d+$') and claim or nil
+  end
+  if not sorted then
+    table.sort(claims, function(one, other) return tonumber(one) < tonumber(other) end)
+  end
+  return claims
+end
+
 -- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of
 -- claims. `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all
 -- are done.
@@ -145,7 +161,7 @@ local function each_claim(base, holders, after, budget, look)
   local last, behind = string.match(after, '^(%d+) (.*)$')
   for _, worker in ipairs(holders) do
     if not behind or worker >= behind then
-      for _, claim in ipairs(redis.call('SORT_RO', base .. ':claims:' .. worker)) do
+      for _, claim in ipairs(claims_in(base .. ':claims:' .. worker)) do
         if worker ~= behind or tonumber(claim) > tonumber(last) then
           if budget <= 0 then
             return after
@@ -193,14 +209,14 @@ local function release_claim(base, claim, release, policy, now)
   if not task then
     return 'gone', end_claim(base, claim, 'gone', nil, nil, now) or 0
   end
-  if tonumber(claim) <= (tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0) then
+  if tonumber(claim) <= cleared_up_to(base) then
     count(base, 'dropped', 1, {task.job})
     return 'dropped', end_claim(base, claim, 'cancelled', nil, policy.result_ttl, now) or 0
   end
   local counter = release.counter
   if counter ~= '' then
     task[counter] = task[counter] + 1
-    if task[counter] >= (tonumber(task.fields['max_' .. counter]) or release.limit) then
+    if task[counter] >= whole_number(task.fields['max_' .. counter], release.limit) then
       return 'aside', move_to_dead_letters(base, claim, task, release.failure, policy, now)
     end
   end
@@ -289,7 +305,7 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
     end
   end
   changes.last = blocked.last
-  return math.max(tonumber(blocked.update_low), math.min(run_at, tonumber(blocked.update_high)))
+  return clamp(run_at, whole_number(blocked.update_low, 0), whole_number(blocked.update_high, NEVER, NEVER))
 end
 
 -- Puts a job back into the queue, or among the due jobs. In a strict lane it goes to the front at once, and nothing of the lane
@@ -326,7 +342,7 @@ local function requeue(base, claim, task, release, policy, now)
   if release.run_at then
     changes.run_at, changes.retried_at = digits(run_at), release.retried_at
   end
-  if task.stalls > 0 and task.stalls >= (tonumber(task.fields.max_stalls) or policy.max_stalls) - 1 then
+  if task.stalls > 0 and task.stalls >= whole_number(task.fields.max_stalls, policy.max_stalls) - 1 then
     changes.suspect = '1'
   end
   if task.job then
@@ -346,15 +362,30 @@ local function requeue(base, claim, task, release, policy, now)
   return put_back(base, task, run_at, now, front, changes.suspect), task.id
 end
 
+-- Removes the members of a set of claims that can be no claims.
+-- LATER: no program of worqr adds others.
+local function remove_implausible(held)
+  for _, claim in ipairs(redis.call('SMEMBERS', held)) do
+    if not string.find(claim, '^%d+$') then
+      redis.call('SREM', held, claim)
+    end
+  end
+end
+
 -- Returns up to `limit` of the worker's claims, newest first. If there are more, the order is computed once and stored
--- until all are done.
+-- until all are done. Members that can be no claims are removed from the set, because the server does not sort it with them.
 local function newest_claims(base, worker, limit)
   local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker
   if redis.call('EXISTS', order) == 0 then
-    if redis.call('SCARD', claims) <= limit then
-      return redis.call('SORT_RO', claims, 'DESC')
+    local is_short = redis.call('SCARD', claims) <= limit
+    local sorted = is_short and own(redis.pcall('SORT_RO', claims, 'DESC'), 'double')
+      or not is_short and own(redis.pcall('SORT', claims, 'STORE', order), 'double')
+    if not sorted then
+      remove_implausible(claims)
+      return newest_claims(base, worker, limit)
+    elseif is_short then
+      return sorted
     end
-    redis.call('SORT', claims, 'STORE', order)
   end
   return redis.call('RPOP', order, limit)
 end

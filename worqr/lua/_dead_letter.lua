@@ -104,7 +104,7 @@ local function store_failure(base, task, failure, ttl)
     error[7], error[8] = 'error_fields', failure.error_fields
   end
   local fields = task.fields
-  ttl = tonumber(fields.result_ttl) or ttl
+  ttl = whole_number(fields.result_ttl, ttl)
   local result = store_result(base, task.id, fields.first, fields.last, ttl, 'failed', error)
   if result then
     local tries = {task.failures, task.stalls, task.timeouts, fields.progress or '', fields.message or ''}
@@ -167,7 +167,7 @@ end
 local function find_dead_letter(dead_letter_index, stem, id, number)
   local claim = redis.call('HGET', dead_letter_index, id)
   for _ = 1, 100 do
-    local kept = claim and redis.call('HMGET', stem .. claim, 'task', 'first', 'last', 'older')
+    local kept = claim and own(redis.pcall('HMGET', stem .. claim, 'task', 'first', 'last', 'older'))
     if not kept then
       return nil
     elseif kept[1] and (not kept[2] or covers(number, kept[2], kept[3])) then

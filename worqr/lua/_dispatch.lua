@@ -6,11 +6,11 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
-local OPTION_KINDS = {id = 'id', random = 'random', delay = 'whole', run_at = 'whole', unique_for = 'positive',
+local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 'time', unique_for = 'positive',
   max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
-  when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'digits',
-  scheduled_for = 'digits', meta = 'meta', fields = 'fields', batch = 'batch'}
+  when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
+  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -43,6 +43,8 @@ local function is_batch(value)
     and (value.on_failed == nil or value.on_failed == 'cancel')
 end
 
+local LONGEST_DELAY = 200000000000000 -- ms: until the year 8300 or so, and not beyond LATEST
+
 -- True if an option of this kind may have this value.
 local function valid_option(kind, value)
   if kind == 'random' then
@@ -50,8 +52,10 @@ local function valid_option(kind, value)
   elseif kind == 'whole' or kind == 'positive' then
     local least = kind == 'whole' and 0 or 1
     return type(value) == 'number' and value >= least and value < 1e15 and value == math.floor(value)
-  elseif kind == 'digits' then
-    return is_digits(value)
+  elseif kind == 'time' or kind == 'delay' then
+    return valid_option('whole', value) and value <= (kind == 'time' and LATEST or LONGEST_DELAY)
+  elseif kind == 'digits' or kind == 'time_text' then
+    return is_digits(value) and (kind == 'digits' or tonumber(value) <= LATEST)
   elseif kind == 'id' then
     return type(value) == 'string' and #value <= 200 and string.find(value, '^[^@]') and not string.find(value, '%c')
       and is_utf8(value)
@@ -94,7 +98,7 @@ local function find_job(base, id)
     'update_high', 'update_policy', 'saved_size')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
   local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
-  local trashed = kept[1] and tonumber(kept[2]) <= (tonumber(cleared[1]) or 0) and (cleared[2] or '') or nil
+  local trashed = kept[1] and is_trashed(kept[2], whole_number(cleared[1], 0, NEVER)) and (cleared[2] or '') or nil
   local taken = redis.call('GET', base .. ':taken:' .. id)
   if trashed then
     taken = false
@@ -102,7 +106,7 @@ local function find_job(base, id)
   local seen = {active = active[1] and true, taken = taken and true, trashed = trashed}
   seen.last = active[2] or taken or '0'
   if kept[1] and not trashed then
-    seen.job = {state = kept[1], run_at = tonumber(kept[3]), low = tonumber(kept[5]), high = tonumber(kept[6]),
+    seen.job = {state = kept[1], run_at = whole_number(kept[3], 0, LATEST), low = whole_number(kept[5], 0, NEVER), high = whole_number(kept[6], NEVER, NEVER),
       policy = kept[7] or '', has_saved = kept[8] and true}
     seen.last = kept[4]
   end
@@ -208,7 +212,7 @@ end
 -- LATER: few dispatches have at_most.
 local function no_later(job, at_most, kept, asked, now)
   redis.call('HSETNX', job, 'latest', digits(now + at_most))
-  local latest = tonumber(redis.call('HGET', job, 'latest')) or 0
+  local latest = whole_number(redis.call('HGET', job, 'latest'), 0)
   return math.min(asked, math.max(kept.run_at, latest))
 end
 

@@ -11,7 +11,7 @@ local FIRST_RECORD = '\0\0\0\1' -- the same of the first record of a ring
 local function read_totals(key, fields)
   local totals = redis.call('HMGET', key, unpack(fields))
   for i = 1, #fields do
-    totals[i] = (tonumber(totals[i]) or 0) % 4294967296
+    totals[i] = whole_number(totals[i], 0, NEVER) % 4294967296
   end
   return totals
 end
@@ -42,7 +42,7 @@ local function history_record(queue, workers, due, failed, counts, runs, now, si
   local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
   local run_at = in_front and own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at'))
   if run_at then
-    age = math.max(0, now - tonumber(run_at))
+    age = math.max(0, now - whole_number(run_at, now))
   end
   local waiting, running, serving = waiting_length(queue), count_running(queue, workers)
   local totals = read_totals(counts, {'enqueued', 'claimed', 'finished', 'failed', 'retried', 'cancelled', 'stalled',

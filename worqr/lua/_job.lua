@@ -27,7 +27,7 @@ end
 
 -- True if the dispatch `number` (0: any) is among those from `first` to `last`.
 local function covers(number, first, last)
-  return number == 0 or (number >= (tonumber(first) or 0) and number <= (tonumber(last) or 0))
+  return number == 0 or (number >= whole_number(first, 0, NEVER) and number <= whole_number(last, 0, NEVER))
 end
 
 -- Returns the key of the record of a job that has not ended: `active` or `job`; nil if there is none. If both exist, it is
@@ -39,7 +39,7 @@ local function find_live_record(active, job, counts, number)
   end
   local kept = redis.call('HMGET', job, 'queued', 'first', 'last')
   if kept[1] and covers(number, kept[2], kept[3])
-    and tonumber(kept[1]) > (tonumber(redis.call('HGET', counts, 'cleared')) or 0) then
+    and not is_trashed(kept[1], whole_number(redis.call('HGET', counts, 'cleared'), 0, NEVER)) then
     return job
   end
   return nil
@@ -118,7 +118,7 @@ local function unblock(base, id, now)
     return 0
   end
   local kept = redis.call('HMGET', job, 'run_at', 'lane')
-  return enqueue_job(base, id, tonumber(kept[1]) or 0, now, false, false, kept[2])
+  return enqueue_job(base, id, whole_number(kept[1], 0, LATEST), now, false, false, kept[2])
 end
 
 -- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
@@ -154,7 +154,7 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
     notify(base, id, 'gone')
   else
     facts = outcome == 'cancelled' and {'reason', kept[5] or ''} or facts
-    result = store_result(base, id, kept[2], kept[3], tonumber(kept[4]) or ttl, outcome, facts)
+    result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), outcome, facts)
   end
   copy_attempts(result, active, 1)
   redis.call('DEL', active)
@@ -182,7 +182,7 @@ local function delete_cancelled_job(base, id, ttl, reason)
   if kept[5] then
     note_member(kept[5], 'cancelled', id)
   end
-  local result = store_result(base, id, kept[2], kept[3], tonumber(kept[4]) or ttl, 'cancelled', {'reason', reason})
+  local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
@@ -190,8 +190,7 @@ end
 -- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
 local function cancel_queued(base, id, ttl, reason)
   local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued', 'lane')) or {}
-  local cleared = tonumber(redis.call('HGET', base .. ':counts', 'cleared')) or 0
-  if not kept[1] or (tonumber(kept[2]) or 0) <= cleared then -- gone, or in the trash
+  if not kept[1] or is_trashed(kept[2], cleared_up_to(base)) then -- gone, or in the trash
     return 0
   end
   if kept[1] == 'waiting' then

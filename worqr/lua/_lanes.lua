@@ -49,8 +49,8 @@ local function rules_of(weight, declared_weight, limit, declared_limit, pause, l
   local limits = limit or declared_limit or limit_of_all or ''
   local concurrency, rates = parsed_limits(limits)
   local ends_at, reason = string.match(pause or '', '^(%d+) (.*)$')
-  return {weight = tonumber(weight or declared_weight) or 1, limits = limits, concurrency = strict and 1 or concurrency,
-    rates = rates, strict = strict and true, paused_until = tonumber(ends_at), reason = reason}
+  return {weight = math.max(1, whole_number(weight or declared_weight, 1, MAX_WEIGHT)), limits = limits, concurrency = strict and 1 or concurrency,
+    rates = rates, strict = strict and true, paused_until = ends_at and whole_number(ends_at, 0, LATEST), reason = reason}
 end
 
 -- Returns the rules of all lanes, for lane_rules: the `fields` that are stored, the lanes that they name, and the rules of all
@@ -90,7 +90,7 @@ local function front_due_at(base, lane, list)
   read_items(list, 0, true, 65536, function(item, passed)
     local id = job_id(item)
     local kept = id and own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'lane', 'run_at')) or {}
-    due_at = kept[1] == 'waiting' and kept[2] == lane and (tonumber(kept[3]) or 0) or nil
+    due_at = kept[1] == 'waiting' and kept[2] == lane and whole_number(kept[3], 0, LATEST) or nil
     return not due_at and passed < PASSED_OVER
   end)
   return due_at
@@ -106,7 +106,7 @@ local function lane_room(base, lane, rules, list, now)
   end
   local room, opens_at = math.huge, nil
   if rules.concurrency then
-    room = math.max(0, rules.concurrency - (tonumber(redis.call('HGET', base .. ':lanes:running', lane)) or 0))
+    room = math.max(0, rules.concurrency - whole_number(redis.call('HGET', base .. ':lanes:running', lane), 0))
   end
   local time_alone = room > 0
   for i = 1, #rules.rates, 2 do
@@ -129,7 +129,7 @@ end
 -- LATER: most queues have no lanes.
 local function leave_ring(base, lane, weight)
   if redis.call('ZREM', base .. ':lanes:ring', lane) == 1 then
-    redis.call('HINCRBY', base .. ':lanes', 'weights', -weight)
+    add_to(base .. ':lanes', 'weights', -weight)
   end
 end
 
@@ -163,7 +163,7 @@ local function file_lane(base, lane, now, rules)
   local ring, held, names = base .. ':lanes:ring', base .. ':lanes:held', base .. ':lanes:names'
   local state = redis.call('HMGET', base .. ':lanes', 'epoch', 'clock')
   rules = rules or lane_rules(base, lane)
-  local list, clock = lane_list(base, lane, state[1]), tonumber(state[2]) or 0
+  local list, clock = lane_list(base, lane, state[1]), turn_number(state[2], 0)
   local before, turn = filed_in(base, lane, clock)
   local after, opens_at, room = turn > clock and base .. ':lanes:idle', nil, nil
   if lane_length(list) > 0 then
@@ -185,7 +185,7 @@ local function file_lane(base, lane, now, rules)
     redis.call('ZADD', after, turn_text(math.max(clock, turn)), lane)
   end
   if after == ring then
-    redis.call('HINCRBY', base .. ':lanes', 'weights', rules.weight)
+    add_to(base .. ':lanes', 'weights', rules.weight)
   end
   if not room then
     redis.call('ZREM', names, lane)
@@ -202,7 +202,7 @@ local function push_to_lane(base, lane, item, front, now)
   local list = lane_list(base, lane, redis.call('HGET', lanes, 'epoch'))
   local waited = lane_length(list)
   redis.call(front and 'RPUSH' or 'LPUSH', list, item)
-  redis.call('HINCRBY', lanes, 'waiting', 1)
+  add_to(lanes, 'waiting', 1)
   if waited > 0 and not front then
     return redis.call('ZSCORE', base .. ':lanes:ring', lane) and 1 or 0
   end
@@ -213,7 +213,7 @@ end
 -- LATER: few lanes are cancelled.
 local function take_from_lane(base, lane, n, now)
   if n > 0 then
-    redis.call('HINCRBY', base .. ':lanes', 'waiting', -n)
+    add_to(base .. ':lanes', 'waiting', -n)
     add_stale(base, -n)
     file_lane(base, lane, now)
     drop_idle_lanes(base)
@@ -244,7 +244,7 @@ end
 -- Returns the name of a lane that was cleared, and the key of its list, which is of the epoch before.
 local function trashed_lane(base, trash)
   local lane, epoch = redis.call('ZRANGE', trash, 0, 0)[1], redis.call('HGET', base .. ':lanes', 'epoch')
-  return lane, lane_list(base, lane, digits((tonumber(epoch) or 1) - 1))
+  return lane, lane_list(base, lane, digits(whole_number(epoch, 1) - 1))
 end
 
 -- Deletes what is stored about lanes if none has a task or a claim.
@@ -264,7 +264,7 @@ local function add_places(base, changes)
   end
   local used = redis.call('HMGET', running, unpack(lanes))
   for i, lane in ipairs(lanes) do
-    local n = (tonumber(used[i]) or 0) + changes[lane]
+    local n = whole_number(used[i], 0) + changes[lane]
     if n > 0 then
       set[#set + 1], set[#set + 2] = lane, digits(n)
     elseif used[i] then
@@ -334,6 +334,7 @@ local function open_lanes(base, limit, now)
     end
   end
   local after = redis.call('HGET', base .. ':lanes', 'refile')
+  after = after and (string.sub(after, 1, 1) == '(' and after or '-')
   local page = after and redis.call('ZRANGEBYLEX', base .. ':lanes:names', after, '+', 'LIMIT', 0, most) or {}
   for _, lane in ipairs(page) do
     lanes[#lanes + 1] = lane

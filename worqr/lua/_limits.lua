@@ -7,13 +7,17 @@
 
 local PERIOD_PARTS = 1000 -- the precision of a rate: a start counts until up to a thousandth of the period longer
 
+local MOST_STARTS = 9999999 -- what are_limits accepts
+local LONGEST_PERIOD = 9999999999
+
 -- Returns the limits in a text: the concurrency (false: none), and a table of rates and periods in turn.
 local function parsed_limits(text)
   local rates = {}
   for rate, period in string.gmatch(text, '(%d+)/(%d+)') do
-    rates[#rates + 1], rates[#rates + 2] = tonumber(rate), tonumber(period)
+    local n = #rates
+    rates[n + 1], rates[n + 2] = whole_number(rate, MOST_STARTS, MOST_STARTS), clamp(tonumber(period), 1, LONGEST_PERIOD)
   end
-  return tonumber(string.match(text, '^%S+') or '') or false, rates
+  return whole_number(string.match(text, '^%S+'), false, MOST_STARTS), rates
 end
 
 -- Returns the limits of the queue like parsed_limits, nil if it has none.
@@ -43,7 +47,7 @@ end
 -- Returns the moment and the total of an entry of `:starts:PERIOD`.
 local function start_entry(entry)
   local moment, total = string.match(entry, '^(%d+) (%d+)$')
-  return tonumber(moment), tonumber(total)
+  return whole_number(moment, 0, LATEST), whole_number(total, 0)
 end
 
 -- Returns how many starts the last `period` ms had, when the oldest of them leaves the period (ms since 1970), and how many
@@ -265,12 +269,11 @@ end
 -- Returns in how many ms a job of the set `due` is due, a lane may start, or more of the `waiting` tasks may start; -1 if none of
 -- these is known.
 local function next_start_in(base, due, waiting, now)
-  local first_due = redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2]
-  local next_in = first_due and math.max(0, tonumber(first_due) - now)
-  local first_lane = redis.call('ZRANGE', base .. ':lanes:opens', 0, 0, 'WITHSCORES')[2]
+  local first_due, first_lane = first_time(due), first_time(base .. ':lanes:opens')
+  local next_in = first_due and math.max(0, first_due - now)
   local refiled = redis.call('HGET', base .. ':lanes', 'refile')
   if first_lane or refiled then
-    local opens_in = refiled and 0 or math.max(0, tonumber(first_lane) - now)
+    local opens_in = refiled and 0 or math.max(0, first_lane - now)
     next_in = math.min(opens_in, next_in or opens_in)
   end
   if waiting > 0 then

@@ -20,7 +20,7 @@ local function log_member(log, kind, worker, text)
     if fields.kind == 'joined' or fields.kind == 'left' then
       single = single + 1
     elseif fields.kind == 'more' and not more then
-      more, others = entry[1], tonumber(fields.n) or 0
+      more, others = entry[1], whole_number(fields.n, 0)
     end
   end
   if single < 20 then

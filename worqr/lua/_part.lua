@@ -16,6 +16,9 @@ local member_changes = {}
 -- Notes what happens to a member: added, back (it was put back), finished, failed, cancelled or lost. `batch`: the field of its
 -- record.
 local function note_member(batch, change, id)
+  if not string.find(batch, '^[^\n]') then
+    return -- another program wrote it: there is no such batch
+  end
   local changes = member_changes[batch] or {}
   member_changes[batch] = changes
   local ids = changes[change] or {}
@@ -72,7 +75,7 @@ end
 -- LATER: most jobs are in no batch.
 local function is_closed(base, batch)
   local kept = own(redis.pcall('HMGET', part_key(base, batch.token), 'v', 'closed', 'cancel_reason')) or {}
-  return (tonumber(kept[1]) or 0) >= batch.number and (kept[2] or kept[3]) and true or false
+  return whole_number(kept[1], 0) >= batch.number and (kept[2] or kept[3]) and true or false
 end
 
 -- Returns the suffix of ids that are generated in a shard of a queue; empty in the first one.
@@ -101,7 +104,7 @@ end
 
 -- Opens a part at the version that its home has given to a producer, if it is newer.
 local function open_part(part, batch)
-  local v = tonumber(own(redis.pcall('HGET', part, 'v')) or nil) or 0
+  local v = whole_number(own(redis.pcall('HGET', part, 'v')), 0)
   if v < batch.number then
     write_hash(part, {v = batch.number, home = batch.home, id = batch.id, keep = batch.keep})
     redis.call('HDEL', part, 'closed', 'cancel_reason')
@@ -122,7 +125,7 @@ local function part_counts(base, token)
   local kept = own(redis.pcall('HMGET', part, 'added', 'finished', 'failed', 'cancelled', 'lost', 'failures'))
     or {}
   for i = 1, 6 do
-    kept[i] = kept[i] or '0'
+    kept[i] = digits(whole_number(kept[i], 0))
   end
   return table.concat(kept, ' ')
 end
@@ -131,21 +134,24 @@ end
 -- outbox. Returns how many tasks became claimable.
 local function send_report(base, token)
   local kept = redis.call('HMGET', part_key(base, token), 'home', 'id', 'v', 'closed')
-  local home, id, v, closed, counts = kept[1], kept[2], kept[3], kept[4] or '0', part_counts(base, token)
+  local home, id, v, closed, counts = kept[1], kept[2], whole_number(kept[3], 0), kept[4] or '0', part_counts(base, token)
+  if not (home and id) then
+    return 0 -- another program has removed them: there is nobody to report to
+  end
   local can_report = home == base and pcall(function()
     check_types(base)
     check_batch_types(base, id)
   end)
   if can_report then
-    return take_report(base, id, token, {part = base, v = tonumber(v), closed = closed == '1', counts = counts})
+    return take_report(base, id, token, {part = base, v = v, closed = closed == '1', counts = counts})
   end
-  post(base, 'report ' .. token, {'report', home, id, token, base, v, closed, counts})
+  post(base, 'report ' .. token, {'report', home, id, token, base, digits(v), closed, counts})
   return 0
 end
 
 -- Sets the expiry of a closed part.
 local function expire_part(part)
-  local keep = tonumber(redis.call('HGET', part, 'keep')) or 0
+  local keep = whole_number(redis.call('HGET', part, 'keep'), 0)
   redis.call('PEXPIRE', part, digits(keep + PART_EXPIRE))
 end
 
@@ -172,7 +178,7 @@ local function reopen_part(base, token)
   if redis.call('HDEL', part, 'closed') == 0 then
     return 0
   end
-  redis.call('HINCRBY', part, 'v', 1)
+  add_to(part, 'v', 1)
   redis.call('HDEL', part, 'cancel_reason')
   redis.call('PERSIST', part)
   return send_report(base, token)
@@ -182,10 +188,10 @@ end
 local function count_ends(part, outcome, ids)
   local n = ids and remove_members(part .. ':members', ids) or 0
   if n > 0 then
-    own(redis.pcall('HINCRBY', part, outcome, n))
+    add_to(part, outcome, n)
   end
   if n > 0 and outcome == 'failed' then
-    own(redis.pcall('HINCRBY', part, 'failures', n))
+    add_to(part, 'failures', n)
   end
 end
 
@@ -193,15 +199,18 @@ end
 local function count_changes(base, token, changes)
   local part, ready = part_key(base, token), 0
   local members = part .. ':members'
+  if not own(redis.pcall('HLEN', part)) then
+    redis.call('DEL', part) -- another application's value
+  end
   if changes.entry then
     open_part(part, changes.entry)
   end
   count_ends(part, 'cancelled', changes.cancelled) -- first: a job in the trash ends when another one gets its id
   if changes.added then
-    redis.call('HINCRBY', part, 'added', add_members(members, changes.added))
+    add_to(part, 'added', add_members(members, changes.added))
   end
   if changes.back then
-    redis.call('HINCRBY', part, 'failed', -add_members(members, changes.back))
+    add_to(part, 'failed', -add_members(members, changes.back))
     ready = reopen_part(base, token)
   end
   for _, outcome in ipairs({'finished', 'failed', 'lost'}) do
@@ -228,7 +237,7 @@ end
 -- returns true if it may not be put back now: its batch is being cancelled.
 -- LATER: few failed tasks are in a batch.
 local function batch_to_rejoin(base, batch)
-  local part = part_key(base, string.match(batch, '^[^\n]+'))
+  local part = part_key(base, string.match(batch, '^[^\n]*'))
   local kept = own(redis.pcall('HMGET', part, 'v', 'closed', 'cancel_reason')) or {}
   return kept[1] and batch or nil, kept[3] and not kept[2]
 end

@@ -10,15 +10,16 @@ local REPLIES_EXPIRE = 3600
 local function replied(producer, number, lowest)
   assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
-  local low = tonumber(kept[2]) or 0
+  local low = whole_number(kept[2], 0, NEVER)
   if tonumber(number) < low then
     return {'late'}
   end
   if kept[1] then
     redis.call('EXPIRE', producer, REPLIES_EXPIRE)
-    return cmsgpack.unpack(kept[1])
+    local is_read, reply = pcall(cmsgpack.unpack, kept[1])
+    return is_read and type(reply) == 'table' and reply or redis.error_reply('ERR the stored reply to this request cannot be read')
   end
-  return nil, low, tonumber(kept[3])
+  return nil, low, whole_number(kept[3], nil, NEVER)
 end
 
 -- Stores `reply` under `number`, and deletes the replies below `lowest`, at most 1000 at a time. `low` and `oldest` are

@@ -54,7 +54,7 @@ local function count(base, field, n, ids, subscribers, reply)
   if n == 0 then
     return
   end
-  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+  if add_to(base .. ':counts', field, n) == n then
     redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   end
   local events = base .. ':events'
@@ -76,16 +76,26 @@ end
 -- Adds `n` to the counter `field` and publishes no event: for what is part of an end that is counted, with its event, as retried
 -- or failed.
 local function tally(base, field, n)
-  if redis.call('HINCRBY', base .. ':counts', field, n) == n then
+  if add_to(base .. ':counts', field, n) == n then
     redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   end
+end
+
+-- Returns the fencing token of the last clearing, 0 if there was none.
+local function cleared_up_to(base)
+  return whole_number(redis.call('HGET', base .. ':counts', 'cleared'), 0, NEVER)
+end
+
+-- True if a job with the field `queued` was cleared, by the token of the clearing. One whose field is no number was not.
+local function is_trashed(queued, cleared)
+  return whole_number(queued, NEVER, NEVER) <= cleared
 end
 
 -- Adds `n` (may be negative) to the number of references in the lists whose record is gone. Publishes no event. The number
 -- is never below 0: references of foreign producers, or from before the counters expired, were not counted.
 local function add_stale(base, n)
   if n ~= 0 then
-    local stale = (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0) + n
+    local stale = whole_number(redis.call('HGET', base .. ':counts', 'stale'), 0) + n
     if stale > 0 then
       redis.call('HSET', base .. ':counts', 'stale', stale)
       renew_counts(base)
@@ -127,8 +137,8 @@ end
 -- Returns how many tasks wait: the length of the lists, those of the lanes too, without the references whose record is gone.
 local function waiting_length(base)
   local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
-  local in_lanes = tonumber(redis.call('HGET', base .. ':lanes', 'waiting')) or 0
-  return math.max(0, items + in_lanes - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
+  local in_lanes = whole_number(redis.call('HGET', base .. ':lanes', 'waiting'), 0)
+  return math.max(0, items + in_lanes - whole_number(redis.call('HGET', base .. ':counts', 'stale'), 0))
 end
 
 -- Returns how many tasks do not run: waiting, due later, or blocked by the run of their id.
@@ -147,7 +157,7 @@ local function wake(base, n)
   local only_suspects = left > 0 and redis.call('LLEN', base) == 0 and redis.call('LLEN', base .. ':suspects') > 0
     and redis.call('EXISTS', base .. ':lanes:ring') == 0
   while left > 0 and tries > 0 do
-    local worker = redis.call('SPOP', base .. ':hungry')
+    local worker = own(redis.pcall('SPOP', base .. ':hungry'))
     if not worker then
       break
     end
@@ -185,7 +195,7 @@ local function clear_lanes(base)
     redis.call('RENAME', base .. ':lanes:names', base .. ':trash:lanes')
     redis.call('DEL', base .. ':lanes:ring', base .. ':lanes:held')
     redis.call('HDEL', lanes, 'waiting', 'weights')
-    redis.call('HINCRBY', lanes, 'epoch', 1)
+    add_to(lanes, 'epoch', 1)
   end
 end
 

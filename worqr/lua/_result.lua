@@ -3,7 +3,7 @@
 -- Returns for how many milliseconds this queue keeps results if the job does not say: the longest time that its workers
 -- set. That is one read, however many workers there are.
 local function longest_result_ttl(base)
-  return tonumber(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2]) or 0
+  return whole_number(redis.call('ZRANGE', base .. ':result_ttls', -1, -1, 'WITHSCORES')[2], 0)
 end
 
 -- Returns the key and the outcome of the result of the dispatch `number`, or nil. The newest dispatch is 0. The older
@@ -43,12 +43,13 @@ end
 -- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress.
 -- `kept`: failures, stalls, timeouts, progress, message. `uncounted`: the attempts that the three counters do not count.
 local function store_attempts(result, kept, uncounted)
-  local attempts = (tonumber(kept[1]) or 0) + (tonumber(kept[2]) or 0) + (tonumber(kept[3]) or 0) + uncounted
+  local failures = whole_number(kept[1], 0)
+  local attempts = failures + whole_number(kept[2], 0) + whole_number(kept[3], 0) + uncounted
   if attempts ~= 1 then
-    redis.call('HSET', result, 'attempts', attempts)
+    redis.call('HSET', result, 'attempts', digits(attempts))
   end
-  if (tonumber(kept[1]) or 0) > 0 then
-    redis.call('HSET', result, 'failures', kept[1])
+  if failures > 0 then
+    redis.call('HSET', result, 'failures', digits(failures))
   end
   if kept[4] and kept[4] ~= '' then
     redis.call('HSET', result, 'progress', kept[4])

@@ -1,6 +1,8 @@
 -- A start: how a worker takes tasks of the lists into claims, and what a repeated request returns. Whose turn it is among lanes is
 -- in _turns.lua.
 
+local MOST_WANTED = 10000 -- tasks: more than any program of worqr asks for
+
 -- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. For any
 -- other request: nil, and the claim under which the worker took its last suspect. `admission`: that of the worker (nil:
 -- none).
@@ -9,11 +11,14 @@ local function repeated_start(base, admission, number)
     return {'not_serving'}
   end
   local last, first, taken, suspect = string.match(admission, '^(%d+) (%d+) (%d+) (%d+)$')
-  if number < tonumber(last) then
+  last, first, taken = whole_number(last), whole_number(first, nil, NEVER), whole_number(taken, nil, MOST_WANTED)
+  if not (last and first and taken) then
+    return nil, '0' -- another program wrote it
+  elseif number < last then
     return {'late'}
   end
-  if number == tonumber(last) then
-    local reply = {'ok', first}
+  if number == last then
+    local reply = {'ok', digits(first)}
     for i = 0, taken - 1 do
       local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
       reply[#reply + 1] = entry_of(base, item) or false
@@ -25,9 +30,9 @@ end
 
 -- True if the job was to begin before now and never began.
 local function is_expired(fields, now)
-  local until_ms = tonumber(fields.expires_at)
-  if fields.expires then
-    until_ms = (tonumber(fields.run_at) or 0) + tonumber(fields.expires)
+  local until_ms, after_ms = whole_number(fields.expires_at), whole_number(fields.expires)
+  if after_ms then
+    until_ms = whole_number(fields.run_at, 0) + after_ms
   end
   return until_ms and now > until_ms and not fields.started
 end
@@ -70,7 +75,7 @@ local function claim_one(base, source, worker, claim, now, of_lane)
     return 'expired'
   end
   notify(base, id, 'active')
-  return 'taken', entry, #fields.task + (tonumber(fields.saved_size) or 0), fields.lane
+  return 'taken', entry, #fields.task + whole_number(fields.saved_size, 0, MOST_KEPT), fields.lane
 end
 
 -- Adds the claims of the `start` to `held`, the set of their worker's claims, and to what limits count, if there are limits. Stores

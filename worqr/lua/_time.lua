@@ -9,6 +9,12 @@ end
 -- Later than every due time: the largest whole number that a double holds.
 local NEVER = 9007199254740991
 
+-- Returns the least time (ms) in a sorted set of times; nil if it is empty. Other programs may have added any score.
+local function first_time(key)
+  local score = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+  return score and clamp(math.floor(tonumber(score)), 0, LATEST)
+end
+
 -- Returns the rule by which a dispatch moves a due time, as a minimum and a maximum. Two such rules combine into one of the
 -- same form. `asked` is the time that the dispatch asks for.
 local function due_bounds(when, asked)
@@ -45,12 +51,12 @@ local AHEAD_MS = 60000
 
 -- True if the server's clock was set back by more than AHEAD_MS since schedules were last judged.
 local function clock_was_set_back(schedules, now)
-  return (tonumber(redis.call('HGET', schedules, 'clock')) or 0) > now + AHEAD_MS
+  return whole_number(redis.call('HGET', schedules, 'clock'), 0, LATEST) > now + AHEAD_MS
 end
 
 -- Stores the current time as the last time at which schedules were judged, at most once per second.
 local function store_clock(schedules, now)
-  if now - (tonumber(redis.call('HGET', schedules, 'clock')) or 0) >= 1000 then
+  if now - whole_number(redis.call('HGET', schedules, 'clock'), 0, LATEST) >= 1000 then
     redis.call('HSET', schedules, 'clock', digits(now))
   end
 end

@@ -8,19 +8,26 @@
 
 local FORGOTTEN_LANES = 100 -- idle lanes that one request forgets at most
 local LANES_READ_AT_ONCE = 1000
+local MOST_TURNS = 1000000000000 -- a double still has a thousandth
 
 -- Returns a turn as text, with all its digits.
 local function turn_text(turn)
   return string.format('%.17g', turn)
 end
 
+-- Returns the turn that a text has, or `default`. Other programs can write it. Above MOST_TURNS, a start would not change it.
+local function turn_number(text, default)
+  local turn = tonumber(text)
+  return turn and turn >= 0 and turn <= MOST_TURNS and turn or default
+end
+
 -- Returns the state of the turns. What its visits have changed is stored for all of them together, in settle_visits.
 -- LATER: most queues have no lanes.
 local function read_turns(base, wanted)
   local kept = redis.call('HMGET', base .. ':lanes', 'epoch', 'clock', 'weights', 'main', 'main_idle')
-  local turns = {epoch = kept[1], clock = tonumber(kept[2]) or 0, weights = tonumber(kept[3]) or 0}
+  local turns = {epoch = kept[1], clock = turn_number(kept[2], 0), weights = whole_number(kept[3], 0)}
   turns.main_waits = redis.call('LLEN', base) > 0
-  turns.main = tonumber(kept[4]) or math.max(turns.clock, tonumber(kept[5]) or 0)
+  turns.main = turn_number(kept[4], nil) or math.max(turns.clock, turn_number(kept[5], 0))
   local lines = redis.call('ZCARD', base .. ':lanes:ring') + (turns.main_waits and 1 or 0)
   turns.quantum = math.ceil(wanted / math.max(1, lines))
   turns.next, turns.names, turns.scores, turns.rules = 1, {}, {}, read_rules(base)
@@ -34,7 +41,7 @@ local function store_turns(base, turns)
   local lanes = base .. ':lanes'
   if redis.call('EXISTS', base .. ':lanes:ring') == 0 and not turns.main_waits then
     local last = redis.call('ZREVRANGE', base .. ':lanes:idle', 0, 0, 'WITHSCORES')
-    turns.clock = math.max(turns.clock, turns.main, tonumber(last[2]) or 0)
+    turns.clock = math.max(turns.clock, turns.main, turn_number(last[2], 0))
   end
   local name, other = 'main', 'main_idle'
   if not turns.main_waits then
@@ -64,7 +71,7 @@ local function leave_ring_together(base, turns, visits)
   end
   if #lanes > 0 then
     redis.call('ZREM', base .. ':lanes:ring', unpack(lanes))
-    redis.call('HINCRBY', base .. ':lanes', 'weights', -weights)
+    add_to(base .. ':lanes', 'weights', -weights)
   end
   if #held > 0 then
     redis.call('ZADD', base .. ':lanes:held', unpack(held))
@@ -115,14 +122,14 @@ local function settle_visits(start, turns)
     redis.call('ZADD', base .. ':lanes:ring', unpack(scores))
   end
   if #turns.visits > 0 then
-    redis.call('HINCRBY', lanes, 'waiting', -turns.items)
+    add_to(lanes, 'waiting', -turns.items)
     redis.call('HSET', lanes, 'clock', turn_text(turns.clock))
   end
   leave_ring_together(base, turns, leaving)
   for _, visit in ipairs(filed) do
     file_lane(base, visit.lane, start.now, visit.rules)
   end
-  turns.weights = tonumber(redis.call('HGET', lanes, 'weights')) or 0
+  turns.weights = whole_number(redis.call('HGET', lanes, 'weights'), 0)
   turns.visits, turns.visit_of, turns.claims, turns.items = {}, {}, {}, 0
 end
 
@@ -206,7 +213,7 @@ local function visit_main(start, turns)
   local before = #start.mine
   turns.main_waits = take(start, start.base, turns.quantum) ~= 'empty'
   local started = #start.mine - before
-  turns.clock = turns.clock + started / (turns.weights + 1)
+  turns.clock = turns.clock + started / math.max(1, turns.weights + 1)
   turns.main = turns.main + started
 end
 

@@ -1,17 +1,46 @@
 -- Values of the server: replies for keys of a wrong type, hashes as tables, numbers and texts. What a value means is in the
 -- module of its entity.
 
+-- Other programs can write the numbers in records. A script reads them by whole_number and counts them up by add_to, so none of
+-- them is an error after its first write.
+
+local LARGEST = 999999999999999 -- 15 digits: what Python accepts as a number and the server as an expiry
+local LATEST = 253402300799999 -- ms since 1970: the end of the year 9999, the last one of Python's dates
+
+-- Returns the whole number that a text has, from 0 to `most` (nil: LARGEST). Returns `default` if it has none: it is missing, or
+-- another program wrote something else.
+local function whole_number(text, default, most)
+  local found = tonumber(text)
+  if found and found >= 0 and found <= (most or LARGEST) and found % 1 == 0 then
+    return found
+  end
+  return default
+end
+
 -- Returns the result of a `redis.pcall` on a key of one job, or nil if another application has written a key of another
 -- type. What the queue kept there is lost, and the script treats the job like one whose record was deleted. So one such key
--- neither aborts a script after its first write nor blocks the other jobs of the same call. Any other error is raised.
-local function own(reply)
+-- neither aborts a script after its first write nor blocks the other jobs of the same call. Any other error is raised, but for
+-- those that have one of the words that follow.
+local function own(reply, ...)
   if type(reply) ~= 'table' or not reply.err then
     return reply
   end
-  if not string.find(reply.err, '^WRONGTYPE') then
-    error(reply)
+  for _, word in ipairs({'^WRONGTYPE', ...}) do
+    if string.find(reply.err, word) then
+      return nil
+    end
   end
-  return nil
+  error(reply)
+end
+
+-- Adds `n` to the number in a field of a hash. Returns the sum. What is no number there, or too large a one, begins anew at `n`. A
+-- key of another type is an error.
+local function add_to(key, field, n)
+  local sum = own(redis.pcall('HINCRBY', key, field, n), 'integer', 'overflow')
+  if not sum then
+    redis.call('HSET', key, field, n)
+  end
+  return sum or n
 end
 
 -- Returns a whole number as text. A plain tostring would return 1.7e+15.
@@ -66,9 +95,12 @@ local function write_hash(key, fields)
     flat[#flat + 1] = name
     flat[#flat + 1] = value
   end
-  if not own(redis.pcall('HSET', key, unpack(flat))) then
-    redis.call('DEL', key)
-    redis.call('HSET', key, unpack(flat))
+  for from = 1, #flat, 1000 do
+    local last = math.min(from + 999, #flat)
+    if not own(redis.pcall('HSET', key, unpack(flat, from, last))) then
+      redis.call('DEL', key)
+      redis.call('HSET', key, unpack(flat, from, last))
+    end
   end
 end
 

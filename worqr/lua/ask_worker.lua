@@ -21,7 +21,7 @@ if redis.call('SISMEMBER', registered, worker) == 0 then
 end
 local kept = redis.call('HGET', info, 'request') or ''
 local before, kept_mode, kept_concurrency = string.match(kept, '^(%d+) (%S+) (%S+)$')
-local id = digits(math.max(now_ms(), (tonumber(before) or 0) + 1))
+local id = digits(math.max(now_ms(), whole_number(before, 0) + 1))
 mode = mode ~= '' and mode or kept_mode or '-'
 concurrency = concurrency ~= '' and concurrency or kept_concurrency or '-'
 redis.call('HSET', info, 'request', id .. ' ' .. mode .. ' ' .. concurrency)

@@ -24,7 +24,7 @@ if after == '-' then
   end
 end
 local reply, marked = {'ok', waiting, 0, '-'}, {}
-local cleared = tonumber(redis.call('HGET', queue .. ':counts', 'cleared')) or 0
+local cleared = cleared_up_to(queue)
 after = each_claim(queue, holders, after, budget, function(claim, worker)
   if tonumber(claim) > cleared then
     return -- it began between two calls

@@ -18,11 +18,12 @@ local queue, part, part_members = KEYS[1], KEYS[2], KEYS[3]
 local token, version, home, id, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local reason, cursor, budget = ARGV[6], ARGV[7], ARGV[8]
 
+version = whole_number(version, 0)
 check_types(queue)
 redis.call('SCARD', part_members)
 redis.call('ZCARD', queue .. ':batches')
 local holders = cursor == '0' and claim_holders(queue)
-if (tonumber(redis.call('HGET', part, 'v')) or 0) > version then
+if whole_number(redis.call('HGET', part, 'v'), 0) > version then
   return {'ok'}
 end
 open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})

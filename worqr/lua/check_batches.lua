@@ -16,16 +16,16 @@ local ids = redis.call('ZRANGEBYSCORE', batches, '-inf', digits(now), 'LIMIT', 0
 local reply, ready = {#ids == limit and 'more' or 'ok'}, 0
 for _, id in ipairs(ids) do
   local batch = batch_key(queue, id)
-  local kept = own(redis.pcall('HMGET', batch, 'state', 'open_until', 'ended_at', 'keep', 'cancel_reason')) or {}
-  local state, forgotten_at = kept[1], (tonumber(kept[3]) or 0) + (tonumber(kept[4]) or 0)
-  if not state or state == 'ended' and forgotten_at <= now then
+  local kept = own(redis.pcall('HMGET', batch, 'state', 'open_until', 'ended_at', 'keep', 'token')) or {}
+  local state, forgotten_at = kept[1], whole_number(kept[3], 0) + whole_number(kept[4], 0)
+  if not (state and kept[5]) or state == 'ended' and forgotten_at <= now then
     redis.call('DEL', batch, batch .. ':parts')
     redis.call('ZREM', batches, id)
   elseif state == 'ended' then
     check_batch_in(queue, id, forgotten_at, 0)
-  elseif state == 'open' and (tonumber(kept[2]) or 0) > now then
+  elseif state == 'open' and whole_number(kept[2], 0) > now then
     check_batch_in(queue, id, tonumber(kept[2]), 0)
-  elseif state == 'open' then
+  elseif state ~= 'sealed' then
     ready = ready + abandon_batch(queue, id, 'its producer left it open', now)
   else
     reply[#reply + 1] = check_entry(queue, id, now)

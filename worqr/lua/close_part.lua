@@ -13,6 +13,7 @@
 local queue, part = KEYS[1], KEYS[2]
 local token, version, home, id, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 
+version = whole_number(version, 0)
 check_types(queue)
 redis.call('HLEN', part)
 redis.call('SCARD', part .. ':members')

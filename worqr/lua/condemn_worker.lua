@@ -18,7 +18,7 @@ local worker, seen, who, text = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if redis.call('SISMEMBER', registered, worker) == 0 then
   return {redis.call('SISMEMBER', dying, worker) == 1 and 'ok' or 'gone'}
 end
-local beat = redis.call('GET', worker_key)
+local beat = own(redis.pcall('GET', worker_key))
 if seen ~= '*' and beat and (beat ~= seen or beat == 'STAY') then
   return {'alive'}
 end

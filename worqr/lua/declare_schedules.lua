@@ -18,7 +18,7 @@ local replace, expire_s = ARGV[3] == '1', ARGV[4]
 
 redis.call('ZCARD', schedules_due)
 redis.call('ZCARD', schedules_seen)
-local now, led = now_ms(), redis.call('HGET', schedules, 'led') or '0'
+local now, led = now_ms(), digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
 for i = 5, #ARGV, 2 do
   local name, value = ARGV[i], ARGV[i + 1]
   local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name)

@@ -12,7 +12,7 @@ local schedules, schedules_due, schedules_seen = KEYS[1], KEYS[2], KEYS[3]
 local unseen_ms, limit = tonumber(ARGV[1]), ARGV[2]
 
 redis.call('ZCARD', schedules_due)
-local led = tonumber(redis.call('HGET', schedules, 'led')) or 0
+local led = whole_number(redis.call('HGET', schedules, 'led'), 0)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '(' .. digits(led), '+inf', 'LIMIT', 0, limit)) do
   redis.call('ZADD', schedules_seen, digits(led), name) -- declared before the led time was lost
 end

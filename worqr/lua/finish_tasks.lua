@@ -24,7 +24,7 @@ end
 local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local unheld = unheld_status(workers, worker)
 local no_result = {'kind', 'none', 'value', ''}
-local ttl, now = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, not none_blocked and now_ms()
+local ttl, now = whole_number(redis.call('HGET', policy, 'result_ttl'), 0), not none_blocked and now_ms()
 local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
 local ids = subscribers[2] and subscribers[2] > 0 and {}
 
@@ -43,7 +43,6 @@ for from = 3 + 3 * results, #ARGV, 1000 do
     named[#named + 1] = ended
   end
   local held = redis.call('SMISMEMBER', claims, unpack(named))
-  redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
     local status, id = held[i] == 1 and 'finished' or unheld, nil
     if held[i] == 1 then
@@ -67,6 +66,7 @@ for from = 3 + 3 * results, #ARGV, 1000 do
       reply[#reply + 1] = status
     end
   end
+  redis.call('SREM', claims, unpack(named)) -- last: a claim whose end was an error, such as a missing right, is still held
   freed = freed + free_room(queue, named, held)
 end
 count(queue, 'finished', finished, ids, subscribers)

@@ -34,7 +34,7 @@ local id = 'cron:' .. name
 local seen = find_job(queue, id)
 local job, now = queue .. ':job:' .. id, now_ms()
 local kept = seen.job and redis.call('HMGET', job, 'scheduled_for', 'retried_at') or {}
-local nominal_before, retried_at = tonumber(kept[1]) or 0, tonumber(kept[2]) or 0
+local nominal_before, retried_at = whole_number(kept[1], 0), whole_number(kept[2], 0)
 local earlier = seen.active or seen.job and nominal_before <= judged_at + AHEAD_MS
 if earlier and overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
   redis.call('ZREM', queue .. ':due', id)
@@ -53,7 +53,7 @@ else
   end
   local number = next_token(queue)
   store_token(queue, number)
-  local o = {id = id, run_at = run_at, scheduled_for = digits(nominal), meta = meta}
+  local o = {id = id, run_at = math.min(run_at, LATEST), scheduled_for = digits(nominal), meta = meta}
   local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
   redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
   count(queue, 'enqueued', more, {id})

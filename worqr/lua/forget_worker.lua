@@ -10,12 +10,12 @@ local dying, work_map, info = KEYS[1], KEYS[2], KEYS[3]
 local worker = ARGV[1]
 
 local reply = {'busy'}
-for _, queue in ipairs(redis.call('SRANDMEMBER', work_map, 100)) do
+for _, queue in ipairs(own(redis.pcall('SRANDMEMBER', work_map, 100)) or {}) do
   reply[#reply + 1] = queue
 end
 if #reply > 1 then
   return reply
 end
 redis.call('SREM', dying, worker)
-redis.call('DEL', info)
+redis.call('DEL', info, work_map)
 return {'ok'}

@@ -42,8 +42,8 @@ local room, opens_in = room_of(queue, now)
 local held, next_in = redis.call('ZCARD', queue .. ':lanes:held'), next_start_in(queue, due, waiting, now)
 local only_held = room > 0 and held > 0 and startable_items(queue) == 0
 if only_held then
-  local opens = redis.call('ZRANGE', queue .. ':lanes:opens', 0, 0, 'WITHSCORES')[2]
-  room, opens_in = 0, opens and math.max(0, tonumber(opens) - now)
+  local opens = first_time(queue .. ':lanes:opens')
+  room, opens_in = 0, opens and math.max(0, opens - now)
 end
 local open = 0
 for _, id in ipairs(redis.call('ZRANGE', queue .. ':batches', 0, MOST_READ - 1)) do
@@ -53,7 +53,7 @@ end
 return {'ok', waiting, redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
   redis.call('ZCARD', broken), redis.call('GET', paused), trashed,
   serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
-  next_in, run_at and math.max(0, now - tonumber(run_at)) or -1,
+  next_in, run_at and math.max(0, now - whole_number(run_at, now)) or -1,
   redis.call('HGET', limits, 'declared'), redis.call('HGET', limits, 'override'),
   room == math.huge and -1 or room, opens_in or -1, redis.call('ZCARD', queue .. ':lanes:names'), held,
   redis.call('HLEN', queue .. ':lanes:rules'), only_held and 1 or 0, redis.call('ZCARD', queue .. ':batches'),

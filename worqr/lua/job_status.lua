@@ -20,7 +20,7 @@ local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local function status_of(status, key, tries)
   local kept = redis.call('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
     'timeouts', 'error_type', 'error_message')
-  local attempts = tries + (tonumber(kept[6]) or 0) + (tonumber(kept[7]) or 0) + (tonumber(kept[8]) or 0)
+  local attempts = tries + whole_number(kept[6], 0) + whole_number(kept[7], 0) + whole_number(kept[8], 0)
   return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
 end
 
@@ -31,7 +31,7 @@ end
 local found, outcome = find_result(result, older_result, number)
 if found then
   local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
-  return {outcome, false, false, false, kept[1], kept[2], kept[3], tonumber(kept[4]) or 1, kept[5], kept[6]}
+  return {outcome, false, false, false, kept[1], kept[2], kept[3], whole_number(kept[4], 1), kept[5], kept[6]}
 end
 local aside = find_dead_letter(dead_letter_index, aside_stem, id, number)
 if aside then

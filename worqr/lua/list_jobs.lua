@@ -53,7 +53,7 @@ end
 
 if state == 'waiting' then
   -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
-  local claimed = tonumber(redis.call('HGET', counts, 'claimed')) or 0
+  local claimed = whole_number(redis.call('HGET', counts, 'claimed'), 0)
   local list_name, position, claimed_then, lane = string.match(after, '^(%l+) (%d+) (%d+) ?(.*)$')
   local last, in_lane = tonumber(position), list_name == 'lane'
   if last and not (from_end and in_lane) then -- claims in other lanes would hide tasks that are nearer to the front
@@ -67,7 +67,7 @@ if state == 'waiting' then
     end)
   end
 elseif state == 'due' then
-  local score, id = string.match(after, '^(%d+) (.*)$')
+  local score, id = string.match(after, '^([%d.e+inf-]+) (.*)$')
   local behind = score and redis.call('ZSCORE', due, id) == score and redis.call('ZREVRANK', due, id)
   local first = behind and redis.call('ZCARD', due) - behind
     or score and redis.call('ZCOUNT', due, '-inf', '(' .. score) or 0

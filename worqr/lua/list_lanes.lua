@@ -20,7 +20,7 @@ local function list(lane)
   local waiting = own(redis.pcall('LLEN', tasks)) or 0
   local room, opens_at = lane_room(queue, lane, of, tasks, now)
   local paused = of.paused_until and (of.paused_until == 0 or of.paused_until > now) and of.reason or false
-  reply[#reply + 1] = {lane, waiting, tonumber(redis.call('HGET', running, lane)) or 0, of.weight,
+  reply[#reply + 1] = {lane, waiting, whole_number(redis.call('HGET', running, lane), 0), of.weight,
     of.limits, paused, opens_at and math.max(0, opens_at - now) or -1, room == 0 and 1 or 0}
 end
 

@@ -12,6 +12,6 @@ local worker, limit = ARGV[1], ARGV[2]
 if not admission_of(workers, worker) then
   return {'not_serving'}
 end
-local reply = redis.call('SORT_RO', claims, 'LIMIT', 0, limit)
+local reply = claims_in(claims, limit)
 table.insert(reply, 1, 'ok')
 return reply

@@ -30,7 +30,7 @@ for _, worker in ipairs(holders) do
       reply[1] = 'more'
       break
     end
-    local oldest = claims > 0 and redis.call('SORT_RO', held, 'LIMIT', 0, after_claim > 0 and -1 or limit) or {}
+    local oldest = claims > 0 and claims_in(held, after_claim == 0 and limit or nil) or {}
     for _, claim in ipairs(oldest) do
       if tonumber(claim) > after_claim and (before_claim == 0 or tonumber(claim) < before_claim) then
         found[#found + 1] = {claim, worker}

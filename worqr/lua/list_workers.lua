@@ -39,9 +39,9 @@ for n, worker in ipairs(workers) do
     end
     break
   end
-  local queues = redis.call('SMEMBERS', work_map_stem .. worker)
+  local queues = own(redis.pcall('SMEMBERS', work_map_stem .. worker)) or {}
   listed = listed + #queues
   reply[#reply + 1] = {worker, dead[worker] or 0, redis.call('PTTL', worker_stem .. worker),
-    redis.call('HGETALL', info_stem .. worker), queues}
+    own(redis.pcall('HGETALL', info_stem .. worker)) or {}, queues}
 end
 return reply

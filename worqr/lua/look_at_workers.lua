@@ -13,6 +13,6 @@ local run_id = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or 
 local beats = {}
 for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
   beats[#beats + 1] = worker
-  beats[#beats + 1] = redis.call('GET', worker_stem .. worker)
+  beats[#beats + 1] = own(redis.pcall('GET', worker_stem .. worker)) or false
 end
 return {'ok', run_id, beats, redis.call('SMEMBERS', dying)}

@@ -19,14 +19,14 @@ local last = redis.call('HMGET', policy, 'max_stalls', 'noted')
 if not last[1] then
   return {'gone'}
 end
-if number <= (tonumber(last[2]) or -1) then
+if number <= whole_number(last[2], -1) then
   return {'ok'}
 end
 redis.call('HLEN', runs)
 redis.call('HSET', policy, 'noted', digits(number))
 for i = 4, #ARGV, 2 do
   local field, n = ARGV[i], ARGV[i + 1]
-  redis.call('HINCRBY', runs, field, n)
+  add_to(runs, field, n)
 end
 if redis.call('PTTL', runs) < COUNTS_EXPIRE * 500 then
   redis.call('EXPIRE', runs, COUNTS_EXPIRE)

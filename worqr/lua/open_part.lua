@@ -26,13 +26,13 @@ end
 if v == 0 and redis.call('HLEN', parts) >= max_parts then
   return {'full'}
 elseif not open then
-  redis.call('HINCRBY', batch, 'open', 1)
+  add_to(batch, 'open', 1)
   v = v + 1
   redis.call('HSET', parts, part, digits(v) .. ' 1 ' .. counts)
 end
 local now, sealed = now_ms(), kept[2] == 'sealed'
 if not sealed then
-  local open_for = tonumber(kept[4])
+  local open_for = whole_number(kept[4], 3600000)
   redis.call('HSET', batch, 'open_until', digits(now + open_for))
   check_batch_in(queue, id, open_for, now)
 end

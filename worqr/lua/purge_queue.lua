@@ -22,10 +22,10 @@ redis.call('SCARD', trash_blocked)
 redis.call('ZCARD', trash_lanes)
 check_lane_types(queue)
 local noted, ttl = redis.call('HMGET', counts, 'cleared', 'cleared_why'), longest_result_ttl(queue)
-local cleared, why = tonumber(noted[1]) or math.huge, noted[2] or ''
+local cleared, why = whole_number(noted[1], math.huge, NEVER), noted[2] or ''
 local function purge(id)
   local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'queued')) or {}
-  if kept[1] and (tonumber(kept[2]) or 0) <= cleared then -- else a newer job of this id waits in the queue
+  if kept[1] and whole_number(kept[2], 0, NEVER) <= cleared then -- else a newer job of this id waits in the queue
     delete_trashed_job(queue, id, ttl, why)
   end
   limit = limit - JOB

@@ -18,5 +18,5 @@ end
 if redis.call('HEXISTS', part, 'v') == 0 then
   redis.call('PEXPIRE', part, kept_for)
 end
-wake(queue, store_follow_up(queue, cmsgpack.unpack(options), task) + count_members(queue))
+wake(queue, store_follow_up(queue, follow_up_options(options), task) + count_members(queue))
 return {'ok'}

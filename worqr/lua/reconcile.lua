@@ -16,7 +16,7 @@ end
 local reply = {'ok', 0}
 if redis.call('SCARD', cancelling) > 0 then
   for _, claim in ipairs(redis.call('SINTER', claims, cancelling)) do
-    reply[#reply + 1] = claim
+    reply[#reply + 1] = string.find(claim, '^%d+$') and claim or nil
   end
   reply[2] = #reply - 2
 end

@@ -12,7 +12,7 @@ local expire_s = ARGV[1]
 
 redis.call('ZCARD', schedules_due)
 redis.call('ZCARD', schedules_seen)
-local led, missing = redis.call('HGET', schedules, 'led') or '0', {'ok'}
+local led, missing = digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), {'ok'}
 for i = 2, #ARGV do
   local name = ARGV[i]
   if redis.call('HEXISTS', schedules, 'def ' .. name) == 0 then

@@ -14,6 +14,7 @@
 local queue, batch, batches = KEYS[1], KEYS[2], KEYS[3]
 local id, token, part, version, closed, counts = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
 
+version = whole_number(version, 0)
 check_types(queue)
 redis.call('ZCARD', batches)
 redis.call('HLEN', batch)

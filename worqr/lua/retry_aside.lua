@@ -25,7 +25,7 @@ local token, now = next_token(queue)
 for i = 3, #ARGV do
   local retried = ARGV[i]
   local fields = redis.call('ZSCORE', list, retried) and read_hash(queue .. ':aside:' .. retried)
-  local id = fields and fields.id
+  local id = fields and fields.task and fields.id
   local free = id and is_free(id)
   taken_over = taken_over or id and not free and id
   local seen = free and find_job(queue, id)
@@ -40,7 +40,7 @@ for i = 3, #ARGV do
     redis.call('ZREM', list, retried)
     local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
       scheduled_for = fields.scheduled_for, batch = batch}
-    local o = {id = id, fields = kept, lane = fields.lane}
+    local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil}
     for _, name in ipairs(POLICY) do
       kept[name] = fields[name]
     end

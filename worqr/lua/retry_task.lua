@@ -31,9 +31,9 @@ end
 local policy, now = worker_policy(queue, worker), now_ms()
 local reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
 local failure = dead_letter_as('failed', reason, error_type, error_message, error_traceback, error_fields)
-local due_at, retried_at = run_at, nil
+local due_at, retried_at = run_at and math.min(run_at, LATEST), nil
 if not run_at then
-  due_at, retried_at = delay > 0 and now + delay or nil, digits(now)
+  due_at, retried_at = delay > 0 and math.min(now + delay, LATEST) or nil, digits(now)
 end
 local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
 if pause then

@@ -27,8 +27,8 @@ if id then
   if kept[1] ~= claim then
     return {'lost'}
   end
-  size, before = tonumber(kept[2]) or 0, redis.call('HSTRLEN', active, field)
-  if step == '' and number <= (tonumber(kept[3]) or 0) or step ~= '' and before > 0 then
+  size, before = whole_number(kept[2], 0, MOST_KEPT), redis.call('HSTRLEN', active, field)
+  if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 then
     return {'ok', size}
   end
 end

@@ -16,15 +16,15 @@ if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'gone'}
 end
 local reply = {'busy'}
-for _, queue in ipairs(redis.call('SRANDMEMBER', work_map, 100)) do
+for _, queue in ipairs(own(redis.pcall('SRANDMEMBER', work_map, 100)) or {}) do
   reply[#reply + 1] = queue
 end
 if #reply > 1 then
   return reply
 end
-local lease = redis.call('GET', leader)
+local lease = own(redis.pcall('GET', leader))
 redis.call('SREM', registered, worker)
-redis.call('DEL', worker_key, info)
+redis.call('DEL', worker_key, info, work_map)
 if lease and string.match(lease, '^(.*) %d+$') == worker then
   redis.call('DEL', leader)
 end

@@ -3,7 +3,8 @@
 -- KEYS[1] outbox HASH
 -- ARGV[1] limit messages, about
 -- RETURNS ok entry...: an entry is the topic, the message as it is stored, and its parts: report, home, id, token, part, version,
---   closed and counts; cancel, part, token, version, home, id, keep and reason; or follow_up, queue, token, ending, options and task
+--   closed and counts; cancel, part, token, version, home, id, keep and reason; or follow_up, queue, token, ending, options and task.
+--   None if another program wrote it
 -- RESEND safe: it only reads
 local outbox = KEYS[1]
 local limit = tonumber(ARGV[1])
@@ -13,7 +14,8 @@ repeat
   local found = redis.call('HSCAN', outbox, cursor, 'COUNT', limit)
   cursor = found[1]
   for i = 1, #found[2], 2 do
-    reply[#reply + 1] = {found[2][i], found[2][i + 1], cmsgpack.unpack(found[2][i + 1])}
+    local is_read, message = pcall(cmsgpack.unpack, found[2][i + 1])
+    reply[#reply + 1] = {found[2][i], found[2][i + 1], is_read and type(message) == 'table' and message or {}}
   end
 until cursor == '0' or #reply > limit
 return reply

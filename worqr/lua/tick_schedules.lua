@@ -23,7 +23,8 @@ elseif clock_was_set_back(schedules, now) then
   return {'back'}
 end
 store_clock(schedules, now)
-if was_led ~= led and (redis.call('HGET', schedules, 'led') or '0') == was_led then
+local stored_led = digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
+if was_led ~= led and stored_led == was_led then
   redis.call('HSET', schedules, 'led', led)
 end
 
@@ -54,7 +55,7 @@ for i = 4, #ARGV, 3 do
   local name, was, is = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   note(name, was, is)
 end
-local reply, bytes = {'ok', digits(now), redis.call('HGET', schedules, 'led') or '0', ''}, 0
+local reply, bytes = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), ''}, 0
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
   local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
     'owed ' .. name, 'over ' .. name, 'paused ' .. name)
@@ -68,5 +69,5 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(
   end
 end
 local following = redis.call('ZRANGEBYSCORE', schedules_due, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-reply[4] = following[2] or ''
+reply[4] = following[2] and digits(math.min(tonumber(following[2]), LATEST)) or ''
 return reply

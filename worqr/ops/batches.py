@@ -97,6 +97,14 @@ def _row(entry: Sequence[Any]) -> BatchRow:
     return BatchRow(text(name), {text(field): text(value) for field, value in pairs(facts)}, parts)
 
 
+def _outbox_message(topic: bytes, message: bytes, stored: Sequence[Any]) -> OutboxMessage:
+    """Return a message. One that another program wrote may have anything in it, and has no kind then."""
+    if not stored or not all(isinstance(part, bytes | int) for part in stored):
+        return OutboxMessage(topic, message, "", ())
+    kind, *parts = (part if isinstance(part, bytes) else b"%d" % part for part in stored)
+    return OutboxMessage(topic, message, text(kind), parts)
+
+
 def _versions(flat: Sequence[Any]) -> tuple[tuple[str, int], ...]:
     return tuple((text(base), int(version)) for base, version in pairs(flat))
 
@@ -249,7 +257,7 @@ def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[Out
 
     def read(reply: Reply) -> list[OutboxMessage]:
         status_word(reply)
-        return [OutboxMessage(topic, message, text(kind), parts) for topic, message, (kind, *parts) in reply[1:]]
+        return [_outbox_message(*entry) for entry in reply[1:]]
 
     return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (limit,), read)
 

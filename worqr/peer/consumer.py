@@ -25,7 +25,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from worqr import ops
 from worqr.errors import ClaimLost
@@ -49,11 +49,16 @@ from worqr.peer.settles import Settles
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.peer.units import Units
-from worqr.policy import Policy
+from worqr.policy import Broken, Policy
 from worqr.records import CancelReason
+from worqr.remote_error import remote_error
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+UNREADABLE = (
+    "queue %(queue)r, claim %(claim)d: the record of the job cannot be read: %(error)s; "
+    "it is in the dead-letter queue: worqr broken %(queue)r"
+)
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
 
@@ -121,6 +126,8 @@ class QueueConsumer:
     request, also with a table. `admission` has the worker id under which the queue is served. `share` has the units, and only the
     scheduler writes it. `running` has the claims that the consumer holds.
     """
+
+    run_class: ClassVar[type[Run[Any]]] = Run
 
     def __init__(
         self, keys: QueueKeys, services: ConsumerServices, policy: Policy, share: Share, state: object = None
@@ -298,13 +305,32 @@ class QueueConsumer:
             self._services.recheck(self)
 
     def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
-        """Return the claims of a reply that arrived at `now`, in the form in which `accept` takes them."""
-        first = started.first
-        return [
-            Run(self, registration, first + i, entry, now)
-            for i, entry in enumerate(started.entries)
-            if entry is not None
-        ]
+        """Return the claims of a reply that arrived at `now`, in the form in which `accept` takes them.
+
+        A claim whose job has fields that cannot be read ends as broken, and is left out.
+        """
+        first, make = started.first, self.run_class
+        entries = started.entries
+        try:
+            return [
+                make(self, registration, first + i, entry, now) for i, entry in enumerate(entries) if entry is not None
+            ]
+        except ValueError:  # another program has written the record of one of them
+            claims = [self._readable(registration, first + i, entry, now) for i, entry in enumerate(entries)]
+            return [claim for claim in claims if claim is not None]
+
+    def _readable(self, registration: Registration, fence: int, entry: Any, now: float) -> Run[Any] | None:
+        """Return the run of a claim. If its record cannot be read, return None, and move the task to the dead-letter queue."""
+        try:
+            return None if entry is None else self.run_class(self, registration, fence, entry, now)
+        except ValueError as error:
+            emit(
+                logger, "task.broken", UNREADABLE, level=logging.ERROR, queue=self.queue, claim=fence, error=str(error)
+            )
+            why = remote_error(Broken(f"the record of the job cannot be read: {error}"))
+        call = ops.fail_task(self.keys, registration.worker, fence, why, broken=True)
+        self._services.settles.send(self.keys, registration, [fence], lambda _: call, lambda _word, _failure: None)
+        return None
 
     # Running tasks
 

@@ -21,7 +21,7 @@ from worqr.peer.run import Run, RunHost, Save, current_run, failed_of
 from worqr.peer.saved_state import check_saved
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
-from worqr.validation import Seconds, clean_text, from_ms
+from worqr.validation import LATEST_MS, Seconds, clean_text, from_ms, whole_number
 from worqr.validation import seconds as seconds_of
 
 
@@ -92,7 +92,7 @@ class Context:
     def lane(self) -> str:
         """The lane of its queue that it came from; empty if it has none."""
         record = self._run.record
-        return "" if record is None else record.get(b"lane", b"").decode()
+        return "" if record is None else record.get(b"lane", b"").decode("utf-8", "replace")
 
     @property
     def batch(self) -> BatchRef | None:
@@ -117,15 +117,15 @@ class Context:
         claim.
         """
         record = self._run.record
-        due = None if record is None else record.get(b"run_at")
-        return from_ms(self.fence / 1000 if due is None else int(due))
+        due = 0 if record is None else whole_number(record.get(b"run_at"))
+        return from_ms(min(due, LATEST_MS) or self.fence / 1000)
 
     @property
     def scheduled_for(self) -> datetime | None:
         """The nominal time of the firing, for a job of a schedule; else None."""
         record = self._run.record
-        nominal = None if record is None else record.get(b"scheduled_for")
-        return None if nominal is None else from_ms(int(nominal))
+        nominal = 0 if record is None else whole_number(record.get(b"scheduled_for"))
+        return from_ms(min(nominal, LATEST_MS)) if nominal else None
 
     @property
     def meta(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import trio
 
@@ -60,6 +60,8 @@ def taking_calls(handler: Handler) -> Handler:
 class ListConsumer(HandlerConsumer):
     """Consumes a queue, or one shard of it, with a list handler. Changed only in the loop."""
 
+    run_class: ClassVar[type[Run[Any]]] = ListItem
+
     def __init__(
         self,
         keys: QueueKeys,
@@ -86,14 +88,6 @@ class ListConsumer(HandlerConsumer):
     @property
     def executing(self) -> Mapping[int, Run[Any]]:
         return self._begun
-
-    def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
-        first = started.first
-        return [
-            ListItem(self, registration, first + i, entry, now)
-            for i, entry in enumerate(started.entries)
-            if entry is not None
-        ]
 
     # Requesting tasks
 

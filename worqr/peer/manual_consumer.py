@@ -13,14 +13,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import trio
 
 from worqr.ended_runs import Outcome
 from worqr.errors import ClaimLost, Unavailable, UsageError
 from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, Result, StartReply
+from worqr.ops import MAX_ITEMS, Result
 from worqr.peer.claims import Claim, HeldRun
 from worqr.peer.consumer import ConsumerServices, QueueConsumer
 from worqr.peer.registration import Registration
@@ -34,6 +34,8 @@ from worqr.validation import Seconds, check_count, seconds
 
 class ManualConsumer(QueueConsumer):
     """Consumes a queue whose claims go to `Claims`."""
+
+    run_class: ClassVar[type[Run[Any]]] = HeldRun
 
     def __init__(
         self,
@@ -54,14 +56,6 @@ class ManualConsumer(QueueConsumer):
 
     def capacity_wanted(self) -> int:
         return self.buffer.wanted + self.request.reserved
-
-    def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
-        first = started.first
-        return [
-            HeldRun(self, registration, first + i, entry, now)
-            for i, entry in enumerate(started.entries)
-            if entry is not None
-        ]
 
     def accept(self, runs: Sequence[Run[Any]]) -> None:
         claims = [Claim(run) for run in runs if isinstance(run, HeldRun)]

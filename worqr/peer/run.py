@@ -22,6 +22,7 @@ from worqr.peer.saved_state import JobFields, SavedState
 from worqr.policy import POLICY_FIELDS, Broken, Policy
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import failed_record
+from worqr.validation import whole_number
 
 if TYPE_CHECKING:
     from worqr.peer.registration import Registration
@@ -181,7 +182,10 @@ class Run(Generic[Host]):
     def __init__(
         self, host: Host, registration: Registration | None, fence: int, entry: Any, began: float = 0.0
     ) -> None:
-        """`entry`: the payload of a plain task, or the fields of a job. `registration`: None outside a peer."""
+        """`entry`: the payload of a plain task, or the fields of a job. `registration`: None outside a peer.
+
+        Raises ValueError if another program wrote fields of the job that cannot be read.
+        """
         self.host: Host = host
         self.registration: Registration = registration  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
         self.fence: int = fence
@@ -198,6 +202,7 @@ class Run(Generic[Host]):
         else:
             record = self.record = JobFields(zip(entry[::2], entry[1::2], strict=True))
             self.task = record[b"task"]
+            record[b"id"].decode()  # it has to be text, wherever it is used
             own = tuple([(name, value) for name, value in record.items() if name in _POLICY_FIELDS])
             self.policy = host.policy_with(own) if own else host.policy
 
@@ -229,7 +234,7 @@ class Run(Generic[Host]):
         return self._count(b"timeouts")
 
     def _count(self, name: bytes) -> int:
-        return 0 if self.record is None else int(self.record.get(name, 0))
+        return 0 if self.record is None else whole_number(self.record.get(name))
 
     @property
     def attempt(self) -> int:

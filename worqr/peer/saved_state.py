@@ -12,7 +12,7 @@ from typing import Final, cast
 
 from worqr.errors import UsageError
 from worqr.policy import Failure
-from worqr.validation import check_text, encode_json, name_of
+from worqr.validation import check_text, encode_json, name_of, whole_number
 
 MAX_SAVED: Final = 256 * 1024
 """The most bytes of one save."""
@@ -87,9 +87,11 @@ class SavedState:
     def __init__(self, record: Mapping[bytes, bytes]) -> None:
         self._lock = threading.Lock()
         self._saved = record.get(b"saved")
-        self._sent = self._stored = int(record.get(b"saved_number", 0))
+        self._sent = self._stored = whole_number(record.get(b"saved_number"))
         self._steps = {
-            name.removeprefix(_STEP).decode(): value for name, value in record.items() if name.startswith(_STEP)
+            name.removeprefix(_STEP).decode("utf-8", "replace"): value
+            for name, value in record.items()
+            if name.startswith(_STEP)
         }
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
