@@ -141,7 +141,7 @@ def _at(changed: Changed, places: tuple[Any, ...]) -> Changed:
 # Checks of the types that annotations name
 
 
-class _Check:
+class Check:
     """The check of one type.
 
     Attributes:
@@ -162,7 +162,7 @@ class _Check:
         """Raise Changed if `value` arrives as something else."""
 
 
-class _Open(_Check):
+class _Open(Check):
     equality = False
     open = True
 
@@ -170,7 +170,7 @@ class _Open(_Check):
         _check_open(value, arrived)
 
 
-class _Leaf(_Check):
+class _Leaf(Check):
     """A type without items. `fits` says whether a value of a permitted type has arrived; None is for another type."""
 
     def __init__(
@@ -256,10 +256,10 @@ def _dict_of(value: object, arrived: object) -> dict[object, object]:
     return cast("dict[object, object]", value)
 
 
-class _Items(_Check):
+class _Items(Check):
     """A list or a tuple of any length."""
 
-    def __init__(self, kind: type, item: _Check) -> None:
+    def __init__(self, kind: type, item: Check) -> None:
         self._kind = kind
         self._item = item
         self.open = item.open and kind is list
@@ -287,7 +287,7 @@ class _Items(_Check):
             raise changed.inside(f"[{next(places) - 1}]") from None
 
 
-def _check(check: _Check, value: object, arrived: object, place: int | str) -> None:
+def _check(check: Check, value: object, arrived: object, place: int | str) -> None:
     """Check an item or a field, and put its place in front of the error."""
     if check.equality and value == arrived:
         return
@@ -297,10 +297,10 @@ def _check(check: _Check, value: object, arrived: object, place: int | str) -> N
         raise changed.inside(f"[{place}]" if isinstance(place, int) else _field(place)) from None
 
 
-class _Set(_Check):
+class _Set(Check):
     """A set: the decoded items are in another order."""
 
-    def __init__(self, kind: type, item: _Check) -> None:
+    def __init__(self, kind: type, item: Check) -> None:
         self._kind = kind
         self._is_open = type(item) is _Open
         self._item = item
@@ -319,10 +319,10 @@ class _Set(_Check):
                 _check(self._item, each, others[key], 0)
 
 
-class _Fixed(_Check):
+class _Fixed(Check):
     """A tuple of one length."""
 
-    def __init__(self, items: list[_Check]) -> None:
+    def __init__(self, items: list[Check]) -> None:
         self._items = items
         self.equality = all(each.equality for each in items)
 
@@ -335,8 +335,8 @@ class _Fixed(_Check):
             _check(check, one, other, i)
 
 
-class _Dict(_Check):
-    def __init__(self, key: _Check, item: _Check) -> None:
+class _Dict(Check):
+    def __init__(self, key: Check, item: Check) -> None:
         self._key = key
         self._item = item
         self.equality = key.equality and item.equality and float not in key.kinds()  # an infinity equals itself
@@ -369,7 +369,7 @@ class _Dict(_Check):
             raise _key_as(value, key, "another one" if same else type(arrived).__name__) from None
 
 
-class _Fields(_Check):
+class _Fields(Check):
     """A class with fields: a dataclass, a Struct, an attrs class, a NamedTuple, a TypedDict. The fields are set once."""
 
     equality = False
@@ -377,11 +377,11 @@ class _Fields(_Check):
     def __init__(self, cls: Any) -> None:
         self._cls: Any = getattr(cls, "__origin__", cls)
         self._tag = getattr(getattr(self._cls, "__struct_config__", None), "tag_field", None)
-        self._fields: list[tuple[str, str, _Check]] = []
+        self._fields: list[tuple[str, str, Check]] = []
         self._same: Callable[[Any], object] | None = None
-        self._others: list[tuple[str, str, _Check]] = []
+        self._others: list[tuple[str, str, Check]] = []
 
-    def fill(self, fields: list[tuple[str, str, _Check]]) -> None:
+    def fill(self, fields: list[tuple[str, str, Check]]) -> None:
         """Set the fields: the name of each, its name in JSON, and its check."""
         self._fields = fields
         names = [name for name, _, check in fields if check.equality]
@@ -426,7 +426,7 @@ class _Fields(_Check):
             _check(check, each, arrived[name] if self._cls is dict else getattr(arrived, name), key)
 
 
-class _Model(_Check):
+class _Model(Check):
     """A pydantic model, which decodes its fields by rules of its own: both sides are compared."""
 
     equality = False
@@ -444,9 +444,9 @@ class _Model(_Check):
 
 def _compare(value: Any, arrived: Any) -> None:
     """Compare two values of any types, as far as they can be compared."""
-    kind = cast("type[Any]", type(value))
-    if kind is not type(arrived):
-        raise _as_type(value, arrived, open=not is_model(cast("type", type(arrived))))
+    kind, there = cast("tuple[type[Any], type[Any]]", (type(value), type(arrived)))
+    if kind is not there:
+        raise _as_type(value, arrived, open=not is_model(there))
     if kind is dict:
         if list(value) != list(arrived) or list(map(type, value)) != list(map(type, arrived)):
             raise Changed(value, "has keys that would arrive as other keys", open=True)
@@ -486,15 +486,15 @@ def _is_equal(value: Any, arrived: Any) -> bool:
         return True
 
 
-class _Union(_Check):
+class _Union(Check):
     """One of several types. The type of the decoded value says which."""
 
-    def __init__(self, checks: list[_Check]) -> None:
+    def __init__(self, checks: list[Check]) -> None:
         self._checks = checks
         self.equality = all(each.equality for each in checks)
         self.trivial = all(each.trivial for each in checks)
         self.open = any(each.open for each in checks)  # JSON's own types arrive through the others as well
-        self._by_kind: dict[type, _Check] | None = None
+        self._by_kind: dict[type, Check] | None = None
 
     def kinds(self) -> Iterable[type]:
         return [kind for each in self._checks for kind in each.kinds()]
@@ -506,7 +506,7 @@ class _Union(_Check):
             check.check(value, arrived)
 
 
-_LEAVES: Final[dict[type[inspect.Type], Callable[[], _Check]]] = {
+_LEAVES: Final[dict[type[inspect.Type], Callable[[], Check]]] = {
     inspect.NoneType: lambda: _Leaf((NoneType,), lambda value, _: True if value is None else None, trivial=True),
     inspect.BoolType: lambda: _Leaf((bool,), lambda value, _: True if isinstance(value, bool) else None, trivial=True),
     inspect.IntType: lambda: _Leaf((int,), _same_number, trivial=True),
@@ -524,12 +524,12 @@ _LEAVES: Final[dict[type[inspect.Type], Callable[[], _Check]]] = {
 }
 
 
-def arrival_of(hint: object) -> _Check:
+def arrival_of(hint: object) -> Check:
     """Return the check for values of an annotation. Its `check` raises `Changed`."""
     return _compiled(inspect.type_info(hint), {})
 
 
-def _compiled(info: Any, known: dict[int, _Check]) -> _Check:
+def _compiled(info: Any, known: dict[int, Check]) -> Check:
     if isinstance(info, inspect.Metadata):
         info = info.type
     kind = cast("type[Any]", type(info))
@@ -569,7 +569,7 @@ def _compiled(info: Any, known: dict[int, _Check]) -> _Check:
             return _Leaf((), lambda _value, _arrived: True, trivial=True)  # what only msgspec has, as `Raw`
 
 
-def _with_fields(cls: Any, info: Any, known: dict[int, _Check]) -> _Fields:
+def _with_fields(cls: Any, info: Any, known: dict[int, Check]) -> _Fields:
     known[id(info)] = check = _Fields(cls)
     check.fill([(each.name, each.encode_name, _compiled(each.type, known)) for each in info.fields])
     return check
