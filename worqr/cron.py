@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from worqr.errors import UsageError, did_you_mean
-from worqr.validation import check_count
+from worqr.validation import EPOCH, LATEST_MS, check_count
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: a change of the leader takes less. Older ones were missed."""
@@ -181,13 +181,13 @@ def check_times(cron: str, timezone: str) -> None:
 
 
 def at(ms: int) -> datetime:
-    """Return milliseconds since the epoch as an aware datetime, exactly."""
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+    """Return milliseconds since the epoch as an aware datetime, exactly. It is bounded as `from_ms` is."""
+    return EPOCH + timedelta(milliseconds=min(max(ms, 0), LATEST_MS))
 
 
 def ms_of(when: datetime) -> int:
     """Return an aware datetime as whole milliseconds since the epoch."""
-    return (when - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    return (when - EPOCH) // timedelta(milliseconds=1)
 
 
 # Times

@@ -41,9 +41,9 @@ def parse_time(text: str | None, what: str, *, ago: bool = False) -> datetime | 
     """Return a time in ISO 8601, by default in this machine's zone. With `ago`, it may be a duration before now."""
     if text is None:
         return None
-    if ago and re.fullmatch(rf"({_PART.pattern})+", text):
-        return datetime.now(UTC) - timedelta(seconds=parse_duration(text, what) or 0)
     try:
+        if ago and re.fullmatch(rf"({_PART.pattern})+", text):
+            return datetime.now(UTC) - timedelta(seconds=parse_duration(text, what) or 0)
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         or_ago = ", or a duration before now such as 2h" if ago else ""
