@@ -146,6 +146,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "such a function cannot be served; the worker tries again every 3 s. Once per minute and function",
         "function error repeated",
     ),
+    "payload.large": _event(
+        WARNING, "the arguments of a call of a function are larger than 1 MiB; once per function", "function size"
+    ),
     "function.replaced": _event(
         WARNING, "a function was declared again; the worker runs the older one until it joins again", "function"
     ),
@@ -326,6 +329,7 @@ FIELDS: Final[dict[str, str]] = {
     "function": "the name of a function",
     "awaited_queue": "the queue of the job whose result a handler waits for",
     "awaited_job": "the id of that job",
+    "size": "how many bytes a payload has",
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",

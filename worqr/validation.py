@@ -69,7 +69,19 @@ def _encode_custom(value: Any) -> object:
     kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType]
     if is_model(kind):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    raise TypeError(f"JSON does not know {name_of(kind)}")
+    raise TypeError(f"JSON does not know {name_of(kind)}{_instead(value)}")
+
+
+def _instead(value: Any) -> str:
+    """Return what to pass in place of a value that acts as a text or a number, or has numbers: a str subclass, numpy's."""
+    if isinstance(value, type):
+        return ""
+    if isinstance(value, str | bytes):
+        return f": pass {'str' if isinstance(value, str) else 'bytes'}(value)"
+    for method, remedy in (("tolist", "value.tolist()"), ("__index__", "int(value)"), ("__float__", "float(value)")):
+        if hasattr(value, method) and not (method == "tolist" and getattr(value, "ndim", 0) == 0):
+            return f": pass {remedy}"
+    return ""
 
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_custom).encode

@@ -82,3 +82,13 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
                 f"the value after {name}:= must be JSON ({error}); to pass text, type {name}=..."
             ) from None
     return found
+
+
+def text_like_json(text: str) -> str | None:
+    """Return the name in ``name=text`` if the text is also a number, true, false, null, a list or an object in JSON."""
+    name, sign, value = text.partition("=")
+    try:
+        found = None if not sign or name.endswith(":") else json.loads(value)
+    except ValueError:
+        return None
+    return None if isinstance(found, str) or (found is None and value != "null") else name

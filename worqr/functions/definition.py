@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from worqr.argument_codec import ArgumentCodec, Arguments
 from worqr.call_list import CallList
@@ -18,8 +19,14 @@ from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
 from worqr.lanes import Lanes, lane_name
 from worqr.list_codec import ListCodec
+from worqr.log_events import emit
 from worqr.records import Failed
 from worqr.validation import check_task
+
+logger = logging.getLogger(__name__)
+
+LARGE: Final = 1 << 20
+"""Bytes of a payload that is worth a warning. Tens of them fill the memory of a small server."""
 
 
 class FunctionDefinition:
@@ -48,6 +55,7 @@ class FunctionDefinition:
         bound = {} if options.max_length is None else {"max_length": options.max_length}
         self.defaults: Mapping[str, object] = bound
         self.handler: Callable[[bytes], Any] = self._make_handler()
+        self._was_large = False
 
     def bind(self, client: MeshClient | None) -> None:
         """Let the function use the client of a mesh."""
@@ -78,10 +86,21 @@ class FunctionDefinition:
         task = codec.encode(values)
         if self.client is not None:
             check_task(task, self.client.settings.max_payload)
+        if len(task) > LARGE and not self._was_large:
+            self._warn_of_large(len(task))
         positional, by_keyword = codec.split(values)
         if self.options.lanes is not None:
             options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
         return Call(self.name, positional, by_keyword, task, options, self)
+
+    def _warn_of_large(self, size: int) -> None:
+        """Log that the server keeps large payloads in its memory. Once, because all calls of the function may be large."""
+        self._was_large = True
+        text = (
+            "a call of %(function)r has %(size)d bytes, which the server keeps in its memory until the task has run: store the "
+            "data elsewhere, and pass its name or key"
+        )
+        emit(logger, "payload.large", text, function=self.name, size=size)
 
     def with_options(self, options: Mapping[str, object], more: Mapping[str, object]) -> Mapping[str, object]:
         """Return the encoded options of a job with more of them.
