@@ -148,7 +148,7 @@ BATCH: Final = {"": "write batch.dispatch(fn.call(...)): a batch takes a call as
 EVERY: Final = dict.fromkeys(("minutes", "hours", "days", "weeks", "seconds", "period", "interval"), _PERIOD)
 """What to write instead of arguments of ``mesh.every``."""
 
-_STATE: Final = "use `{wait}job.status()`: its `state` is 'waiting', 'running', 'finished', 'failed' or another one"
+_STATE: Final = "use `{wait}job.status()`: its `state` is 'waiting', 'active', 'finished', 'failed' or another one"
 JOB: Final = {
     **dict.fromkeys(("get", "wait", "fetch", "join", "return_value"), "use `{wait}job.result(timeout=30)`"),
     **dict.fromkeys(

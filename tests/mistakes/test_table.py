@@ -89,6 +89,9 @@ TABLE: dict[str, tuple[str, ...]] = {
         "hosting/test_thread_peer.py::test_one_that_is_dropped_without_a_start_is_warned_of_where_it_was_made",
         "hosting/test_thread_peer.py::test_one_that_is_left_at_the_exit",
     ),
+    "a worker with another prefix or on another server": (
+        "peer/test_results.py::test_a_result_that_does_not_come_says_where_it_has_looked",
+    ),
     "a parent that waits for its child with a concurrency of 1": (
         "peer/test_starvation_detector.py::test_a_parent_whose_worker_has_no_slot_for_its_child_is_logged_once_with_the_remedy",
         "peer/test_starvation_detector.py::test_a_function_that_waits_for_itself_needs_a_higher_concurrency",
