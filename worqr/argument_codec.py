@@ -15,7 +15,7 @@ from typing import Any, Final, cast, get_type_hints
 import msgspec
 import msgspec.inspect
 
-from worqr.arrival import Changed, arrival_of
+from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError, did_you_mean
 from worqr.json_types import annotated, check_known, decoder_of, is_known
 from worqr.policy import Broken
@@ -249,6 +249,28 @@ class ArgumentCodec:
                 "another version of it ran"
             ) from error
 
+    def result_change(self, value: object) -> str:
+        """Return how a result differs from what a caller would get; empty if it does not, or cannot be stored.
+
+        It is not refused: its task has run, and must not fail or run again because of its result.
+        """
+        codec = self._codec
+        if (
+            codec is None
+            or codec.result_arrival.trivial
+            or value is None
+            or isinstance(value, bytes | bytearray | memoryview)
+        ):
+            return ""
+        try:
+            arrived = codec.decode_result(encode_json(value))
+            codec.result_arrival.check(value, arrived)
+        except Changed as changed:
+            return f"{changed}{changed.remedy}"
+        except Exception:  # of another type than annotated, or no JSON: that is reported where it is stored or read
+            return ""
+        return ""
+
 
 def _remedy(error: Exception) -> str:
     """Return the remedy for a payload that does not decode."""
@@ -282,6 +304,7 @@ class _Codec:
         ]
         self.result: Any = hints["return"]
         self.decode_result: Callable[[bytes], Any] = decoder_of(self.result)
+        self.result_arrival: Check = arrival_of(self.result)
 
     def check_default(self, parameter: str, value: object) -> None:
         """Raise UsageError if a default would not arrive."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -27,6 +28,14 @@ logger = logging.getLogger(__name__)
 
 LARGE: Final = 1 << 20
 """Bytes of a payload that is worth a warning. Tens of them fill the memory of a small server."""
+
+
+CHECKED_RESULTS: Final = 100
+"""Results of one function in one process that are compared with what their callers get. Results of a function are alike."""
+
+
+def _unchanged(result: Any) -> Any:
+    return result
 
 
 class FunctionDefinition:
@@ -56,6 +65,7 @@ class FunctionDefinition:
         self.defaults: Mapping[str, object] = bound
         self.handler: Callable[[bytes], Any] = self._make_handler()
         self._was_large = False
+        self._unchecked_results = CHECKED_RESULTS
 
     def bind(self, client: MeshClient | None) -> None:
         """Let the function use the client of a mesh."""
@@ -176,20 +186,32 @@ class FunctionDefinition:
     def _make_handler(self) -> Callable[[bytes], Any]:
         """Return the handler of the queue, which decodes the payload and calls the function. It is async if the function is."""
         fn, decode = self.fn, self.codec.decode
+        noted = self._noted if self.results.kept else _unchanged
 
         async def awaited(task: bytes) -> Any:
             args, kwargs = decode(task)
-            return await fn(*args, **kwargs)
+            return noted(await fn(*args, **kwargs))
 
         def called(task: bytes) -> Any:
             args, kwargs = decode(task)
-            return fn(*args, **kwargs)
+            return noted(fn(*args, **kwargs))
 
         if self.options.batch_size is not None:
             return self._make_list_handler()
         handler = functools.wraps(fn)(awaited if self.is_async else called)
         del handler.__wrapped__  # `inspect` would report the signature of the function
         return handler
+
+    def _noted(self, result: Any) -> Any:
+        """Return a result. Log once if its caller would get another type or value, of the first results of this process."""
+        if self._unchecked_results:
+            self._unchecked_results -= 1
+            if change := self.codec.result_change(result):
+                self._unchecked_results = 0
+                text = "a result of %(function)r is kept as JSON has it: %(change)s"
+                with suppress(Exception):  # a log handler of the user must not decide about a task that has run
+                    emit(logger, "result.changed", text, function=self.name, change=change)
+        return result
 
     def _make_list_handler(self) -> Callable[[Any], Any]:
         """Return the handler of a function that takes a list. It is not called if no payload can be decoded."""
