@@ -313,7 +313,7 @@ def explained_class(words: dict[str, str]) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
         init: Any = cls.__init__
         explained: Any = explain_arguments(f"{cls.__name__}()", words)(init)
-        cls.__init__ = explained
+        type.__setattr__(cls, "__init__", explained)
         return cls
 
     return decorate
