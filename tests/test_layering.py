@@ -52,6 +52,7 @@ LAYERS = (
         "handler_checks",
         "import_guard",
         "json_types",
+        "arrival",
         "argument_codec",
         "list_codec",
         "shard_layout",

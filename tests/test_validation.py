@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import worqr
+from worqr.job_options import encode_options
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, failed_record, fields_as_json, remote_error
 from worqr.validation import check_count, check_task, encode_json, from_ms, seconds, to_ms
@@ -231,6 +232,10 @@ def test_a_moment_travels_in_milliseconds_and_never_comes_too_early(moment: date
     [
         (datetime(2030, 1, 1), "must know its timezone"),
         (datetime(1969, 12, 31, tzinfo=UTC), "must be after 1970"),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=14))), "must be after 1970"),
+        (datetime(9999, 1, 1, tzinfo=UTC), r"must be before the year 9999, such as datetime\(2999, 1, 1, tzinfo=UTC\)"),
+        (datetime.max.replace(tzinfo=UTC), "must be before the year 9999"),
+        (datetime.max.replace(tzinfo=timezone(-timedelta(hours=14))), "must be before the year 9999"),
         (10**12, "must be a datetime, not int"),
         ("tomorrow", "must be a datetime, not str"),
         (None, "must be a datetime, not NoneType"),
@@ -239,6 +244,53 @@ def test_a_moment_travels_in_milliseconds_and_never_comes_too_early(moment: date
 def test_what_is_no_moment_is_refused_by_name(moment: Any, why: str) -> None:
     with pytest.raises(worqr.UsageError, match=f"^run_at {why}"):
         to_ms(moment, "run_at")
+
+
+HUGE = 10**5000
+"""Python refuses to print it."""
+
+
+@pytest.mark.parametrize("ms", [253370764800000, 10**15, 10**400, 1e300, math.inf])
+def test_a_stored_time_that_is_too_late_becomes_the_latest(ms: float) -> None:
+    assert from_ms(ms) == datetime(9999, 1, 1, tzinfo=UTC)
+    assert (from_ms(ms) + timedelta(days=1)).astimezone(timezone(timedelta(hours=14)))
+
+
+@pytest.mark.parametrize("ms", [-1, -(10**400), -math.inf, math.nan])
+def test_a_stored_time_that_is_none_becomes_the_earliest(ms: float) -> None:
+    assert from_ms(ms) == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["delay", "expires", "unique_for", "result_ttl", "timeout", "wait", "at_most", "min_backoff", "per", "retry_after"],
+)
+@pytest.mark.parametrize(
+    "value",
+    [timedelta.max, 10**12, HUGE, -HUGE, 1e300, math.nan, -math.inf, -1],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_duration_that_cannot_be_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(worqr.UsageError, match=rf"{option}\b.* must be .*(at most a century|31 days)"):
+        match option:
+            case "at_most":
+                worqr.Update(at_most=value)
+            case "min_backoff":
+                worqr.RetryPolicy(min_backoff=value)
+            case "per":
+                worqr.Limit(rate=1, per=value)
+            case "retry_after":
+                raise worqr.RateLimited(value)
+            case _:
+                encode_options({option: value, "id": "x"})
+
+
+@pytest.mark.parametrize("option", ["run_at", "expires"])
+def test_a_time_that_cannot_be_is_refused_by_name(option: str) -> None:
+    with pytest.raises(worqr.UsageError, match=f"^{option} must be before the year 9999"):
+        encode_options({option: datetime.max.replace(tzinfo=UTC)})
+    with pytest.raises(worqr.UsageError, match="^run_at of Retry must be before the year 9999"):
+        worqr.Retry(run_at=datetime.max.replace(tzinfo=UTC))
 
 
 # What was set aside

@@ -15,6 +15,7 @@ from typing import Any, Final, cast, get_type_hints
 import msgspec
 import msgspec.inspect
 
+from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError, did_you_mean
 from worqr.json_types import annotated, check_known, decoder_of, is_known
 from worqr.policy import Broken
@@ -113,9 +114,7 @@ class ArgumentCodec:
         for name, value in self._defaults.items():
             try:
                 if not codec.raw:
-                    arrived = decoder_of(hints[name])(encode_json(value))
-                    if hints[name] in _UNTYPED:
-                        _check_unchanged(self.name, name, value, arrived)
+                    codec.check_default(name, value)
                 elif not isinstance(codec.decode(value), type(value)):
                     raise TypeError(f"{value!r} is not bytes")
             except UsageError:
@@ -201,10 +200,14 @@ class ArgumentCodec:
             arrived = codec.decode(task)
         except Exception as error:
             raise UsageError(f"{self.name}: invalid arguments: {error}") from error
-        for i, name in codec.untyped:
-            _check_unchanged(
-                self.name, name, values[name], arrived if self.payload_is_argument else getattr(arrived, f"p{i}")
-            )
+        name = ""
+        try:
+            for name, field, check in codec.checks:
+                value, found = values[name], arrived if self.payload_is_argument else getattr(arrived, field)
+                if not (check.equality and value == found):
+                    check.check(value, found)
+        except (Changed, RecursionError) as error:
+            raise codec.refusal(name, error) from None
         return task
 
     def decode(self, task: bytes) -> Arguments:
@@ -246,6 +249,28 @@ class ArgumentCodec:
                 "another version of it ran"
             ) from error
 
+    def result_change(self, value: object) -> str:
+        """Return how a result differs from what a caller would get; empty if it does not, or cannot be stored.
+
+        It is not refused: its task has run, and must not fail or run again because of its result.
+        """
+        codec = self._codec
+        if (
+            codec is None
+            or codec.result_arrival.trivial
+            or value is None
+            or isinstance(value, bytes | bytearray | memoryview)
+        ):
+            return ""
+        try:
+            arrived = codec.decode_result(encode_json(value))
+            codec.result_arrival.check(value, arrived)
+        except Changed as changed:
+            return f"{changed}{changed.remedy}"
+        except Exception:  # of another type than annotated, or no JSON: that is reported where it is stored or read
+            return ""
+        return ""
+
 
 def _remedy(error: Exception) -> str:
     """Return the remedy for a payload that does not decode."""
@@ -269,31 +294,38 @@ class _Codec:
         shape = hints[parameters[0].name] if payload_is_argument else _argument_struct(parameters, hints)
         self.raw: bool = payload_is_argument and isinstance(msgspec.inspect.type_info(shape), msgspec.inspect.BytesType)
         self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else decoder_of(shape)
-        self.untyped: list[tuple[int, str]] = [
-            (i, each.name) for i, each in enumerate(parameters) if hints[each.name] in _UNTYPED
+        self._name = name
+        self._arrivals = {each.name: arrival_of(hints[each.name]) for each in parameters}
+        self._hints = hints
+        self.checks = [
+            (each.name, f"p{i}", self._arrivals[each.name])
+            for i, each in enumerate(parameters)
+            if not (self.raw or self._arrivals[each.name].trivial)
         ]
         self.result: Any = hints["return"]
         self.decode_result: Callable[[bytes], Any] = decoder_of(self.result)
+        self.result_arrival: Check = arrival_of(self.result)
 
+    def check_default(self, parameter: str, value: object) -> None:
+        """Raise UsageError if a default would not arrive."""
+        try:
+            self._arrivals[parameter].check(value, decoder_of(self._hints[parameter])(encode_json(value)))
+        except (Changed, RecursionError) as error:
+            raise self.refusal(parameter, error) from None
 
-def _check_unchanged(function: str, name: str, value: object, arrived: object) -> None:
-    """Refuse an argument that JSON changes and that no annotation restores: a tuple, a datetime, bytes.
+    def refusal(self, parameter: str, error: Changed | RecursionError) -> UsageError:
+        """Return the error about an argument that would arrive as something else."""
+        if isinstance(error, RecursionError):
+            return UsageError(f"{self._name}: argument {parameter!r} is nested too deeply")
+        return UsageError(f"{self._name}: argument {parameter!r}: {error}{self._remedy(parameter, error)}")
 
-    Raises:
-        UsageError: it would arrive as another type.
-    """
-    if value == arrived:
-        return
-    sent, found = type(value).__name__, type(arrived).__name__
-    if sent == found:
-        what = "holds a value that would arrive as another type (a tuple as a list, a datetime or bytes as a str)"
-    else:
-        what = f"is of type {sent} and would arrive as {found}"
-    example = "bytes" if isinstance(value, bytearray | memoryview) else sent
-    raise UsageError(
-        f"{function}: argument {name!r} {what}, because the parameter has no type annotation: annotate it, as in "
-        f"`{name}: {example}`"
-    )
+    def _remedy(self, parameter: str, changed: Changed) -> str:
+        """Return how to pass the value."""
+        kind = type(changed.value)
+        if changed.open and changed.path == "$" and self._hints[parameter] in _UNTYPED and kind is not dict:
+            example = "bytes" if kind is bytearray or kind is memoryview else kind.__name__
+            return f", because the parameter has no type annotation: annotate it, as in `{parameter}: {example}`"
+        return changed.remedy
 
 
 def _argument_struct(parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> type[msgspec.Struct]:

@@ -12,6 +12,7 @@ hour of the day follows real time, as in Debian's cron: it fires in both of the 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -21,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from worqr.errors import UsageError, did_you_mean
-from worqr.validation import check_count
+from worqr.validation import EPOCH, LATEST_MS, check_count
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: a change of the leader takes less. Older ones were missed."""
@@ -181,13 +182,13 @@ def check_times(cron: str, timezone: str) -> None:
 
 
 def at(ms: int) -> datetime:
-    """Return milliseconds since the epoch as an aware datetime, exactly."""
-    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+    """Return milliseconds since the epoch as an aware datetime, exactly. It is bounded as `from_ms` is."""
+    return EPOCH + timedelta(milliseconds=min(max(ms, 0), LATEST_MS))
 
 
 def ms_of(when: datetime) -> int:
     """Return an aware datetime as whole milliseconds since the epoch."""
-    return (when - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    return (when - EPOCH) // timedelta(milliseconds=1)
 
 
 # Times
@@ -347,17 +348,48 @@ def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
         from cronsim import CronSim, CronSimError
     except ImportError:
         raise UsageError("cron expressions need cronsim: run `pip install 'worqr[cron]'`") from None
-    if len(expression.split()) != 5:
-        raise UsageError(
-            f"cron expression {expression!r} must have five fields (minute, hour, day of month, month, day of week), as in "
-            "'30 3 * * 1-5'; what happens several times a minute is for every()"
-        )
+    words = expression.split()
+    if len(words) != 5:
+        raise UsageError(f"cron expression {expression!r} must have five fields ({_FIELDS}){_five_fields(words)}")
     try:
         if next(CronSim(expression, datetime(2000, 1, 1)), None) is None:
             raise UsageError(f"cron expression {expression!r} never fires: no date matches")
     except CronSimError as error:
-        raise UsageError(f"cron expression {expression!r} is wrong: {error}") from None
+        bounds = "".join(f", because {text}" for field, text in _BOUNDS.items() if str(error) == f"Bad {field}")
+        raise UsageError(f"cron expression {expression!r} is wrong: {error}{bounds}") from None
     return cast("Callable[[str, datetime], _Cron]", CronSim)
+
+
+_FIELDS: Final = "minute, hour, day of month, month, day of week"
+_BOUNDS: Final = {
+    "minute": "minutes are 0 to 59",
+    "hour": "hours are 0 to 23",
+    "day-of-month": "days are 1 to 31, and the month must have that day",
+    "month": "months are 1 to 12, or JAN to DEC",
+    "day-of-week": "days of the week are 0 to 7, or SUN to SAT",
+}
+_NAMED: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+
+
+def _five_fields(words: list[str]) -> str:
+    """Return the remedy for an expression that does not have five fields."""
+    if len(words) == 1 and (named := did_you_mean(words[0], _NAMED, "")):
+        known = words[0] if words[0] in _NAMED else next(name for name in _NAMED if repr(name) in named)
+        return f": {known} is written {_NAMED[known]!r}"
+    if len(words) == 6:
+        return (
+            f": leave the seconds out, as in {' '.join(words[1:])!r}; what happens several times a minute is for every(), which "
+            "takes seconds"
+        )
+    return ", as in '30 3 * * 1-5'; what happens several times a minute is for every()"
 
 
 def _zone(name: str) -> tzinfo:
@@ -368,5 +400,20 @@ def _zone(name: str) -> tzinfo:
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        hint = did_you_mean(name, zoneinfo.available_timezones(), "if the system has none: run `pip install tzdata`")
+        hint = _zone_hint(name, zoneinfo.available_timezones())
         raise UsageError(f"timezone {name!r} is not known here (it takes an IANA name); {hint}") from None
+
+
+def _zone_hint(name: str, known: set[str]) -> str:
+    """Return the remedy for the name of a zone that is none."""
+    example = "take the zone of a city, for example 'Europe/Berlin'"
+    place = name.replace(" ", "_").casefold()
+    if city := min(
+        (each for each in known if each.rpartition("/")[2].casefold() == place or each.casefold() == place), default=""
+    ):
+        return f"did you mean {city!r}?"
+    if re.fullmatch(r"[A-Z]{1,5}", name):
+        return f"an abbreviation is no time zone: {example}"
+    if re.fullmatch(r"(UTC|GMT)?[+-]?[\d:]+", name):
+        return f"an offset is no time zone: {example}"
+    return did_you_mean(name, known, "if the system has none: run `pip install tzdata`")

@@ -6,11 +6,14 @@ text of several limits is the concurrency, or ``-`` for none, then each rate as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final, cast
 
 from worqr.errors import UsageError
+from worqr.foreign import LIMIT, explained_class
 from worqr.validation import Seconds, seconds
 
 MOST: Final = 1_000_000
@@ -20,6 +23,8 @@ MOST_LIMITS: Final = 4
 SHORTEST: Final = 0.01
 LONGEST: Final = 31 * 86400.0
 """Seconds: the bounds of `per`."""
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RATE: Final = re.compile(r"(\d{1,6})\s*(?:/\s*([smhd])[a-z]*)?")
 HELD_BACK: Final = {
     "": "",
     "paused": "paused",
@@ -32,6 +37,7 @@ DECLARES_NOTHING: Final = "*"
 """Instead of the text of limits: those of the queue stay as they are."""
 
 
+@explained_class(LIMIT)
 @dataclass(frozen=True, slots=True)
 class Limit:
     """How much of a queue may start in the whole mesh. A task that may not start yet waits in its place; nothing is dropped.
@@ -55,7 +61,7 @@ class Limit:
         if self.concurrency is None and self.rate is None:
             raise UsageError("a Limit needs a concurrency or a rate: write Limit(10), or Limit(rate=100, per=60)")
         _check_number(self.concurrency, "concurrency")
-        _check_number(self.rate, "rate")
+        _check_number(self.rate, "rate", self.per)
         if self.rate is None:
             if self.per is not None:
                 raise UsageError("a Limit has per only with a rate: write Limit(rate=100, per=60)")
@@ -71,9 +77,24 @@ class Limit:
         return ", ".join(filter(None, (running, rate)))
 
 
-def _check_number(value: object, what: str) -> None:
+def _check_number(value: object, what: str, per: object = None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST):
-        raise UsageError(f"{what} of a Limit must be a whole number from 1 to {MOST:,}, not {value!r}")
+        hint = f": write Limit({meant})" if (meant := _meant(value, what, per)) else ""
+        raise UsageError(f"{what} of a Limit must be a whole number from 1 to {MOST:,}, not {value!r}{hint}")
+
+
+def _meant(value: object, what: str, per: object) -> str:
+    """Return the arguments that say a number such as "10", "10/m" or 0.5; empty if it is none."""
+    if isinstance(value, str) and (found := _RATE.fullmatch(value.strip())):
+        number = int(found[1])
+        if found[2]:
+            return f"rate={number}, per={_UNITS[found[2]]}"
+        return str(number) if what == "concurrency" else f"rate={number}"
+    if isinstance(value, float) and 0 < value < MOST and isinstance(per, int | float | None):
+        whole = Fraction(value).limit_denominator(1000)
+        if whole > 0 and (whole.denominator > 1 or per is not None):
+            return f"rate={whole.numerator}, per={whole.denominator * (1 if per is None else per):g}"
+    return ""
 
 
 def _duration(per: float) -> str:

@@ -146,6 +146,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "such a function cannot be served; the worker tries again every 3 s. Once per minute and function",
         "function error repeated",
     ),
+    "payload.large": _event(
+        WARNING, "the arguments of a call of a function are larger than 1 MiB; once per function", "function size"
+    ),
+    "result.changed": _event(
+        WARNING,
+        "a caller gets another type or value than the handler returned, because of the return annotation; once per function",
+        "function change",
+    ),
     "function.replaced": _event(
         WARNING, "a function was declared again; the worker runs the older one until it joins again", "function"
     ),
@@ -330,6 +338,8 @@ FIELDS: Final[dict[str, str]] = {
     "function": "the name of a function",
     "awaited_queue": "the queue of the job whose result a handler waits for",
     "awaited_job": "the id of that job",
+    "change": "where a result differs, and how",
+    "size": "how many bytes a payload has",
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",

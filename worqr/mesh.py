@@ -26,7 +26,7 @@ from worqr.client.schedules import ScheduleControls
 from worqr.client.settings import ClientSettings
 from worqr.client.stats import queue_names
 from worqr.client.traced import queue_of
-from worqr.foreign import explain_options
+from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.declarations import Declarations
 from worqr.functions.registry import Registry
 from worqr.handler_options import AsyncRunsIn
@@ -140,6 +140,12 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
 
     if not TYPE_CHECKING:
         __init__ = explain_options(__init__)
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("Mesh", name, MESH_ATTRIBUTES))
 
     def __repr__(self) -> str:
         return f"<Mesh {self.prefix!r}>"

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, cast
 
 from worqr.errors import UsageError
+from worqr.foreign import RATE_LIMITED, RETRY, RETRY_POLICY, explained_class
 from worqr.records import RemoteError
 from worqr.validation import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
 
@@ -27,6 +28,7 @@ MOST_POLICY_DIGITS: Final = 15
 """Digits of a number in a job's record, as `dispatch_jobs` accepts it."""
 
 
+@explained_class(RETRY)
 class Retry(Exception):
     """Raise it in a handler to run the task again, later. It is not a `WorqrError`, so ``except WorqrError`` does not catch it.
 
@@ -63,6 +65,7 @@ class Failure(Exception):
     """Raise it in a handler if the task can never succeed. The task moves to the dead-letter queue (``queue.failed``) at once."""
 
 
+@explained_class(RATE_LIMITED)
 class RateLimited(Retry):
     """Raise it in a handler if a service refuses calls for some time, as with HTTP 429 and ``Retry-After: 30``.
 
@@ -125,6 +128,7 @@ def _types(value: object, what: str) -> tuple[type[BaseException], ...] | None:
     return cast("tuple[type[BaseException], ...]", kinds)
 
 
+@explained_class(RETRY_POLICY)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """How often a task may fail, and how long to wait in between. None: the handler's setting for a job, else the default.

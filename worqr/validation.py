@@ -22,6 +22,11 @@ MAX_FAILURES: Final = 10
 MAX_STALLS: Final = 3
 KEEP_FAILED: Final = 1000
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""The first time that is refused. In the year 9999, conversions to other time zones and additions overflow."""
+LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
+
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration that is accepted. A longer one is a mistake, or infinity."""
 MOST_DIGITS: Final = 16
@@ -38,8 +43,16 @@ def seconds(value: object, what: str, *, positive: bool = False) -> float:
         raise UsageError(f"{what} must be seconds (a number or a timedelta), not {value!r}")
     if not (value > 0 if positive else value >= 0) or value > LONGEST:
         least = "above 0" if positive else "at least 0"
-        raise UsageError(f"{what} must be {least} and at most a century, not {repr(value)[:40]}")
+        raise UsageError(f"{what} must be {least} and at most a century, not {_shown(value)}")
     return float(value)
+
+
+def _shown(value: float) -> str:
+    """Return a number for an error. Python refuses to print very large ones."""
+    try:
+        return repr(value)[:40]
+    except ValueError:
+        return "a number with thousands of digits"
 
 
 def check_text(value: object, what: str) -> str:
@@ -60,7 +73,19 @@ def _encode_custom(value: Any) -> object:
     kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType]
     if is_model(kind):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    raise TypeError(f"JSON does not know {name_of(kind)}")
+    raise TypeError(f"JSON does not know {name_of(kind)}{_instead(value)}")
+
+
+def _instead(value: Any) -> str:
+    """Return what to pass in place of a value that acts as a text or a number, or has numbers: a str subclass, numpy's."""
+    if isinstance(value, type):
+        return ""
+    if isinstance(value, str | bytes):
+        return f": pass {'str' if isinstance(value, str) else 'bytes'}(value)"
+    for method, remedy in (("tolist", "value.tolist()"), ("__index__", "int(value)"), ("__float__", "float(value)")):
+        if hasattr(value, method) and not (method == "tolist" and getattr(value, "ndim", 0) == 0):
+            return f": pass {remedy}"
+    return ""
 
 
 _encode = msgspec.json.Encoder(enc_hook=_encode_custom).encode
@@ -124,8 +149,12 @@ def clean_text(text: str) -> str:
 
 
 def from_ms(ms: float) -> datetime:
-    """Return a time of the server's clock as a datetime."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
+    """Return a time of the server's clock as a datetime. Programs may store any number, and reading must not fail: what is no
+    time from 1970 to 9998 becomes the nearest one.
+    """
+    if not ms >= 0:
+        return EPOCH
+    return LATEST if ms >= LATEST_MS else datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def to_ms(moment: object, what: str) -> int:
@@ -134,9 +163,13 @@ def to_ms(moment: object, what: str) -> int:
         raise UsageError(f"{what} must be a datetime, not {type(moment).__name__}")
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise UsageError(f"{what} must know its timezone: {moment!r} does not; use datetime.now(UTC), say")
-    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    since = moment - EPOCH
     if since < timedelta(0):
         raise UsageError(f"{what} must be after 1970, not {moment!r}")
+    if moment >= LATEST:
+        raise UsageError(
+            f"{what} must be before the year 9999, such as datetime(2999, 1, 1, tzinfo=UTC), not {moment!r}"
+        )
     return -(-since // timedelta(milliseconds=1))
 
 
@@ -151,5 +184,6 @@ def whole_number(value: bytes | None, default: int = 0) -> int:
 def check_count(value: object, what: str) -> int:
     """Return `value` if it is a whole number of at least 1. Raises UsageError, which names `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{what} must be a whole number of at least 1, not {value!r}")
+        shown = _shown(value) if isinstance(value, int) else repr(value)
+        raise UsageError(f"{what} must be a whole number of at least 1, not {shown}")
     return value

@@ -279,6 +279,18 @@ async def test_a_call_can_be_waited_for(beside: Beside, mesh: worqr.Mesh) -> Non
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.leaves("{shop.add}:*")
+async def test_a_payload_that_cannot_be_decoded_has_no_traceback_of_worqr(beside: Beside, mesh: worqr.Mesh) -> None:
+    @mesh.task(name="shop.add")
+    async def add(a: int) -> None: ...
+
+    async with mesh.join(grace=0):
+        done = await beside("dispatch", "shop.add", "{}", "--wait")
+        assert (done.code, done.out) == (1, "")
+        assert "missing required field `a`" in done.err
+        assert "Traceback" not in done.err
+
+
 def test_nothing_is_put_into_a_mesh_of_another_wire_version(cli: Command, server: Server, prefix: str) -> None:
     client = server.client()
     client.set(f"{{{prefix}}}:version", "2")

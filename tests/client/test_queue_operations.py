@@ -183,10 +183,11 @@ async def test_what_another_program_wrote_into_a_record_is_no_error(
     async with mesh.connect():
         q = mesh.queue("Q1")
         await q.dispatch(b"a", id="x")
-        for tries in (b"\xc1", b"\x91\x91\x01", b"\x91\x96\xcf" + b"\xff" * 8 + b"\x00\xa0\xa0\xa0\xa0"):
+        for tries in (b"\xc1", b"\x91\x91\x01"):
             foreign = {
                 "tries": tries,
                 "expires": "x",
+                "expires_at": "9" * 5000,
                 "timeout": "-",
                 "meta": "{",
                 "failures": "many",
@@ -195,6 +196,11 @@ async def test_what_another_program_wrote_into_a_record_is_no_error(
             server.client().hset(f"{prefix}:{{Q1}}:job:x", mapping=foreign)  # type: ignore[arg-type]
             record = await q.read("x")
             assert (record.tries, record.failures, record.meta, record.expires_at) == ((), 0, {}, None)
+        late = {"tries": b"\x91\x96\xcf" + b"\xff" * 8 + b"\x00\xa0\xa0\xa0\xa0", "expires_at": "9" * 25}
+        server.client().hdel(f"{prefix}:{{Q1}}:job:x", "expires")
+        server.client().hset(f"{prefix}:{{Q1}}:job:x", mapping=late)  # type: ignore[arg-type]
+        record = await q.read("x")
+        assert record.tries[0].at == record.expires_at == datetime(9999, 1, 1, tzinfo=UTC)
         await q.delete()
 
 

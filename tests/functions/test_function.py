@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -417,3 +417,41 @@ def test_there_is_one_failure_handler(mesh: Mesh) -> None:
 def test_what_is_no_failure_handler(mesh: Mesh) -> None:
     with pytest.raises(worqr.UsageError, match="on_failure must be a handler that can be called"):
         mesh.task(add).on_failure(7)  # type: ignore[type-var]
+
+
+# Results that a caller gets as something else
+
+
+def test_a_result_that_its_caller_gets_as_something_else_is_logged_once_and_returned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    due = {"due": datetime(2031, 1, 1, tzinfo=UTC)}
+
+    @worqr.Registry().task(name="plan", result_ttl=60)
+    def plan() -> dict[str, Any]:
+        return due
+
+    for _ in range(3):
+        assert plan.__worqr_handler__(b"{}") is due
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "result.changed: a result of 'plan' is kept as JSON has it: $.due is a datetime and would arrive as str, because no"
+    )
+
+
+def test_other_results_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def plan(due):  # type: ignore[no-untyped-def]
+        return due
+
+    def declared(hint: Any, **options: Any) -> Any:
+        plan.__annotations__ = {"return": hint}
+        return worqr.Registry().task(name="plan", **options)(plan)
+
+    for hint, options in (
+        (dict[str, datetime], {"result_ttl": 60}),
+        (dict, {}),
+        (int, {"result_ttl": 60}),
+    ):
+        declared(hint, **options).__worqr_handler__(b'{"due":{"at":1}}')
+    declared(dict, result_ttl=60).__worqr_handler__(b'{"due":null}')
+    assert not caplog.records

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 import worqr
+import worqr.testing
 from tests.support.servers import Server
 
 mesh = worqr.Mesh("redis://nowhere.invalid")
@@ -26,6 +27,7 @@ def plain(what, more=None) -> None: ...  # type: ignore[no-untyped-def]
 
 
 function: Any = send
+anything: Any = mesh
 untyped: Any = plain
 
 
@@ -52,6 +54,70 @@ untyped: Any = plain
 def test_a_method_of_another_library(mistake: Callable[[], object], why: str) -> None:
     with pytest.raises(AttributeError, match=re.escape(why)):
         mistake()
+
+
+job = function.job("x")
+queue = mesh.queue("mails")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [
+        (lambda: job.get(timeout=3), "'Job' object has no attribute 'get': use `await job.result(timeout=30)`"),
+        (lambda: job.wait(), "use `await job.result(timeout=30)`"),
+        (lambda: job.ready(), "use `await job.status()`: its `state` is 'waiting',"),
+        (lambda: job.state, "use `await job.status()`: its `state` is 'waiting',"),
+        (lambda: job.revoke(), "use `await job.cancel()`"),
+        (lambda: function.blocking.job("x").get(), "'BlockingJob' object has no attribute 'get': use `job.result("),
+        (lambda: function.blocking.job("x").state, "use `job.status()`: its `state`"),
+        (
+            lambda: anything.send_task("mails.send", ["ada"]),
+            "'Mesh' object has no attribute 'send_task': use `await fn.enq",
+        ),
+        (
+            lambda: anything.enqueue("mails.send", to="ada"),
+            "`await mesh.enqueue_many([mesh.call('shop.send', to='ada')])`",
+        ),
+        (lambda: anything.delay, "use `await fn.enqueue(...)` of the function, or `fn.blocking.enqueue(...)`"),
+        (
+            lambda: anything.blocking.apply_async,
+            "'BlockingMesh' object has no attribute 'apply_async': use `await fn.enq",
+        ),
+        (lambda: anything.AsyncResult("x"), "use fn.job(id), or mesh.queue('name').job(id)"),
+        (lambda: queue.put(b"x"), "'Queue' object has no attribute 'put': use `await queue.enqueue(b'...')`"),
+        (lambda: anything.blocking.queue("mails").push, "use `queue.enqueue(b'...')`"),
+        (
+            lambda: in_a_handler().retry(countdown=5),
+            "'Context' object has no attribute 'retry': write raise worqr.Retry(",
+        ),
+        (lambda: in_a_handler().request.retries, "worqr.current() is it: .id, .attempt, .meta"),
+        (lambda: in_a_handler().update_state(state="x"), "use .progress(0.5, 'half')"),
+    ],
+)
+def test_an_attribute_of_an_object_of_another_library(mistake: Callable[[], object], why: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(why)):
+        mistake()
+
+
+def in_a_handler() -> Any:
+    with worqr.testing.context():
+        return worqr.current()
+
+
+@pytest.mark.parametrize(
+    "thing", [job, mesh, queue, function.blocking.job("x"), mesh.blocking, mesh.blocking.queue("q")]
+)
+def test_an_attribute_that_no_library_has(thing: Any) -> None:
+    with pytest.raises(AttributeError, match=rf"^'{type(thing).__name__}' object has no attribute 'nothing'$"):
+        _ = thing.nothing
+
+
+async def test_a_batch_that_gets_a_function(server: Server, prefix: str) -> None:
+    mesh: Any = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        with pytest.raises(TypeError, match=re.escape("write batch.dispatch(fn.call(...)): a batch takes a call")):
+            async with mesh.batch() as batch:
+                await batch.dispatch(send, "ada")
 
 
 @pytest.mark.parametrize(
@@ -142,6 +208,66 @@ def test_a_payload_of_17_mb() -> None:
         worqr.PayloadTooLarge, match=r"17,000,0.. bytes is over the limit of 16,777,216 .*: store the data"
     ):
         function.call("x" * 17_000_000)
+
+
+class Whole:
+    """As an integer of numpy."""
+
+    ndim = 0
+
+    def __index__(self) -> int:
+        return 7
+
+    def __float__(self) -> float:
+        return 7.0
+
+    def tolist(self) -> int:
+        return 7
+
+
+class Real:
+    """As a float of numpy that is no float of Python."""
+
+    def __float__(self) -> float:
+        return 7.0
+
+
+class Several(Whole):
+    """As an array of numpy."""
+
+    ndim = 1
+
+
+class Word(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [(Whole(), "int(value)"), (Real(), "float(value)"), (Several(), "value.tolist()"), (Word("x"), "str(value)")],
+)
+def test_a_number_of_another_library(value: object, remedy: str) -> None:
+    with pytest.raises(worqr.UsageError, match=re.escape(f".{type(value).__name__}: pass {remedy}")):
+        untyped.call({"n": [value]})
+
+
+def test_calls_of_10_mb(caplog: pytest.LogCaptureFixture) -> None:
+    registry = worqr.Registry()
+    read: Any = registry.task(name="read")(lambda data: None)
+    for _ in range(5):
+        read.call("x" * 10_000_000)
+    assert [record.getMessage() for record in caplog.records] == [
+        "payload.large: a call of 'read' has 10000011 bytes, which the server keeps in its memory until the task has run: store "
+        "the data elsewhere, and pass its name or key"
+    ]
+
+
+def test_progress_in_percent() -> None:
+    with worqr.testing.context():
+        with pytest.warns(UserWarning, match=re.escape("progress(50): worqr shows a fraction from 0 to 1")) as caught:
+            worqr.current().progress(50)
+        assert caught[0].filename == __file__
+        worqr.current().progress(1)
 
 
 async def test_calling_the_function_in_place_of_naming_the_call(server: Server, prefix: str) -> None:

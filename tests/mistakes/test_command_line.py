@@ -21,6 +21,9 @@ SHOP = "import worqr\nmesh = worqr.Mesh()\n@mesh.task(name='reports')\nasync def
         (("ap:mesh",), "did you mean 'app'?"),
         (("app:mesh", "--queues", "rep"), "--queues: no function is named 'rep'; did you mean 'reports'?"),
         (("app:mesh", "--concurency", "3"), "--concurency"),
+        (("app:mesh", "-c", "4"), "worqr run has no option -c; use --concurrency N"),
+        (("-Q", "reports", "app:mesh"), "worqr run has no option -Q; use --queues NAMES"),
+        (("app:mesh", "--loglevel", "info"), "worqr run has no option --loglevel; use --log-level debug"),
     ],
     ids=" ".join,
 )
@@ -29,6 +32,13 @@ def test_what_cannot_be_run(program: Callable[..., Ended], words: tuple[str, ...
     assert ended.code != 0
     assert why in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_number_that_is_typed_as_a_text(program: Callable[..., Ended]) -> None:
+    ended = program(SHOP, "call", "shop.add", "a=1", "b:=2", "to=ada", 'c="1"')
+    assert ended.code == 0
+    assert "worqr: a=1 is sent as a text; for a number or another value of JSON, type a:=..." in ended.err
+    assert ended.err.count("is sent as a text") == 1
 
 
 def test_a_module_with_a_syntax_error(program: Callable[..., Ended]) -> None:

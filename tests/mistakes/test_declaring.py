@@ -55,6 +55,16 @@ class Shop:
         ({"tenant": "customer"}, "task() has no option 'tenant'; use lanes=worqr.Lanes('customer') for a parameter"),
         ({"group": "a"}, "or fn.options(lane='acme')"),
         ({"wait": 5}, "it is an option of a call: fn.options(wait=30)"),
+        (
+            {"soft_time_limit": 5},
+            "use timeout, in seconds: it cancels a coroutine, kills a process, and asks a thread to stop",
+        ),
+        (
+            {"base": object},
+            "share options with a dict, as in BASE: worqr.HandlerOptions = {'timeout': 30} and @mesh.task(**BASE)",
+        ),
+        ({"dont_autoretry_for": (OSError,)}, "use retry=worqr.RetryPolicy(fail_on=(ValueError,))"),
+        ({"expires": 60}, "it is an option of a call: fn.options(expires=60).dispatch(...)"),
         ({"tiemout": 5}, "task() has no option 'tiemout'; did you mean 'timeout'?"),
         ({"retry": 3}, "retry must be a worqr.RetryPolicy, not 3: write retry=worqr.RetryPolicy(max_failures=3)"),
         ({"timeout": "5"}, "timeout must be seconds (a number or a timedelta), not '5'"),
@@ -66,6 +76,48 @@ class Shop:
 def test_an_option_of_another_library_or_with_another_value(options: dict[str, Any], why: str) -> None:
     with pytest.raises(worqr.UsageError, match=re.escape(why)):
         declare(**options)(send)
+
+
+worqr_: Any = worqr
+"""Without the type checker, which finds these mistakes."""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [
+        (
+            lambda: worqr_.RetryPolicy(max_retries=3),
+            "RetryPolicy() has no option 'max_retries'; use max_failures, which count",
+        ),
+        (lambda: worqr_.RetryPolicy(max_attempts=3, backoff=2), "use max_failures, which counts the first run, too"),
+        (lambda: worqr_.RetryPolicy(max_failures=3, backoff=2), "use min_backoff and max_backoff, in seconds"),
+        (lambda: worqr_.RetryPolicy(3), "write worqr.RetryPolicy(max_failures=3)"),
+        (lambda: worqr_.RetryPolicy(jiter=True), "RetryPolicy() has no option 'jiter'; did you mean 'jitter'?"),
+        (lambda: worqr_.Retry(countdown=5), "use delay, in seconds, as in raise worqr.Retry(delay=5)"),
+        (lambda: worqr_.Retry(exc=OSError()), "write raise worqr.Retry(delay=5) from error"),
+        (lambda: worqr_.Retry("why", 5), "write worqr.Retry('why', delay=5)"),
+        (lambda: worqr_.RateLimited(delay=5), "write raise worqr.RateLimited(30)"),
+        (lambda: worqr_.RateLimited(), "write raise worqr.RateLimited(30)"),
+        (
+            lambda: worqr_.Limit(10, 60),
+            "write worqr.Limit(10) for 10 at once, or worqr.Limit(rate=10, per=60) for 10 starts",
+        ),
+        (lambda: worqr_.Limit(rate=10, period=60), "use per, in seconds, as in worqr.Limit(rate=10, per=60)"),
+        (lambda: worqr_.Limit("10/m"), "not '10/m': write Limit(rate=10, per=60)"),
+        (lambda: worqr_.Limit(rate="100/hour"), "not '100/hour': write Limit(rate=100, per=3600)"),
+        (lambda: worqr_.Limit("10"), "not '10': write Limit(10)"),
+        (lambda: worqr_.Limit(rate=0.5), "not 0.5: write Limit(rate=1, per=2)"),
+        (lambda: worqr_.Limit(rate=2.5, per=60), "not 2.5: write Limit(rate=5, per=120)"),
+        (lambda: declared("every", minutes=5), "use a timedelta or seconds, as in mesh.every(timedelta(minutes=5))"),
+        (
+            lambda: declared("every", 60, minutes=5),
+            "use a timedelta or seconds, as in mesh.every(timedelta(minutes=5))",
+        ),
+    ],
+)
+def test_an_option_of_an_object_of_another_library(mistake: Callable[[], object], why: str) -> None:
+    with pytest.raises((TypeError, worqr.UsageError), match=re.escape(why)):
+        mistake()
 
 
 # The function
@@ -205,6 +257,30 @@ def test_two_functions_of_one_name() -> None:
         (lambda: mesh.cron("@midnigth"), "'@midnigth'"),
         (lambda: mesh.cron("0 7 * * *", timezone="Europe/Berln"), "'Europe/Berln'"),
         (lambda: declared("cron", "0 7 * * *", tz="Europe/Berlin"), "use timezone, as in mesh.cron("),
+        (lambda: mesh.cron("0 25 * * *"), "Bad hour, because hours are 0 to 23"),
+        (
+            lambda: mesh.cron("0 0 30 2 *"),
+            "Bad day-of-month, because days are 1 to 31, and the month must have that day",
+        ),
+        (lambda: mesh.cron("@daily"), ": @daily is written '0 0 * * *'"),
+        (lambda: mesh.cron("@midnigth"), ": @midnight is written '0 0 * * *'"),
+        (
+            lambda: mesh.cron("0 0 3 * * *"),
+            ": leave the seconds out, as in '0 3 * * *'; what happens several times a minute is",
+        ),
+        (
+            lambda: mesh.cron("0 7 * * *", timezone="CEST"),
+            "an abbreviation is no time zone: take the zone of a city, for exam",
+        ),
+        (
+            lambda: mesh.cron("0 7 * * *", timezone="UTC+2"),
+            "an offset is no time zone: take the zone of a city, for example",
+        ),
+        (lambda: mesh.cron("0 7 * * *", timezone="berlin"), "did you mean 'Europe/Berlin'?"),
+        (
+            lambda: mesh.cron("0 7 * * *")(with_argument),
+            "as in mesh.cron('0 3 * * *', with_argument.call(...)) below the fun",
+        ),
         (lambda: mesh.every(0), "period must be"),
         (lambda: mesh.every(-5), "period must be"),
         (lambda: declared("every", "5m"), "period must be seconds (a number or a timedelta), not '5m'"),
@@ -215,6 +291,10 @@ def test_two_functions_of_one_name() -> None:
 def test_a_schedule_that_cannot_be(mistake: Callable[[], object], why: str) -> None:
     with pytest.raises(worqr.UsageError, match=re.escape(why)):
         mistake()
+
+
+@declare(name="with argument")
+def with_argument(day: str) -> None: ...
 
 
 def declared(what: str, *args: Any, **options: Any) -> object:

@@ -54,6 +54,11 @@ TABLE: dict[str, tuple[str, ...]] = {
         "mistakes/test_servers.py::test_the_command_line_without_its_packages",
     ),
     "worqr run shop.py, shop:msh, shp:mesh, --queues rep": ("mistakes/test_command_line.py::test_what_cannot_be_run",),
+    "worqr call shop.add a=1 for a number": ("mistakes/test_command_line.py::test_a_number_that_is_typed_as_a_text",),
+    "worqr flower, ui, web": ("cli/test_usage_messages.py::test_names_of_others_lead_to_commands_that_exist",),
+    "worqr dispatch --wait of what cannot be decoded": (
+        "cli/test_produce_commands.py::test_a_payload_that_cannot_be_decoded_has_no_traceback_of_worqr",
+    ),
     "worqr run of a module with a SyntaxError": (
         "mistakes/test_command_line.py::test_a_module_with_a_syntax_error",
         "mistakes/test_command_line.py::test_a_script_whose_module_is_run_as_well",
@@ -83,6 +88,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "join_in_thread() that nobody started": (
         "hosting/test_thread_peer.py::test_one_that_is_dropped_without_a_start_is_warned_of_where_it_was_made",
         "hosting/test_thread_peer.py::test_one_that_is_left_at_the_exit",
+    ),
+    "a worker with another prefix or on another server": (
+        "peer/test_results.py::test_a_result_that_does_not_come_says_where_it_has_looked",
     ),
     "a parent that waits for its child with a concurrency of 1": (
         "peer/test_starvation_detector.py::test_a_parent_whose_worker_has_no_slot_for_its_child_is_logged_once_with_the_remedy",
@@ -123,6 +131,16 @@ TABLE: dict[str, tuple[str, ...]] = {
         "mistakes/test_calling.py::test_a_method_of_another_library",
         "mistakes/test_calling.py::test_options_with_enqueue_where_no_loop_runs",
     ),
+    "job.get(), .ready(), .state, .revoke(); mesh.send_task(), .enqueue(); queue.put(); worqr.current().retry()": (
+        "mistakes/test_calling.py::test_an_attribute_of_an_object_of_another_library",
+        "mistakes/test_calling.py::test_an_attribute_that_no_library_has",
+    ),
+    "batch.dispatch(fn, 1)": ("mistakes/test_calling.py::test_a_batch_that_gets_a_function",),
+    "a number, an array or a str of numpy as an argument": (
+        "mistakes/test_calling.py::test_a_number_of_another_library",
+    ),
+    "calls of 10 MB": ("mistakes/test_calling.py::test_calls_of_10_mb",),
+    "progress(50) for 50 %": ("mistakes/test_calling.py::test_progress_in_percent",),
     "countdown=, eta=, task_id= of a call": ("mistakes/test_calling.py::test_an_option_of_another_library",),
     "a datetime without a timezone": ("mistakes/test_calling.py::test_a_datetime_without_a_timezone",),
     "an argument that is not JSON, of a wrong type, missing, too many": (
@@ -137,6 +155,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     # Declarations
     "@mesh.task(max_retries=, queue=), retry=3, eta=, tz=": (
         "mistakes/test_declaring.py::test_an_option_of_another_library_or_with_another_value",
+    ),
+    "RetryPolicy(max_retries=), Retry(countdown=), Limit(10, 60), Limit('10/m'), every(minutes=5)": (
+        "mistakes/test_declaring.py::test_an_option_of_an_object_of_another_library",
     ),
     "a class or *args in the signature, a method, a generator": (
         "mistakes/test_declaring.py::test_what_cannot_be_a_task",
@@ -177,6 +198,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "a process that dies": ("mistakes/test_results.py::test_a_process_that_dies",),
     # Tests
+    "with testing.bench() instead of async with": ("mistakes/test_testing.py::test_a_bench_without_async",),
     "a bench in a test on asyncio": (
         "mistakes/test_testing.py::test_the_fixture_for_trio_in_a_test_on_asyncio",
         "mistakes/test_testing.py::test_the_fixtures_that_work_there",

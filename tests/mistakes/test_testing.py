@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import worqr
+import worqr.testing
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 
@@ -33,6 +37,13 @@ def outcome(tmp_path: Path, fixture: str, mode: str) -> tuple[int, str]:
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=4 * PATIENCE, check=False
     )
     return done.returncode, done.stdout
+
+
+async def test_a_bench_without_async() -> None:
+    block: Any = worqr.testing.bench(worqr.Mesh())
+    with pytest.raises(worqr.UsageError, match=re.escape("write `async with worqr.testing.bench(mesh) as bench:`")):
+        with block:
+            pass
 
 
 def test_the_fixture_for_trio_in_a_test_on_asyncio(tmp_path: Path) -> None:

@@ -392,6 +392,16 @@ async def test_a_result_that_does_not_come_says_that_no_worker_serves_the_queue(
         await q.cancel_all()
 
 
+async def test_a_result_that_does_not_come_says_where_it_has_looked(mesh: worqr.Mesh, server: Server) -> None:
+    async with mesh.connect():
+        job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
+        text, *_ = await late(job)
+        assert text.endswith(
+            f"no worker serves it; if one runs, compare its prefix ({mesh.prefix!r} here) and its server ({server.url} here)"
+        )
+        await job.cancel()
+
+
 @pytest.mark.leaves(*(name.replace("Q1", "shop.sned") for name in FAILED))
 async def test_a_result_that_does_not_come_says_where_the_job_is(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
     held, q = Held(), mesh.queue("shop.sned")

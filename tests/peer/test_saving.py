@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -274,7 +275,7 @@ def nothing() -> None:
 
 
 def untyped():  # type: ignore[no-untyped-def]
-    return 1, 2
+    return [1, 2]
 
 
 async def test_all_runs_get_an_equal_value_of_the_annotated_type(mesh: worqr.Mesh) -> None:
@@ -296,6 +297,38 @@ async def test_all_runs_get_an_equal_value_of_the_annotated_type(mesh: worqr.Mes
 
     await result_of(mesh, handler)
     assert seen[0] == seen[1] == (Charge(7, frozenset({"a"})), b"\x00\xff", None, [1, 2], {"a": 1}, 4)
+
+
+class Plan:
+    """A step that an application corrects between two runs of a job."""
+
+    calls = 0
+
+    def wrong(self) -> dict[str, Any]:
+        self.calls += 1
+        return {"due": date(2031, 1, 2)}
+
+    def right(self) -> dict[str, date]:
+        raise AssertionError("is not called")
+
+
+async def test_a_result_that_would_arrive_as_something_else_is_an_error_in_every_run_and_not_another_call(
+    mesh: worqr.Mesh,
+) -> None:
+    plan, errors = Plan(), list[str]()
+
+    async def handler(task: bytes) -> Any:
+        if len(errors) == 2:
+            return str(await worqr.step("plan", plan.right))
+        with pytest.raises(worqr.UsageError) as caught:
+            await worqr.step("plan", plan.wrong)
+        errors.append(str(caught.value))
+        raise caught.value
+
+    assert await result_of(mesh, handler) == str({"due": date(2031, 1, 2)})
+    assert plan.calls == 1
+    assert "$.due is a date and would arrive as str, because no annotation says its type: annotate it" in errors[0]
+    assert "change the return annotation of the function. It is saved: the next run does not call" in errors[1]
 
 
 def uncertain() -> Fraction:

@@ -41,9 +41,9 @@ def parse_time(text: str | None, what: str, *, ago: bool = False) -> datetime | 
     """Return a time in ISO 8601, by default in this machine's zone. With `ago`, it may be a duration before now."""
     if text is None:
         return None
-    if ago and re.fullmatch(rf"({_PART.pattern})+", text):
-        return datetime.now(UTC) - timedelta(seconds=parse_duration(text, what) or 0)
     try:
+        if ago and re.fullmatch(rf"({_PART.pattern})+", text):
+            return datetime.now(UTC) - timedelta(seconds=parse_duration(text, what) or 0)
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         or_ago = ", or a duration before now such as 2h" if ago else ""
@@ -82,3 +82,13 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
                 f"the value after {name}:= must be JSON ({error}); to pass text, type {name}=..."
             ) from None
     return found
+
+
+def text_like_json(text: str) -> str | None:
+    """Return the name in ``name=text`` if the text is also a number, true, false, null, a list or an object in JSON."""
+    name, sign, value = text.partition("=")
+    try:
+        found = None if not sign or name.endswith(":") else json.loads(value)
+    except ValueError:
+        return None
+    return None if isinstance(found, str) or (found is None and value != "null") else name

@@ -17,7 +17,7 @@ from worqr.cli.errors import InvalidArguments
 from worqr.cli.named_queue import queue_by_name, warn_if_unserved
 from worqr.cli.option_types import QueueName, duration_option, flag, time_option
 from worqr.cli.output import escape, escape_bytes, payload_fields, print_error, print_json
-from worqr.cli.parsing import parse_arguments, parse_duration, parse_pairs, parse_time
+from worqr.cli.parsing import parse_arguments, parse_duration, parse_pairs, parse_time, text_like_json
 from worqr.client.room import PART
 from worqr.errors import Duplicate, WorqrError
 from worqr.ops import MAX_ITEMS
@@ -252,6 +252,9 @@ def call(
             print(f"{stored} enqueued")
         await warn_if_unserved(mesh, queue.name)
 
+    for each in given:
+        if (name_of_it := text_like_json(each)) is not None:
+            print_error(f"{each} is sent as a text; for a number or another value of JSON, type {name_of_it}:=...")
     if args is not None:
         _check_json(args)
     run_connected(connect, command)

@@ -9,13 +9,14 @@ import difflib
 from collections.abc import Iterable
 from typing import Final
 
-from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 _MEANT: Final = {
     "status ID": "job result results show get outcome",
     "jobs QUEUE": "tasks task peek waiting scheduled pending messages inspect",
     "queues": "list ls stats depth queue",
     "top": "watch monitor",
+    "dashboard": "flower ui web gui admin webui browser",
     "running": "ps active",
     "workers": "peers nodes fleet",
     "run MODULE:MESH": "worker work start serve consume consumer",
@@ -32,6 +33,21 @@ _MEANT: Final = {
     "failed drop QUEUE ID": "drop discard",
     "resume QUEUE": "unpause continue",
 }
+_OTHER_OPTIONS: Final = {
+    **dict.fromkeys(("-c", "-w", "-t", "--workers", "--worker-concurrency"), "--concurrency N"),
+    **dict.fromkeys(
+        ("-p", "--processes"), "--concurrency N; where a function runs is runs_in='process' in its declaration"
+    ),
+    **dict.fromkeys(("-Q", "-q", "--queue"), "--queues NAMES"),
+    **dict.fromkeys(("-l", "--loglevel", "-v", "--verbose"), "--log-level debug"),
+    **dict.fromkeys(("-A", "--app"), "the mesh as an argument, as in `worqr run tasks:mesh`"),
+    **dict.fromkeys(("-B", "--beat"), "nothing: workers fire the schedules"),
+    **dict.fromkeys(("-P", "--pool"), "runs_in='process' in the declaration of a function"),
+    **dict.fromkeys(("-E", "--events"), "nothing: events are always on"),
+    **dict.fromkeys(("-n", "--hostname", "--name"), "worqr.Mesh(app='shop') for the name in lists of workers"),
+    **dict.fromkeys(("-b", "--broker", "--redis", "-u"), "--url redis://localhost:6379/0"),
+}
+"""Options that the workers of other task queues have, and what to use instead."""
 SIMILARITY: Final = 0.8
 """How similar a command must be to the name, if that is one of `OTHER_NAMES`."""
 OTHER_NAMES: Final = {name: command for command, names in _MEANT.items() for name in names.split()}
@@ -74,4 +90,9 @@ def usage_message(error: CycloptsError, commands: Iterable[str]) -> str:
         name = error.argument.name
         missing = f"{name} needs a value" if name.startswith("-") else f"missing {name}"
         return f"{missing}; `{command} --help` shows the usage"
+    if isinstance(error, UnknownOptionError):
+        option = error.token.keyword or error.token.value
+        others = _OTHER_OPTIONS if chain == ("run",) else {}
+        if option in others:
+            return f"{command} has no option {option}; use {others[option]}"
     return " ".join(str(error).split())

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worqr import ops
 from worqr.batch_keys import BatchKeys, keys_at
@@ -39,6 +39,7 @@ from worqr.errors import (
     WorqrError,
     set_job,
 )
+from worqr.foreign import BATCH, explain_arguments
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS
 from worqr.validation import Seconds, check_text, seconds
@@ -121,6 +122,9 @@ class Batch:
             set_job(late, jobs[0])
             raise late
         return jobs[0]
+
+    if not TYPE_CHECKING:  # a type checker knows the signature
+        dispatch = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add jobs, a thousand in one round trip.

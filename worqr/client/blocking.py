@@ -8,7 +8,7 @@ requests itself. ``fn.blocking`` is in `worqr.functions.blocking_function`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack
 
 from worqr.client.blocking_batch import AsyncBatches, AsyncQueueBatches, BlockingBatches, BlockingQueueBatches
 from worqr.client.blocking_controls import AsyncControls, BlockingControls
@@ -19,6 +19,7 @@ from worqr.client.job import Job
 from worqr.client.queue import Queue
 from worqr.client.raw_options import EnqueueOptions, check_names
 from worqr.ended_runs import EndedRun
+from worqr.foreign import MESH_ATTRIBUTES, QUEUE, no_such_attribute
 from worqr.history import History
 from worqr.job_options import JobOptions
 from worqr.matches import Matches
@@ -58,6 +59,12 @@ class BlockingMesh(BlockingControls, BlockingBatches):
     def __init__(self, mesh: AsyncMesh, client: Client) -> None:
         super().__init__(mesh, client)
         self._mesh = mesh
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("BlockingMesh", name, MESH_ATTRIBUTES, wait=""))
 
     def __repr__(self) -> str:
         return f"<BlockingMesh {self._mesh.prefix!r}>"
@@ -179,6 +186,12 @@ class BlockingQueue(BlockingQueueBatches):
     def __init__(self, client: Client, queue: Queue) -> None:
         self._client = client
         self._queue = queue
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("BlockingQueue", name, QUEUE, wait=""))
 
     def __repr__(self) -> str:
         return f"<BlockingQueue {self.name!r}>"

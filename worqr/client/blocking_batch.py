@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Final, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch
@@ -15,6 +15,7 @@ from worqr.client.batch_block import BatchOptions
 from worqr.client.blocking_jobs import BlockingJob, refuse_loop, run_coroutine
 from worqr.client.call import Call
 from worqr.client.client import Client
+from worqr.foreign import BATCH, explain_arguments
 from worqr.validation import Seconds
 
 R = TypeVar("R")
@@ -88,6 +89,9 @@ class BlockingBatch:
             Unavailable: The server did not reply within `patience`.
         """
         return BlockingJob(self._client, run_coroutine(self._client, self._batch.dispatch(call)))
+
+    if not TYPE_CHECKING:  # a type checker knows the signature
+        dispatch = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
 
     def dispatch_many(self, calls: Iterable[Call[R]]) -> list[BlockingJob[R]]:
         """Add jobs, a thousand in one round trip. See ``batch.dispatch_many``.

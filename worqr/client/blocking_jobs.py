@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from worqr.client.client import Client
 from worqr.client.job import Job, Outcome
 from worqr.errors import Duplicate, NotReplicated, UsageError, set_job
+from worqr.foreign import JOB, no_such_attribute
 from worqr.link import loop_name_here
 from worqr.records import CancelCount, Status
 from worqr.validation import Seconds
@@ -23,6 +24,12 @@ class BlockingJob(Generic[R]):
     def __init__(self, client: Client, job: Job[R]) -> None:
         self._client = client
         self._job = job
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("BlockingJob", name, JOB, wait=""))
 
     def __repr__(self) -> str:
         return f"<BlockingJob {self.id!r} of {self.queue!r}>"

@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 import msgspec
 
@@ -21,11 +21,15 @@ from worqr.client.inspection import info_at, nearest_served
 from worqr.client.notifications import Notification, subscribed
 from worqr.client.stats import status_of
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
+from worqr.foreign import JOB, no_such_attribute
 from worqr.keys import QueueKeys
 from worqr.ops import CancelReply, ResultReply
 from worqr.records import CancelCount, RemoteError, Status
 from worqr.remote_error import fields_of
 from worqr.validation import Seconds, check_text, seconds
+
+FROM_DECODER: Final = "The above exception was the direct cause"
+"""A part of the traceback of a payload that cannot be decoded. Its frames are all worqr's own."""
 
 R = TypeVar("R")
 
@@ -86,6 +90,12 @@ class Job(Generic[R]):
     async def _shard(self) -> QueueKeys:
         """Return the shard that stores the job: that of its dispatch, or that of its id for a handle made from an id."""
         return self._at or await self._client.sharding.shard_of_id(self._keys, self.id)
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("Job", name, JOB))
 
     def __repr__(self) -> str:
         return f"<Job {self.id!r} of {self.queue!r}>"
@@ -182,8 +192,12 @@ class Job(Generic[R]):
             texts.append(f"{waits} in the queue, and {serve}")
             return
         texts.append(f"{waits} in the queue, and no worker serves it")
-        if hint := await nearest_served(self._client, self.queue):
-            texts.append(hint)
+        texts.append(await nearest_served(self._client, self.queue) or self._where())
+
+    def _where(self) -> str:
+        """Return where it looked, for a worker that runs elsewhere."""
+        settings = self._client.link.settings
+        return f"if one runs, compare its prefix ({settings.prefix!r} here) and its server ({settings.address.redacted} here)"
 
     async def _read_result(self) -> ResultReply:
         found = await self._client.ask(ops.read_result(await self._shard(), self.id, self._number))
@@ -202,7 +216,7 @@ class Job(Generic[R]):
             kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
             error = RemoteError(kind, message, traceback, fields_of(fields))
             failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
-            if error.traceback:
+            if error.traceback and not (error.type.endswith(".Broken") and FROM_DECODER in error.traceback):
                 failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")
             raise failed
         if found.status == "cancelled":

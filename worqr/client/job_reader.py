@@ -169,16 +169,17 @@ def _tries(packed: bytes) -> tuple[Try, ...]:
             Try(from_ms(at), ms / 1000, worker, cast("Any", reason), RemoteError(kind, message, ""))
             for at, ms, worker, reason, kind, message in entries
         )
-    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, ValueError, OSError):
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return ()
 
 
 def _moment(ms: float | None) -> datetime | None:
-    """Return a stored time; None if there is none, or one that no calendar has."""
-    try:
-        return from_ms(ms) if ms else None
-    except (OverflowError, ValueError, OSError):
-        return None
+    """Return a stored time; None if there is none."""
+    return from_ms(ms) if ms else None
+
+
+MOST_DIGITS: Final = 30
+"""A number with more digits is none of worqr's, and Python refuses to read very long ones."""
 
 
 def _text(fields: Mapping[str, bytes], name: str) -> str:
@@ -187,7 +188,7 @@ def _text(fields: Mapping[str, bytes], name: str) -> str:
 
 def _number(fields: Mapping[str, bytes], name: str) -> int | None:
     value = fields.get(name, b"")
-    return int(value) if value.isdigit() else None
+    return int(value) if value.isdigit() and len(value) < MOST_DIGITS else None
 
 
 def _progress(fields: Mapping[str, bytes]) -> float | None:

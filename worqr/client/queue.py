@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from worqr import ops
 from worqr.client.batch_handles import cancel_batches
@@ -26,6 +26,7 @@ from worqr.client.raw_options import PLAIN, EnqueueOptions, checked_options
 from worqr.client.running import list_active, longest_running
 from worqr.client.stats import interleave, merge_queue_info
 from worqr.errors import UsageError
+from worqr.foreign import QUEUE, no_such_attribute
 from worqr.ids import with_random_ids
 from worqr.job_options import (
     JobOptions,
@@ -86,6 +87,12 @@ class Queue(QueueOperations):
         if self._keys.failures:
             raise UsageError(f"{self.name!r} is a failure queue; those have no failure queue themselves")
         return type(self)(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("Queue", name, QUEUE))
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"

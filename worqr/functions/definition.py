@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from worqr.argument_codec import ArgumentCodec, Arguments
 from worqr.call_list import CallList
@@ -18,8 +20,22 @@ from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
 from worqr.lanes import Lanes, lane_name
 from worqr.list_codec import ListCodec
+from worqr.log_events import emit
 from worqr.records import Failed
 from worqr.validation import check_task
+
+logger = logging.getLogger(__name__)
+
+LARGE: Final = 1 << 20
+"""Bytes of a payload that is worth a warning. Tens of them fill the memory of a small server."""
+
+
+CHECKED_RESULTS: Final = 100
+"""Results of one function in one process that are compared with what their callers get. Results of a function are alike."""
+
+
+def _unchanged(result: Any) -> Any:
+    return result
 
 
 class FunctionDefinition:
@@ -48,6 +64,8 @@ class FunctionDefinition:
         bound = {} if options.max_length is None else {"max_length": options.max_length}
         self.defaults: Mapping[str, object] = bound
         self.handler: Callable[[bytes], Any] = self._make_handler()
+        self._was_large = False
+        self._unchecked_results = CHECKED_RESULTS
 
     def bind(self, client: MeshClient | None) -> None:
         """Let the function use the client of a mesh."""
@@ -78,10 +96,21 @@ class FunctionDefinition:
         task = codec.encode(values)
         if self.client is not None:
             check_task(task, self.client.settings.max_payload)
+        if len(task) > LARGE and not self._was_large:
+            self._warn_of_large(len(task))
         positional, by_keyword = codec.split(values)
         if self.options.lanes is not None:
             options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
         return Call(self.name, positional, by_keyword, task, options, self)
+
+    def _warn_of_large(self, size: int) -> None:
+        """Log that the server keeps large payloads in its memory. Once, because all calls of the function may be large."""
+        self._was_large = True
+        text = (
+            "a call of %(function)r has %(size)d bytes, which the server keeps in its memory until the task has run: store the "
+            "data elsewhere, and pass its name or key"
+        )
+        emit(logger, "payload.large", text, function=self.name, size=size)
 
     def with_options(self, options: Mapping[str, object], more: Mapping[str, object]) -> Mapping[str, object]:
         """Return the encoded options of a job with more of them.
@@ -157,20 +186,32 @@ class FunctionDefinition:
     def _make_handler(self) -> Callable[[bytes], Any]:
         """Return the handler of the queue, which decodes the payload and calls the function. It is async if the function is."""
         fn, decode = self.fn, self.codec.decode
+        noted = self._noted if self.results.kept else _unchanged
 
         async def awaited(task: bytes) -> Any:
             args, kwargs = decode(task)
-            return await fn(*args, **kwargs)
+            return noted(await fn(*args, **kwargs))
 
         def called(task: bytes) -> Any:
             args, kwargs = decode(task)
-            return fn(*args, **kwargs)
+            return noted(fn(*args, **kwargs))
 
         if self.options.batch_size is not None:
             return self._make_list_handler()
         handler = functools.wraps(fn)(awaited if self.is_async else called)
         del handler.__wrapped__  # `inspect` would report the signature of the function
         return handler
+
+    def _noted(self, result: Any) -> Any:
+        """Return a result. Log once if its caller would get another type or value, of the first results of this process."""
+        if self._unchecked_results:
+            self._unchecked_results -= 1
+            if change := self.codec.result_change(result):
+                self._unchecked_results = 0
+                text = "a result of %(function)r is kept as JSON has it: %(change)s"
+                with suppress(Exception):  # a log handler of the user must not decide about a task that has run
+                    emit(logger, "result.changed", text, function=self.name, change=change)
+        return result
 
     def _make_list_handler(self) -> Callable[[Any], Any]:
         """Return the handler of a function that takes a list. It is not called if no payload can be decoded."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
-from typing import Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
 from worqr.client.call import Call
 from worqr.cron import Definition, Overlap, Trigger, zone_name
 from worqr.errors import UsageError
-from worqr.foreign import hint_at_option
+from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.declarations import Declarations
 from worqr.functions.no_such_option import NoSuchOption
 from worqr.keys import check_name
@@ -161,6 +161,9 @@ class ScheduleRegistry:
             raise UsageError(f"period must be at least {MIN_PERIOD:g} s, not {period!r}")
         return self._declare(call, how, every_ms=period_ms)
 
+    if not TYPE_CHECKING:  # a type checker knows the signature
+        every = explain_arguments("every()", EVERY)(every)
+
     def _declare(self, call: Call[Any] | None, how: Mapping[str, Any], **when: Any) -> Callable[[F], F] | None:
         given = _checked(how)
 
@@ -187,10 +190,22 @@ class ScheduleRegistry:
                 raise UsageError(
                     f"a schedule needs a declared function: put @mesh.task between this line and `def {name}`"
                 )
-            declare(function.call())
+            declare(_call_of(function))
             return function
 
         return decorator
+
+
+def _call_of(function: NoArgFunction) -> Call[Any]:
+    """Return a call of a function without arguments. Raises UsageError if it needs some."""
+    try:
+        return function.call()
+    except TypeError as error:
+        name = getattr(function, "__name__", "fn")
+        raise UsageError(
+            f"a schedule calls its function without arguments ({error}): give the parameters defaults, or declare a schedule for "
+            f"a call, as in mesh.cron('0 3 * * *', {name}.call(...)) below the function"
+        ) from None
 
 
 def _checked(how: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _sorted(word: str | None, text: str) -> ErrorReply:
     denied = word == "NOPERM" or _DENIED.search(text)
     # except for start_work, some servers name neither the command nor the key
     if denied and not text.startswith("the user may not: "):
-        text += "; ACL LOG on the server names what is missing"
+        text += "; ACL LOG on the server names what is missing, and the page Permissions of the docs has complete rules"
     action = _ACTIONS.get(word)
     if action is None:
         wrapped = _WRAPPED.search(text)

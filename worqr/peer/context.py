@@ -8,14 +8,16 @@ Not here: `Claim`, the class for tasks that an application claims itself (`claim
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
 from worqr.errors import UsageError
+from worqr.foreign import CONTEXT, no_such_attribute
 from worqr.peer.futures import wait_done
 from worqr.peer.run import Run, RunHost, Save, current_run, failed_of
 from worqr.peer.saved_state import check_saved
@@ -154,13 +156,19 @@ class Context:
         second; only the latest is kept.
 
         Args:
-            done: A number, by convention from 0 to 1.
+            done: A number from 0 to 1. A larger one is kept, with a Python warning at its line.
             message: A text for people. At most 1,000 characters are kept.
 
         Raises:
             UsageError: `done` is not a finite number, or `message` is not a str.
         """
-        self._run.report_progress(_finite(done), _message(message))
+        number = _finite(done)
+        if number is not None and number > 1:
+            warnings.warn(
+                f"progress({done!r}): worqr shows a fraction from 0 to 1; for 50 %, write progress(0.5), or progress(50 / 100)",
+                stacklevel=2,
+            )
+        self._run.report_progress(number, _message(message))
 
     @property
     def saved(self) -> bytes | None:
@@ -239,6 +247,12 @@ class Context:
     def state(self) -> Any:
         """The value that the mesh's lifespan yielded, as in ``mesh.state``; None without a lifespan."""
         return self._run.host.state
+
+    if not TYPE_CHECKING:  # a type checker reports missing attributes
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
+            raise AttributeError(no_such_attribute("Context", name, CONTEXT))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.fence} of {self.queue!r}, attempt {self.attempt}>"

@@ -7,14 +7,17 @@ function as well, so that all runs get an equal value. What is stored is in `sav
 from __future__ import annotations
 
 import inspect
+import re
+import zlib
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, get_type_hints, overload
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError
 from worqr.json_types import annotated, check_known, decoder_of
 from worqr.peer.futures import wait_done
@@ -48,7 +51,7 @@ async def step(name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) 
 
     Raises:
         UsageError: Called outside a handler; this run has taken a step of this name before; JSON does not know the return
-            annotation; or the stored result is not of that type.
+            annotation; the stored result is not of that type; or it would arrive as another type or value than was returned.
         Failure: The function was called, and its result cannot be stored: it is no JSON, or the job would keep more than 1 MiB.
             The job moves to the dead-letter queue, because another run would call the function again.
         ClaimLost: The task was reassigned to another worker, or has ended.
@@ -119,7 +122,8 @@ class _Step(Generic[R]):
                 "test, use `with worqr.testing.context():`"
             ) from None
         self._name = check_step(name)
-        self._hint = _return_hint(name, fn)
+        self._hint, self._arrival = _return_type(name, fn)
+        self._changed = ""
         self._state = self.run.saved_state()
         self.result, self.unsaved = self._state.begin_step(name)
 
@@ -131,9 +135,17 @@ class _Step(Generic[R]):
             self._state.give_up_step(self._name)
 
     def note(self, value: object) -> None:
-        """Note what the function returned."""
-        self.result, self.unsaved = encode_step(self._name, value), True
-        self._state.note_step(self._name, self.result)
+        """Note what the function returned. A result that would arrive as something else is marked, and kept all the same."""
+        result = encode_step(self._name, value)
+        if result.startswith(b"json "):
+            with suppress(Exception):  # `value` reports what cannot be decoded
+                try:
+                    self._arrival.check(value, decoder_of(self._hint)(result[5:]))
+                except Changed as changed:
+                    self._changed = f"{changed}{changed.remedy}"
+                    result = _mark(self._hint) + result[4:]
+        self.result, self.unsaved = result, True
+        self._state.note_step(self._name, result)
 
     def send(self) -> Future[None]:
         """Send the result to the server."""
@@ -149,6 +161,15 @@ class _Step(Generic[R]):
         """Return the decoded result."""
         assert self.result is not None
         kind, _, value = self.result.partition(b" ")
+        if kind == _mark(self._hint):
+            why = (
+                self._changed
+                or "part of it would arrive as something else: change the return annotation of the function"
+            )
+            raise UsageError(
+                f"the result of step {self._name!r} is not what its function returned: {why}. It is saved: the next run does not "
+                "call the function again"
+            )
         try:
             if kind == b"bytes":
                 found: object = msgspec.convert(value, self._hint)
@@ -163,12 +184,18 @@ class _Step(Generic[R]):
         return cast("R", found)
 
 
-_hints: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_hints: WeakKeyDictionary[Any, tuple[Any, Check]] = WeakKeyDictionary()
 """The return annotations of functions that were checked."""
+_MODULES: Final = re.compile(r"[\w.]+\.")
 
 
-def _return_hint(name: str, fn: object) -> Any:
-    """Return the type of what `fn` returns.
+def _mark(hint: object) -> bytes:
+    """Return the kind of a saved result that this annotation does not restore; another annotation may. A script has two names."""
+    return b"json-%08x" % zlib.crc32(_MODULES.sub("", repr(hint)).encode())
+
+
+def _return_type(name: str, fn: object) -> tuple[Any, Check]:
+    """Return the type of what `fn` returns, and its check.
 
     Raises:
         UsageError: JSON does not know it, or it names what is not there when the program runs.
@@ -190,7 +217,8 @@ def _return_hint(name: str, fn: object) -> Any:
                 "what they name outside of `if TYPE_CHECKING:`"
             ) from None
     check_known(f"step {name!r}", "return", hint)
+    found = hint, arrival_of(hint)
     if hint is not fn:
         with suppress(TypeError):  # no weak references to it
-            _hints[key] = hint
-    return hint
+            _hints[key] = found
+    return found

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from concurrent.futures import Future, wait
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from datetime import datetime
 from typing import Any, Generic, TypeVar, Unpack, overload
 
 import trio
 
+from worqr.client.async_context import async_block
 from worqr.client.call import Call
 from worqr.errors import UsageError
 from worqr.functions.function import Function
@@ -25,7 +26,7 @@ from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
 from worqr.testing.bench_client import BenchConnections
 from worqr.testing.bench_run import Summary
-from worqr.testing.trio_bench import Bench, bench_on_trio
+from worqr.testing.trio_bench import BENCH_HINT, Bench, bench_on_trio
 from worqr.validation import Seconds
 
 T = TypeVar("T")
@@ -223,7 +224,7 @@ class BlockingBench:
             raise
 
 
-@asynccontextmanager
+@async_block(BENCH_HINT)
 async def bench_on_asyncio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
     """As `bench`, in a test on asyncio."""
     thread = BenchThread(mesh, url, now)

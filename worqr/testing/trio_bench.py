@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
+from worqr.client.async_context import async_block
 from worqr.client.call import Call
 from worqr.functions.function import Function
 from worqr.inside import client_of
@@ -145,7 +145,10 @@ class Bench:
             self._errors.clear()
 
 
-@asynccontextmanager
+BENCH_HINT: Final = "testing.bench() is a block: write `async with worqr.testing.bench(mesh) as bench:`"
+
+
+@async_block(BENCH_HINT)
 async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
     """As `bench`, on the running Trio loop."""
     url = url or os.environ.get(SERVER) or (await trio.to_thread.run_sync(bench_server)).url
