@@ -19,6 +19,7 @@ from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
     BY_TOKEN,
+    HOW_TO_LOG_IN,
     SECURITY_HEADERS,
     Disconnected,
     Message,
@@ -69,7 +70,8 @@ class Dashboard:
         access: A function of the ASGI scope of each request. It returns the `Viewer`, or None if you do not know
             who sent it. It may be async.
         url: Connect to this URL instead of the mesh's, for example as a user who may only read.
-        hosts: The host names in requests that are accepted. None: all, because your application or your proxy checks them.
+        hosts: The host names in requests that are accepted, beside the address at which they arrive. None: all, because your
+            application or your proxy checks them.
         origins: The public origins of the dashboard, such as ``"https://ops.example.org"``, if a proxy changes the host name.
         read_only: Refuse every change, even if `access` permits it.
         login_url: Redirect unknown visitors there. None: a page with status 401.
@@ -173,7 +175,8 @@ class Dashboard:
         if viewer is None:
             if self._login_url is not None:
                 raise Refused(303, "You have to log in.", {"location": self._login_url})
-            raise Refused(401, "You have to log in to see this dashboard.")
+            how = scope.get(HOW_TO_LOG_IN, "")
+            raise Refused(401, f"You have to log in to see this dashboard. {how}".strip())
         seen = (
             viewer.without_acts() if self._read_only else viewer if self._allow_enqueue else viewer.without("enqueue")
         )
