@@ -15,6 +15,7 @@ from typing import Any, Final
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.client import acting_for
+from worqr.client.connections import EMBEDDED, url_or_default
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
@@ -109,6 +110,8 @@ class Dashboard:
         if payloads not in ("redacted", "never", "full"):
             raise UsageError(f"payloads must be 'redacted', 'never' or 'full', not {payloads!r}")
         self._mesh = side_mesh(mesh, "dashboard", PATIENCE, url)
+        if self._mesh.url not in (None, EMBEDDED):
+            Address.parse(self._mesh.url)
         self._hosts = None if hosts is None else frozenset(map(host_name, hosts))
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._read_only = read_only
@@ -116,7 +119,7 @@ class Dashboard:
         self._declarations = declarations_of(mesh)
         self._login_url = login_url
         self._redactor = Redactor(redact, payloads, show)
-        self._pages = Pages(_names_of(self._mesh), self._redactor, TraceLinks(trace_url))
+        self._pages = Pages(partial(_names_of, self._mesh), self._redactor, TraceLinks(trace_url))
         self._looks = Looks()
         self._bulk_acts = BulkActs(partial(side_mesh, mesh, "dashboard", PATIENCE, url))
 
@@ -235,13 +238,12 @@ def check_right(viewer: Viewer, route: Route) -> None:
 
 
 def _names_of(mesh: Mesh[Any]) -> dict[str, str]:
-    """Return the prefix of the mesh, and the address of its server without the password."""
-    if mesh.url is None:
-        server = "the default server"
-    elif mesh.url == "embedded:":
-        server = "embedded server"
-    else:
-        server = Address.parse(mesh.url).redacted
+    """Return the prefix of the mesh, and the address of its server without the password, as workers log it."""
+    url = url_or_default(mesh.url)
+    try:
+        server = "embedded server" if url == EMBEDDED else Address.parse(url).redacted
+    except UsageError:  # of an environment variable
+        server = "a server with a wrong URL"
     return {"prefix": mesh.prefix, "server": server}
 
 

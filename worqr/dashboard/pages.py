@@ -101,13 +101,13 @@ class Pages:
     """Renders the pages of one dashboard.
 
     Args:
-        mesh: what the header names: the prefix, and the server without its password.
+        mesh: returns what the header names: the prefix, and the server without its password.
         redactor: it hides secrets in payloads and errors.
         traces: the links to the tracing system.
     """
 
-    def __init__(self, mesh: Mapping[str, str], redactor: Redactor, traces: TraceLinks) -> None:
-        self._mesh = dict(mesh)
+    def __init__(self, mesh: Callable[[], Mapping[str, str]], redactor: Redactor, traces: TraceLinks) -> None:
+        self._mesh = mesh
         self._traces = traces
         self._redactor = redactor
 
@@ -143,7 +143,7 @@ class Pages:
             environment()
             .get_template(template)
             .render(
-                mesh=self._mesh,
+                mesh=self._mesh(),
                 navigation=NAVIGATION,
                 redactor=self._redactor,
                 traces=self._traces,
