@@ -151,7 +151,7 @@ async def queues(visit: Visit) -> Rows:
         rates, paused = state.rates.get(info.name), _reason(info.paused, visit.redactor)
         return {**asdict(info), "paused": paused, "rates": NO_RATES if rates is None else asdict(rates)}
 
-    return _page(visit, reading.sorted_queues(visit, state), row)
+    return _page(visit, reading.sorted_queues(visit, state, empty="show")[0], row)
 
 
 async def tasks(visit: Visit) -> Rows:
