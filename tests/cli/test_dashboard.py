@@ -88,6 +88,17 @@ def test_a_new_token_is_added_to_the_file(cli: Command, tmp_path: Path) -> None:
     assert cli("dashboard", "--new-token", "keda", "--token-file", str(tmp_path)).code == 1
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o602, 0o600])
+def test_a_token_file_that_others_can_open_is_reported(cli: Command, tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "the tokens"
+    path.touch()
+    path.chmod(mode)
+    answer = cli("dashboard", "--new-token", "keda", "--token-file", str(path))
+    assert answer.code == 0
+    assert (f"(mode {mode:o}); run `chmod 600 '{path}'`" in answer.err) == (mode != 0o600)
+    assert path.stat().st_mode & 0o777 == mode, "another user may read it on purpose"
+
+
 def test_a_token_file_must_be_there_and_right(cli: Command, tmp_path: Path) -> None:
     answer = cli("dashboard", "--token-file", str(tmp_path / "none"))
     assert (answer.code, "cannot read the token file" in answer.err) == (1, True)

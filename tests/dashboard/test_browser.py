@@ -70,6 +70,17 @@ async def until_cancelled(task: bytes) -> None:
     await trio.sleep_forever()
 
 
+async def in_steps(task: bytes) -> None:
+    """Reports and ends when the test says so, by the events of the job's id."""
+    steps = STEPS[task.decode()]
+    await steps[0].wait()
+    worqr.current().progress(0.5, "half of it")
+    await steps[1].wait()
+
+
+STEPS: dict[str, tuple[trio.Event, trio.Event]] = {}
+
+
 async def fails(task: bytes) -> None:
     raise worqr.Failure("the bank refused it: " + NASTY)
 
@@ -84,6 +95,7 @@ async def run_site(server: Server, ready: Callable[[Running], None]) -> None:
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(peer.serve, "slow", until_cancelled)
         await nursery.start(peer.serve, "failing", fails)
+        await nursery.start(peer.serve, "stepping", in_steps)
         await nursery.start(partial(serve, dashboard, config, shutdown_trigger=stop.wait))  # type: ignore[arg-type]
         ready(site)
         await stop.wait()
@@ -177,6 +189,71 @@ def test_numbers_move_without_a_reload(site: Running, open_tab: Callable[..., Ta
     assert tab.page.evaluate("window.sameDocument")
     tab.page.locator("#moved a").click()
     tab.wait_for(f"document.querySelectorAll('{ROWS}').length === 3")
+
+
+BAR = """document.querySelector('main progress')"""
+
+
+def step(site: Running, job: str, number: int) -> None:
+    site.portal.run_sync_soon(STEPS[job][number].set)
+
+
+@pytest.mark.parametrize("result_ttl", [60, None])
+def test_the_page_of_a_job_follows_the_job_to_its_end(
+    site: Running, open_tab: Callable[..., Tab], result_ttl: float | None
+) -> None:
+    job = f"followed-{result_ttl}"
+    STEPS[job] = (trio.Event(), trio.Event())
+    site.run(partial(site.mesh.queue("stepping").pause))
+    site.dispatch("stepping", job.encode(), id=job, **({} if result_ttl is None else {"result_ttl": result_ttl}))
+    tab, lists = open_tab(), open_tab()
+    tab.open(f"/job?queue=stepping&id={job}")
+    tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    tab.page.evaluate("window.sameDocument = true")
+    state = "document.querySelector('.state').textContent"
+    assert "waits" in tab.page.evaluate(state)
+    site.run(site.mesh.queue("stepping").resume)
+    tab.wait_for(f"{state}.includes('A worker runs the job')")
+    assert tab.page.evaluate(f"getComputedStyle({BAR}).visibility") == "hidden"
+    lists.open("/running")
+    while not lists.page.get_by_role("link", name=job).count():
+        lists.page.wait_for_timeout(100)
+        lists.page.reload()
+    lists.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    row = f"[...document.querySelectorAll('tr')].find((each) => each.textContent.includes('{job}')).querySelector('progress')"
+    assert lists.page.evaluate(f"getComputedStyle({row}).visibility") == "hidden"
+    step(site, job, 0)
+    for each, bar in ((tab, BAR), (lists, row)):
+        each.wait_for(f"{bar}.value === 0.5 && getComputedStyle({bar}).visibility === 'visible'")
+    tab.wait_for("document.querySelector('.run').textContent.includes('half of it')")
+    assert tab.page.get_by_text("Running for").count() == 1
+    assert tab.page.locator("summary", has_text="Cancel").count() == 1
+    step(site, job, 1)
+    text = "The job has finished." if result_ttl else "The job has ended. Its result was not kept"
+    tab.wait_for(f"{state}.includes('{text}')")
+    assert tab.page.get_by_text("Running for").count() == 0
+    assert tab.page.locator("summary", has_text="Cancel").count() == 0
+    said = "document.querySelector('#news').textContent"
+    assert tab.page.evaluate(said) == ("This job has finished." if result_ttl else "This job has ended.")
+    assert tab.page.evaluate("window.sameDocument && document.querySelector('#moved').hidden")
+
+
+def test_a_form_that_is_open_stays_when_a_job_ends(site: Running, open_tab: Callable[..., Tab]) -> None:
+    STEPS["typing"] = (trio.Event(), trio.Event())
+    site.dispatch("stepping", b"typing", id="typing", result_ttl=60)
+    tab = open_tab()
+    tab.open("/job?queue=stepping&id=typing")
+    tab.wait_for("document.querySelector('.state').textContent.includes('A worker runs the job')")
+    tab.wait_for("document.querySelector('#live').textContent.startsWith('Live')")
+    tab.page.locator("summary", has_text="Cancel").click()
+    tab.page.get_by_label("Reason, for the handler").fill("half a sen")
+    step(site, "typing", 0)
+    step(site, "typing", 1)
+    tab.wait_for("!document.querySelector('#moved').hidden")
+    assert tab.page.locator("#moved").text_content() == "This job has finished. Show it"
+    assert tab.page.get_by_label("Reason, for the handler").input_value() == "half a sen"
+    tab.page.locator("#moved a").click()
+    tab.wait_for("document.querySelector('.state').textContent.includes('The job has finished.')")
 
 
 def test_a_pause_appears_and_goes_without_a_reload(site: Running, open_tab: Callable[..., Tab]) -> None:

@@ -102,7 +102,7 @@ async def test_the_lanes_of_a_queue_move(connected: worqr.Mesh, site: Site) -> N
     await queue.dispatch(b"1", lane="acme", id="one")
     await queue.dispatch(b"1", lane="<b>", id="other")
     page = (await site.get("/lanes", queue="mails")).text
-    address = html.unescape(page.split('data-live="/live?')[1].split('"')[0])
+    address = live_of(page)
     acme, other = "lane.{mails}.acme", "lane.{mails}.<b>"
     assert f'data-k="{acme}.waiting"' in page
     async with opened(site, address) as stream:
@@ -153,14 +153,49 @@ async def test_totals_and_rates(connected: worqr.Mesh, site: Site) -> None:
         await stream.wait_for("set", lambda new: new.get("total.finished_rate") == "0")
 
 
+def live_of(page: str) -> str:
+    """The query of the stream of a page."""
+    return html.unescape(page.split('data-live="/live?')[1].split('"')[0])
+
+
 @LEFT
 async def test_a_job_from_waiting_to_cancelled(connected: worqr.Mesh, site: Site) -> None:
     job = await connected.queue("mails").dispatch(b"1", id="one", result_ttl=60)
-    async with opened(site, "view=job&queue=mails&id=one") as stream:
+    address = live_of((await site.get("/job", queue="mails", id="one")).text)
+    async with opened(site, address) as stream:
         assert (await stream.wait_for("set"))["job.state"] == "waiting"
         await job.cancel()
-        await stream.wait_for("set", lambda new: new.get("job.state") == "cancelled")
-        await stream.wait_for("moved")
+        new = await stream.wait_for("page")
+        assert new["text"] == "This job was cancelled."
+        assert "The job was cancelled." in new["html"]
+        assert "Cancel the job" not in new["html"]
+    async with opened(site, address) as stream:  # the page is from before, and learns it at once
+        assert (await stream.wait_for("page"))["text"] == "This job was cancelled."
+
+
+@LEFT
+async def test_the_page_of_a_job_tells_the_end_also_if_no_result_is_kept(connected: worqr.Mesh, site: Site) -> None:
+    go_on = trio.Event()
+
+    async def runs(task: bytes) -> None:
+        worqr.current().progress(0.5, "half")
+        await go_on.wait()
+
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "mails", runs)
+        await connected.queue("mails").dispatch(b"1", id="one")
+        with trio.fail_after(PATIENCE):
+            while "Running for" not in (page := (await site.get("/job", queue="mails", id="one")).text):
+                await trio.sleep(0.01)
+        async with opened(site, live_of(page)) as stream:
+            await stream.wait_for("set", lambda new: (new.get("job.bar"), new.get("job.message")) == ("0.500", "half"))
+            go_on.set()
+            new = await stream.wait_for("page")
+        assert new["text"] == "This job has ended."
+        assert "The job has ended. Its result was not kept" in new["html"]
+        assert "Running for" not in new["html"]
+        assert "<html" not in new["html"]
+        nursery.cancel_scope.cancel()
 
 
 @LEFT

@@ -6,6 +6,7 @@ import html
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -857,3 +858,114 @@ async def test_a_job_names_those_with_the_same_payload(connected: worqr.Mesh, si
         assert re.search(rf"<dt>Same payload</dt><dd><a [^>]*>{ids[1]}</a></dd>", text)
         assert (await site.get("/api/v1/job", queue="mails", id=str(ids[0]))).json()["twins"] == [ids[1]]
         nursery.cancel_scope.cancel()
+
+
+@LEFT
+async def test_a_job_that_has_ended_is_not_called_unknown_if_it_was_listed(connected: worqr.Mesh, site: Site) -> None:
+    async def does(task: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+
+    mails = connected.queue("mails")
+    await mails.dispatch(b"1", id="one")
+    page = (await site.get("/queue", name="mails")).text
+    [link] = re.findall(r'href="(/job[^"]+)"', page)
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "mails", does)
+        await nursery.start(partial(peer.serve, recent=10), "kept", does)
+        await connected.queue("kept").dispatch(b"1", id="one")
+        with trio.fail_after(PATIENCE):
+            while (await mails.info()).counts.get("finished") != 1 or not await connected.queue("kept").recent():
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    listed = await site.ask("GET", html.unescape(link))
+    assert listed.status_code == 200
+    assert "The job has ended. Its result was not kept" in listed.text
+    recent = await site.get("/job", queue="kept", id="one")
+    assert recent.status_code == 200
+    assert "The job has finished. Its result was not kept." in recent.text
+    for queue, job in (("mails", "one"), ("mails", "other"), ("kept", "other")):
+        unknown = await site.get("/job", queue=queue, id=job)
+        assert unknown.status_code == 404
+        assert "Nothing is stored about this id" in unknown.text
+
+
+@LEFT
+async def test_a_failure_queue_has_pages_and_is_listed_while_it_has_tasks(connected: worqr.Mesh, site: Site) -> None:
+    name, let_go = "{mails.send}-fail", trio.Event()
+
+    async def fails(task: bytes) -> None:
+        raise worqr.Failure("the bank refused it")
+
+    async def handles(failed: worqr.Failed) -> None:
+        await let_go.wait()
+
+    async def listed(**query: str) -> tuple[bool, bool]:
+        page = (await site.get("/queues", **query)).text
+        return "{mails.<wbr>send}-fail</a>" in page, "Show 1 empty failure queue" in page
+
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(partial(peer.serve, on_failure=handles), "mails.send", fails)
+        while await listed() != (False, True):
+            await trio.sleep(0.05)
+        assert await listed(empty="show") == (True, False)
+        assert name in (await site.get("/api/v1/queues")).text
+        assert name not in (await site.get("/api/v1/queues", empty="hide")).text
+        await connected.queue("mails.send").dispatch(b"1", id="one")
+        with trio.fail_after(PATIENCE):
+            while await listed() != (True, False):
+                await trio.sleep(0.05)
+        for path, query in (
+            ("/queue", {"name": name, "tab": "running"}),
+            ("/running", {}),
+            ("/failed", {}),
+            ("/lanes", {"queue": name}),
+            ("/confirm", {"act": "cancel", "queue": name}),
+            ("/api/v1/tasks", {"queue": name}),
+            ("/api/v1/scale", {"queue": name}),
+        ):
+            answer = await site.get(path, **query)
+            assert answer.status_code == 200, (path, answer.text)
+        assert "{mails.<wbr>send}-fail</a>" in (await site.get("/running")).text
+        assert (await site.post("/pause", queue=name)).status_code == 303
+        let_go.set()
+        nursery.cancel_scope.cancel()
+
+
+@LEFT
+async def test_all_pages_count_undecodable_tasks_as_failed(connected: worqr.Mesh, site: Site) -> None:
+    @connected.task(name="typed")
+    async def typed(number: int) -> None: ...
+
+    async with connected.join(grace=0):
+        await connected.queue("typed").enqueue(b"no JSON")
+        with trio.fail_after(PATIENCE):
+            while (await connected.queue("typed").info()).broken < 1:
+                await trio.sleep(0.01)
+        for path, key in (
+            ("/", "total.dead"),
+            ("/", "queue.typed.dead"),
+            ("/queues", "queue.typed.dead"),
+            ("/queue?name=typed", "queue.typed.dead"),
+        ):
+            while f'data-k="{key}">1<' not in (
+                page := (await site.ask("GET", path)).text
+            ):  # the leader's figures may be older
+                assert page
+                await trio.sleep(0.05)
+
+
+@LEFT
+async def test_the_server_of_a_mesh_without_a_url_is_named(
+    server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("REDIS_URL", "WORQR_URL"):
+        monkeypatch.setenv(variable, server.tcp_url.replace("://", f"://{variable}:s3cr3t@"))
+        site = Site(worqr.Mesh(prefix=prefix, patience=0.5), viewer=None)
+        page = (await site.get("/")).text
+        assert server.tcp_url.replace("://", f"://{variable}:***@") in page
+        assert "s3cr3t" not in page
+    monkeypatch.setenv("WORQR_URL", "redis://s3cr3t@host/abc")
+    assert "a server with a wrong URL" in (await site.get("/")).text
+    monkeypatch.delenv("WORQR_URL")
+    monkeypatch.delenv("REDIS_URL")
+    assert "redis://localhost:6379/0" in (await site.get("/")).text

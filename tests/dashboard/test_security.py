@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
+import trio
 from starlette.responses import PlainTextResponse, Response
 
 import worqr
@@ -17,8 +18,10 @@ from tests.dashboard.scene import Scene, Texts, open_scene, why_not
 from tests.dashboard.test_live import opened
 from tests.support.children import Child
 from tests.support.leaks import dump
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.test_acl import lines
+from worqr.client.queue import Queue
 from worqr.dashboard import Viewer, admin
 from worqr.dashboard import app as app_module
 from worqr.dashboard.access import RIGHTS
@@ -216,6 +219,8 @@ SECRETS = Texts(
     payload=b'{"order": 7, "password": "s3cr3t-payload", "card": {"number": "s3cr3t-card"}}',
     error="login failed: redis://me:s3cr3t-url@host/0 password=s3cr3t-error, Authorization: Bearer s3cr3t-bearer",
     progress="calling with api_key=s3cr3t-progress",
+    reason="rotating {'password': ['old', 's3cr3t-reason']}",
+    meta="Authorization: Token s3cr3t-tenant",
 )
 
 
@@ -240,6 +245,63 @@ async def test_no_secret_in_any_answer_or_log(server: Server, prefix: str, caplo
         assert [text[max(0, text.find(SECRET) - 300) :][:400] for text in seen if SECRET in text] == []
     logged = [record.getMessage() for record in caplog.records if record.name.startswith("worqr.dashboard")]
     assert [line for line in logged if SECRET in line] == []
+
+
+@LEFT
+async def test_no_secret_of_a_reason_on_a_page_or_in_a_table(connected: worqr.Mesh) -> None:
+    """Reasons of pauses, of cancels that are under way, and of jobs and batches that were cancelled."""
+    reason, mails = "rotating password=s3cr3t, once more", connected.queue("mails")
+
+    async def stays(task: bytes) -> None:
+        with trio.CancelScope(shield=True):
+            await let_go.wait()
+
+    let_go, seen = trio.Event(), list[str]()
+    addresses = [
+        "/",
+        "/queues",
+        "/log",
+        "/api/v1/queues",
+        "/api/v1/log",
+        "/api/v1/lanes?queue=mails",
+        "/lanes?queue=mails",
+    ]
+    addresses += [f"/{table}?queue=mails&id=ended" for table in ("job", "api/v1/job")]
+    addresses += [f"/{table}?queue=mails&id=running" for table in ("job", "api/v1/job")]
+    addresses += [f"/{table}?queue=mails&id=batch" for table in ("batch", "api/v1/batch")]
+    addresses += ["/api/v1/batches?queue=mails", "/queue?name=mails", "/queue?name=mails&tab=running"]
+    site = Site(connected)
+    async with connected.join(grace=0) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "mails", stays)
+        try:
+            with trio.fail_after(PATIENCE):
+                await fill_with_reasons(mails, connected, reason)
+                for address in addresses:
+                    for suffix in ("", f"{'&' if '?' in address else '?'}format=csv") if "/api/" in address else ("",):
+                        answer = await site.ask("GET", address + suffix)
+                        assert answer.status_code == 200, (address, answer.text)
+                        seen.append(f"{address}: {answer.text}")
+        finally:
+            let_go.set()
+            nursery.cancel_scope.cancel()
+    found = "\n".join(seen)
+    assert found.count("password=•••") + found.count("password=\\u2022") > 8
+    assert [text[max(0, text.find(SECRET) - 200) :][:300] for text in seen if SECRET in text] == []
+
+
+async def fill_with_reasons(queue: Queue, mesh: worqr.Mesh, reason: str) -> None:
+    await queue.dispatch(b"1", id="running", result_ttl=60)
+    while not await queue.running():
+        await trio.sleep(0.01)
+    await queue.pause(reason)
+    await queue.dispatch(b"1", id="ended", result_ttl=60, lane="acme")
+    await queue.dispatch(b"1", id="laned", lane="acme")
+    await queue.pause(reason, lane="acme")
+    async with mesh.batch(queue=queue.name, id="batch") as batch:
+        await batch.dispatch_many([mesh.call(queue.name, n=1)])
+    await batch.cancel(reason=reason)
+    for job in ("ended", "running"):
+        await queue.job(job).cancel(reason=reason)
 
 
 @pytest.mark.parametrize("path", ROUTES)

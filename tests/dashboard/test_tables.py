@@ -152,8 +152,28 @@ def test_cells() -> None:
         ",true,-1,2026-01-02T00:00:00+00:00,x y,'-1,",
         ',,,,,,"\\x1b[31m,"',
     ]
+    assert csv_of([{"meta": {"\x1b[31m": 1, "=1": 2, "＝1": 3}}]).splitlines()[0] == "meta.\\x1b[31m,meta.=1,meta.＝1"
+    assert csv_of([{"=a": 1, "\x1b;-b": 2}]).splitlines()[0] == "'=a,\\x1b;'-b"
     assert csv_of([]) == "\r\n"
     assert json_of({"a": "\x1b\u202e"}) == '{"a":"\\u001b\\u202e"}'
+
+
+@pytest.mark.parametrize("sign", "=+-@＝＋－＠")
+def test_no_cell_is_a_formula_also_where_a_semicolon_ends_it(sign: str) -> None:
+    for text in (
+        f"{sign}1",
+        f" {sign}1",
+        f"\u00a0{sign}1",
+        f"a;{sign}1",
+        f"a; {sign}1",
+        f"a;;{sign}1;{sign}2",
+        f"\t{sign}1",
+    ):
+        for value in (text, [text, "b"], ["b", text]):
+            [_, line] = csv_of([{"a": "x", "b": value}]).splitlines()
+            cells = [cell.strip() for separator in ",;\t" for cell in next(csv.reader([line], delimiter=separator))]
+            assert [cell for cell in cells if cell[:1] == sign] == [], (text, line)
+    assert csv_of([{"a": "x=1; y -2 a@b"}]).splitlines()[1] == "x=1; y -2 a@b"
 
 
 @LEFT

@@ -76,6 +76,22 @@ def test_a_bad_url_names_what_is_wrong(url: str, named: str) -> None:
         "redis+cluster://u:hunter2@a,b",
         "redis+cluster://a:1,u:hunter2",
         "redis+sentinel://u:hunter2@a,b/main?sentinel_password=hunter2",
+        "redis://hunter2@h",
+        "redis://hunter2@h/abc",
+        "redis://hunter2@h:x",
+        "redis://hunter2@h?timout=5",
+        "redis://hunter2:@h/0",
+        "redis://hunter2:x@h/abc",
+        "redis://hunter2/x@h",
+        "redis://x@hunter2@h",
+        "redis://u:a@b:hunter2",
+        "http://hunter2@h",
+        "hunter2@h",
+        "unix://hunter2@/s?db=x",
+        "redis+cluster://hunter2@a,,b",
+        "redis+cluster://hunter2@a/3",
+        "redis+sentinel://hunter2@a",
+        "redis://u:987654321",
     ],
 )
 def test_no_password_is_shown_whatever_the_url(url: str) -> None:
@@ -85,6 +101,13 @@ def test_no_password_is_shown_whatever_the_url(url: str) -> None:
     except UsageError as error:
         shown = f"{error} {error.__cause__} {error.__suppress_context__ or error.__context__}"
     assert "hunter2" not in shown
+    assert "987654321" not in shown
+
+
+def test_a_user_is_shown_who_has_a_password() -> None:
+    assert Address.parse("redis://ada:secret@h/1").redacted == "redis://ada:***@h/1"
+    assert Address.parse("redis://:secret@h/1").redacted == "redis://:***@h/1"
+    assert Address.parse("redis://ada@h/1").redacted == "redis://***@h/1"
 
 
 def test_a_cluster_has_several_hosts() -> None:

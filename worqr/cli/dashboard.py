@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from ipaddress import ip_network
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
@@ -36,7 +37,11 @@ PasswordFile = Annotated[
 ]
 TrustHeader = Annotated[str, Parameter(metavar="NAME", help="Let in the viewer whom a proxy names in this header.")]
 Proxies = Annotated[
-    tuple[str, ...], Parameter(metavar="ADDRESS", help="Address or network of that proxy, such as 10.0.0.0/8.")
+    tuple[str, ...],
+    Parameter(
+        metavar="ADDRESS",
+        help="Address or network of that proxy, such as 10.0.0.0/8. With --password-file: of one that sets X-Forwarded-For.",
+    ),
 ]
 Open = Annotated[bool, flag("Let everyone look, without a login. Nothing can be changed.")]
 Rights = Annotated[
@@ -44,7 +49,9 @@ Rights = Annotated[
 ]
 ReadOnly = Annotated[bool, flag("Let viewers look only.")]
 AllowEnqueue = Annotated[bool, flag("Let administrators enqueue tasks by hand.")]
-Hosts = Annotated[tuple[str, ...], Parameter(metavar="NAME", help="A further host name that requests may have.")]
+Hosts = Annotated[
+    tuple[str, ...], Parameter(metavar="NAME", help="Host name of the dashboard, such as ops.example.org.")
+]
 Origins = Annotated[
     tuple[str, ...], Parameter(metavar="URL", help="Public origin, such as https://ops.example.org, behind a proxy.")
 ]
@@ -219,11 +226,16 @@ def _added_token(login: LoginOptions, token: str, line_of: Callable[[str, str, s
     try:
         with open(path, "a", encoding="utf-8", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
             file.write(f"{line_of(name, login.rights, token)}\n")
+            mode = os.fstat(file.fileno()).st_mode & 0o777
     except OSError as error:
         raise CommandFailed(f"cannot write the token file: {error}") from None
     print_error(
         f"{path} now has a hash of the token of {name}, with the rights of {login.rights!r}; the token is not kept"
     )
+    if mode & 0o077:
+        print_error(
+            f"warning: other users of this machine have access to {path} (mode {mode:o}); run `chmod 600 {quote(str(path))}`"
+        )
     return token
 
 

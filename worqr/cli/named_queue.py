@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from worqr.cli.output import print_error
 from worqr.errors import WorqrError, did_you_mean
@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from worqr.client.queue import Queue
     from worqr.mesh import Mesh
 
-_FAILURES: Final = "}-fail"
-
 
 def queue_by_name(mesh: Mesh, name: str) -> Queue:
     """Return the queue of this name; ``{Q1}-fail``, as lists show it, is the failure queue of Q1."""
-    if name.startswith("{") and name.endswith(_FAILURES):
-        return mesh.queue(name[1 : -len(_FAILURES)]).failures
-    return mesh.queue(name)
+    from worqr.client.queue import queue_named
+
+    return queue_named(mesh.queue, name)
 
 
 async def unknown_queue_hint(mesh: Mesh, name: str) -> str:

@@ -355,10 +355,15 @@ def _end(connection: Connection) -> None:
 
 def _url(settings: ClientSettings) -> str:
     refuse_while_importing("connection")
-    url = settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    url = url_or_default(settings.url)
     if url == EMBEDDED and settings.credentials is not None:
         raise UsageError("the embedded server has no users: remove credentials=, or name a server")
     return server_of_parent() or url if url == EMBEDDED else url
+
+
+def url_or_default(url: str | None) -> str:
+    """Return the URL that a mesh connects to."""
+    return url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
 
 
 def _source(settings: ClientSettings) -> str:

@@ -371,3 +371,9 @@ class Queue(QueueOperations):
             An async context manager, which gives the iterator.
         """
         return events_of(self._client, self._keys)
+
+
+def queue_named(make: Callable[[str], Queue], name: str) -> Queue:
+    """Return the queue that has this name in lists: ``{Q1}-fail`` is the failure queue of Q1. `make` is ``mesh.queue``."""
+    keys = QueueKeys.of("", name)
+    return make(keys.queue).failures if keys.failures else make(name)

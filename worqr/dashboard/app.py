@@ -15,10 +15,12 @@ from typing import Any, Final
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.client import acting_for
+from worqr.client.connections import EMBEDDED, url_or_default
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
     BY_TOKEN,
+    HOW_TO_LOG_IN,
     SECURITY_HEADERS,
     Disconnected,
     Message,
@@ -69,7 +71,8 @@ class Dashboard:
         access: A function of the ASGI scope of each request. It returns the `Viewer`, or None if you do not know
             who sent it. It may be async.
         url: Connect to this URL instead of the mesh's, for example as a user who may only read.
-        hosts: The host names in requests that are accepted. None: all, because your application or your proxy checks them.
+        hosts: The host names in requests that are accepted, beside the address at which they arrive. None: all, because your
+            application or your proxy checks them.
         origins: The public origins of the dashboard, such as ``"https://ops.example.org"``, if a proxy changes the host name.
         read_only: Refuse every change, even if `access` permits it.
         login_url: Redirect unknown visitors there. None: a page with status 401.
@@ -107,6 +110,8 @@ class Dashboard:
         if payloads not in ("redacted", "never", "full"):
             raise UsageError(f"payloads must be 'redacted', 'never' or 'full', not {payloads!r}")
         self._mesh = side_mesh(mesh, "dashboard", PATIENCE, url)
+        if self._mesh.url not in (None, EMBEDDED):
+            Address.parse(self._mesh.url)
         self._hosts = None if hosts is None else frozenset(map(host_name, hosts))
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._read_only = read_only
@@ -114,7 +119,7 @@ class Dashboard:
         self._declarations = declarations_of(mesh)
         self._login_url = login_url
         self._redactor = Redactor(redact, payloads, show)
-        self._pages = Pages(_names_of(self._mesh), self._redactor, TraceLinks(trace_url))
+        self._pages = Pages(partial(_names_of, self._mesh), self._redactor, TraceLinks(trace_url))
         self._looks = Looks()
         self._bulk_acts = BulkActs(partial(side_mesh, mesh, "dashboard", PATIENCE, url))
 
@@ -173,7 +178,8 @@ class Dashboard:
         if viewer is None:
             if self._login_url is not None:
                 raise Refused(303, "You have to log in.", {"location": self._login_url})
-            raise Refused(401, "You have to log in to see this dashboard.")
+            how = scope.get(HOW_TO_LOG_IN, "")
+            raise Refused(401, f"You have to log in to see this dashboard. {how}".strip())
         seen = (
             viewer.without_acts() if self._read_only else viewer if self._allow_enqueue else viewer.without("enqueue")
         )
@@ -232,13 +238,12 @@ def check_right(viewer: Viewer, route: Route) -> None:
 
 
 def _names_of(mesh: Mesh[Any]) -> dict[str, str]:
-    """Return the prefix of the mesh, and the address of its server without the password."""
-    if mesh.url is None:
-        server = "the default server"
-    elif mesh.url == "embedded:":
-        server = "embedded server"
-    else:
-        server = Address.parse(mesh.url).redacted
+    """Return the prefix of the mesh, and the address of its server without the password, as workers log it."""
+    url = url_or_default(mesh.url)
+    try:
+        server = "embedded server" if url == EMBEDDED else Address.parse(url).redacted
+    except UsageError:  # of an environment variable
+        server = "a server with a wrong URL"
     return {"prefix": mesh.prefix, "server": server}
 
 

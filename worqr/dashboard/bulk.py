@@ -17,6 +17,7 @@ import trio
 
 from worqr.client.client import acting_for
 from worqr.client.noted_batches import cancel_and_note, retry_and_note
+from worqr.client.queue import queue_named
 from worqr.errors import WorqrError
 from worqr.inside import client_of
 
@@ -125,7 +126,7 @@ class Bulk:
         with acting_for(order.who):
             async with mesh.connect():
                 try:
-                    queue = mesh.queue(order.queue)
+                    queue = queue_named(mesh.queue, order.queue)
                     changed = await (self._changed_in_batch(mesh, queue) if order.batch else self._changed(queue))
                 except Stopped:
                     await self._note(mesh, "bulk_stopped", self.progress.tried)

@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import ipaddress
 import secrets
+import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
@@ -21,7 +23,16 @@ import anyio
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 from worqr.dashboard.access import Scope, Viewer
-from worqr.dashboard.guard import SECURITY_HEADERS, Message, Receive, Refused, check_host, header
+from worqr.dashboard.guard import (
+    HOW_TO_LOG_IN,
+    SECURITY_HEADERS,
+    Message,
+    Receive,
+    Refused,
+    address_of,
+    check_host,
+    header,
+)
 from worqr.errors import UsageError
 
 Send = Callable[[Message], Awaitable[None]]
@@ -30,13 +41,20 @@ MakeViewer = Callable[[str], Viewer]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 VIEWER: Final = "worqr.viewer"
+HOW: Final = (
+    "The address that `worqr dashboard` prints logs you in. It works once, and for a day in the same browser. "
+    "For a new one, start the dashboard again."
+)
 COOKIE: Final = "worqr_dashboard"
-COOKIE_LASTS: Final = 7 * 86400
+COOKIE_LASTS: Final = 86400
+"""Seconds. Cookies know no ports, so each program on the same host name that the browser visits gets this one, too."""
 WRONG_PASSWORD_TAKES: Final = 1.0
 MOST_ATTEMPTS: Final = 5
-"""Wrong passwords that are checked at the same time; further requests get status 429."""
+"""Passwords of one address that are checked at the same time; further requests from there get status 429."""
 KNOWN: Final = 256
 """Passwords that were right, of which the door remembers a keyed hash, because scrypt takes 50 ms."""
+NETWORK_BITS: Final = 64
+"""Addresses of IPv6 that one visitor may have are those with the same first bits."""
 _SCRYPT: Final = {"n": 2**14, "r": 8, "p": 1}
 
 
@@ -46,6 +64,29 @@ def viewer_at_door(scope: Scope) -> Viewer | None:
     return viewer
 
 
+def http1_only(app: App) -> App:
+    """Return the application behind a door that refuses HTTP/2, and to change to it.
+
+    In a connection that has changed to HTTP/2, a proxy sees no more requests. So it neither checks their paths nor sets the
+    header that names the viewer.
+    """
+
+    async def door(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and _is_http2(scope):
+            why = "This dashboard speaks HTTP/1.1 only. Let the proxy not forward the header Upgrade.\n"
+            await PlainTextResponse(why, 505)(scope, receive, with_headers(send, SECURITY_HEADERS))
+        else:
+            await app(scope, receive, send)
+
+    return door
+
+
+def _is_http2(scope: Scope) -> bool:
+    if not scope.get("http_version", "1.1").startswith("1"):
+        return True
+    return any(name.lower() == b"upgrade" and b"h2" in value.lower() for name, value in scope["headers"])
+
+
 class TokenDoor:
     """Lets in who has the one-time token of this process, and afterwards the cookie that it was swapped for.
 
@@ -53,14 +94,17 @@ class TokenDoor:
         app: the dashboard.
         viewer: who comes through this door.
         hosts: the host names that are accepted.
+        place: the address and the path of the dashboard. Cookies know no ports, so those of two dashboards have two names.
     """
 
-    def __init__(self, app: App, viewer: Viewer, hosts: frozenset[str]) -> None:
+    def __init__(self, app: App, viewer: Viewer, hosts: frozenset[str], place: str = "") -> None:
         self._app = app
         self._viewer = viewer
         self._hosts = hosts
         self._key = secrets.token_bytes(32)
         self._token: str | None = secrets.token_urlsafe(16)
+        # The machine, too: dashboards of two machines may be forwarded to ports of a third one.
+        self._cookie = f"{COOKIE}_{hashlib.sha256(f'{socket.gethostname()} {place}'.encode()).hexdigest()[:8]}"
 
     @property
     def token(self) -> str:
@@ -76,6 +120,8 @@ class TokenDoor:
                 return
             if self._has_cookie(scope):
                 scope[VIEWER] = self._viewer
+            else:
+                scope[HOW_TO_LOG_IN] = HOW
         await self._app(scope, receive, send)
 
     def _login(self, scope: Scope) -> RedirectResponse | None:
@@ -90,7 +136,7 @@ class TokenDoor:
         self._token = None
         response = RedirectResponse(f"{scope.get('root_path', '')}/", 303)
         value = self._signed(str(int(time.time()) + COOKIE_LASTS))
-        response.set_cookie(COOKIE, value, max_age=COOKIE_LASTS, httponly=True, samesite="strict")
+        response.set_cookie(self._cookie, value, max_age=COOKIE_LASTS, httponly=True, samesite="strict")
         return response
 
     def _has_cookie(self, scope: Scope) -> bool:
@@ -98,10 +144,10 @@ class TokenDoor:
             cookies = SimpleCookie(header(scope, b"cookie") or "")
         except (CookieError, Refused):
             return False
-        value = cookies[COOKIE].value if COOKIE in cookies else ""
+        value = cookies[self._cookie].value if self._cookie in cookies else ""
         until, _, _ = value.partition(".")
-        fresh = until.isascii() and until.isdecimal() and int(until) > time.time()
-        return fresh and hmac.compare_digest(value.encode(), self._signed(until).encode())
+        # The signature first: what is signed here is a short number.
+        return hmac.compare_digest(value.encode(), self._signed(until).encode()) and int(until) > time.time()
 
     def _signed(self, until: str) -> str:
         return f"{until}.{hmac.new(self._key, until.encode(), 'sha256').hexdigest()}"
@@ -110,19 +156,27 @@ class TokenDoor:
 class PasswordDoor:
     """Asks for a name and a password, as browsers know it (HTTP Basic).
 
+    A password that was right before is let in at once. All others are counted by the address that they come from, so that
+    wrong passwords from one address do not keep out people at others.
+
     Args:
         app: the dashboard.
         passwords: hashes by name, as `hash_password` makes them.
         viewer: makes the viewer of a name.
+        proxies: the addresses of proxies, which add the address of their client to ``X-Forwarded-For``.
     """
 
-    def __init__(self, app: App, passwords: Mapping[str, str], viewer: MakeViewer) -> None:
+    def __init__(
+        self, app: App, passwords: Mapping[str, str], viewer: MakeViewer, proxies: Sequence[Network] = ()
+    ) -> None:
         self._app = app
         self._passwords = dict(passwords)
         self._viewer = viewer
+        self._proxies = tuple(map(_plain_network, proxies))
         self._key = secrets.token_bytes(32)
-        self._known: set[bytes] = set()
-        self._attempts = 0
+        self._known: dict[bytes, None] = {}
+        self._attempts: Counter[str] = Counter()
+        """By address. Those that are checked at this moment only, so it has no more entries than there are connections."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -131,32 +185,36 @@ class PasswordDoor:
             return
         given = _basic(scope)
         if given is not None:
-            if self._attempts >= MOST_ATTEMPTS:
-                busy = PlainTextResponse("Too many passwords at once: try again in a second.\n", 429)
-                await busy(scope, receive, with_headers(send, SECURITY_HEADERS))
-                return
-            if await self._is_right(*given):
+            mark = hmac.new(self._key, repr(given).encode(), "sha256").digest()
+            right = mark in self._known
+            if not right:
+                visitor = _visitor(scope, self._proxies)
+                if self._attempts[visitor] >= MOST_ATTEMPTS:
+                    busy = PlainTextResponse("Too many passwords at once: try again in a second.\n", 429)
+                    await busy(scope, receive, with_headers(send, SECURITY_HEADERS))
+                    return
+                right = await self._is_right(*given, mark, visitor)
+            if right:
                 scope[VIEWER] = self._viewer(given[0])
         challenge = ((b"www-authenticate", b'Basic realm="worqr", charset="UTF-8"'),)
         await self._app(scope, receive, with_headers(send, challenge, status=401))
 
-    async def _is_right(self, name: str, password: str) -> bool:
-        mark = hmac.new(self._key, f"{name}\0{password}".encode(), "sha256").digest()
-        if mark in self._known:
-            return True
-        self._attempts += 1
+    async def _is_right(self, name: str, password: str, mark: bytes, visitor: str) -> bool:
+        self._attempts[visitor] += 1
         try:
             stored = self._passwords.get(name, _NO_PASSWORD)
             right = await anyio.to_thread.run_sync(check_password, password, stored)
             if right and name in self._passwords:
                 if len(self._known) >= KNOWN:
-                    self._known.clear()
-                self._known.add(mark)
+                    del self._known[next(iter(self._known))]
+                self._known[mark] = None
                 return True
             await anyio.sleep(WRONG_PASSWORD_TAKES)
             return False
         finally:
-            self._attempts -= 1
+            self._attempts[visitor] -= 1
+            if not self._attempts[visitor]:
+                del self._attempts[visitor]
 
 
 class ProxyDoor:
@@ -172,12 +230,12 @@ class ProxyDoor:
     def __init__(self, app: App, name: str, proxies: Sequence[Network], viewer: MakeViewer) -> None:
         self._app = app
         self._name = name.lower().encode("latin-1")
-        self._proxies = tuple(proxies)
+        self._proxies = tuple(map(_plain_network, proxies))
         self._viewer = viewer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and self._is_proxy(scope):
+        if scope["type"] == "http" and _is_of(self._proxies, address_of(_peer(scope))):
             try:
                 name = header(scope, self._name)
             except Refused:
@@ -186,13 +244,44 @@ class ProxyDoor:
                 scope[VIEWER] = self._viewer(name)
         await self._app(scope, receive, send)
 
-    def _is_proxy(self, scope: Scope) -> bool:
-        host = (scope.get("client") or ("", 0))[0]
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return any(address in network for network in self._proxies)
+
+def _peer(scope: Scope) -> str:
+    """Return the address of the program that has connected."""
+    return (scope.get("client") or ("", 0))[0] or ""
+
+
+def _plain_network(network: Network) -> Network:
+    """Return the network of IPv4 that a network of IPv6 stands for, as ``::ffff:10.0.0.0/104`` does; any other as it is."""
+    mapped = network.network_address.ipv4_mapped if isinstance(network, ipaddress.IPv6Network) else None
+    return (
+        network if mapped is None or network.prefixlen < 96 else ipaddress.ip_network((mapped, network.prefixlen - 96))
+    )
+
+
+def _is_of(networks: Sequence[Network], address: ipaddress.IPv4Address | ipaddress.IPv6Address | None) -> bool:
+    return address is not None and any(address in network for network in networks)
+
+
+def _visitor(scope: Scope, proxies: Sequence[Network]) -> str:
+    """Return where a request comes from: an address, or a network of IPv6.
+
+    Of the addresses in ``X-Forwarded-For``, proxies that are trusted have added the last ones. The visitor's is the last one that
+    is not theirs; what stands before it may be anything.
+    """
+    peer = _peer(scope)
+    address = address_of(peer)
+    if _is_of(proxies, address):
+        forwarded = b",".join(value for name, value in scope["headers"] if name.lower() == b"x-forwarded-for")
+        for text in reversed(forwarded.decode("latin-1").split(",")):
+            found = address_of(text.strip())
+            if found is None:
+                break
+            address = found
+            if not _is_of(proxies, found):
+                break
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((int(address), NETWORK_BITS), strict=False))
+    return peer if address is None else str(address)
 
 
 class OpenDoor:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from worqr.client.queue import queue_named
 from worqr.dashboard.batches import gathered, unless_refused
 from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.graphs import DAY
@@ -41,7 +42,7 @@ async def failed(visit: Visit) -> Response:
     shown = found[:MOST_QUEUES]
 
     async def newest(name: str) -> tuple[list[Failed], str]:
-        return await unless_refused(partial(visit.mesh.queue(name).failed.list, 1), list[Failed]())
+        return await unless_refused(partial(queue_named(visit.mesh.queue, name).failed.list, 1), list[Failed]())
 
     names = [info.name for info in shown]
     calls: list[Callable[[], Awaitable[Any]]] = [partial(newest, name) for name in names]

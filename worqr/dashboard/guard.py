@@ -8,8 +8,11 @@ is needed.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 from urllib.parse import parse_qsl
+
+from worqr.escaping import escape
 
 MAX_BODY: Final = 64 * 1024
 MAX_QUERY: Final = 8 * 1024
@@ -17,6 +20,8 @@ MAX_FIELDS: Final = 1100
 """Fields of a form: 1,000 ids, and some more."""
 BY_TOKEN: Final = "worqr.by_token"  # noqa: S105 - a key
 """The key of a scope that says that a program made the request, with a token."""
+HOW_TO_LOG_IN: Final = "worqr.how_to_log_in"
+"""The key of a scope with a sentence for visitors without a login."""
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 FORM: Final = "application/x-www-form-urlencoded"
 
@@ -72,15 +77,33 @@ def host_name(host: str) -> str:
     return name.partition(":")[0].rstrip(".")
 
 
+def address_of(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an IP address; None for a name. ``::ffff:10.0.0.1``, as a socket for IPv6 shows it, is an address of IPv4."""
+    try:
+        found = ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+
+
 def check_host(scope: MutableMapping[str, Any], hosts: Collection[str] | None) -> None:
-    """Raise Refused if the browser names another host: a foreign page may have pointed its own name at this address."""
-    if hosts is None:
+    """Raise Refused if the browser names another host: a foreign page may have pointed its own name at this address.
+
+    A program with a token may name any, because no page can add a token. The address at which the request arrived is accepted:
+    only names can be pointed elsewhere.
+    """
+    if hosts is None or scope.get(BY_TOKEN):
         return
-    host = header(scope, b"host") or ""
-    if host_name(host) not in hosts:
+    host = host_name(header(scope, b"host") or "")
+    if host in hosts:
+        return
+    address = address_of(host)
+    if address is None or address != address_of((scope.get("server") or ("",))[0] or ""):
+        shown = escape(host)[:100]
         raise Refused(
             421,
-            "This dashboard does not have the host name in your request. Start it with --host NAME to allow another.",
+            f"This dashboard does not know the host name {shown!r} of your request. If it is the name of this dashboard, start "
+            "it with --host NAME; a mounted dashboard takes hosts=(NAME,).",
         )
 
 

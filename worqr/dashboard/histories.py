@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from worqr.client.history import read_histories
+from worqr.client.queue import queue_named
 from worqr.dashboard.graphs import RANGES, Graphs, Sparkline, graphs_of, sparkline_of
 from worqr.dashboard.visit import Visit
 from worqr.errors import RefusedByServer
@@ -22,7 +23,7 @@ async def read_graphs(visit: Visit, queue: str, span: str) -> Graphs | None:
 
     async def read(_before: object) -> Graphs | None:
         try:
-            return graphs_of(await visit.mesh.queue(queue).history(minutes), size)
+            return graphs_of(await queue_named(visit.mesh.queue, queue).history(minutes), size)
         except RefusedByServer:  # the dashboard's user may read the queue, but not its history
             return None
 

@@ -1,8 +1,8 @@
 """Live numbers: a stream of server-sent events for each open page.
 
 A stream looks again every one to three seconds, and sends the texts that have changed. The graphs of a queue are sent when its
-history was read again. Streams that show the same share one look. A stream ends after two minutes, and the browser opens the next
-one. So a client that vanished silently costs two minutes.
+history was read again, and the page of a job when its state is another one. Streams that show the same share one look. A stream
+ends after two minutes, and the browser opens the next one. So a client that vanished silently costs two minutes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from worqr.dashboard.graphs import NAMES, Graphs
 from worqr.dashboard.guard import Message, Receive, Refused
 from worqr.dashboard.histories import read_graphs
 from worqr.dashboard.numbers import (
+    JOB_NEWS,
     batch_numbers,
     header_numbers,
     job_numbers,
+    job_rows,
     lane_numbers,
     lane_rows,
     queue_numbers,
@@ -81,19 +83,28 @@ class _Sent:
     away: bool = False
     at: float = field(default_factory=time.monotonic)
 
-    def events(self, news: News, draw: Callable[[Graphs], str]) -> str:
-        """Return the events that bring the client up to date; empty if it is. `draw` returns the HTML of graphs."""
+    def has_moved(self, news: News) -> bool:
+        """Return True if the rows of its list are others now."""
+        return bool(self.rows) and signature(news.rows) != self.rows
+
+    def events(self, news: News, draw: Callable[[Graphs], str], page: Mapping[str, str] | None = None) -> str:
+        """Return the events that bring the client up to date; empty if it is.
+
+        Args:
+            news: what the page shows now.
+            draw: returns the HTML of graphs.
+            page: what replaces the whole page of the client; None: the client only learns that its list has changed.
+        """
         new = {key: text for key, text in news.texts.items() if self.texts.get(key) != text}
         out = _event("up", {}) if self.away else ""
         if new:
             out += _event("set", {escape(key): text for key, text in new.items()})  # the page has them escaped
-        rows = signature(news.rows)
-        if self.rows and rows != self.rows:
-            out += _event("moved", {})
+        if self.has_moved(news):
+            out += _event("moved", {}) if page is None else _event("page", page)
         if self.texts and news.graphs is not None and news.graphs is not self.graphs:
             out += _event("graphs", {"html": draw(news.graphs)})
         self.texts |= new
-        self.rows, self.graphs, self.away = rows, news.graphs, False
+        self.rows, self.graphs, self.away = signature(news.rows), news.graphs, False
         return out
 
     def is_away(self, why: str) -> str:
@@ -117,7 +128,8 @@ async def stream(visit: Visit) -> Answer:
     if view == "bulk":
         bulk_pages.numbers(visit)
     quick = view in ("queue", "job", "bulk", "batch", "lanes")
-    return EventStream(visit, partial(_READERS.get(view, _mesh), visit), QUICK if quick else SLOW)
+    redraw = partial(_job_again, visit) if view == "job" else None
+    return EventStream(visit, partial(_READERS.get(view, _mesh), visit), QUICK if quick else SLOW, redraw)
 
 
 async def _state(visit: Visit) -> MeshState:
@@ -130,7 +142,7 @@ async def _mesh(visit: Visit) -> News:
     part = slice(start, start + reading.PAGE)
     match visit.text("view"):
         case "queues":
-            return News(state_numbers(state, queues=reading.sorted_queues(visit, state)[part]))
+            return News(state_numbers(state, queues=reading.sorted_queues(visit, state, empty="hide")[0][part]))
         case "failed":
             news = News(state_numbers(state, queues=failing_queues(state)[:MOST_QUEUES]))
             return await _with_counts(visit, news, names_to_count(state), "failed")
@@ -188,9 +200,17 @@ async def _job(visit: Visit) -> News:
     async def read(_before: News | None) -> News:
         status = await job.status()
         texts = job_numbers(status, visit.redactor, state.now()) | header_numbers(state)
-        return News(texts, (status.state, status.attempts))
+        return News(texts, job_rows(status))
 
     return await visit.looks.get(("job", name, job.id), read, within=QUICK - 0.1, spare=True)
+
+
+async def _job_again(visit: Visit) -> dict[str, str]:
+    """Return the page of a job that has changed, and a sentence about the change."""
+    query = {name: visit.text(name) for name in ("queue", "id", "listed")}
+    page = replace(visit, path="/job", query={name: value for name, value in query.items() if value})
+    context = await reading.read_job(page)
+    return {"html": visit.render("job_part.html", visit=page, **context), "text": JOB_NEWS[context["status"].state]}
 
 
 async def _batch(visit: Visit) -> News:
@@ -253,9 +273,16 @@ _READERS: Final[dict[str, Callable[[Visit], Awaitable[News]]]] = {
 class EventStream:
     """One response of server-sent events, as ASGI has it."""
 
-    def __init__(self, visit: Visit, read: Callable[[], Awaitable[News]], every: float) -> None:
+    def __init__(
+        self,
+        visit: Visit,
+        read: Callable[[], Awaitable[News]],
+        every: float,
+        redraw: Callable[[], Awaitable[dict[str, str]]] | None = None,
+    ) -> None:
         self._visit = visit
         self._read = read
+        self._redraw = redraw
         self._every = every
         self._sent = _Sent(visit.text("seen"))
 
@@ -298,7 +325,10 @@ class EventStream:
     async def _send_news(self, send: Send, end: float) -> None:
         silent_since = time.monotonic()
         while time.monotonic() < end and not self._visit.looks.closing:
-            events = self._sent.events(await self._read(), partial(_draw, self._visit))
+            news = await self._read()
+            redraws = self._redraw is not None and self._sent.has_moved(news)
+            page = await self._redraw() if redraws and self._redraw is not None else None
+            events = self._sent.events(news, partial(_draw, self._visit), page)
             self._visit.looks.answered()
             if not events and time.monotonic() - silent_since > COMMENT_EVERY:
                 events = ": nothing new\n\n"

@@ -155,8 +155,8 @@ def run_key(queue: str, task: TaskInfo) -> str:
 
 
 def bar(progress: float | None) -> str:
-    """Return the value of a progress bar, from 0 to 1."""
-    return "0" if progress is None else f"{min(max(progress, 0.0), 1.0):.3f}"
+    """Return the value of a progress bar, from 0 to 1; empty if it is not known."""
+    return "" if progress is None else f"{min(max(progress, 0.0), 1.0):.3f}"
 
 
 def job_numbers(status: Status, redactor: Redactor, now: datetime) -> dict[str, str]:
@@ -170,6 +170,24 @@ def job_numbers(status: Status, redactor: Redactor, now: datetime) -> dict[str, 
         "job.attempts": figures.count(status.attempts),
         "job.failures": figures.count(status.failures),
     }
+
+
+def job_rows(status: Status) -> object:
+    """Return what differs when the page of a job has changed, besides its numbers."""
+    return (status.state, status.attempts, status.failures, status.worker)
+
+
+JOB_NEWS: Final = {
+    "waiting": "This job waits for a free worker.",
+    "scheduled": "This job waits for its time.",
+    "blocked": "This job waits until another run of its id has ended.",
+    "active": "A worker runs this job.",
+    "finished": "This job has finished.",
+    "failed": "This job has failed.",
+    "cancelled": "This job was cancelled.",
+    "gone": "This job has ended.",
+}
+"""What an open page of a job says when the state has become another one."""
 
 
 def batch_state(info: BatchInfo) -> str:

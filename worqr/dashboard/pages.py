@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jinja2
+from markupsafe import Markup
 
 from worqr.dashboard import figures, holds
 from worqr.dashboard.notices import notice
@@ -79,9 +81,14 @@ def environment() -> jinja2.Environment:
             holds.batches_text,
         )
     }
-    filters |= {"batch_state": batch_state, "shard_of": shard_of}
+    filters |= {"soft": _soft, "batch_state": batch_state, "shard_of": shard_of}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return made
+
+
+def _soft(name: str) -> Markup:
+    """Return the name of a queue, which a line may break behind a dot or an underscore."""
+    return Markup("<wbr>").join(re.split(r"(?<=[._])(?=.)", escape(name)))
 
 
 def _of_queue(tasks: list[TaskInfo], queue: str) -> list[tuple[str, TaskInfo]]:
@@ -101,13 +108,13 @@ class Pages:
     """Renders the pages of one dashboard.
 
     Args:
-        mesh: what the header names: the prefix, and the server without its password.
+        mesh: returns what the header names: the prefix, and the server without its password.
         redactor: it hides secrets in payloads and errors.
         traces: the links to the tracing system.
     """
 
-    def __init__(self, mesh: Mapping[str, str], redactor: Redactor, traces: TraceLinks) -> None:
-        self._mesh = dict(mesh)
+    def __init__(self, mesh: Callable[[], Mapping[str, str]], redactor: Redactor, traces: TraceLinks) -> None:
+        self._mesh = mesh
         self._traces = traces
         self._redactor = redactor
 
@@ -143,7 +150,7 @@ class Pages:
             environment()
             .get_template(template)
             .render(
-                mesh=self._mesh,
+                mesh=self._mesh(),
                 navigation=NAVIGATION,
                 redactor=self._redactor,
                 traces=self._traces,

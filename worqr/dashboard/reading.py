@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from starlette.responses import Response
 
+from worqr.client.queue import queue_named
 from worqr.cron import Schedule
 from worqr.dashboard import serving
 from worqr.dashboard.advice import advice, request_text
@@ -17,16 +18,17 @@ from worqr.dashboard.batches import pair, unless_refused
 from worqr.dashboard.graphs import HOUR, NAMES
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.histories import read_graphs, read_sparklines
-from worqr.dashboard.numbers import rows_of, signature
+from worqr.dashboard.numbers import job_rows, rows_of, signature
 from worqr.dashboard.records_page import read_records
-from worqr.dashboard.state import MeshState, age_of, needs_of, read_state
+from worqr.dashboard.state import MeshState, age_of, is_empty_failure_queue, needs_of, read_state
 from worqr.dashboard.visit import Visit
+from worqr.ended_runs import EndedRun
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.matches import Matches
 from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo
 from worqr.ops import FIND_DEPTH
-from worqr.records import Status, TaskInfo
+from worqr.records import JobRecord, Status, TaskInfo
 from worqr.shard_layout import MAX_SHARDS
 from worqr.snapshots import is_in_use
 
@@ -40,6 +42,8 @@ NEWEST: Final = 8
 """Entries of the log on the overview."""
 NEWEST_READ: Final = 50
 """Entries of the log that are read for it, because a viewer may not see all of them."""
+RECENT: Final = 1000
+"""Ended runs of a queue in which the last one of a job is looked for."""
 PAGE: Final = 50
 OF_ONE_WORKER: Final = 250
 """Running tasks of one worker in one queue that are read, so that the page can say how many are left out."""
@@ -47,6 +51,7 @@ MOST_COLONS: Final = 4
 """Colons at which the text of a search is split into a queue and an id. Both may have some."""
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
+Empty = Literal["hide", "show"]
 TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "ended")
 """The lists of the page of a queue."""
 ORDERS: Final = ("front", "end")
@@ -126,12 +131,12 @@ async def newest_entries(visit: Visit) -> list[LogEntry]:
 
 
 async def queues(visit: Visit) -> Response:
-    """The list of queues."""
+    """The list of queues, without failure queues that are empty unless the viewer asks for them."""
     state = await look(visit)
-    found = sorted_queues(visit, state)
+    fields = {name: visit.text(name) for name in ("q", "sort", "page")} | {"empty": visit.text("empty") or "hide"}
+    found, hidden = sorted_queues(visit, state, empty="hide")
     start = start_of_page(visit)
     shown = found[start : start + PAGE]
-    fields = {name: visit.text(name) for name in ("q", "sort", "page")}
     return visit.page(
         "queues.html",
         live=visit.link("/live", view="queues", **fields),
@@ -143,19 +148,29 @@ async def queues(visit: Visit) -> Response:
         size=PAGE,
         word=fields["q"],
         sort=fields["sort"] or "activity",
+        empty=fields["empty"],
+        hidden=hidden,
         unreadable={
             name: why for name, why in state.info.unreadable.items() if fields["q"].strip().lower() in name.lower()
         },
     )
 
 
-def sorted_queues(visit: Visit, state: MeshState) -> list[QueueInfo]:
-    """Return the queues that match the filter of the list, in its order."""
+def sorted_queues(visit: Visit, state: MeshState, *, empty: Empty) -> tuple[list[QueueInfo], int]:
+    """Return the queues that match the filter of the list, in its order; and how many empty failure queues are left out.
+
+    Args:
+        visit: the request, with the filter.
+        state: the queues.
+        empty: what becomes of empty failure queues, unless the request says it.
+    """
     word, sort = visit.text("q").strip().lower(), visit.choice("sort", ("activity", *SORTS))
-    found = [info for info in state.busiest(len(state.queues)) if word in info.name.lower()]
+    every = [info for info in state.busiest(len(state.queues)) if word in info.name.lower()]
+    hides = visit.choice("empty", ("hide", "show") if empty == "hide" else ("show", "hide")) == "hide"
+    found = [info for info in every if not (hides and is_empty_failure_queue(info))]
     if sort != "activity":
         found.sort(key=SORTS[sort], reverse=sort != "name")
-    return found
+    return found, len(every) - len(found)
 
 
 async def filtered_workers(visit: Visit) -> list[WorkerInfo]:
@@ -233,13 +248,27 @@ def _state(tab: str) -> Literal["scheduled", "blocked"]:
 
 async def job(visit: Visit) -> Response:
     """One job: where it is, its tries, its payload."""
+    context = await read_job(visit)
+    record: JobRecord = context["record"]
+    is_gone = record.status.state == "gone" and not record.dead_letters
+    unknown = is_gone and not (context["last_run"] or context["listed"] or visit.text("done"))
+    fields = {"queue": record.queue, "id": record.id, "seen": signature(job_rows(record.status))}
+    view = visit.link("/live", view="job", listed="" if unknown else "1", **fields)
+    return visit.page("job.html", 404 if unknown else 200, live=view, **context)
+
+
+async def read_job(visit: Visit) -> dict[str, Any]:
+    """Return what the page of a job shows. Of a job that is gone, its last run is looked for among the runs that are kept."""
     queue = visit.queue(visit.text("queue"))
     calls: list[Callable[[], Awaitable[Any]]] = [partial(queue.read, visit.text("id")), partial(look, visit)]
     calls += [partial(unless_refused, queue.info, None)]
     record, _, (info, _) = await gathered(calls)
-    view = visit.link("/live", view="job", queue=record.queue, id=record.id)
-    unknown = record.status.state == "gone" and not record.dead_letters and not visit.text("done")
-    return visit.page("job.html", 404 if unknown else 200, live=view, record=record, status=record.status, info=info)
+    runs: list[EndedRun] = []
+    if record.status.state == "gone":
+        runs, _ = await unless_refused(partial(queue.recent, RECENT), runs)
+    last_run = next((run for run in runs if run.id == record.id), None)
+    context = {"record": record, "status": record.status, "info": info, "last_run": last_run}
+    return context | {"listed": bool(visit.text("listed"))}
 
 
 async def payload(visit: Visit) -> Response:
@@ -290,7 +319,9 @@ async def running_tasks(
 
     async def read(name: str) -> tuple[list[TaskInfo], str]:
         limit = OF_ONE_WORKER if worker else PAGE + 1
-        return await unless_refused(partial(visit.mesh.queue(name).running, limit, worker=worker), list[TaskInfo]())
+        return await unless_refused(
+            partial(queue_named(visit.mesh.queue, name).running, limit, worker=worker), list[TaskInfo]()
+        )
 
     lists = await gathered([partial(read, name) for name in names[:QUEUES_OF_RUNNING]])
     found = [(name, task) for name, (tasks, _) in zip(names, lists, strict=False) for task in tasks]
@@ -383,7 +414,7 @@ def _searches(visit: Visit, word: str) -> list[Callable[[], Awaitable[Found]]]:
 
     async def in_queue(name: str, id: str) -> Found:
         try:
-            status = await visit.mesh.queue(name).job(id).status()
+            status = await queue_named(visit.mesh.queue, name).job(id).status()
         except UsageError:  # the name of no queue, or the id of no job
             return []
         return [(name, id, status)] if status.state != "gone" else []

@@ -87,7 +87,7 @@ def _server(info: Info) -> Iterator[Fact]:
 def _judged_version(server: str, version: str) -> tuple[Level, str]:
     """Return the level of a version, and what to do about it."""
     parts = version.split(".")
-    if len(parts) < 3 or not all(part.isdecimal() for part in parts[:3]):
+    if len(parts) < 3 or not all(part.isdecimal() and len(part) < 10 for part in parts[:3]):
         return "", ""
     series, patch = (int(parts[0]), int(parts[1])), int(parts[2])
     fixed = LUA_FIXED[server]
@@ -229,4 +229,4 @@ def _named(clients: Mapping[str, int]) -> list[tuple[str, int]]:
 def number(info: Info, name: str) -> int | None:
     """Return a whole number of INFO; None if it is not there."""
     value = info.get(name, "")
-    return int(value) if value.isdecimal() else None
+    return int(value) if value.isdecimal() and len(value) < 20 else None

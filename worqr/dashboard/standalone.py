@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import trio
 from hypercorn.config import Config
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio import serve as serve_asgi  # pyright: ignore[reportUnknownVariableType]
 
 from worqr.dashboard.access import Viewer, admin, operator, reader
@@ -25,6 +27,7 @@ from worqr.dashboard.doors import (
     PasswordDoor,
     ProxyDoor,
     TokenDoor,
+    http1_only,
     read_passwords,
     viewer_at_door,
 )
@@ -47,11 +50,11 @@ class Settings:
     Attributes:
         host: the address to listen at.
         port: its port.
-        hosts: further host names that requests may have.
+        hosts: further host names that requests may have, besides those of this machine and of `origins`.
         origins: public origins, as for `Dashboard`.
         passwords: the text of a password file.
         trust_header: the header in which a proxy names the viewer.
-        proxies: the addresses of that proxy.
+        proxies: the addresses of that proxy; with `passwords`, of a proxy that adds its client to ``X-Forwarded-For``.
         tokens: the text of a token file, for programs.
         open_to_all: no login; viewers may only look.
         rights: what viewers may do; on loopback with a token, all.
@@ -98,9 +101,14 @@ def check_settings(settings: Settings) -> None:
         raise UsageError(
             f"--root-path must be a path such as /worqr, without a slash at its end, got {settings.root_path!r}"
         )
-    if bool(settings.trust_header) != bool(settings.proxies):
+    if settings.trust_header and not settings.proxies:
         raise UsageError(
             "--trust-header and --trusted-proxy belong together: name the addresses of the proxy whose header is true"
+        )
+    if settings.proxies and not settings.trust_header and settings.passwords is None:
+        raise UsageError(
+            "--trusted-proxy belongs together with --trust-header or --password-file: name the header that the proxy sets, "
+            "or the file of passwords"
         )
     if not settings.is_loopback and not any(doors) and settings.tokens is None:
         raise UsageError(
@@ -119,13 +127,11 @@ def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
     """
     check_settings(settings)
     read_only = settings.read_only or settings.open_to_all
-    hosts = frozenset({*LOOPBACK, host_name(settings.host), *map(host_name, settings.hosts)})
-    # A proxy, or a login that is bound to its origin, protects against foreign names that point here.
-    known = hosts if settings.hosts or (settings.is_loopback and not settings.trust_header) else None
+    hosts = _hosts_of(settings)
     inner = Dashboard(
         mesh,
         access=viewer_at_door,
-        hosts=known,
+        hosts=hosts,
         origins=settings.origins,
         read_only=read_only,
         allow_enqueue=settings.allow_enqueue,
@@ -136,21 +142,33 @@ def build(mesh: Mesh[Any], settings: Settings) -> tuple[App, str]:
     door, login = _door(inner, settings, hosts)
     if settings.tokens is not None:
         door = TokenFileDoor(inner, door, read_tokens(settings.tokens, VIEWERS))
-    return door, f"http://{settings.host}:{settings.port}{settings.root_path}/{login}"
+    return http1_only(door), f"http://{settings.host}:{settings.port}{settings.root_path}/{login}"
+
+
+def _hosts_of(settings: Settings) -> frozenset[str]:
+    """Return the host names that requests may have.
+
+    They are checked at each address and each door. A page of a foreign name that points here could act for a proxy on this
+    machine, read what everyone may read, or guess passwords from inside a network.
+    """
+    names = [settings.host, *settings.hosts, *(urlsplit(origin).netloc for origin in settings.origins)]
+    bracketed = [f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name for name in names]
+    return frozenset({*LOOPBACK, *map(host_name, bracketed)} - {""})
 
 
 def _door(inner: App, settings: Settings, hosts: frozenset[str]) -> tuple[App, str]:
     """Return the dashboard behind its door for people, and the rest of the address of their first visit."""
     viewers = VIEWERS[settings.rights]
     if settings.passwords is not None:
-        return PasswordDoor(inner, read_passwords(settings.passwords), viewers), ""
+        return PasswordDoor(inner, read_passwords(settings.passwords), viewers, settings.proxies), ""
     if settings.trust_header:
         return ProxyDoor(inner, settings.trust_header, settings.proxies, viewers), ""
     if settings.open_to_all:
         return OpenDoor(inner, reader("everyone")), ""
     if not settings.is_loopback:
         return inner, ""  # for programs with tokens only
-    door = TokenDoor(inner, admin("you"), hosts)
+    place = f"{settings.host}:{settings.port}{settings.root_path}"
+    door = TokenDoor(inner, admin("you"), hosts, place)
     return door, f"login?token={door.token}"
 
 
@@ -161,6 +179,7 @@ async def serve(app: App, settings: Settings, *, task_status: trio.TaskStatus[No
         OSError: the address is in use.
     """
     _check_free(settings)
+    _keep_to_http1()
     config = Config()
     config.bind = [f"{settings.host}:{settings.port}"]
     config.root_path = settings.root_path
@@ -176,6 +195,18 @@ async def serve(app: App, settings: Settings, *, task_status: trio.TaskStatus[No
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(serve_asgi, app, config, shutdown_trigger=stopped))  # type: ignore[arg-type]
             task_status.started()
+
+
+def _keep_to_http1() -> None:
+    """Let Hypercorn, in this process, answer a request to change to HTTP/2 by HTTP/1.1. It has no setting for it.
+
+    `http1_only` refuses what comes through nevertheless.
+    """
+
+    async def stay(_protocol: H11Protocol, _request: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    H11Protocol._check_protocol = stay  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_free(settings: Settings) -> None:

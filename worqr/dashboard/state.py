@@ -85,6 +85,7 @@ class MeshState:
         names = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
         every = [*self.queues, *([self.info.others] if self.info.others else [])]
         sums: dict[str, float | None] = {name: sum(getattr(info, name) for info in every) for name in names}
+        sums["dead"] = sum(info.failed + info.broken for info in every)
         for name in ("finished", "failed"):
             sums[f"{name}_rate"] = sum(getattr(each, name) for each in self.rates.values()) if self.rates else None
         sums["workers"] = sum(app.workers for app in self.apps.values())
@@ -105,7 +106,11 @@ class MeshState:
 
     def busiest(self, most: int) -> list[QueueInfo]:
         """Return the queues with the most to do, first."""
-        return sorted(self.queues, key=lambda q: (-(q.waiting + q.running), -(q.scheduled + q.failed), q.name))[:most]
+
+        def order(q: QueueInfo) -> tuple[object, ...]:
+            return (-(q.waiting + q.running), -(q.scheduled + q.failed), is_empty_failure_queue(q), q.name)
+
+        return sorted(self.queues, key=order)[:most]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,12 @@ def rates_between(before: MeshState, after: MeshState) -> dict[str, Rates]:
             if min(steps) >= 0:
                 found[info.name] = Rates(*(step / seconds for step in steps))
     return found
+
+
+def is_empty_failure_queue(info: QueueInfo) -> bool:
+    """Return True for the queue of a failure handler that has nothing to do: ``{mails}-fail``. Each such handler has one."""
+    has_tasks = info.waiting or info.running or info.scheduled or info.blocked or info.failed or info.broken
+    return info.name.startswith("{") and info.name.endswith("}-fail") and not has_tasks and info.paused is None
 
 
 def age_of(info: QueueInfo) -> float | None:

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -37,8 +38,9 @@ MOST: Final = 200
 ROWS: Final = 50
 """The same, if the address has no ``limit``."""
 NO_RATES: Final = {"enqueued": None, "finished": None, "failed": None}
-FORMULA: Final = ("=", "+", "-", "@")
-"""The first characters of a text that a spreadsheet would take for a formula."""
+FORMULA: Final = re.compile(r"(^|;)(\s*)(?=[-=+@＝＋－＠])")
+"""What stands before a text that a spreadsheet would take for a formula: the beginning of a cell, or a semicolon, because many of
+them take it for the end of a cell."""
 
 Row = dict[str, Any]
 
@@ -75,13 +77,13 @@ def json_of(value: object) -> str:
 def csv_of(rows: Sequence[Row]) -> str:
     """Return CSV with a line of names. Columns of columns have names with a dot, such as ``counts.finished``.
 
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    A text that a spreadsheet would take for a formula has an apostrophe before it.
     """
     flat = [dict(_flat(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(names)
+    writer.writerow(map(_cell, names))
     for row in flat:
         writer.writerow([_cell(row.get(name)) for name in names])
     return out.getvalue()
@@ -105,8 +107,7 @@ def _cell(value: object) -> str:
         return str(value)
     if isinstance(value, datetime):
         return value.isoformat()
-    text = escape(_text(value))
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return FORMULA.sub(r"\1\2'", escape(_text(value)))
 
 
 def _text(value: object) -> str:
@@ -147,10 +148,10 @@ async def queues(visit: Visit) -> Rows:
     state = await reading.look(visit)
 
     def row(info: Any) -> Row:
-        rates = state.rates.get(info.name)
-        return {**asdict(info), "rates": NO_RATES if rates is None else asdict(rates)}
+        rates, paused = state.rates.get(info.name), _reason(info.paused, visit.redactor)
+        return {**asdict(info), "paused": paused, "rates": NO_RATES if rates is None else asdict(rates)}
 
-    return _page(visit, reading.sorted_queues(visit, state), row)
+    return _page(visit, reading.sorted_queues(visit, state, empty="show")[0], row)
 
 
 async def tasks(visit: Visit) -> Rows:
@@ -171,7 +172,7 @@ async def tasks(visit: Visit) -> Rows:
 async def lanes(visit: Visit) -> Rows:
     """The lanes of a queue, those with the most tasks first."""
     found = await visit.queue(visit.text("queue")).lanes(limit=_limit(visit))
-    return Rows([asdict(lane) for lane in found], {})
+    return Rows([{**asdict(lane), "paused": _reason(lane.paused, visit.redactor)} for lane in found], {})
 
 
 async def running(visit: Visit) -> Rows:
@@ -269,6 +270,11 @@ def _error(error: RemoteError | None, redactor: Redactor) -> Row | None:
     return None if error is None else {"type": error.type, "message": redactor.text(error.message)}
 
 
+def _reason(reason: str | None, redactor: Redactor) -> str | None:
+    """Return the reason of a pause or a cancel; None if there is none."""
+    return None if reason is None else redactor.text(reason)
+
+
 def _status(status: Status, redactor: Redactor) -> Row:
     return {
         "state": status.state,
@@ -340,7 +346,7 @@ def batch_row(visit: Visit, info: BatchInfo) -> Row:
     return {
         **{name: getattr(info, name) for name in ("queue", "id", "state", "jobs", "finished", "failed", "cancelled")},
         **{name: getattr(info, name) for name in ("pending", "succeeded", "endings", "created", "ended")},
-        "cancel_reason": None if info.cancel_reason is None else visit.redactor.text(info.cancel_reason),
+        "cancel_reason": _reason(info.cancel_reason, visit.redactor),
         "queues": batch_pages.seen_queues(visit, info),
         "follow_up": {"queue": queue, "id": job},
         "meta": {name: visit.redactor.meta(name, value) for name, value in info.meta.items()},

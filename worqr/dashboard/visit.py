@@ -9,6 +9,7 @@ from urllib.parse import urlencode, urlsplit
 
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from worqr.client.queue import queue_named
 from worqr.dashboard.access import Scope, Viewer
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import Message, Receive, Refused
@@ -75,7 +76,7 @@ class Visit:
             raise Refused(400, "The address does not name a queue.")
         if not self.viewer.sees(name):
             raise Refused(404, "There is no queue of this name.")
-        return self.mesh.queue(name)
+        return queue_named(self.mesh.queue, name)
 
     def link(self, path: str, **query: object) -> str:
         """Return the address of a page."""

@@ -76,7 +76,7 @@ class Address:
     seeds: tuple[Endpoint, ...] = ()
     service: str = ""
     db: int = 0
-    username: str = ""
+    username: str = field(default="", repr=False)  # without a password, it may be one
     password: str = field(default="", repr=False)
     sentinel_username: str = ""
     sentinel_password: str = field(default="", repr=False)
@@ -107,7 +107,7 @@ class Address:
         Raises:
             UsageError: the URL is invalid; the text names the part.
         """
-        shown = redact(url)
+        shown = redact(url, user=False)
         try:
             parts = urlsplit(url)
         except ValueError:  # its text may hold a piece of a password
@@ -130,7 +130,7 @@ class Address:
         service, database = _path_of(parts, topology, shown)
         return cls(
             kind=kind,
-            redacted=shown,
+            redacted=redact(url),
             topology=topology,
             seeds=(Endpoint(path=unquote(parts.path)),) if kind == "unix" else _places(places, topology, shown),
             service=service,
@@ -143,23 +143,30 @@ class Address:
         )
 
 
-def redact(url: str) -> str:
-    """Return the URL without its password and options, except for the database. Works for invalid URLs too."""
+def redact(url: str, *, user: bool = True) -> str:
+    """Return the URL without its password and options, except for the database. Works for invalid URLs too.
+
+    Args:
+        url: the URL.
+        user: show the name of the user. In an invalid URL, it may be a part of the password. So may a name without a password.
+    """
     scheme, separator, rest = url.rpartition("://") if "://" not in url else url.partition("://")
     userinfo, at, place = rest.rpartition("@")  # the last one: a password may contain @
-    user, colon, _ = userinfo.partition(":")
-    shown = re.split("[/?#]", user)[0] + (f":{_SECRET}" if colon else "") + at
+    name, _, password = userinfo.partition(":")
+    if at and user and password and not re.search("[/?#]", name):
+        at = f"{name}:{_SECRET}@"
+    elif at:
+        at = f"{_SECRET}@"
     place, _, query = place.partition("#")[0].partition("?")
-    if not at:
-        place = ",".join(_without_secret(each) for each in place.split(","))
+    place = ",".join(_without_secret(each) for each in place.split(","))
     db = [value for name, value in parse_qsl(query) if name == "db" and value.isdigit()]
-    return f"{scheme}{separator}{shown}{place}" + (f"?db={db[0]}" if db else "")
+    return f"{scheme}{separator}{at}{place}" + (f"?db={db[0]}" if db else "")
 
 
 def _without_secret(place: str) -> str:
     """Redact an invalid port: it may be part of a password with a missing @."""
     host, bracket, port = place.rpartition("]")  # the colons of an IPv6 address are no port's
-    return host + bracket + re.sub(r":(?!\d*(/|$))[^/]*", f":{_SECRET}", port)
+    return host + bracket + re.sub(r":(?!\d{0,5}(/|$))[^/]*", f":{_SECRET}", port)
 
 
 def _wrong_place(shown: str) -> UsageError:

@@ -53,12 +53,15 @@
 
   localize(document);
   document.querySelectorAll("[data-charts]").forEach(followPointer);
+  offerCopies(document);
 
-  for (const button of navigator.clipboard ? document.querySelectorAll("button.copy") : []) {
-    button.hidden = false;
-    button.addEventListener("click", () => {
-      navigator.clipboard.writeText(button.previousElementSibling.value).then(() => { button.textContent = "Copied"; });
-    });
+  function offerCopies(part) {
+    for (const button of navigator.clipboard ? part.querySelectorAll("button.copy") : []) {
+      button.hidden = false;
+      button.addEventListener("click", () => {
+        navigator.clipboard.writeText(button.previousElementSibling.value).then(() => { button.textContent = "Copied"; });
+      });
+    }
   }
 
   const list = document.querySelector(".side ul");
@@ -80,9 +83,15 @@
   const banner = document.getElementById("down");
   const pill = document.getElementById("moved");
   const places = new Map();
-  for (const place of document.querySelectorAll("[data-k]")) {
-    places.set(place.dataset.k, [...(places.get(place.dataset.k) || []), place]);
+
+  function findPlaces() {
+    places.clear();
+    for (const place of document.querySelectorAll("[data-k]")) {
+      places.set(place.dataset.k, [...(places.get(place.dataset.k) || []), place]);
+    }
   }
+
+  findPlaces();
   let stream = null;
   let shown = clock.format(new Date());
 
@@ -98,8 +107,10 @@
   function set(event) {
     for (const [key, text] of Object.entries(JSON.parse(event.data))) {
       for (const place of places.get(key) || []) {
-        if (place.tagName === "PROGRESS") place.value = Number(text);
-        else if (place.textContent !== text) {
+        if (place.tagName === "PROGRESS") {
+          place.value = Number(text);
+          place.classList.toggle("unknown", !text);
+        } else if (place.textContent !== text) {
           place.textContent = text;
           place.classList.toggle("zero", text === "0" || text === "–");
           if (place.parentElement.matches(".line-note")) place.parentElement.hidden = !text;
@@ -119,6 +130,23 @@
     localize(made);
     old.replaceWith(made);
     made.querySelectorAll("[data-charts]").forEach(followPointer);
+  }
+
+  // Replaces the whole page, unless somebody uses it: then a button offers it.
+  function replace(event) {
+    const { html, text } = JSON.parse(event.data);
+    const main = document.getElementById("main");
+    document.getElementById("news").textContent = text;
+    const used = main.contains(document.activeElement) || main.querySelector("details[open]") || !getSelection().isCollapsed;
+    pill.firstElementChild.textContent = `${text} Show it`;
+    pill.hidden = !used;
+    if (used) return;
+    const made = new DOMParser().parseFromString(html, "text/html").body;
+    localize(made);
+    main.replaceChildren(...made.childNodes);
+    offerCopies(main);
+    findPlaces();
+    seen();
   }
 
   function away(why) {
@@ -142,6 +170,7 @@
     stream.addEventListener("open", () => { if (banner.hidden) seen(); });
     stream.addEventListener("set", set);
     stream.addEventListener("graphs", redraw);
+    stream.addEventListener("page", replace);
     stream.addEventListener("moved", () => { pill.hidden = false; });
     stream.addEventListener("down", () => away("The server does not answer."));
     stream.addEventListener("up", back);
