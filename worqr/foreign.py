@@ -282,14 +282,7 @@ def explain_arguments(what: str, words: dict[str, str]) -> Callable[[Callable[P,
                         raise TypeError(hint) from None
                 raise
 
-        if not inspect.iscoroutinefunction(fn):
-            return explained
-
-        @wraps(fn)
-        async def explained_later(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return await cast("Any", explained(*args, **kwargs))
-
-        return cast("Callable[P, T]", explained_later)
+        return explained
 
     return decorate
 

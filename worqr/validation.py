@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from types import NoneType
 from typing import Any, Final, cast
 
 import msgspec
@@ -69,10 +70,16 @@ def is_model(kind: type) -> bool:
     return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 
+_ONLY_VALUES: Final = (bool, NoneType, tuple, frozenset)
+"""Types that JSON takes as values, and not as keys of an object."""
+
+
 def _encode_custom(value: Any) -> object:
     kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType]
     if is_model(kind):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    if kind in _ONLY_VALUES:
+        raise TypeError(f"JSON does not know {name_of(kind)} as a key: use keys that are texts or numbers")
     raise TypeError(f"JSON does not know {name_of(kind)}{_instead(value)}")
 
 

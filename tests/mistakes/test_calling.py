@@ -251,6 +251,13 @@ def test_a_number_of_another_library(value: object, remedy: str) -> None:
         untyped.call({"n": [value]})
 
 
+@pytest.mark.parametrize("key", [True, None, (1, 2), frozenset({1})])
+def test_a_key_that_json_does_not_have(key: object) -> None:
+    words = f"JSON does not know {type(key).__name__} as a key: use keys that are texts or numbers"
+    with pytest.raises(worqr.UsageError, match=words):
+        untyped.call({key: 1})
+
+
 def test_calls_of_10_mb(caplog: pytest.LogCaptureFixture) -> None:
     registry = worqr.Registry()
     read: Any = registry.task(name="read")(lambda data: None)

@@ -139,6 +139,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "a number, an array or a str of numpy as an argument": (
         "mistakes/test_calling.py::test_a_number_of_another_library",
     ),
+    "a dict with keys such as True or (1, 2)": ("mistakes/test_calling.py::test_a_key_that_json_does_not_have",),
     "calls of 10 MB": ("mistakes/test_calling.py::test_calls_of_10_mb",),
     "progress(50) for 50 %": ("mistakes/test_calling.py::test_progress_in_percent",),
     "countdown=, eta=, task_id= of a call": ("mistakes/test_calling.py::test_an_option_of_another_library",),

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -124,7 +125,11 @@ class Batch:
         return jobs[0]
 
     if not TYPE_CHECKING:  # a type checker knows the signature
-        dispatch = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
+        _explained = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
+
+        @wraps(dispatch)
+        async def dispatch(self, *args, **kwargs):
+            return await self._explained(*args, **kwargs)
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add jobs, a thousand in one round trip.
