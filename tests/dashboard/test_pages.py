@@ -387,7 +387,8 @@ async def test_a_schedule_is_run_and_gets_other_times(
         page = (await site.get("/schedules", name="daily <b>")).text
         assert "every 1 d" in page
         assert "the times are those of the code" in page
-        assert page.count("<li><time") == 5
+        assert len(re.findall(r"<li>\d{4}-\d\d-\d\d 00:00:00 UTC ", page)) == 5
+        assert "How its last runs ended is not kept." in page
         here = "/schedules?name=daily+%3Cb%3E"
         for notice in ("schedule-run", "schedule-busy"):
             answer = await site.post("/schedule-run", name="daily <b>", back=here)
@@ -398,6 +399,7 @@ async def test_a_schedule_is_run_and_gets_other_times(
         page = (await site.get("/schedules", name="daily <b>", done="schedule-override")).text
         assert "<code>0 0 1 1 *</code>" in page
         assert "Europe/Berlin" in page
+        assert len(re.findall(r"<li>\d{4}-01-01 00:00:00 CET ", page)) == 5
         assert "by ada" in page
         assert "other times now" in page
         assert "overridden by ada" in (await site.get("/schedules")).text
@@ -410,6 +412,31 @@ async def test_a_schedule_is_run_and_gets_other_times(
         await site.post("/schedule-times", name="daily <b>", reset="yes")
         assert (await mesh.schedules())[0].override is None
         assert (await site.get("/schedules", name="daily")).status_code == 404
+
+
+@LEFT
+async def test_the_page_of_a_schedule_has_the_outcomes_of_its_last_runs(mesh: worqr.Mesh, site: Site) -> None:
+    @mesh.task(name="tidy", recent=20, retry=worqr.RetryPolicy(max_failures=1))
+    async def tidy(which: int) -> None:
+        raise KeyError(which)
+
+    mesh.every(86400, mesh.call("tidy", which=1), name="daily")
+    async with mesh.join(grace=0):
+        while not await mesh.schedules():
+            await trio.sleep(0.01)
+        await mesh.run_schedule("daily")
+        with trio.fail_after(PATIENCE):
+            while "KeyError" not in (page := (await site.get("/schedules", name="daily")).text):
+                await trio.sleep(0.05)
+        assert re.search(r"cron:daily.*raised.*KeyError", page)
+
+
+def test_a_time_in_the_zone_of_a_schedule() -> None:
+    when = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
+    assert figures.in_zone(when, "Europe/Berlin") == "2026-03-29 03:30:00 CEST"
+    for unknown in ("UTC", "nowhere", "", "../etc", "a/" * 400, "\0", "/"):
+        assert figures.in_zone(when, unknown) == "2026-03-29 01:30:00 UTC"
+    assert figures.in_zone(None, "UTC") == "–"
 
 
 @LEFT

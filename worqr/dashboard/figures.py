@@ -6,11 +6,13 @@ import math
 import re
 from datetime import UTC, datetime
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from worqr.escaping import escape
 
 NONE: Final = "–"
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+LONGEST_ZONE: Final = 100
 _WORKER: Final = re.compile(r"(.*:)([0-9a-f]{8})[0-9a-f]{24}", re.DOTALL)
 
 
@@ -68,6 +70,21 @@ def span(seconds: float | None) -> str:
 def clock(when: datetime | None) -> str:
     """Return a time in UTC, to the second."""
     return NONE if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def in_zone(when: datetime | None, zone: str) -> str:
+    """Return a time on the clocks of a time zone, with the name of the zone. UTC, if this program does not know the zone."""
+    if when is None:
+        return NONE
+    try:
+        there = ZoneInfo(zone) if len(zone) <= LONGEST_ZONE else UTC
+    except (
+        KeyError,
+        ValueError,
+        OSError,
+    ):  # an unknown one, or the name of no zone; or the database of zones is missing
+        there = UTC
+    return f"{when.astimezone(there):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def iso(when: datetime) -> str:

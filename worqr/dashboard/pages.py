@@ -43,6 +43,7 @@ FIGURES: Final = (
         "duration",
         "brief",
         "clock",
+        "in_zone",
         "iso",
         "since",
         "until",

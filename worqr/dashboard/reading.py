@@ -22,7 +22,7 @@ from worqr.dashboard.numbers import job_rows, rows_of, signature
 from worqr.dashboard.records_page import read_records
 from worqr.dashboard.state import MeshState, age_of, is_empty_failure_queue, needs_of, read_state
 from worqr.dashboard.visit import Visit
-from worqr.ended_runs import EndedRun
+from worqr.ended_runs import MOST_RECENT, EndedRun
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.matches import Matches
@@ -42,8 +42,6 @@ NEWEST: Final = 8
 """Entries of the log on the overview."""
 NEWEST_READ: Final = 50
 """Entries of the log that are read for it, because a viewer may not see all of them."""
-RECENT: Final = 1000
-"""Ended runs of a queue in which the last one of a job is looked for."""
 PAGE: Final = 50
 OF_ONE_WORKER: Final = 250
 """Running tasks of one worker in one queue that are read, so that the page can say how many are left out."""
@@ -265,7 +263,7 @@ async def read_job(visit: Visit) -> dict[str, Any]:
     record, _, (info, _) = await gathered(calls)
     runs: list[EndedRun] = []
     if record.status.state == "gone":
-        runs, _ = await unless_refused(partial(queue.recent, RECENT), runs)
+        runs, _ = await unless_refused(partial(queue.recent, MOST_RECENT), runs)
     last_run = next((run for run in runs if run.id == record.id), None)
     context = {"record": record, "status": record.status, "info": info, "last_run": last_run}
     return context | {"listed": bool(visit.text("listed"))}

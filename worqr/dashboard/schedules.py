@@ -8,15 +8,20 @@ from typing import Final
 
 from starlette.responses import Response
 
+from worqr.client.queue import queue_named
 from worqr.cron import Schedule
 from worqr.dashboard.acts import done
+from worqr.dashboard.batches import unless_refused
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.reading import all_schedules, with_state
 from worqr.dashboard.visit import Visit
+from worqr.ended_runs import MOST_RECENT, EndedRun
 from worqr.errors import UsageError
 
 NEXT: Final = 5
 """Times that the page of one schedule lists."""
+LAST: Final = 20
+"""Runs that it lists."""
 
 
 async def page(visit: Visit) -> Response:
@@ -30,7 +35,26 @@ async def page(visit: Visit) -> Response:
     if one is None:
         raise Refused(404, "There is no schedule of this name.")
     upcoming, why = _next_runs(one)
-    return visit.page("schedule.html", live="", schedule=one, upcoming=upcoming, why=why)
+    ended, refused = await _last_runs(visit, one)
+    return visit.page(
+        "schedule.html",
+        live="",
+        schedule=one,
+        upcoming=upcoming,
+        why=why,
+        info={"name": one.queue},
+        ended=ended,
+        ended_refused=refused,
+    )
+
+
+async def _last_runs(visit: Visit, schedule: Schedule) -> tuple[list[EndedRun], str]:
+    """Return the last runs of a schedule that workers have kept; or the words of a server that refuses them."""
+    if not schedule.queue:
+        return [], ""
+    read = partial(queue_named(visit.mesh.queue, schedule.queue).recent, MOST_RECENT)
+    runs, refused = await unless_refused(read, list[EndedRun]())
+    return [run for run in runs if run.id == f"cron:{schedule.name}"][:LAST], refused
 
 
 def _next_runs(schedule: Schedule) -> tuple[list[datetime], str]:
