@@ -245,6 +245,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         (INFO, ERROR), "the schedules of this worker could not be declared; the worker tries again", "error repeated"
     ),
     "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
+    "shards": _event(
+        WARNING,
+        "the stored number of shards of a queue is no number that worqr can use; it counts as 1",
+        "key queue count",
+    ),
     # The link to the server
     "link.lost": _event(
         WARNING,
@@ -329,6 +334,7 @@ FIELDS: Final[dict[str, str]] = {
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",
+    "key": "a key on the server",
     "limits": "what may start in the whole mesh, in words",
     "since": "the last firing before firings were missed, in ISO 8601",
     "nominal": "the nominal time of a firing, in milliseconds since 1970",

@@ -79,7 +79,7 @@ def fields_of(text: str) -> dict[str, Any]:
     """Return the stored fields of an error; none if another program stored something else."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 
@@ -87,7 +87,7 @@ def meta_of(text: str) -> Mapping[str, str]:
     """Return a stored `meta`; empty if another program stored something else."""
     try:
         return msgspec.json.decode(text, type=dict[str, str]) if text else {}
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 

@@ -51,8 +51,13 @@ def exact(name: bytes | str) -> str:
     return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else name
 
 
+def as_bytes(name: str) -> bytes:
+    """Return the bytes of a name that `exact` may have made."""
+    return name.encode("utf-8", "surrogateescape")
+
+
 def readable(name: str) -> str:
     """Return a name that `exact` made as valid Unicode: every byte that is not UTF-8 is replaced."""
     if name.isascii():
         return name
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return as_bytes(name).decode("utf-8", "replace")

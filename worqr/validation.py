@@ -127,6 +127,11 @@ def from_ms(ms: float) -> datetime:
     return datetime.fromtimestamp(min(max(ms, 0), LATEST_MS) / 1000, UTC)
 
 
+def moment(ms: float | None) -> datetime | None:
+    """Return a stored time of the server's clock; None if there is none."""
+    return None if ms is None else from_ms(ms)
+
+
 def to_ms(moment: object, what: str) -> int:
     """Return an aware datetime in milliseconds since 1970, rounded up. Raises UsageError, which names `what`."""
     if not isinstance(moment, datetime):

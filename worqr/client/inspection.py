@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.client.client import Client
-from worqr.client.stats import merge_queue_info, task_info_of, worker_info
-from worqr.errors import RefusedByServer, UsageError, did_you_mean
+from worqr.client.stats import merge_queue_info, queue_names, task_info_of, worker_info
+from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh_records import QueueInfo, WorkerInfo
 from worqr.ops import MAX_ITEMS, JobPage, Unstarted
 from worqr.records import TaskInfo
 from worqr.script_call import Call
+from worqr.snapshots import is_in_use, unreadable_of
 
 T = TypeVar("T")
 
@@ -112,21 +112,25 @@ async def nearest_served(client: Client, queue: str) -> str:
     return did_you_mean(queue, sorted(served - {queue})[:MAX_COMPARED])
 
 
-async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined.
+async def queues_of(client: Client) -> tuple[list[QueueInfo], dict[str, str]]:
+    """Return the queues of the mesh that are in use, by name; and those that the server refuses to read, with its words.
 
-    All shards of all queues are read together, so that hundreds of queues take few round trips.
+    Raises: as `readable_infos`.
     """
-    queues = await all_shards(client, known)
-    replies = iter(await client.link.call_all([ops.inspect(keys) for _, shards in queues for keys in shards]))
-    return [merge_queue_info(name, list(islice(replies, len(shards)))) for name, shards in queues]
+    keys = RegistryKeys(client.settings.prefix)
+    names = await queue_names(client.ask, keys)
+    infos, refused = await readable_infos(client, [QueueKeys.of(keys.prefix, name) for name in names])
+    return [info for info in infos if is_in_use(info)], unreadable_of(refused)
 
 
 async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> tuple[list[QueueInfo], dict[str, str]]:
-    """Return the same as `all_infos`, without the queues that the server refuses to read; and its words for each of those.
+    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined. Queues that the
+    server refuses to read are left out; its words for each of those are the second value.
+
+    All shards of all queues are read together, so that hundreds of queues take few round trips.
 
     Raises:
-        RefusedByServer: The server refuses all of them.
+        RefusedByServer: The server refuses all of them, and not only because their keys have a foreign type.
     """
     queues = await all_shards(client, known)
     found, refused = await ask_readable(client, [keys for _, shards in queues for keys in shards], ops.inspect)
@@ -147,13 +151,15 @@ async def ask_readable(
     If it refuses one, each half is asked on its own, until the rest has replied.
 
     Raises:
-        RefusedByServer: The server refuses all of them.
+        RefusedByServer: The server refuses all of them, and not only because their keys have a foreign type.
     """
     try:
         return dict(zip(shards, await client.link.call_all([make(keys) for keys in shards]), strict=True)), {}
     except RefusedByServer as error:
-        if len(shards) == 1:
+        if len(shards) == 1 and not has_foreign_type(error):
             raise
+        if len(shards) == 1:
+            return {}, {shards[0]: error}
         last = error
     found, refused = dict[QueueKeys, T](), dict[QueueKeys, RefusedByServer]()
     middle = len(shards) // 2
@@ -164,7 +170,7 @@ async def ask_readable(
             replies, errors = {}, dict.fromkeys(half, error)
         found |= replies
         refused |= errors
-    if not found:
+    if not found and not all(map(has_foreign_type, refused.values())):
         raise last
     return found, refused
 

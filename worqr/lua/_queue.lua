@@ -126,9 +126,9 @@ end
 
 -- Returns how many tasks wait: the length of the lists, those of the lanes too, without the references whose record is gone.
 local function waiting_length(base)
-  local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
-  local in_lanes = tonumber(redis.call('HGET', base .. ':lanes', 'waiting')) or 0
-  return math.max(0, items + in_lanes - (tonumber(redis.call('HGET', base .. ':counts', 'stale')) or 0))
+  local items = redis.call('LLEN', base) + read_or(0, 'LLEN', base .. ':suspects')
+  local in_lanes = tonumber(read_or(0, 'HGET', base .. ':lanes', 'waiting')) or 0
+  return math.max(0, items + in_lanes - (tonumber(read_or(0, 'HGET', base .. ':counts', 'stale')) or 0))
 end
 
 -- Returns how many tasks do not run: waiting, due later, or blocked by the run of their id.

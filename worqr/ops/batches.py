@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -12,9 +12,12 @@ from worqr.batch_keys import BatchKeys
 from worqr.keys import QueueKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.script_call import Argument, Call
+from worqr.stored_values import exact, whole
 
 MAX_PARTS: Final = 1000
 """Queues, or shards of queues, that a batch may have members in."""
+_COUNTERS: Final = 6
+"""Counters of a part: see `PartRow`."""
 _CHECKS_AT_ONCE: Final = 20
 """Batches that one request of the leader looks at."""
 MESSAGES_AT_ONCE: Final = 100
@@ -85,20 +88,22 @@ class OutboxMessage:
 
 
 def _counts(value: bytes) -> tuple[int, ...]:
-    return tuple(int(number) for number in value.split())
+    """Return the counters of a part. One that is missing or cannot be read is zero."""
+    found = [whole(number, 0) for number in value.split()[:_COUNTERS]]
+    return tuple(found + [0] * (_COUNTERS - len(found)))
 
 
 def _row(entry: Sequence[Any]) -> BatchRow:
     name, facts, flat = entry
     parts = tuple(
-        PartRow(text(flat[i]), int(flat[i + 1]), bool(flat[i + 2]), _counts(flat[i + 3]))
+        PartRow(exact(flat[i]), whole(flat[i + 1], 0), bool(flat[i + 2]), _counts(flat[i + 3]))
         for i in range(0, len(flat), 4)
     )
-    return BatchRow(text(name), {text(field): text(value) for field, value in pairs(facts)}, parts)
+    return BatchRow(exact(name), {text(field): exact(value) for field, value in pairs(facts)}, parts)
 
 
 def _versions(flat: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((text(base), int(version)) for base, version in pairs(flat))
+    return tuple((exact(base), whole(version, 0)) for base, version in pairs(flat))
 
 
 def open_batch(
@@ -135,7 +140,7 @@ def open_part(keys: QueueKeys, id: str, token: str, part: str) -> Call[OpenedPar
             "token": text(found),
             "home": keys.base,
             "id": id,
-            "number": int(version),
+            "number": whole(version, 0),
             "keep": text(keep),
             **({"sealed": True} if sealed else {}),
             **({"on_failed": text(on_failed)} if on_failed else {}),
@@ -179,7 +184,9 @@ def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
 
     def read(reply: Reply) -> tuple[bool, list[BatchCheck]]:
         found = [
-            BatchCheck(text(batch), text(token), None if reason is None else text(reason), text(keep), _versions(parts))
+            BatchCheck(
+                exact(batch), exact(token), None if reason is None else exact(reason), text(keep), _versions(parts)
+            )
             for batch, token, reason, keep, *parts in reply[1:]
         ]
         return status_word(reply) == "more", found
@@ -244,12 +251,18 @@ def put_follow_up(keys: QueueKeys, token: str, ending: int, options: bytes, task
     return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored"), size=len(task))
 
 
+def _message(topic: bytes, message: bytes, parts: object = None) -> OutboxMessage:
+    """Return a message. What another program has written in its place is of no kind, and is dropped."""
+    kind, *rest = cast("list[Any]", parts) if isinstance(parts, list) and parts else (b"",)
+    return OutboxMessage(topic, message, text(kind) if isinstance(kind, bytes) else "", rest)
+
+
 def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[OutboxMessage]]:
     """Return messages of a queue for other queues, about `limit`."""
 
     def read(reply: Reply) -> list[OutboxMessage]:
         status_word(reply)
-        return [OutboxMessage(topic, message, text(kind), parts) for topic, message, (kind, *parts) in reply[1:]]
+        return [_message(*entry) for entry in reply[1:]]
 
     return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (limit,), read)
 
