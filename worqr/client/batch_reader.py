@@ -51,7 +51,7 @@ def _info_of(
             *sum_counts(counts),
         ),
         endings=whole(facts.get("endings"), 0),
-        meta=meta_of(facts.get("meta", "")),
+        meta=meta_of(readable(facts.get("meta", ""))),
         created=moment(whole(facts.get("made_at"))),
         ended=moment(whole(facts.get("ended_at"))),
         cancel_reason=None if "cancel_reason" not in facts else readable(facts["cancel_reason"]),

@@ -17,6 +17,7 @@ from worqr.ops import MAX_ITEMS, JobPage, Unstarted
 from worqr.records import TaskInfo
 from worqr.script_call import Call
 from worqr.snapshots import is_in_use, unreadable_of
+from worqr.stored_values import as_bytes, exact, readable
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ MIN_POSITIONS: Final = 100
 """Positions that a request reads at least, because some positions have no job any more."""
 AT_ONCE: Final = 10_000
 """Positions of several shards that one batch of requests reads at most."""
+_HEX: Final = "hex "
 MAX_COMPARED: Final = 1000
 """Names that are compared at most with the name of a queue without a worker. Each takes about 20 us."""
 
@@ -55,7 +57,7 @@ async def list_jobs(
         pages = await ask_each(client, shards[n : n + at_once], make)
         for each, page in enumerate(pages, n):
             found += [
-                replace(task_info_of(summary), cursor=f"{state} {each} {position}")
+                replace(task_info_of(summary), cursor=f"{state} {each} {_as_text(position)}")
                 for position, summary in page.positions
                 if summary is not None
             ]
@@ -76,7 +78,21 @@ def parse_cursor(after: str, state: Listed, shards: int) -> tuple[int, str]:
         raise UsageError(
             f"after= must be the cursor of an entry of jobs(state={state!r}) on this queue, not {repr(after)[:100]}"
         )
-    return int(shard), cursor
+    return int(shard), _as_position(cursor)
+
+
+def _as_text(position: str) -> str:
+    """Return a position in a list as text that JSON and URLs can contain: an id in it may be no UTF-8."""
+    return position if readable(position) == position else f"{_HEX}{as_bytes(position).hex()}"
+
+
+def _as_position(cursor: str) -> str:
+    if not cursor.startswith(_HEX):
+        return cursor
+    try:
+        return exact(bytes.fromhex(cursor.removeprefix(_HEX)))
+    except ValueError:
+        return cursor
 
 
 def _list_call(

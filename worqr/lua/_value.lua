@@ -46,8 +46,8 @@ local function is_digits(value)
   return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
 end
 
--- Returns a stored time in ms as a number; nil if it is missing, or is something else.
-local function stored_ms(value)
+-- Returns a stored number, such as a time in ms; nil if it is missing, or is something else.
+local function stored_number(value)
   return is_digits(value) and tonumber(value) or nil
 end
 

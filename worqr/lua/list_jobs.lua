@@ -54,7 +54,7 @@ end
 
 if state == 'waiting' then
   -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
-  local claimed = stored_ms(read_or(nil, 'HGET', counts, 'claimed')) or 0
+  local claimed = stored_number(read_or(nil, 'HGET', counts, 'claimed')) or 0
   local list_name, position, claimed_then, lane = string.match(after, '^(%l+) (%d+) (%d+) ?(.*)$')
   local last, in_lane = tonumber(position), list_name == 'lane'
   if last and not (from_end and in_lane) then -- claims in other lanes would hide tasks that are nearer to the front

@@ -21,7 +21,7 @@ local found, outcome = find_result(result, older_result, number)
 -- A dispatch that has ended and still has a record failed, and was retried.
 local live = (number == 0 or not found or outcome == 'failed') and find_live_record(active, job, counts, number)
 if live then
-  local ttl = stored_ms(redis.call('HGET', live, 'result_ttl')) or tolerant(longest_result_ttl, queue) or 0
+  local ttl = stored_number(redis.call('HGET', live, 'result_ttl')) or tolerant(longest_result_ttl, queue) or 0
   return {ttl > 0 and 'wait' or 'never'}
 end
 if not found then
