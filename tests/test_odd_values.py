@@ -6,22 +6,33 @@ into a record or a queue of its own between honest ones, so that each list is re
 
 from __future__ import annotations
 
+import json
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 import redis
 import trio
+from msgspec.structs import replace
 
 import worqr
+from tests.peer.tools import Runs, serving, until
 from tests.support.leaks import delete_all
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from worqr.cli import main
+from worqr.cron import Definition
+from worqr.dashboard import Dashboard, admin
 from worqr.errors import WorqrBug, WorqrError
 from worqr.keys import MARKER
 from worqr.metrics.fleet_reader import FleetReader
+from worqr.peer.leader import failure_detector
 
 pytestmark = pytest.mark.leaves("*")
 
@@ -42,7 +53,11 @@ VALUES: dict[str, bytes] = {
     "msgpack": b"\x93\xcf\xff\xff\xff\xff\xff\xff\xff\xff\xc1",
     "deep JSON": b'{"a":' * 3000,
 }
-HONEST = ("honest-1", "honest-2")
+
+
+def honest(kind: str) -> tuple[str, str]:
+    """Return the ids of the honest jobs of a kind, which are stored before and after the odd ones."""
+    return f"{kind}.honest.1", f"{kind}.honest.2"
 
 
 def _check_texts(value: object) -> None:
@@ -160,10 +175,10 @@ STORED = {
 class Forger:
     """Writes records of jobs as any program with access to the server can."""
 
-    def __init__(self, client: redis.Redis, prefix: str, queue: str) -> None:
+    def __init__(self, client: redis.Redis, prefix: str, queue: str, claim: int) -> None:
         self.pipe = client.pipeline(transaction=False)
         self.base = f"{prefix}:{{{queue}}}"
-        self.claim = CLAIM
+        self.claim = claim
         self.pipe.hset(f"{self.base}:workers", "W1", "1")
 
     def write(self, kind: str, id: str, field: str = "", value: bytes = b"") -> None:
@@ -207,15 +222,15 @@ class Forger:
         self.pipe.execute()
 
 
-def forge_jobs(raw: redis.Redis, prefix: str, kind: str) -> list[str]:
+def forge_jobs(raw: redis.Redis, prefix: str, kind: str, only: Sequence[str] = ()) -> list[str]:
     """Store honest jobs, and one for each field and each value. Return the ids of the latter."""
-    forger, ids = Forger(raw, prefix, "odd"), list[str]()
-    forger.write(kind, HONEST[0])
-    for field in FIELDS[kind]:
+    forger, ids = Forger(raw, prefix, "odd", CLAIM + 1_000_000 * list(FIELDS).index(kind)), list[str]()
+    forger.write(kind, honest(kind)[0])
+    for field in [name for name in FIELDS[kind] if not only or name in only]:
         for n, value in enumerate(VALUES.values()):
             ids.append(f"{kind}.{field}.{n}")
             forger.write(kind, ids[-1], field, value)
-    forger.write(kind, HONEST[1])
+    forger.write(kind, honest(kind)[1])
     forger.close()
     return ids
 
@@ -274,11 +289,11 @@ async def test_a_record_with_an_odd_field_is_listed_like_the_others(
         q = mesh.queue("odd")
         for name, reader in (await lists_of(mesh, kind)).items():
             found = await faults.read(name, reader)
-            faults.note(f"{name} hides honest jobs", held={*HONEST} <= {each.id for each in found or ()})
+            faults.note(f"{name} hides honest jobs", held={*honest(kind)} <= {each.id for each in found or ()})
             left_out = {*ids} - {each.id for each in found or ()}
             wrong = sorted(name for name in left_out if name.split(".")[1] not in {"state", "id"})
             faults.note(f"{name} hides {len(wrong)}: {wrong[:5]}", held=not wrong)
-        for name in (*HONEST, *ids):
+        for name in (*honest(kind), *ids):
             job = q.job(name)
             await faults.read(f"status of {name}", job.status)
             await faults.read(f"read of {name}", partial(q.read, name, payload=True))
@@ -463,3 +478,387 @@ async def test_a_queue_with_an_odd_key_is_listed_like_the_others_and_hides_none(
                 nursery.start_soon(look, name, case)
         await faults.read("metrics", FleetReader(mesh).read)
     faults.check()
+
+
+# The registry: workers, schedules, the log and single keys
+
+INFO = (
+    *("host", "pid", "app", "version", "running", "room", "lag_ms", "leaving", "started", "full_since", "keepalive_ms"),
+    *("python", "threads", "processes", "request", "answer", "capacity"),
+)
+SCHEDULE_FACTS = ("last", "next", "fired", "owed", "paused", "over")
+HONEST_SCHEDULE = Definition(name="honest", queue="ticks", task=b"tick", every_ms=1000)
+DEFINITION: dict[str, tuple[object, ...]] = {
+    "name": ("", "other", "x" * 10_000, None),
+    "queue": ("", "{x}", "x" * 10_000, "a\x00b", 7),
+    "task": ("not base64!", "QUJD" * 30_000, 5),
+    "cron": ("0," * 5000 + "0 * * * *", "* * * * *" + "x" * 10_000, "1.5 * * * *", "0 0 30 2 *", "", "a b c d e", 5),
+    "timezone": (
+        "a/" * 300 + "b",
+        "x" * 10_000,
+        "../../etc/passwd",
+        "/etc/passwd",
+        "",
+        "Mars/Olympus",
+        "UTC\x00",
+        "zone.tab",
+    ),
+    "every_ms": (1, -1, 10**20, 1.5, 99, "x", 10**15),
+    "misfire": (10**7, -1, 10**20, "x"),
+    "overlap": ("abc", 5),
+    "jitter_ms": (-1, 10**20, "x"),
+    "more": ("unknown",),
+}
+
+
+def odd_definitions() -> Iterator[tuple[str, bytes]]:
+    """Yield the names of schedules and their definitions, each of which has an odd value."""
+    for field, values in DEFINITION.items():
+        for n, value in enumerate(values):
+            name = f"odd-{field}-{n}"
+            times = {"every_ms": 1000} if field not in {"cron", "timezone"} else {"cron": "* * * * *"}
+            stored = {"name": name, "queue": "ticks", "task": "dGljaw==", **times, field: value}
+            yield name, json.dumps(stored).encode()
+    for n, value in enumerate(VALUES.values()):
+        yield f"odd-def-{n}", value
+
+
+def forge_registry(raw: redis.Redis, prefix: str) -> None:
+    """Store workers and schedules with odd values, and honest ones."""
+    base, pipe = f"{{{prefix}}}", raw.pipeline(transaction=False)
+
+    def add_worker(name: str | bytes, **facts: bytes) -> None:
+        known = name.encode() if isinstance(name, str) else name
+        pipe.sadd(f"{base}:Workers", known)
+        pipe.set(f"{base}:worker:".encode() + known, "STAY")
+        pipe.hset(f"{base}:info:".encode() + known, mapping={"host": "h", "pid": "7", "app": "a", **facts})  # type: ignore[arg-type]
+        pipe.sadd(f"{base}:WorkMap:".encode() + known, "mail")
+
+    def add_schedule(name: str | bytes, definition: bytes, **facts: bytes) -> None:
+        known = name.encode() if isinstance(name, str) else name
+        now = round(time.time() * 1000)
+        stored = {"def": definition, "last": b"%d" % now, **facts}
+        pipe.hset(f"{base}:schedules", mapping={fact.encode() + b" " + known: value for fact, value in stored.items()})
+        pipe.zadd(f"{base}:schedules_due", {known: 1})
+        pipe.zadd(f"{base}:schedules_seen", {known: 0})
+
+    for n, value in enumerate(VALUES.values()):
+        for fact in INFO:
+            add_worker(f"odd-{fact}-{n}", **{fact: value})
+        pipe.sadd(f"{base}:WorkMap:honest:1", value)
+        for fact in SCHEDULE_FACTS:
+            name = f"odd-{fact}-{n}"
+            add_schedule(name, replace(HONEST_SCHEDULE, name=name).encode(), **{fact: value})
+        pipe.hset(f"{base}:schedules", f"{n}", value)
+        pipe.hset(f"{base}:shards", f"odd{n}", value)
+        pipe.xadd(f"{base}:log", {"kind": value or b"x", "n": value, b"\xff": b"x"}, id=f"99999999999999999{n:02}-0")
+    for name, definition in odd_definitions():
+        add_schedule(name, definition)
+    for odd in (b"\xff", b"ghost\xfe:1", b"", b"9" * 5000):
+        add_worker(odd)
+        add_schedule(odd, HONEST_SCHEDULE.encode())
+        pipe.zadd(f"{base}:queues", {odd: 5})
+        pipe.zadd(f"{base}:histories", {odd: "inf"})
+        pipe.sadd(f"{base}:waiting", odd)
+        pipe.sadd(f"{base}:Dying", odd + b"dying")
+    pipe.hset(f"{base}:schedules", mapping={"led": "abc", "clock": "nan"})
+    pipe.zadd(f"{base}:schedules_due", {"unknown": "inf", "no such": "-inf"})
+    add_worker("honest:1")
+    add_schedule("honest", HONEST_SCHEDULE.encode())
+    pipe.execute()
+
+
+async def test_odd_workers_and_schedules_hide_no_others(mesh: worqr.Mesh, raw: redis.Redis, prefix: str) -> None:
+    forge_registry(raw, prefix)
+    faults = Faults()
+    async with mesh.connect():
+        await mesh.queue("mail").enqueue(b"honest")
+        workers = await faults.read("workers", mesh.workers) or []
+        assert len(workers) >= len(INFO) * len(VALUES)
+        faults.note("workers hides", held=[each.pid for each in workers if each.id == "honest:1"] == [7])
+        schedules = await faults.read("schedules", mesh.schedules) or []
+        expected = {*(name for name, _ in odd_definitions()), "honest"}
+        faults.note("schedules hides", held=expected <= {each.name for each in schedules})
+        for each in schedules:
+            await faults.read(f"next runs of {each.name[:20]}", as_async(each.next_runs), worqr.UsageError)
+        faults.note(
+            "queues hides", held="mail" in [info.name for info in await faults.read("queues", mesh.queues) or ()]
+        )
+        await faults.read("log", mesh.log)
+        await faults.read("info", mesh.info)
+        await faults.read("metrics", FleetReader(mesh).read)
+        await faults.read("pause", partial(mesh.pause_schedule, "honest"))
+        for name, _ in odd_definitions():
+            await faults.read(f"run {name}", partial(mesh.run_schedule, name), worqr.UsageError)
+    faults.check()
+
+
+def as_async(call: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
+    async def called() -> Any:
+        return call()
+
+    return called
+
+
+REGISTRY = (
+    *("Workers", "Dying", "queues", "waiting", "watched", "snapshot", "histories", "log", "schedules", "schedules_due"),
+    *("schedules_seen", "shards", "leader", "version", "worker:honest:1", "info:honest:1", "WorkMap:honest:1"),
+)
+
+
+@pytest.mark.parametrize("key", REGISTRY)
+async def test_a_registry_key_of_another_type_is_named_or_does_no_harm(
+    key: str, mesh: worqr.Mesh, raw: redis.Redis, prefix: str
+) -> None:
+    raw.sadd(f"{{{prefix}}}:Workers", "honest:1")
+    full, faults, refused = f"{{{prefix}}}:{key}", Faults(), list[str]()
+    raw.delete(full)
+    if key in {"watched", "snapshot", "leader", "version", "worker:honest:1"}:
+        raw.rpush(full, "x")
+    else:
+        raw.set(full, "x")
+
+    async def named(call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await call()
+        except worqr.RefusedByServer as error:
+            refused.append(str(error))
+
+    async with AsyncExitStack() as stack:
+        await faults.read("connect", partial(named, partial(stack.enter_async_context, mesh.connect())))
+        readers = {
+            "queues": mesh.queues,
+            "workers": mesh.workers,
+            "schedules": mesh.schedules,
+            "info": mesh.info,
+            "log": mesh.log,
+        }
+        if not refused:
+            for name, reader in readers.items():
+                await faults.read(name, partial(named, reader))
+            await faults.read("enqueue", partial(mesh.queue("mail").enqueue, b"x"))
+            faults.note("count", held=await faults.read("count", mesh.queue("mail").count) == 1)
+    for text in refused:
+        faults.note(f"{text} names no key", held=full in text and "redis-cli TYPE" in text)
+    faults.check()
+
+
+# Commands and pages
+
+
+async def test_commands_and_pages_show_what_is_honest_beside_what_is_odd(
+    server: Server,
+    mesh: worqr.Mesh,
+    raw: redis.Redis,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    for kind in FIELDS:
+        forge_jobs(
+            raw, prefix, kind, only=("run_at", "failures", "at", "progress", "claim", "timeout", "message", "value")
+        )
+    odd_queues(raw, prefix)
+    forge_registry(raw, prefix)
+    raw.set(f"{prefix}:{{wrong}}", "x")
+    raw.zadd(f"{{{prefix}}}:queues", {"wrong": time.time() * 1000, "odd": time.time() * 1000})
+    monkeypatch.setenv("WORQR_URL", server.url)
+    monkeypatch.setenv("WORQR_PREFIX", prefix)
+    faults = Faults()
+
+    async def command(expected: str, *words: str) -> None:
+        for more in ((), ("--json",)):
+            capfd.readouterr()
+            code = await trio.to_thread.run_sync(main, [*words, *more])
+            out, err = capfd.readouterr()
+            faults.note(f"worqr {' '.join([*words, *more])}: {code} {err[-300:]}", held=code == 0 and expected in out)
+
+    await command("odd", "queues")
+    await command("honest:1", "workers")
+    await command("honest", "schedules")
+    await command("", "info")
+    await command("", "log")
+    for kind, state in (("waiting", "waiting"), ("due", "scheduled"), ("blocked", "blocked"), ("active", "active")):
+        await command(honest(kind)[0], "jobs", "odd", "--state", state, "--limit", "9999")
+    await command(honest("active")[0], "running", "odd")
+    await command(honest("failed")[0], "failed", "odd", "--limit", "9999")
+    await command(honest("broken")[0], "broken", "odd", "--limit", "9999")
+    for name, state in ((honest("due")[0], "scheduled"), ("active.run_at.7", "active"), ("failed.at.1", "failed")):
+        await command(state, "status", name)
+    await command("", "lanes", "odd")
+    await command("", "history", "odd")
+    async with mesh.connect():
+        app = Dashboard(mesh, access=lambda _: admin("ada"), allow_enqueue=True)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=PATIENCE
+        ) as client:
+            for path, expected in (
+                *(
+                    ("/", ""),
+                    ("/queues", "odd"),
+                    ("/workers", "honest:1"),
+                    ("/schedules", "honest"),
+                    ("/log", ""),
+                    ("/server", ""),
+                ),
+                *((f"/queue?name=odd&state={state}", "") for state in ("waiting", "scheduled", "blocked", "active")),
+                *(
+                    ("/queue?name=odd", honest("waiting")[0]),
+                    ("/running", ""),
+                    ("/failed", ""),
+                    ("/metrics", "worqr_"),
+                    ("/lanes?queue=odd", ""),
+                ),
+                *((f"/job?queue=odd&id={kind}.{field}.{n}", kind) for kind, field, n in PAGES),
+                *((f"/schedules?name={name}", name) for name, _ in odd_definitions()),
+                *(
+                    (f"/api/v1/{name}", "")
+                    for name in ("queues", "workers", "schedules", "jobs?queue=odd", "failed?queue=odd")
+                ),
+            ):
+                reply = await client.get(path)
+                held = reply.status_code in {200, 404} and expected in reply.text
+                faults.note(f"{path}: {reply.status_code} {reply.text[:200]}", held=held)
+            for zone in DEFINITION["timezone"]:
+                form = {"name": "honest", "cron": "* * * * *", "timezone": zone}
+                reply = await client.post("/schedule-times", data=form, headers={"sec-fetch-site": "same-origin"})  # type: ignore[arg-type]
+                faults.note(f"zone {zone!r}: {reply.status_code}", held=reply.status_code < 500)
+    faults.check()
+
+
+PAGES = [
+    ("waiting", "run_at", 7),
+    ("due", "run_at", 7),
+    ("active", "claim", 9),
+    ("active", "progress", 5),
+    ("failed", "at", 7),
+    ("result", "progress", 1),
+    ("active", "timeout", 7),
+    ("waiting", "message", 11),
+]
+
+
+# Leaders and workers
+
+
+def messages() -> list[bytes]:
+    """Return what another program may publish."""
+    return [
+        *VALUES.values(),
+        b"5000 x",
+        b"0 \xff",
+        b"%d {x}" % 10**30,
+        b"0 worqr:{",
+        b"finished x",
+        b"1 2 3",
+        b"\n\n\n",
+        b"c",
+    ]
+
+
+async def test_odd_messages_are_ignored_without_a_traceback(
+    mesh: worqr.Mesh, raw: redis.Redis, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs, base, home = Runs(), f"{prefix}:{{Q1}}", f"{{{prefix}}}"
+    async with serving(mesh, "Q1", runs) as peer:
+        q, worker = mesh.queue("Q1"), peer.id
+        await until(lambda: raw.pubsub_numsub(f"{home}:due")[0][1], what="a leader that listens")
+        async with q.events() as events:
+            channels = (
+                base,
+                f"{base}_cancel",
+                f"{base}_cancelled",
+                f"{base}:wake:{worker}",
+                f"{base}:events",
+                f"{base}:event_ids",
+            )
+            for channel in (*channels, f"{home}:due", f"{home}:snapshots", f"{base}:job:x", f"{base}:batch:x"):
+                for message in messages():
+                    raw.publish(channel, message)
+            await q.enqueue(b"honest")
+            await runs.wait(1)
+            async for event in events:
+                if event.type == "enqueued":
+                    break
+    said = [record for record in caplog.records if "bug" in record.getMessage() or record.exc_info]
+    assert not said
+    assert len([record for record in caplog.records if "another program" in record.getMessage()]) <= 1
+
+
+async def test_a_leader_fires_honest_schedules_on_time_whatever_others_are_stored(
+    mesh: worqr.Mesh, raw: redis.Redis, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    forge_registry(raw, prefix)
+    owed = " ".join(str(ms) for ms in range(1, 100_000))
+    raw.hset(f"{{{prefix}}}:schedules", "owed odd-owed-0", owed)
+    base, fired = f"{{{prefix}}}", list[float]()
+
+    async def tick(task: bytes) -> None:
+        context = worqr.current()
+        if context.id == "cron:honest" and context.scheduled_for is not None:
+            fired.append(time.time() - context.scheduled_for.timestamp())
+
+    async with serving(mesh, "ticks", tick, room=1000) as peer:
+        await until(lambda: len(fired) >= 4, what="an honest schedule fires")
+        await until(lambda: raw.smembers(f"{base}:Dying") == set(), what="the dead workers are removed")
+        assert peer.health().alive
+    assert min(fired[-2:]) < 2.5  # seconds: another test may have the machine for this long
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not [line for line in lines if "bug" in line or "Traceback" in line]
+    assert len(lines) < 4 * len(list(odd_definitions())) + 40, lines
+
+
+async def test_a_leader_removes_workers_whose_id_is_not_utf_8(mesh: worqr.Mesh, raw: redis.Redis, prefix: str) -> None:
+    base, odd = f"{{{prefix}}}", b"\xff:1"
+    raw.sadd(f"{base}:Workers", odd)
+    raw.sadd(f"{base}:WorkMap:".encode() + odd, b"Q\xfe", "Q1")
+    raw.sadd(f"{prefix}:{{Q1}}:claims:".encode() + odd, "1700000000000001")
+    raw.rpush(f"{prefix}:{{Q1}}:claim:1700000000000001", "given back")
+    raw.hset(f"{prefix}:{{Q1}}:workers", odd, "1")
+    runs = Runs()
+    async with serving(mesh, "Q1", runs):
+        assert await runs.wait(1) == [b"given back"]
+        await until(lambda: not raw.sismember(f"{base}:Workers", odd) and not raw.exists(f"{base}:Dying"))
+
+
+@pytest.mark.parametrize("lease", [b"\xff\xff", b"", b"ghost:1", b"ghost:1 999", b"\xff 1", b"9" * 5000])
+async def test_a_lease_that_nobody_holds_is_taken_over(
+    lease: bytes, mesh: worqr.Mesh, raw: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_detector, "STALE_AFTER", 0.5)
+    raw.set(f"{{{prefix}}}:leader", lease)
+    async with mesh.join() as peer:
+        await until(lambda: (raw.get(f"{{{prefix}}}:leader") or b"").startswith(peer.id.encode() + b" "))
+
+
+PER_WORKER = ("info:honest:1", "WorkMap:honest:1", "worker:honest:1")
+LEADS = ("leader",)
+"""Keys that a worker writes anew when it becomes the leader."""
+
+
+@pytest.mark.parametrize("key", REGISTRY)
+async def test_a_worker_joins_beside_a_registry_key_of_another_type_or_says_which(
+    key: str, mesh: worqr.Mesh, raw: redis.Redis, prefix: str
+) -> None:
+    full = f"{{{prefix}}}:{key}"
+    if key in {"watched", "snapshot", "leader", "version"}:
+        raw.rpush(full, "x")
+    elif key not in PER_WORKER:
+        raw.set(full, "x")
+    odd_type = raw.type(full)
+    runs, refused = Runs(), ""
+    try:
+        async with serving(mesh, "Q1", runs) as peer:
+            if key in PER_WORKER:
+                full = f"{{{prefix}}}:{key.partition(':')[0]}:{peer.id}"
+                raw.delete(full)
+                (raw.rpush if key.startswith("worker") else raw.set)(full, "x")
+            else:
+                await until(lambda: raw.type(full) != odd_type or key not in LEADS, what="a leader")
+            await mesh.queue("Q1").enqueue(b"honest")
+            await runs.wait(1)
+            assert peer.health().ready
+    except* worqr.RefusedByServer as group:
+        refused = str(group.exceptions[0])
+    assert not refused or key in {"Workers", "Dying", "queues", "version"}
+    assert not refused or full in refused, refused

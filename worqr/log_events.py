@@ -14,6 +14,8 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from types import TracebackType
 from typing import Final
 
+from worqr.stored_values import readable
+
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
@@ -396,6 +398,7 @@ def emit_fields(
     number = EVENTS[event].levels[0] if level is None else level
     if not logger.isEnabledFor(number):
         return
+    fields = {name: readable(value) if isinstance(value, str) else value for name, value in fields.items()}
     path, line, function, _ = logger.findCaller(stacklevel=stacklevel + 1)
     error = (type(exc_info), exc_info, exc_info.__traceback__) if isinstance(exc_info, BaseException) else exc_info
     record = logger.makeRecord(

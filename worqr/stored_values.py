@@ -60,4 +60,7 @@ def readable(name: str) -> str:
     """Return a name that `exact` made as valid Unicode: every byte that is not UTF-8 is replaced."""
     if name.isascii():
         return name
-    return as_bytes(name).decode("utf-8", "replace")
+    try:
+        return as_bytes(name).decode("utf-8", "replace")
+    except UnicodeEncodeError:  # a text of the application
+        return name.encode("utf-8", "backslashreplace").decode("utf-8")

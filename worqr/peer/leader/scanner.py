@@ -27,7 +27,6 @@ from worqr.peer.leader.queue_inspector import QueueInspector
 from worqr.peer.leader.scan_poster import ScanPoster
 from worqr.peer.registration import LEASE
 from worqr.peer.unserved_queue_reporter import UnservedQueueReporter
-from worqr.stored_values import readable
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -143,7 +142,7 @@ class Scanner:
             again = await self._inspector.inspect(queue)
             if worker in again.workers:
                 text = "worker %(worker)s serves queue %(queue)r but is not registered; its tasks are given back"
-                emit(logger, "adopt_worker", text, worker=readable(worker), queue=readable(queue))
+                emit(logger, "adopt_worker", text, worker=worker, queue=queue)
                 await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)
 
     async def _forget(self, names: Sequence[str]) -> None:

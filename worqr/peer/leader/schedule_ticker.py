@@ -33,7 +33,6 @@ from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE, ignore_outcome
 from worqr.peer.schedule_declarer import REDECLARE
 from worqr.shard_layout import shard_of
-from worqr.stored_values import readable
 from worqr.tracing import Tracing
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -207,12 +206,12 @@ class ScheduleTicker:
             tick = None if trigger is None or self._is_unreachable(trigger) else await self._tick(row, trigger, now)
         except Unavailable as error:
             text = "schedule %(schedule)r is fired late, trying again: %(error)s"
-            emit(logger, "fire_schedule", text, level=logging.INFO, schedule=readable(row.name), error=str(error))
+            emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
             tick = None
         except Exception as error:  # whatever any program has stored as a schedule, the others are fired
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
             why = str(error) if isinstance(error, WorqrError | ArithmeticError) else repr(error)
-            self._throttle.error(row.name, "fire_schedule", text, schedule=readable(row.name), error=why)
+            self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=why)
             tick = None
         self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
 
@@ -228,9 +227,7 @@ class ScheduleTicker:
             if row.name not in self._term.unread:
                 self._term.unread.add(row.name)
                 text = "schedule %(schedule)r is not fired while this worker is the leader: %(error)s"
-                emit(
-                    logger, "tick_schedules", text, level=logging.WARNING, schedule=readable(row.name), error=str(error)
-                )
+                emit(logger, "tick_schedules", text, level=logging.WARNING, schedule=row.name, error=str(error))
             return None
 
     def _is_unreachable(self, trigger: Trigger) -> bool:

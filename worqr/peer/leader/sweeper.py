@@ -21,7 +21,6 @@ from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.registration import LEASE, ignore_outcome
-from worqr.stored_values import readable
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -112,7 +111,7 @@ class Sweeper:
                 await self._sweep(worker)
         except Unavailable as error:  # the link has logged it; the next check finds the worker again
             text = "worker %(worker)s is dead and was not removed, trying again: %(error)s"
-            emit(logger, "forget_worker", text, level=logging.DEBUG, worker=readable(worker), error=str(error))
+            emit(logger, "forget_worker", text, level=logging.DEBUG, worker=worker, error=str(error))
         except WorqrError as error:
             self._postpone(worker)
             text = "a dead worker cannot be removed, trying again: %(error)s"
@@ -123,7 +122,7 @@ class Sweeper:
         if await self._link.call(ops.condemn_worker(self._keys, worker, seen, text=reason), patience=LEASE) != "ok":
             return False
         text = "worker %(worker)s is dead, because %(reason)s; its tasks are given back"
-        emit(logger, "condemn_worker", text, worker=readable(worker), reason=reason)
+        emit(logger, "condemn_worker", text, worker=worker, reason=reason)
         return True
 
     async def _sweep(self, worker: str) -> None:
@@ -143,12 +142,7 @@ class Sweeper:
                     for queue in todo[start : start + QUEUES_AT_ONCE]:
                         nursery.start_soon(self._sweep_queue, worker, queue, refused, returned)
         self._later.pop(worker, None)
-        emit(
-            logger,
-            "forget_worker",
-            "worker %(worker)s was removed; all that it held was given back",
-            worker=readable(worker),
-        )
+        emit(logger, "forget_worker", "worker %(worker)s was removed; all that it held was given back", worker=worker)
         text = f"{returned['given']} tasks given back, {returned['aside']} moved to a dead-letter queue"
         note = ops.note_event(self._keys, "recovered", worker=worker, count=returned.total(), text=text)
         self._link.post(note, ignore_outcome, patience=LEASE)
@@ -174,7 +168,7 @@ class Sweeper:
         except Unavailable as error:
             self._unreachable_until[queue] = time.monotonic() + UNREACHABLE_FOR
             text = "worker %(worker)s is dead, queue %(queue)r cannot be reached, trying again: %(error)s"
-            emit(logger, "fail_worker", text, worker=readable(worker), queue=readable(queue), error=str(error))
+            emit(logger, "fail_worker", text, worker=worker, queue=queue, error=str(error))
         except WorqrError as error:
             refused.append(queue)
             text = "the tasks of dead workers on queue %(queue)r cannot be given back, trying again: %(error)s"
@@ -190,13 +184,4 @@ def _log_given_back(worker: str, queue: str, returned: int, failed: int) -> None
     if failed:
         text += ", %(failed)d moved to its dead-letter queue, because too many workers died with them: worqr failed %(queue)r"
         level = logging.ERROR
-    emit(
-        logger,
-        "fail_worker",
-        text,
-        level=level,
-        worker=readable(worker),
-        queue=readable(queue),
-        returned=returned,
-        failed=failed,
-    )
+    emit(logger, "fail_worker", text, level=level, worker=worker, queue=queue, returned=returned, failed=failed)
