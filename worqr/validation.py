@@ -22,6 +22,9 @@ MAX_FAILURES: Final = 10
 MAX_STALLS: Final = 3
 KEEP_FAILED: Final = 1000
 
+LATEST_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, where Python's calendar ends."""
+
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration that is accepted. A longer one is a mistake, or infinity."""
 MOST_DIGITS: Final = 16
@@ -124,8 +127,13 @@ def clean_text(text: str) -> str:
 
 
 def from_ms(ms: float) -> datetime:
-    """Return a time of the server's clock as a datetime."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
+    """Return a time of the server's clock as a datetime. Later times than the calendar has count as the end of the year 9999."""
+    return datetime.fromtimestamp(min(max(ms, 0), LATEST_MS) / 1000, UTC)
+
+
+def moment(ms: float | None) -> datetime | None:
+    """Return a stored time of the server's clock; None if there is none."""
+    return None if ms is None else from_ms(ms)
 
 
 def to_ms(moment: object, what: str) -> int:
