@@ -29,8 +29,7 @@ local function list(cursor, item, nth)
   end
   local id = job_id(item)
   -- A job that was due in between has two positions in the lists, and a cancelled job no longer has the state.
-  local listable = not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state
-  if listable and not listed[item] then
+  if (not id or read_or(nil, 'HGET', queue .. ':job:' .. id, 'state') == state) and not listed[item] then
     reply[#reply + 1] = {cursor, summarize(queue, 'job', item, budget), nth}
     listed[item] = id
   else
