@@ -44,6 +44,7 @@ from worqr.ops.consumers import (
 )
 from worqr.ops.dead_letters import (
     MAX_HEADS,
+    Claim,
     DeadLetterList,
     DeadLetterPage,
     count_errors,
@@ -249,6 +250,7 @@ __all__ = [
     "Beat",
     "Call",
     "CancelReply",
+    "Claim",
     "DeadLetterList",
     "DeadLetterPage",
     "Dispatched",
