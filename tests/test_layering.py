@@ -22,6 +22,7 @@ LAYERS = (
         "escaping",
         "version",
         "validation",
+        "stored_values",
         "lanes",
         "limits",
         "records",

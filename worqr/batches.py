@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -17,7 +17,8 @@ from worqr.errors import UsageError
 from worqr.keys import QueueKeys
 from worqr.records import BatchRef as BatchRef
 from worqr.remote_error import meta_of
-from worqr.validation import Seconds, from_ms, seconds
+from worqr.stored_values import whole
+from worqr.validation import Seconds, moment, seconds
 
 BatchState = Literal["open", "sealed", "ended"]
 KEEP: Final = 86400.0
@@ -106,20 +107,28 @@ def ended_of(record: Mapping[bytes, bytes] | None) -> BatchInfo | None:
     packed = (record or {}).get(b"batch_ended")
     if packed is None:
         return None
-    facts = msgspec.msgpack.decode(packed, type=dict[str, Any])
+    try:
+        facts = msgspec.msgpack.decode(packed, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # another program has written it
     return BatchInfo(
-        id=str(facts["id"]),
-        queue=_keys_in(str(facts["home"])).display_name,
+        id=str(facts.get("id", "")),
+        queue=_keys_in(str(facts.get("home", ""))).display_name,
         state="ended",
-        jobs=int(facts["added"]),
-        finished=int(facts["finished"]),
-        failed=int(facts["failed"]),
-        cancelled=int(facts["cancelled"]),
-        endings=int(facts["endings"]),
+        jobs=_stored_number(facts, "added") or 0,
+        finished=_stored_number(facts, "finished") or 0,
+        failed=_stored_number(facts, "failed") or 0,
+        cancelled=_stored_number(facts, "cancelled") or 0,
+        endings=_stored_number(facts, "endings") or 0,
         meta=meta_of(str(facts.get("meta") or "")),
-        ended=from_ms(int(facts["ended_at"])),
-        cancel_reason=cast("str | None", facts.get("cancel_reason")),
+        ended=moment(_stored_number(facts, "ended_at")),
+        cancel_reason=reason if isinstance(reason := facts.get("cancel_reason"), str) else None,
     )
+
+
+def _stored_number(facts: Mapping[str, object], name: str) -> int | None:
+    value = facts.get(name)
+    return whole(value) if isinstance(value, int | str | bytes) else None
 
 
 def sum_counts(parts: Iterable[tuple[int, ...]]) -> tuple[int, int, int, int]:

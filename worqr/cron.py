@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cache
 from typing import Annotated, Final, Literal, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from worqr.errors import UsageError, did_you_mean
-from worqr.validation import EPOCH, LATEST_MS, check_count
+from worqr.keys import check_name
+from worqr.validation import EPOCH, LATEST_MS, LONGEST, check_count
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: a change of the leader takes less. Older ones were missed."""
@@ -31,6 +34,19 @@ AHEAD_MS: Final = 60_000
 
 MAX_NEXT_RUNS: Final = 100
 """Times that `Schedule.next_runs` returns at most."""
+
+MIN_PERIOD: Final = 0.1
+"""Seconds. For shorter periods, use a loop in a handler."""
+MAX_CATCH_UP: Final = 100
+"""Missed firings that are caught up at most."""
+MAX_TASK: Final = 64 * 1024
+"""Bytes of a schedule's payload: the leader reads all schedules every few seconds."""
+LONGEST_EXPRESSION: Final = 500
+"""Characters of a cron expression."""
+LONGEST_ZONE: Final = 100
+"""Characters of the name of a time zone. The longest in the IANA database has 38."""
+_ZONE_NAME: Final = re.compile(r"\w[\w+-]*(?:/\w[\w+-]*){0,4}", re.ASCII)
+_LONGEST_MS: Final = round(LONGEST * 1000)
 
 _MINUTE: Final = timedelta(minutes=1)
 _EVERY_HOUR: Final = set(range(24))
@@ -53,12 +69,12 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     name: str
     queue: str
     task: bytes
-    cron: str = ""
-    every_ms: Annotated[int, msgspec.Meta(ge=0)] = 0
-    timezone: str = "UTC"
-    misfire: int = 1
+    cron: Annotated[str, msgspec.Meta(max_length=LONGEST_EXPRESSION)] = ""
+    every_ms: Annotated[int, msgspec.Meta(ge=0, le=_LONGEST_MS)] = 0
+    timezone: Annotated[str, msgspec.Meta(max_length=LONGEST_ZONE)] = "UTC"
+    misfire: Annotated[int, msgspec.Meta(ge=0, le=MAX_CATCH_UP)] = 1
     overlap: Overlap = "skip"
-    jitter_ms: int = 0
+    jitter_ms: Annotated[int, msgspec.Meta(ge=0, le=_LONGEST_MS)] = 0
 
     @property
     def job(self) -> str:
@@ -71,11 +87,26 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @staticmethod
     def decode(blob: bytes) -> Definition:
-        """Decode the output of `encode`. Raises UsageError for fields of another version."""
+        """Decode the output of `encode`.
+
+        Raises:
+            UsageError: it has fields of another version, or values that the API refuses: any program may have written it.
+        """
         try:
-            return msgspec.json.decode(blob, type=Definition)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            found = msgspec.json.decode(blob, type=Definition)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"this version of worqr cannot read the definition: {error}") from None
+        check_name(found.name, "schedule name")
+        check_name(found.queue)
+        if 0 < found.every_ms < MIN_PERIOD * 1000:
+            raise UsageError(
+                f"the period of schedule {found.name!r} is {found.every_ms} ms, less than {MIN_PERIOD:g} s"
+            )
+        if len(found.task) > MAX_TASK:
+            raise UsageError(
+                f"the payload of schedule {found.name!r} has {len(found.task):,} bytes, more than {MAX_TASK:,}"
+            )
+        return found
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -86,8 +117,8 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         by: the program or person that stored it.
     """
 
-    cron: str
-    timezone: str = ""
+    cron: Annotated[str, msgspec.Meta(max_length=LONGEST_EXPRESSION)]
+    timezone: Annotated[str, msgspec.Meta(max_length=LONGEST_ZONE)] = ""
     by: str = ""
 
     def encode(self) -> bytes:
@@ -99,13 +130,19 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         """Decode the output of `encode`. Raises UsageError for fields of another version."""
         try:
             return msgspec.json.decode(blob, type=Override)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"this version of worqr cannot read the override: {error}") from None
 
 
-def effective(definition: bytes, override: bytes | None) -> Definition:
-    """Decode a definition, with the times of its override. Raises UsageError for fields of another version."""
+def effective(name: str, definition: bytes, override: bytes | None) -> Definition:
+    """Decode the definition of a schedule, with the times of its override.
+
+    Raises:
+        UsageError: one of both cannot be read, or it is the definition of another schedule.
+    """
     declared = Definition.decode(definition)
+    if declared.name != name:
+        raise UsageError(f"its definition is that of the schedule {declared.name!r}")
     if override is None:
         return declared
     other = Override.decode(override)
@@ -348,6 +385,10 @@ def _cron(expression: str) -> Callable[[str, datetime], _Cron]:
         from cronsim import CronSim, CronSimError
     except ImportError:
         raise UsageError("cron expressions need cronsim: run `pip install 'worqr[cron]'`") from None
+    if len(expression) > LONGEST_EXPRESSION:
+        raise UsageError(
+            f"a cron expression has at most {LONGEST_EXPRESSION} characters, this one has {len(expression):,}"
+        )
     words = expression.split()
     if len(words) != 5:
         raise UsageError(f"cron expression {expression!r} must have five fields ({_FIELDS}){_five_fields(words)}")
@@ -395,16 +436,25 @@ def _five_fields(words: list[str]) -> str:
 def _zone(name: str) -> tzinfo:
     if name == "UTC":
         return UTC  # needs no time zone database
-    import zoneinfo  # imported here, because it searches for the system's zones, and few programs need them
+    if len(name) <= LONGEST_ZONE and _ZONE_NAME.fullmatch(name):  # zoneinfo makes the path of a file of it
+        import zoneinfo  # imported here, because it searches for the system's zones, and few programs need them
 
-    try:
-        return zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        hint = _zone_hint(name, zoneinfo.available_timezones())
-        raise UsageError(f"timezone {name!r} is not known here (it takes an IANA name); {hint}") from None
+        with suppress(Exception):  # what opening and reading a file of any content raises
+            return zoneinfo.ZoneInfo(name)
+    shown = name[:LONGEST_ZONE]
+    hint = _zone_hint(shown, _known_zones())
+    raise UsageError(f"timezone {shown!r} is not known here (it takes an IANA name); {hint}")
 
 
-def _zone_hint(name: str, known: set[str]) -> str:
+@cache
+def _known_zones() -> frozenset[str]:
+    """Return the names of all zones. Searching for them takes many milliseconds, in which the event loop stands still."""
+    import zoneinfo
+
+    return frozenset(zoneinfo.available_timezones())
+
+
+def _zone_hint(name: str, known: Iterable[str]) -> str:
     """Return the remedy for the name of a zone that is none."""
     example = "take the zone of a city, for example 'Europe/Berlin'"
     place = name.replace(" ", "_").casefold()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -43,10 +43,10 @@ class EndedRun:
 class StoredRun(NamedTuple):
     """An ended run as it is stored. `claim`: the fencing token. `error`: empty if there was none."""
 
-    claim: int
+    claim: Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
     id: str | None
     outcome: Outcome
-    ms: int
+    ms: Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
     worker: str
     error: str
 
@@ -64,5 +64,5 @@ def decode_run(raw: bytes) -> StoredRun | None:
     """Return a stored run; None if another application has written something else."""
     try:
         return _DECODER.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

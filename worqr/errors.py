@@ -56,6 +56,11 @@ class RefusedByServer(WorqrError):
     """
 
 
+def has_foreign_type(error: Exception) -> bool:
+    """Return True if the server refused a request because another program has written a key of another type."""
+    return "WRONGTYPE" in str(error)
+
+
 class WrongVersion(RefusedByServer):
     """The server is older than Redis 7.0 or Valkey 7.2, or its mesh has another wire version."""
 

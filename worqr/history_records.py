@@ -94,6 +94,8 @@ def encode_record(record: Record) -> bytes:
 
 def decode_record(stored: bytes) -> Record | None:
     """Return a stored record; None if none was stored in this place."""
+    if len(stored) != RECORD_BYTES:
+        return None  # another program has written something else
     minute, since, ms, workers, age, *numbers = _LAYOUT.unpack(stored)
     if not minute:
         return None

@@ -14,6 +14,8 @@ from logging import DEBUG, ERROR, INFO, WARNING
 from types import TracebackType
 from typing import Final
 
+from worqr.stored_values import readable
+
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
@@ -257,6 +259,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         (INFO, ERROR), "the schedules of this worker could not be declared; the worker tries again", "error repeated"
     ),
     "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
+    "shards": _event(
+        WARNING,
+        "the stored number of shards of a queue is no number that worqr can use; it counts as 1",
+        "key queue count",
+    ),
     # The link to the server
     "link.lost": _event(
         WARNING,
@@ -343,6 +350,7 @@ FIELDS: Final[dict[str, str]] = {
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",
+    "key": "a key on the server",
     "limits": "what may start in the whole mesh, in words",
     "since": "the last firing before firings were missed, in ISO 8601",
     "nominal": "the nominal time of a firing, in milliseconds since 1970",
@@ -404,6 +412,7 @@ def emit_fields(
     number = EVENTS[event].levels[0] if level is None else level
     if not logger.isEnabledFor(number):
         return
+    fields = {name: readable(value) if isinstance(value, str) else value for name, value in fields.items()}
     path, line, function, _ = logger.findCaller(stacklevel=stacklevel + 1)
     error = (type(exc_info), exc_info, exc_info.__traceback__) if isinstance(exc_info, BaseException) else exc_info
     record = logger.makeRecord(

@@ -16,7 +16,7 @@ from worqr.client.blocking import BlockingMesh
 from worqr.client.call import Call, named_call
 from worqr.client.connections import CONNECT, JOIN, check_loop
 from worqr.client.fleet import Fleet
-from worqr.client.inspection import all_infos
+from worqr.client.inspection import queues_of
 from worqr.client.job import Job
 from worqr.client.job_finder import JobFinder
 from worqr.client.mesh_batches import Batches
@@ -24,7 +24,6 @@ from worqr.client.mesh_client import MeshClient
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
 from worqr.client.settings import ClientSettings
-from worqr.client.stats import queue_names
 from worqr.client.traced import queue_of
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.declarations import Declarations
@@ -34,7 +33,7 @@ from worqr.hosting import service
 from worqr.hosting.peer_factory import PeerFactory
 from worqr.hosting.settings import WorkerSettings
 from worqr.hosting.thread_peer import ThreadPeer
-from worqr.keys import QueueKeys, RegistryKeys, check_name
+from worqr.keys import QueueKeys, check_name
 from worqr.link import GivenCredentials
 from worqr.mesh_records import QueueInfo
 from worqr.peer.context import current
@@ -44,7 +43,6 @@ from worqr.peer.peer import Peer
 from worqr.peer.settings import HISTORY_QUEUES
 from worqr.peer.starvation_detector import StarvationDetector
 from worqr.shard_layout import check_shards
-from worqr.snapshots import is_in_use
 from worqr.tracing import Tracing
 from worqr.validation import Seconds
 
@@ -281,13 +279,14 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
     async def queues(self) -> list[QueueInfo]:
         """Return all queues that are not empty or that a worker serves, by name.
 
+        Queues that the server refuses to read, because another program has written a key of another type, are left out;
+        ``(await mesh.info()).unreadable`` names them.
+
         Raises:
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        names = await queue_names(self._client.ask, RegistryKeys(self.prefix))
-        infos = await all_infos(self._client, [QueueKeys.of(self.prefix, name) for name in names])
-        return [info for info in infos if is_in_use(info)]
+        return (await queues_of(self._client))[0]
 
     # Functions
 

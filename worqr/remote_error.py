@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from worqr.records import Failed, RemoteError
+from worqr.stored_values import whole
 from worqr.tracebacks import format_error, text_of
 from worqr.validation import clean_text, encode_json, from_ms, name_of
 
@@ -78,7 +79,7 @@ def fields_of(text: str) -> dict[str, Any]:
     """Return the stored fields of an error; none if another program stored something else."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any]) if text else {}
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 
@@ -86,7 +87,7 @@ def meta_of(text: str) -> Mapping[str, str]:
     """Return a stored `meta`; empty if another program stored something else."""
     try:
         return msgspec.json.decode(text, type=dict[str, str]) if text else {}
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 
@@ -105,11 +106,11 @@ def failed_record(queue: str, task: bytes, facts: Mapping[str, bytes | str]) -> 
         error=RemoteError(
             field("error_type"), field("error_message"), field("error_traceback"), fields_of(field("error_fields"))
         ),
-        failures=int(field("failures") or 0),
-        stalls=int(field("stalls") or 0),
-        timeouts=int(field("timeouts") or 0),
+        failures=whole(field("failures"), 0),
+        stalls=whole(field("stalls"), 0),
+        timeouts=whole(field("timeouts"), 0),
         worker=field("worker"),
-        at=from_ms(int(field("at") or 0)),
+        at=from_ms(whole(field("at"), 0)),
         meta=meta_of(field("meta")),
-        size=int(field("size") or len(task)),
+        size=whole(field("size"), len(task)),
     )

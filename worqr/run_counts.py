@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from worqr.validation import whole_number
+from worqr.stored_values import whole
 
 OUTCOMES: Final = ("ok", "raised", "timeout", "cancelled", "lost")
 """How runs end: the handler returned; it raised; it ran too long; it was cancelled; another worker had received the task."""
@@ -59,7 +59,7 @@ def waited_ms(record: Mapping[bytes, bytes], fence: int) -> int | None:
         fence: the fencing token of the claim.
     """
     get = record.get
-    ready, queued = whole_number(get(b"run_at")), whole_number(get(b"queued")) // 1000
+    ready, queued = whole(get(b"run_at"), 0), whole(get(b"queued"), 0) // 1000
     if ready < queued:
         if get(b"started") is not None:
             return None

@@ -23,6 +23,7 @@ from typing import Final
 
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys
+from worqr.stored_values import as_bytes
 
 MAX_SHARDS: Final = 64
 SLOTS: Final = 16384
@@ -38,7 +39,7 @@ def check_shards(value: object) -> int:
 
 def slot_of(name: str) -> int:
     """Return the slot of Redis Cluster for keys with the hash tag `name`."""
-    return crc_hqx(name.encode(), 0) % SLOTS
+    return crc_hqx(as_bytes(name), 0) % SLOTS
 
 
 @lru_cache(maxsize=1024)
@@ -48,7 +49,7 @@ def tags_of(queue: str, shards: int) -> tuple[str, ...]:
     slots = [(first + round(SLOTS * i / shards)) % SLOTS for i in range(shards)]
     found: dict[int, str] = {first: ""}
     missing = set(slots) - {first}
-    stem = crc_hqx(f"{queue}~".encode(), 0)
+    stem = crc_hqx(as_bytes(f"{queue}~"), 0)
     for tag in _tags() if missing else ():
         slot = crc_hqx(tag, stem) % SLOTS
         if slot in missing:
@@ -76,4 +77,4 @@ def shard_of(shards: tuple[QueueKeys, ...], id: str) -> QueueKeys:
     if id.startswith("@"):
         tag = id.rpartition("~")[2] if "~" in id else ""
         return replace(shards[0], tag=tag) if tag.isascii() and tag.isalnum() else shards[0]
-    return shards[crc_hqx(id.encode(), 0) % len(shards)]
+    return shards[crc_hqx(as_bytes(id), 0) % len(shards)]

@@ -16,6 +16,7 @@ import msgspec
 from worqr.keys import QueueKeys
 from worqr.limits import limits_text, parse_limits
 from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo, WorkerInfo
+from worqr.stored_values import readable
 from worqr.validation import from_ms
 
 MAX_QUEUES: Final = 1000
@@ -114,7 +115,7 @@ def unhealthy_of(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
 
 def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
     """Return the queues that the server refuses to read, by their names for people, with its words."""
-    found = {QueueKeys.of("", name).display_name: why[:MAX_REASON] for name, why in refused.items()}
+    found = {readable(QueueKeys.of("", name).display_name): why[:MAX_REASON] for name, why in refused.items()}
     return dict(sorted(found.items())[:MAX_UNREADABLE])
 
 
@@ -180,7 +181,7 @@ def decode_snapshot(stored: bytes, now_ms: int) -> MeshInfo | None:
     """Return the snapshot as of `now_ms`, the server's time; None if it cannot be decoded."""
     try:
         found = _decoder.decode(stored)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return MeshInfo(
         at=from_ms(found.at),

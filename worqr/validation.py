@@ -30,10 +30,6 @@ LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
 
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration that is accepted. A longer one is a mistake, or infinity."""
-MOST_DIGITS: Final = 16
-"""Digits of the numbers in a record: the longest are fencing tokens."""
-LATEST_MS: Final = 253402300799999
-"""The end of the year 9999, the last one of Python's dates, in milliseconds since 1970."""
 
 
 def seconds(value: object, what: str, *, positive: bool = False) -> float:
@@ -164,6 +160,11 @@ def from_ms(ms: float) -> datetime:
     return LATEST if ms >= LATEST_MS else datetime.fromtimestamp(ms / 1000, UTC)
 
 
+def moment(ms: float | None) -> datetime | None:
+    """Return a stored time of the server's clock; None if there is none."""
+    return None if ms is None else from_ms(ms)
+
+
 def to_ms(moment: object, what: str) -> int:
     """Return an aware datetime in milliseconds since 1970, rounded up. Raises UsageError, which names `what`."""
     if not isinstance(moment, datetime):
@@ -178,14 +179,6 @@ def to_ms(moment: object, what: str) -> int:
             f"{what} must be before the year 9999, such as datetime(2999, 1, 1, tzinfo=UTC), not {moment!r}"
         )
     return -(-since // timedelta(milliseconds=1))
-
-
-def whole_number(value: bytes | None, default: int = 0) -> int:
-    """Return the number in a field of a record.
-
-    Return `default` if the field is missing, or if another program wrote something else.
-    """
-    return int(value) if value is not None and len(value) <= MOST_DIGITS and value.isdigit() else default
 
 
 def check_count(value: object, what: str) -> int:

@@ -124,7 +124,7 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     (("s", ""), {}, "must have five fields"),
     (("s", "0 0 30 2 *"), {}, "is wrong: Bad day-of-month"),
     (("s", 5), {}, "cron must be an expression such as '30 3 * * *', or None, not 5"),
-    (("s", "* " * 400), {}, "cron is longer than 500 characters"),
+    (("s", "* " * 400), {}, "a cron expression has at most 500 characters"),
     (("s", YEARLY), {"timezone": "Europe/Berln"}, "did you mean 'Europe/Berlin'"),
     (("s", YEARLY), {"timezone": 5}, "timezone must be an IANA name"),
     (("s", None), {"timezone": "UTC"}, "timezone= needs cron="),

@@ -15,6 +15,8 @@ from worqr.cli.option_types import JsonLines, flag
 from worqr.cli.output import escape, format_time, print_error, print_json, worker_fields
 from worqr.cli.queue_table import QUEUES, is_unserved, queue_row
 from worqr.cli.terminal import Column, is_terminal, number, show_table
+from worqr.client.inspection import queues_of
+from worqr.inside import client_of
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -43,10 +45,12 @@ def queues(
         top(connect=connect)
         return
 
-    async def command(mesh: Mesh) -> list[QueueInfo]:
-        return await mesh.queues()
+    async def command(mesh: Mesh) -> tuple[list[QueueInfo], dict[str, str]]:
+        return await queues_of(client_of(mesh))
 
-    found = run_connected(connect, command)
+    found, unreadable = run_connected(connect, command)
+    for name, why in unreadable.items():
+        print_error(f"queue {name!r} is left out: {why}")
     if json:
         for info in found:
             print_json({**asdict(info), "unserved": is_unserved(info)})

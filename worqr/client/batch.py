@@ -381,7 +381,7 @@ class Batch:
         prefix, put_back = self._client.settings.prefix, 0
         for part in row.parts:
             keys = keys_at(prefix, part.base)
-            put_back += await retry_members(self._client, keys, row.facts["token"])
+            put_back += await retry_members(self._client, keys, row.facts.get("token", ""))
             await self._relay(keys)
         return put_back
 

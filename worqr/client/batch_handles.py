@@ -77,6 +77,6 @@ async def cancel_batches(client: Client, keys: QueueKeys, reason: str) -> None:
         found += rows
     for row in found:
         if row.facts.get("state") in {"open", "sealed"} and "cancel_reason" not in row.facts:
-            await Batch(client, cast("_HasProducer", client).producer, keys, row.id, row.facts["token"]).cancel(
+            await Batch(client, cast("_HasProducer", client).producer, keys, row.id, row.facts.get("token", "")).cancel(
                 reason=reason
             )

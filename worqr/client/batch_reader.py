@@ -12,7 +12,8 @@ from worqr.client.client import Client
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, BatchRow
 from worqr.remote_error import meta_of
-from worqr.validation import from_ms
+from worqr.stored_values import readable, whole
+from worqr.validation import moment
 
 _COUNTS: Final = ("added", "finished", "failed", "cancelled", "lost")
 """Fields of a part, in the order of `PartRow.counts`."""
@@ -25,10 +26,10 @@ async def infos_of(client: Client, rows: Sequence[tuple[QueueKeys, BatchRow]]) -
     replies: list[tuple[int, Mapping[str, str]]] = []
     for start in range(0, len(away), MAX_ITEMS):
         some = away[start : start + MAX_ITEMS]
-        asked = [ops.read_part(keys_at(prefix, part.base), row.facts["token"]) for row, part in some]
+        asked = [ops.read_part(keys_at(prefix, part.base), _token(row)) for row, part in some]
         replies += await client.link.call_all(asked)
     newest = {
-        (row.facts["token"], part.base): tuple(int(fields.get(name, 0)) for name in _COUNTS)
+        (_token(row), part.base): tuple(whole(fields.get(name), 0) for name in _COUNTS)
         for (row, part), (_, fields) in zip(away, replies, strict=True)
         if fields
     }
@@ -39,16 +40,25 @@ def _info_of(
     prefix: str, home: QueueKeys, row: BatchRow, newest: Mapping[tuple[str, str], tuple[int, ...]]
 ) -> BatchInfo:
     facts = row.facts
-    counts = [newest.get((facts["token"], part.base), part.counts) for part in row.parts]
-    queues = {keys_at(prefix, part.base).display_name for part in row.parts}
+    counts = [newest.get((_token(row), part.base), part.counts) for part in row.parts]
+    queues = {readable(keys_at(prefix, part.base).display_name) for part in row.parts}
     base, newline, job = facts.get("follow_up", "").partition("\n")
     return BatchInfo(
-        *(row.id, home.display_name, cast("BatchState", facts["state"]), *sum_counts(counts)),
-        endings=int(facts.get("endings", 0)),
-        meta=meta_of(facts.get("meta", "")),
-        created=from_ms(int(facts["made_at"])),
-        ended=from_ms(int(facts["ended_at"])) if "ended_at" in facts else None,
-        cancel_reason=facts.get("cancel_reason"),
+        *(
+            readable(row.id),
+            home.display_name,
+            cast("BatchState", readable(facts.get("state", ""))),
+            *sum_counts(counts),
+        ),
+        endings=whole(facts.get("endings"), 0),
+        meta=meta_of(readable(facts.get("meta", ""))),
+        created=moment(whole(facts.get("made_at"))),
+        ended=moment(whole(facts.get("ended_at"))),
+        cancel_reason=None if "cancel_reason" not in facts else readable(facts["cancel_reason"]),
         queues=tuple(sorted(queues)),
-        follow_up=(keys_at(prefix, base).display_name, job) if newline else None,
+        follow_up=(readable(keys_at(prefix, base).display_name), readable(job)) if newline else None,
     )
+
+
+def _token(row: BatchRow) -> str:
+    return row.facts.get("token", "")

@@ -15,6 +15,7 @@ from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount
+from worqr.stored_values import whole
 
 Step = Callable[[QueueKeys, CancelReply | None], Awaitable[CancelReply]]
 """Sends one request of a cancel to one shard. It continues where the previous request ended."""
@@ -30,8 +31,8 @@ class _ShardCancellation:
         self._notification = notification
 
     def on_message(self, message: bytes) -> None:
-        if message.isdigit():
-            self.settled.add(int(message))
+        if (claim := whole(message)) is not None:
+            self.settled.add(claim)
             self._notification.set()
 
     async def refresh(self, link: Link) -> None:

@@ -16,15 +16,17 @@ from worqr.client.notifications import sleep
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
 from worqr.ops import HEAD_BYTES, MAX_ITEMS, DeadLetterList, DeadLetterPage
+from worqr.ops.dead_letters import Claim
 from worqr.records import Failed
 from worqr.remote_error import failed_record
 from worqr.script_call import Call
+from worqr.stored_values import whole
 from worqr.validation import check_count, check_text, to_ms
 
-ClaimsByShard = list[tuple[QueueKeys, list[int]]]
+ClaimsByShard = list[tuple[QueueKeys, list[Claim]]]
 """The claims under which tasks failed, by shard."""
 Entries = list[Failed]
-Change = Callable[[QueueKeys, DeadLetterList, Sequence[int]], Call[int]]
+Change = Callable[[QueueKeys, DeadLetterList, Sequence[Claim]], Call[int]]
 """Makes the request that changes some entries."""
 Progress = Callable[[int, int], object]
 PIECE: Final = 10
@@ -103,7 +105,7 @@ class Aside:
         check_count(limit, "limit")
         shards, head = await self._shards(), None if payload else HEAD_BYTES
         found = [
-            failed_record(keys.display_name, record["task"], record)
+            failed_record(keys.display_name, record.get("task", b""), record)
             for keys in shards
             async for page in self._pages(keys, limit, chosen, head=head)
             for _, record in page.records
@@ -294,7 +296,7 @@ class Aside:
             limit is None or len(shards) == 1
         )  # with a limit and several shards, the times are needed to find the newest
         found = [
-            (keys, claim, int(record.get("at", 0)))
+            (keys, claim, whole(record.get("at"), 0))
             for keys in shards
             async for page in self._pages(keys, limit, chosen, bare=bare)
             for claim, record in page.records

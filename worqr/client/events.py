@@ -21,6 +21,7 @@ from worqr.client.notifications import POLL_EVERY, EventStream, subscribed_to
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
 from worqr.log_events import emit
+from worqr.stored_values import whole
 
 logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
 
@@ -68,16 +69,20 @@ class _EventDecoder:
         self._keys = keys
         self._put = put
         self._ids_event: Event | None = None
+        self._ignored = False
 
     def on_message(self, channel: str, message: bytes) -> None:
         """Decode a message of one of the two channels. Called in the loop."""
         event, *ids = message.decode("utf-8", "replace").split("\n")
         kind, _, count = event.partition(" ")
-        try:
-            received = Event(self._name, kind, int(count), tuple(ids))
-        except ValueError:
-            emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self._name)
+        number = whole(count)
+        if number is None:
+            if not self._ignored:
+                self._ignored = True
+                text = "queue %(queue)r: ignored a message of another program, as all further ones"
+                emit(logger, "events", text, queue=self._name)
             return
+        received = Event(self._name, kind, number, tuple(ids))
         named, self._ids_event = self._ids_event, None
         if channel == self._keys.event_ids_channel:
             self._ids_event = received

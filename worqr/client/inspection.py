@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.client.client import Client
-from worqr.client.stats import merge_queue_info, task_info_of, worker_info
-from worqr.errors import RefusedByServer, UsageError, did_you_mean
+from worqr.client.stats import merge_queue_info, queue_names, task_info_of, worker_info
+from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh_records import QueueInfo, WorkerInfo
 from worqr.ops import MAX_ITEMS, JobPage, Unstarted
 from worqr.records import TaskInfo
 from worqr.script_call import Call
+from worqr.snapshots import is_in_use, unreadable_of
+from worqr.stored_values import as_bytes, exact, readable
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ MIN_POSITIONS: Final = 100
 """Positions that a request reads at least, because some positions have no job any more."""
 AT_ONCE: Final = 10_000
 """Positions of several shards that one batch of requests reads at most."""
+_HEX: Final = "hex "
 MAX_COMPARED: Final = 1000
 """Names that are compared at most with the name of a queue without a worker. Each takes about 20 us."""
 
@@ -55,7 +57,7 @@ async def list_jobs(
         pages = await ask_each(client, shards[n : n + at_once], make)
         for each, page in enumerate(pages, n):
             found += [
-                replace(task_info_of(summary), cursor=f"{state} {each} {position}")
+                replace(task_info_of(summary), cursor=f"{state} {each} {_as_text(position)}")
                 for position, summary in page.positions
                 if summary is not None
             ]
@@ -76,7 +78,21 @@ def parse_cursor(after: str, state: Listed, shards: int) -> tuple[int, str]:
         raise UsageError(
             f"after= must be the cursor of an entry of jobs(state={state!r}) on this queue, not {repr(after)[:100]}"
         )
-    return int(shard), cursor
+    return int(shard), _as_position(cursor)
+
+
+def _as_text(position: str) -> str:
+    """Return a position in a list as text that JSON and URLs can contain: an id in it may be no UTF-8."""
+    return position if readable(position) == position else f"{_HEX}{as_bytes(position).hex()}"
+
+
+def _as_position(cursor: str) -> str:
+    if not cursor.startswith(_HEX):
+        return cursor
+    try:
+        return exact(bytes.fromhex(cursor.removeprefix(_HEX)))
+    except ValueError:
+        return cursor
 
 
 def _list_call(
@@ -112,21 +128,25 @@ async def nearest_served(client: Client, queue: str) -> str:
     return did_you_mean(queue, sorted(served - {queue})[:MAX_COMPARED])
 
 
-async def all_infos(client: Client, known: Iterable[QueueKeys]) -> list[QueueInfo]:
-    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined.
+async def queues_of(client: Client) -> tuple[list[QueueInfo], dict[str, str]]:
+    """Return the queues of the mesh that are in use, by name; and those that the server refuses to read, with its words.
 
-    All shards of all queues are read together, so that hundreds of queues take few round trips.
+    Raises: as `readable_infos`.
     """
-    queues = await all_shards(client, known)
-    replies = iter(await client.link.call_all([ops.inspect(keys) for _, shards in queues for keys in shards]))
-    return [merge_queue_info(name, list(islice(replies, len(shards)))) for name, shards in queues]
+    keys = RegistryKeys(client.settings.prefix)
+    names = await queue_names(client.ask, keys)
+    infos, refused = await readable_infos(client, [QueueKeys.of(keys.prefix, name) for name in names])
+    return [info for info in infos if is_in_use(info)], unreadable_of(refused)
 
 
 async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> tuple[list[QueueInfo], dict[str, str]]:
-    """Return the same as `all_infos`, without the queues that the server refuses to read; and its words for each of those.
+    """Return snapshots of the queues that the registry knows as `known`, by name; all shards of one combined. Queues that the
+    server refuses to read are left out; its words for each of those are the second value.
+
+    All shards of all queues are read together, so that hundreds of queues take few round trips.
 
     Raises:
-        RefusedByServer: The server refuses all of them.
+        RefusedByServer: The server refuses all of them, and not only because their keys have a foreign type.
     """
     queues = await all_shards(client, known)
     found, refused = await ask_readable(client, [keys for _, shards in queues for keys in shards], ops.inspect)
@@ -147,13 +167,15 @@ async def ask_readable(
     If it refuses one, each half is asked on its own, until the rest has replied.
 
     Raises:
-        RefusedByServer: The server refuses all of them.
+        RefusedByServer: The server refuses all of them, and not only because their keys have a foreign type.
     """
     try:
         return dict(zip(shards, await client.link.call_all([make(keys) for keys in shards]), strict=True)), {}
     except RefusedByServer as error:
-        if len(shards) == 1:
+        if len(shards) == 1 and not has_foreign_type(error):
             raise
+        if len(shards) == 1:
+            return {}, {shards[0]: error}
         last = error
     found, refused = dict[QueueKeys, T](), dict[QueueKeys, RefusedByServer]()
     middle = len(shards) // 2
@@ -164,7 +186,7 @@ async def ask_readable(
             replies, errors = {}, dict.fromkeys(half, error)
         found |= replies
         refused |= errors
-    if not found:
+    if not found and not all(map(has_foreign_type, refused.values())):
         raise last
     return found, refused
 

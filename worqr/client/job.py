@@ -20,10 +20,11 @@ from worqr.client.client import Client
 from worqr.client.inspection import info_at, nearest_served
 from worqr.client.notifications import Notification, subscribed
 from worqr.client.stats import status_of
-from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, WorqrError
+from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.keys import QueueKeys
 from worqr.ops import CancelReply, ResultReply
+from worqr.ops.replies import text
 from worqr.records import CancelCount, RemoteError, Status
 from worqr.remote_error import fields_of
 from worqr.validation import Seconds, check_text, seconds
@@ -142,7 +143,7 @@ class Job(Generic[R]):
             JobCancelled: The job was cancelled.
             ResultTimeout: The job has not ended within `timeout`. The message has its state, the length of its queue, and the
                 number of workers that serve it; reading these takes up to 2 s more if the server is slow.
-            UsageError: Outside `connect` and `join`.
+            UsageError: The stored result is not of the function's return type, or not JSON; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
         patience = math.inf if timeout is None else seconds(timeout, "timeout")
@@ -210,7 +211,7 @@ class Job(Generic[R]):
     def _value(self, found: ResultReply) -> R:
         if found.status == "finished":
             kind, value = found.values
-            return cast("R", self._decode(kind.decode(), value))
+            return cast("R", self._decode(text(kind or b""), value or b""))
         texts = [b"" if fact is None else fact for fact in found.values]
         if found.status == "failed":
             kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
@@ -240,9 +241,14 @@ class Job(Generic[R]):
     def _decode(self, kind: str, value: bytes) -> object:
         if self._results is not None:
             return self._results.decode(kind, value)
-        if kind == "json":
+        if kind != "json":
+            return None if kind == "none" else value
+        try:
             return msgspec.json.decode(value)
-        return None if kind == "none" else value
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(
+                f"the stored result of {self!r} is not JSON ({error}): another program has written it"
+            ) from None
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel the job: delete it if it waits, cancel its handler if it runs.

@@ -11,12 +11,13 @@ import msgspec
 from worqr.batches import ref_in
 from worqr.client.running import claim_name, deadline_of
 from worqr.client.stats import status_of
-from worqr.job_states import DISPLAY_NAMES
+from worqr.job_states import DISPLAY_NAMES, ENDS, LIVE
 from worqr.keys import QueueKeys
 from worqr.ops import Everything, JobState, Stored, StoredResult
 from worqr.policy import POLICY_FIELDS
 from worqr.records import Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 from worqr.remote_error import failed_record, fields_of, meta_of
+from worqr.stored_values import finite, whole
 from worqr.validation import from_ms
 
 _SECONDS: Final = frozenset({"min_backoff", "max_backoff", "timeout", "result_ttl"})
@@ -65,9 +66,9 @@ def _status(found: Everything) -> Status:
     newest = found.results[0] if found.results else None
     if found.run is not None:
         return status_of(_state(found.run.fields, "active", 1))
-    if found.job is not None:
-        return status_of(_state(found.job.fields, _text(found.job.fields, "state"), 0))
-    if newest is not None:
+    if found.job is not None and (state := _text(found.job.fields, "state")) in LIVE:
+        return status_of(_state(found.job.fields, state, 0))
+    if newest is not None and _text(newest.fields, "outcome") in ENDS:
         ended = _ended(newest)
         seen = JobState(
             state=ended.state,
@@ -169,17 +170,13 @@ def _tries(packed: bytes) -> tuple[Try, ...]:
             Try(from_ms(at), ms / 1000, worker, cast("Any", reason), RemoteError(kind, message, ""))
             for at, ms, worker, reason, kind, message in entries
         )
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ()
 
 
 def _moment(ms: float | None) -> datetime | None:
-    """Return a stored time; None if there is none."""
+    """Return a stored time; None if there is none, or if it is zero."""
     return from_ms(ms) if ms else None
-
-
-MOST_DIGITS: Final = 30
-"""A number with more digits is none of worqr's, and Python refuses to read very long ones."""
 
 
 def _text(fields: Mapping[str, bytes], name: str) -> str:
@@ -187,10 +184,8 @@ def _text(fields: Mapping[str, bytes], name: str) -> str:
 
 
 def _number(fields: Mapping[str, bytes], name: str) -> int | None:
-    value = fields.get(name, b"")
-    return int(value) if value.isdigit() and len(value) < MOST_DIGITS else None
+    return whole(fields.get(name))
 
 
 def _progress(fields: Mapping[str, bytes]) -> float | None:
-    value = fields.get("progress", b"")
-    return float(value) if value else None
+    return finite(fields.get("progress"))

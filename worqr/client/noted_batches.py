@@ -49,4 +49,4 @@ async def failed_members(
     row = await client.ask(ops.read_batch(keys, id))
     if row is None:
         raise NoResult(f"queue {home!r} has no batch {id!r}: it never existed, or its record was deleted after its end")
-    return await list_members(aside, row.facts["token"], limit, **options)
+    return await list_members(aside, row.facts.get("token", ""), limit, **options)

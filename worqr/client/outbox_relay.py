@@ -20,8 +20,8 @@ from worqr.errors import WorqrError
 from worqr.keys import QueueKeys
 from worqr.log_events import emit
 from worqr.ops import MESSAGES_AT_ONCE, BatchCheck, OutboxMessage
-from worqr.ops.replies import text
 from worqr.script_call import Call
+from worqr.stored_values import exact, whole
 
 T = TypeVar("T")
 
@@ -121,17 +121,17 @@ class Relay:
     def _delivery(self, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
         """Return the base of the queue that a message is for, and the coroutine that delivers it."""
         base, *parts = message.parts
-        target = keys_at(self._prefix, text(base))
+        target = keys_at(self._prefix, exact(base))
         if message.kind == "report":
-            batch, token, part, version, closed, counts = (text(each) for each in parts)
-            call = ops.report_part(target, batch, token, part, int(version), closed=closed == "1", counts=counts)
+            batch, token, part, version, closed, counts = (exact(each) for each in parts)
+            call = ops.report_part(target, batch, token, part, _number(version), closed=closed == "1", counts=counts)
             return target.base, self._ask(call)
         if message.kind == "cancel":
-            token, version, home, batch, keep, reason = (text(each) for each in parts)
-            return target.base, self._cancel_members(target, token, int(version), (home, batch, keep), reason)
+            token, version, home, batch, keep, reason = (exact(each) for each in parts)
+            return target.base, self._cancel_members(target, token, _number(version), (home, batch, keep), reason)
         if message.kind == "follow_up":
             token, ending, options, task = parts
-            return target.base, self._ask(ops.put_follow_up(target, text(token), int(ending), options, task))
+            return target.base, self._ask(ops.put_follow_up(target, exact(token), _number(ending), options, task))
         raise ValueError(message.kind)
 
     async def _cancel_members(
@@ -141,6 +141,14 @@ class Relay:
         cursor: str | None = "0"
         while cursor is not None:
             cursor = await self._ask(ops.cancel_part(part, token, version, *batch, reason, cursor))
+
+
+def _number(stored: bytes | str | int) -> int:
+    """Return a number of a message. Raises ValueError if another program has written something else."""
+    found = whole(stored)
+    if found is None:
+        raise ValueError(stored)
+    return found
 
 
 async def relay_messages(ask: Ask, prefix: str, keys: QueueKeys) -> None:

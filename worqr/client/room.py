@@ -21,6 +21,7 @@ from worqr.errors import QueueFull, RefusedByServer, UsageError, is_at_max_lengt
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.room_keys import RoomKeys
+from worqr.stored_values import whole
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class RoomChannel:
 
     def _deliver(self, _channel: str, message: bytes) -> None:
         """Wake the call with this number. If it has given up, wake another one: the room is free."""
-        number = int(message) if message.isdigit() else -1
+        number = whole(message, -1)
         notification = self._waiting.get(number) or next(iter(self._waiting.values()), None)
         if notification is not None:
             notification.set()

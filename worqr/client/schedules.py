@@ -17,12 +17,11 @@ from worqr.cron import Definition, Override, Schedule, ScheduleOverride, Trigger
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
+from worqr.stored_values import readable
 from worqr.validation import check_text
 
 PLANNED_WITHIN_MS: Final = 15_000
 """Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""
-
-LONGEST_EXPRESSION: Final = 500
 
 
 class ScheduleControls:
@@ -124,8 +123,6 @@ class ScheduleControls:
             return None
         if not isinstance(cron, str):
             raise UsageError(f"cron must be an expression such as '30 3 * * *', or None, not {cron!r}")
-        if len(cron) > LONGEST_EXPRESSION:
-            raise UsageError(f"cron is longer than {LONGEST_EXPRESSION} characters")
         expression, zone = " ".join(cron.split()), "" if timezone is None else zone_name(timezone)
         check_times(expression, zone or "UTC")
         return Override(cron=expression, timezone=zone, by=self._client.who)
@@ -157,16 +154,17 @@ def schedule_of(row: ScheduleRow, now: int) -> Schedule:
     """Return a schedule as users see it. A schedule that cannot be read is not fired, so its next time is in the past."""
     following, definition, problem = row.next, None, ""
     try:
-        definition = effective(row.definition, row.override)
+        definition = effective(row.name, row.definition, row.override)
         if row.override is not None or following is None or row.paused:
             trigger = Trigger(definition)
             problem = _problem(row, trigger, now)
             if following is None or row.paused:
                 following = trigger.next_after(now if row.paused else row.last)
-    except (UsageError, ArithmeticError) as error:  # ArithmeticError: the calendar has no such time
-        following, problem = row.last if following is None else following, str(error)
+    except Exception as error:  # a schedule that any program has stored hides no other one
+        following = row.last if following is None else following
+        problem = str(error) if isinstance(error, UsageError | ArithmeticError) else repr(error)
     return Schedule(
-        *(row.name, at(following), None if row.fired is None else at(row.fired), row.paused),
+        *(readable(row.name), at(following), None if row.fired is None else at(row.fired), row.paused),
         queue="" if definition is None else definition.queue,
         cron="" if definition is None or definition.every_ms else definition.cron,
         every=None if definition is None or not definition.every_ms else definition.every_ms / 1000,

@@ -7,6 +7,7 @@ a task.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -20,7 +21,11 @@ from worqr import ops
 from worqr.errors import UsageError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
+from worqr.log_events import emit
 from worqr.shard_layout import MAX_SHARDS, shard_of, shards_of
+from worqr.stored_values import readable
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 REFRESH_EVERY: Final = 3600.0
 """Seconds after which a connection reads the declarations of other programs again."""
@@ -38,12 +43,13 @@ class ShardDirectory:
         self._declared = declared
         self._known: dict[str, int] = {}
         self._counters: dict[str, count[int]] = {}
+        self._wrong: set[str] = set()
         self._refreshed_at = 0.0
 
     def copy_for(self, link: Link) -> ShardDirectory:
         """Return a `ShardDirectory` of another link to the same mesh, with the same initial numbers."""
         copy = ShardDirectory(link, self._keys.prefix, self._declared)
-        copy._known, copy._refreshed_at = self._known, self._refreshed_at
+        copy._known, copy._wrong, copy._refreshed_at = self._known, self._wrong, self._refreshed_at
         return copy
 
     # Reading
@@ -73,15 +79,20 @@ class ShardDirectory:
         if self._refreshed_at + REFRESH_EVERY <= time.monotonic():
             self._refreshed_at = time.monotonic()
 
-            def answered(known: dict[str, int] | None, _failure: Exception | None) -> None:
+            def answered(known: dict[str, int | None] | None, _failure: Exception | None) -> None:
                 if known is not None:
                     self._store(known)
 
             self._link.post(ops.list_shards(self._keys), answered, patience=REFRESH_EVERY)
 
-    def _store(self, known: Mapping[str, int]) -> None:
+    def _store(self, known: Mapping[str, int | None]) -> None:
         self._refreshed_at = time.monotonic()
-        self._known = {name: number for name, number in known.items() if 1 < number <= MAX_SHARDS}
+        self._known = {name: number for name, number in known.items() if number and 1 < number <= MAX_SHARDS}
+        wrong = {name for name, number in known.items() if not number or number > MAX_SHARDS}
+        if wrong - self._wrong:
+            self._wrong |= wrong
+            text = "%(key)s has no valid number for queue %(queue)r (%(count)d such queues), which counts as 1; remove it: HDEL"
+            emit(logger, "shards", text, key=self._keys.shards, queue=readable(min(wrong)), count=len(wrong))
 
     async def declare(self) -> None:
         """Send the declarations of this program that the server does not have yet.
@@ -99,6 +110,11 @@ class ShardDirectory:
 
     def _check(self, queue: str) -> None:
         declared, known = self._declared[queue], self._known.get(queue, 1)
+        if declared != known and queue in self._wrong:
+            raise UsageError(
+                f"the number of shards of queue {queue!r} in the hash {self._keys.shards} is not valid, and {declared} were "
+                f"declared here: remove it with `HDEL {self._keys.shards} {queue}`, and connect again"
+            )
         if declared != known:
             raise UsageError(
                 f"queue {queue!r} has {known} shards in the mesh {self._keys.prefix!r}, and {declared} were declared here: "

@@ -16,6 +16,7 @@ from worqr.mesh_records import LaneInfo
 from worqr.ops import CancelReply, LaneRow
 from worqr.records import CancelCount
 from worqr.shard_layout import shard_of
+from worqr.stored_values import readable
 from worqr.validation import Seconds, check_count, check_text, seconds
 
 MOST_LANES: Final = 10_000
@@ -200,4 +201,4 @@ class StartControls:
 def _lane_info(row: LaneRow) -> LaneInfo:
     held_for = None if row.opens_in_ms is None else row.opens_in_ms / 1000
     limits = parse_limits(row.limits)
-    return LaneInfo(row.name, row.waiting, row.running, row.weight, limits, row.paused, row.held, held_for)
+    return LaneInfo(readable(row.name), row.waiting, row.running, row.weight, limits, row.paused, row.held, held_for)

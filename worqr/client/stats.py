@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
@@ -15,7 +15,8 @@ from worqr.mesh_records import QueueInfo, WorkerInfo
 from worqr.ops import Inspected, JobState, QueuesPage, TaskSummary, WorkerRow, list_queues
 from worqr.records import Status, TaskInfo
 from worqr.script_call import Call
-from worqr.validation import from_ms
+from worqr.stored_values import readable, whole
+from worqr.validation import from_ms, moment
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
     estimated = max((age for age in estimates if age is not None), default=None)
     age_estimated = estimated is not None and (oldest is None or estimated > oldest / 1000)
     return QueueInfo(
-        name=name,
+        name=readable(name),
         waiting=sum(each.waiting for each in shards),
         scheduled=sum(each.due for each in shards),
         blocked=sum(each.blocked for each in shards),
@@ -101,7 +102,7 @@ def _held_back(shards: Sequence[Inspected]) -> Literal["", "paused", "concurrenc
 
 def _facts(state: JobState) -> dict[str, Any]:
     """Return the fields of a `Status`."""
-    run_at = None if state.run_at_ms is None else from_ms(state.run_at_ms)
+    run_at = moment(state.run_at_ms)
     return {
         "state": DISPLAY_NAMES.get(state.state, state.state),
         "worker": state.worker,
@@ -139,26 +140,26 @@ def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
     """Return a worker. `leader`: the worker id of the leader."""
     facts, ttl_ms = row.facts, row.ttl_ms
     request, requested_at = _request(facts.get("request", ""))
-    keepalive_ms = int(facts.get("keepalive_ms", "0"))
+    keepalive_ms = whole(facts.get("keepalive_ms"), 0)
     age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")
     return WorkerInfo(
-        id=row.worker,
+        id=readable(row.worker),
         host=facts.get("host", ""),
-        pid=int(facts.get("pid", "0")),
+        pid=whole(facts.get("pid"), 0),
         app=facts.get("app", ""),
         version=facts.get("version", ""),
-        queues=frozenset([QueueKeys.of("", queue).display_name for queue in row.queues]),
-        running=int(facts.get("running", "0")),
-        room=int(facts.get("room", "0")),
+        queues=frozenset([readable(QueueKeys.of("", queue).display_name) for queue in row.queues]),
+        running=whole(facts.get("running"), 0),
+        room=whole(facts.get("room"), 0),
         beat_age=age,
         state=_state(row),
         leads=row.worker == leader,
-        started=None if "started" not in facts else from_ms(int(facts["started"])),
-        full_since=None if "full_since" not in facts else from_ms(int(facts["full_since"])),
-        lag=None if "lag_ms" not in facts else int(facts["lag_ms"]) / 1000,
+        started=moment(whole(facts.get("started"))),
+        full_since=moment(whole(facts.get("full_since"))),
+        lag=None if (lag_ms := whole(facts.get("lag_ms"))) is None else lag_ms / 1000,
         python=facts.get("python", ""),
-        threads=_count(facts, "threads"),
-        processes=_count(facts, "processes"),
+        threads=whole(facts.get("threads")),
+        processes=whole(facts.get("processes")),
         request=request,
         requested_at=requested_at,
         answer=facts.get("answer", "").partition(" ")[2],
@@ -168,11 +169,12 @@ def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
 def _request(stored: str) -> tuple[str, datetime | None]:
     """Return what an operator asked of a worker, and when. The first word is its id: the time in ms, or later."""
     number, _, wanted = stored.partition(" ")
-    if not number.isdecimal() or len(number) > 14:
+    requested_at = whole(number)
+    if requested_at is None:
         return "", None
     mode, _, concurrency = wanted.partition(" ")
     parts = ["" if mode == "-" else mode, "" if concurrency == "-" else f"concurrency {concurrency}"]
-    return ", ".join(filter(None, parts)), from_ms(int(number))
+    return ", ".join(filter(None, parts)), from_ms(requested_at)
 
 
 def _state(row: WorkerRow) -> Literal["ready", "quiet", "leaving", "missing", "dead"]:
@@ -182,7 +184,3 @@ def _state(row: WorkerRow) -> Literal["ready", "quiet", "leaving", "missing", "d
         return "missing"
     states: dict[str, Literal["leaving", "quiet"]] = {"1": "leaving", "2": "quiet"}
     return states.get(row.facts.get("leaving", ""), "ready")
-
-
-def _count(facts: Mapping[str, str], name: str) -> int | None:
-    return int(facts[name]) if name in facts else None

@@ -10,7 +10,7 @@ from datetime import tzinfo
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar, overload
 
 from worqr.client.call import Call
-from worqr.cron import Definition, Overlap, Trigger, zone_name
+from worqr.cron import MAX_CATCH_UP, MAX_TASK, MIN_PERIOD, Definition, Overlap, Trigger, zone_name
 from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.declarations import Declarations
@@ -18,12 +18,6 @@ from worqr.functions.no_such_option import NoSuchOption
 from worqr.keys import check_name
 from worqr.validation import Seconds, seconds
 
-MIN_PERIOD: Final = 0.1
-"""Seconds. For shorter periods, use a loop in a handler."""
-MAX_CATCH_UP: Final = 100
-"""Missed firings that are caught up at most."""
-MAX_TASK: Final = 64 * 1024
-"""Bytes of a schedule's payload: the leader reads all schedules every few seconds."""
 OVERLAPS: Final = ("skip", "queue", "cancel")
 MISFIRES: Final = {"skip": 0, "once": 1}
 

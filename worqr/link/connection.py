@@ -34,6 +34,7 @@ from worqr.link.server_info import INFO_SECTIONS, ServerInfo, read_server_info
 from worqr.link.settings import Address, Endpoint, LinkSettings
 from worqr.link.tls import check_tls_files, is_silent_handshake
 from worqr.lua import Script
+from worqr.stored_values import as_bytes
 
 MOVED = "the primary is another server now"
 _PROTOCOL = 2
@@ -47,9 +48,13 @@ _pack = cast("Callable[[tuple[Any, ...]], bytes]", vars(hiredis)["pack_command"]
 def pack(command: tuple[bytes | str | int, ...]) -> bytes:
     """Return the bytes of one command; raises TypeError, UnicodeError for an argument that cannot be sent.
 
-    hiredis does it. redis-py's own way there looks at every argument in Python first, which takes three times as long.
+    hiredis does it. redis-py's own way there looks at every argument in Python first, which takes three times as long. A name
+    that is not UTF-8 is sent as the bytes that the server returned (`stored_values.exact`).
     """
-    return _pack(command)
+    try:
+        return _pack(command)
+    except UnicodeEncodeError:
+        return _pack(tuple([as_bytes(part) if isinstance(part, str) else part for part in command]))
 
 
 def loading(scripts: Iterable[Script]) -> list[bytes]:

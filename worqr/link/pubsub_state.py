@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
+from worqr.stored_values import as_bytes
+
 _CHANNELS_PER_COMMAND = 500
 
 Command = tuple[str | bytes, ...]
@@ -46,7 +48,7 @@ class Listener:
     """
 
     def __init__(self, channels: Iterable[str]) -> None:
-        self.names: dict[bytes, str] = {name.encode(): name for name in channels}
+        self.names: dict[bytes, str] = {as_bytes(name): name for name in channels}
         self.missing: set[bytes] = set()
 
 

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError
+from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError, has_foreign_type
 from worqr.link.clocks import boottime
 from worqr.link.connection import loading, pack
 from worqr.link.request import Request, SequenceNumbers, mark_written
@@ -279,6 +279,11 @@ class Session:
                 text += "; it is a node of a cluster: write redis+cluster://"
             case ErrorAction.NOSCRIPT:
                 text = f"the server refused to load the script {script.name}: {self._unloadable[script.sha]}"
+            case ErrorAction.REFUSED if has_foreign_type(refused):
+                text += (
+                    f". Another program has written one of these keys, or another key that begins with {request.call.base}: "
+                    f"{', '.join(request.call.keys)}. Find it with `redis-cli TYPE KEY`, and rename or delete it"
+                )
             case ErrorAction.FULL:
                 return QueueFull(
                     "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"

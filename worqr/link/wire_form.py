@@ -23,6 +23,7 @@ from worqr.link.redis_py import redis_py
 from worqr.link.server_errors import error_reply
 from worqr.lua import Script
 from worqr.script_call import Call
+from worqr.stored_values import as_bytes
 
 SLOTS = 16384
 
@@ -40,7 +41,7 @@ def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...
 @lru_cache(maxsize=10_000)
 def slot_of(name: str) -> int:
     """Return the hash slot of a key, a channel, or a base: 0 to 16383."""
-    return redis_py().key_slot(name.encode())
+    return redis_py().key_slot(as_bytes(name))
 
 
 class NotRedis(Exception):

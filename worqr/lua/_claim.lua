@@ -140,13 +140,13 @@ local function claim_holders(base)
   return workers
 end
 
--- Returns the claims of a set in their order, at most `most` of them (nil: all). Members that can be no claims are left out: with
--- some of them, the server does not sort the set.
+-- Returns the first `most` claims of a set in their order (nil: all). What another application has written there is left out: with
+-- some of it, the server does not sort the set.
 local function claims_in(held, most)
   local sorted = own(redis.pcall('SORT_RO', held, 'LIMIT', 0, most or -1), 'double')
   local claims = {}
-  for _, claim in ipairs(sorted or own(redis.pcall('SMEMBERS', held)) or {}) do
-    claims[#claims + 1] = string.find(claim, '^%d+$') and claim or nil
+  for _, claim in ipairs(sorted or read_or({}, 'SMEMBERS', held)) do
+    claims[#claims + 1] = #claim <= 16 and string.find(claim, '^%d+$') and claim or nil
   end
   if not sorted then
     table.sort(claims, function(one, other) return tonumber(one) < tonumber(other) end)

@@ -9,20 +9,20 @@ local FIRST_RECORD = '\0\0\0\1' -- the same of the first record of a ring
 
 -- Returns the fields of a hash as numbers modulo 2^32. Missing fields are 0.
 local function read_totals(key, fields)
-  local totals = redis.call('HMGET', key, unpack(fields))
+  local totals = read_or({}, 'HMGET', key, unpack(fields))
   for i = 1, #fields do
     totals[i] = whole_number(totals[i], 0, NEVER) % 4294967296
   end
   return totals
 end
 
--- Returns how many tasks of the queue are claimed, and how many workers serve it.
+-- Returns how many tasks of the queue are claimed, and the workers that serve it.
 local function count_running(queue, workers)
-  local serving, running = redis.call('HKEYS', workers), 0
+  local serving, running = read_or({}, 'HKEYS', workers), 0
   for _, worker in ipairs(serving) do
-    running = running + redis.call('SCARD', queue .. ':claims:' .. worker)
+    running = running + read_or(0, 'SCARD', queue .. ':claims:' .. worker)
   end
-  return running, #serving
+  return running, serving
 end
 
 -- Returns the buckets of run times and of waiting times, and the sums of both, as totals modulo 2^32.
@@ -40,9 +40,9 @@ end
 -- Returns a record of the queue at `now`. `age`: ms for which the oldest task has waited, if it is a plain task, or -1.
 local function history_record(queue, workers, due, failed, counts, runs, now, since, age)
   local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
-  local run_at = in_front and own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at'))
+  local run_at = in_front and stored_number(read_or(nil, 'HGET', queue .. ':job:' .. in_front, 'run_at'))
   if run_at then
-    age = math.max(0, now - whole_number(run_at, now))
+    age = math.max(0, now - run_at)
   end
   local waiting, running, serving = waiting_length(queue), count_running(queue, workers)
   local totals = read_totals(counts, {'enqueued', 'claimed', 'finished', 'failed', 'retried', 'cancelled', 'stalled',
@@ -51,9 +51,9 @@ local function history_record(queue, workers, due, failed, counts, runs, now, si
     totals[#totals + 1] = total
   end
   local format = '>I4I4I2I2I4I4I4I4I4' .. string.rep('I4', #totals)
-  return struct.pack(format, math.floor(now / 60000), since, now % 60000, math.min(serving, 65535),
-    age < 0 and NO_AGE or math.min(age, NO_AGE - 1), waiting, redis.call('ZCARD', due), running,
-    redis.call('ZCARD', failed), unpack(totals))
+  return struct.pack(format, math.floor(now / 60000), since, now % 60000, math.min(#serving, 65535),
+    age < 0 and NO_AGE or math.min(age, NO_AGE - 1), waiting, read_or(0, 'ZCARD', due), running,
+    read_or(0, 'ZCARD', failed), unpack(totals))
 end
 
 -- Stores the record in the ring of `step` minutes. It replaces an earlier record of the same time, but for the minute since

@@ -134,11 +134,13 @@ local function read_items(key, first, from_front, max_bytes, look)
   return true
 end
 
--- Returns how many tasks wait: the length of the lists, those of the lanes too, without the references whose record is gone.
+-- Returns how many tasks wait: the length of the lists, those of the lanes too, without the references whose record is gone. A
+-- count of these that is no number, or larger than the lists, counts as zero.
 local function waiting_length(base)
-  local items = redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects')
-  local in_lanes = whole_number(redis.call('HGET', base .. ':lanes', 'waiting'), 0)
-  return math.max(0, items + in_lanes - whole_number(redis.call('HGET', base .. ':counts', 'stale'), 0))
+  local items = redis.call('LLEN', base) + read_or(0, 'LLEN', base .. ':suspects')
+  items = items + whole_number(read_or(0, 'HGET', base .. ':lanes', 'waiting'), 0)
+  local stale = whole_number(read_or(0, 'HGET', base .. ':counts', 'stale'), 0)
+  return items - (stale <= items and stale or 0)
 end
 
 -- Returns how many tasks do not run: waiting, due later, or blocked by the run of their id.

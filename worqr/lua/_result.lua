@@ -7,11 +7,12 @@ local function longest_result_ttl(base)
 end
 
 -- Returns the key and the outcome of the result of the dispatch `number`, or nil. The newest dispatch is 0. The older
--- result never belongs to it, even if the newest kept none.
+-- result never belongs to it, even if the newest kept none. An outcome that no script writes is no result.
 local function find_result(result, older_result, number)
   for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
-    local kept = redis.call('HMGET', key, 'outcome', 'first', 'last')
-    if kept[1] and covers(number, kept[2], kept[3]) then
+    local kept = read_or({}, 'HMGET', key, 'outcome', 'first', 'last')
+    local known = kept[1] == 'finished' or kept[1] == 'failed' or kept[1] == 'cancelled'
+    if known and covers(number, kept[2], kept[3]) then
       return key, kept[1]
     end
   end

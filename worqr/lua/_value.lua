@@ -43,6 +43,28 @@ local function add_to(key, field, n)
   return sum or n
 end
 
+-- Returns the reply to a command that reads, or `default` if another application has written a key of another type.
+local function read_or(default, ...)
+  local reply = own(redis.pcall(...))
+  if reply == nil then
+    return default
+  end
+  return reply
+end
+
+-- Returns what the function `read` returns, which must not write, or nil if it cannot read what another application has
+-- written: a key of another type, or a text where a number should be. A refusal, such as a missing permission, is raised.
+local function tolerant(read, ...)
+  local done, first, second = pcall(read, ...)
+  if done then
+    return first, second
+  end
+  if type(first) == 'table' then
+    own(first)
+  end
+  return nil
+end
+
 -- Returns a whole number as text. A plain tostring would return 1.7e+15.
 local function digits(number)
   return string.format('%.0f', number)
@@ -51,6 +73,11 @@ end
 -- True for a text of at most 15 digits: what Python accepts as a time and the server accepts as an expiry.
 local function is_digits(value)
   return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
+end
+
+-- Returns a stored number, such as a time in ms; nil if it is missing, or is something else.
+local function stored_number(value)
+  return is_digits(value) and tonumber(value) or nil
 end
 
 -- True if the text is valid UTF-8.

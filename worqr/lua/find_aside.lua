@@ -8,15 +8,18 @@
 -- RESEND safe: it only reads
 local queue, list, dead_letter_index = KEYS[1], KEYS[2], KEYS[3]
 
-local reply, next_claim = {'ok'}, {}
+local MOST_STEPS = 1000 -- from one claim of an id to the one before it; claims that another application has linked may go round
+
+local reply, next_claim, steps = {'ok'}, {}, 0
 for i = 1, #ARGV do
   local named = ARGV[i]
   local claim = next_claim[named]
   if claim == nil then
-    claim = redis.call('HGET', dead_letter_index, named)
+    claim = read_or(nil, 'HGET', dead_letter_index, named)
   end
-  while claim and not redis.call('ZSCORE', list, claim) do
-    claim = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'older'))
+  while claim and not read_or(nil, 'ZSCORE', list, claim) do
+    steps = steps + 1
+    claim = steps < MOST_STEPS and read_or(nil, 'HGET', queue .. ':aside:' .. claim, 'older')
   end
   if claim then
     reply[#reply + 1] = claim

@@ -28,33 +28,32 @@ local paused, counts, trash, trash_suspects = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local trash_due, trash_blocked, blocked, limits = KEYS[10], KEYS[11], KEYS[12], KEYS[13]
 
 local SOON = 10000 -- ms
+local PAUSED_BY_OTHER = 'the key of the pause has a foreign type'
 local MOST_READ = 500 -- batches, in the order in which the leader looks at them: ended ones are mostly behind the others
 
-local serving, running = redis.call('HKEYS', workers), 0
-for _, worker in ipairs(serving) do
-  running = running + redis.call('SCARD', queue .. ':claims:' .. worker)
-end
+local running, serving = count_running(queue, workers)
 local now, waiting = now_ms(), waiting_length(queue)
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
-local run_at = in_front and own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at'))
+local run_at = in_front and stored_number(read_or(nil, 'HGET', queue .. ':job:' .. in_front, 'run_at'))
 local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked, queue .. ':trash:lanes')
-local room, opens_in = room_of(queue, now)
-local held, next_in = redis.call('ZCARD', queue .. ':lanes:held'), next_start_in(queue, due, waiting, now)
-local only_held = room > 0 and held > 0 and startable_items(queue) == 0
+local room, opens_in = tolerant(room_of, queue, now)
+local held, next_in = read_or(0, 'ZCARD', queue .. ':lanes:held'), tolerant(next_start_in, queue, due, waiting, now)
+room = room or math.huge
+local only_held = room > 0 and held > 0 and tolerant(startable_items, queue) == 0
 if only_held then
-  local opens = first_time(queue .. ':lanes:opens')
+  local opens = tolerant(first_time, queue .. ':lanes:opens')
   room, opens_in = 0, opens and math.max(0, opens - now)
 end
 local open = 0
-for _, id in ipairs(redis.call('ZRANGE', queue .. ':batches', 0, MOST_READ - 1)) do
+for _, id in ipairs(read_or({}, 'ZRANGE', queue .. ':batches', 0, MOST_READ - 1)) do
   local state = own(redis.pcall('HGET', queue .. ':batch:' .. id, 'state'))
   open = open + ((state == 'open' or state == 'sealed') and 1 or 0)
 end
-return {'ok', waiting, redis.call('ZCARD', due), running, redis.call('ZCARD', failed),
-  redis.call('ZCARD', broken), redis.call('GET', paused), trashed,
-  serving, redis.call('HGETALL', counts), redis.call('SCARD', blocked),
-  next_in, run_at and math.max(0, now - whole_number(run_at, now)) or -1,
-  redis.call('HGET', limits, 'declared'), redis.call('HGET', limits, 'override'),
-  room == math.huge and -1 or room, opens_in or -1, redis.call('ZCARD', queue .. ':lanes:names'), held,
-  redis.call('HLEN', queue .. ':lanes:rules'), only_held and 1 or 0, redis.call('ZCARD', queue .. ':batches'),
-  needs_relay(queue, now), open, redis.call('ZCOUNT', due, '-inf', now + SOON)}
+return {'ok', waiting, read_or(0, 'ZCARD', due), running, read_or(0, 'ZCARD', failed),
+  read_or(0, 'ZCARD', broken), read_or(PAUSED_BY_OTHER, 'GET', paused), trashed,
+  serving, read_or({}, 'HGETALL', counts), read_or(0, 'SCARD', blocked),
+  next_in or -1, run_at and math.max(0, now - run_at) or -1,
+  read_or(false, 'HGET', limits, 'declared'), read_or(false, 'HGET', limits, 'override'),
+  room == math.huge and -1 or room, opens_in or -1, read_or(0, 'ZCARD', queue .. ':lanes:names'), held,
+  read_or(0, 'HLEN', queue .. ':lanes:rules'), only_held and 1 or 0, read_or(0, 'ZCARD', queue .. ':batches'),
+  tolerant(needs_relay, queue, now) or 0, open, read_or(0, 'ZCOUNT', due, '-inf', now + SOON)}

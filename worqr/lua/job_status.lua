@@ -18,15 +18,19 @@ local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- The fields of the record `key`. `tries`: attempts that the three counters do not count.
 local function status_of(status, key, tries)
-  local kept = redis.call('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
+  local kept = read_or({}, 'HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
     'timeouts', 'error_type', 'error_message')
   local attempts = tries + whole_number(kept[6], 0) + whole_number(kept[7], 0) + whole_number(kept[8], 0)
   return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
 end
 
 local live = find_live_record(active, job, counts, number)
-if live then
-  return status_of(redis.call('HGET', live, 'state'), live, live == active and 1 or 0)
+if live == active then
+  return status_of('active', live, 1)
+end
+local state = live and redis.call('HGET', live, 'state')
+if state == 'waiting' or state == 'due' or state == 'blocked' then
+  return status_of(state, live, 0)
 end
 local found, outcome = find_result(result, older_result, number)
 if found then

@@ -9,8 +9,8 @@
 local queue, batches = KEYS[1], KEYS[2]
 local first, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
-local reply = {'ok', redis.call('ZCARD', batches)}
-for _, id in ipairs(redis.call('ZRANGE', batches, first, first + limit - 1)) do
+local reply = {'ok', read_or(0, 'ZCARD', batches)}
+for _, id in ipairs(read_or({}, 'ZRANGE', batches, first, first + limit - 1)) do
   reply[#reply + 1] = batch_entry(queue, id)
 end
 return reply

@@ -8,7 +8,7 @@ local recent = KEYS[1]
 local limit = tonumber(ARGV[1])
 
 local reply = {'ok'}
-for _, run in ipairs(redis.call('LRANGE', recent, 0, limit - 1)) do
+for _, run in ipairs(read_or({}, 'LRANGE', recent, 0, limit - 1)) do
   reply[#reply + 1] = run
 end
 return reply

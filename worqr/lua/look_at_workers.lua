@@ -10,9 +10,9 @@ local worker_stem = ARGV[1]
 
 local info = redis.pcall('INFO', 'server')
 local run_id = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
-local beats = {}
+local FOREIGN, beats = 'another application has written a key of another type', {}
 for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
   beats[#beats + 1] = worker
-  beats[#beats + 1] = own(redis.pcall('GET', worker_stem .. worker)) or false
+  beats[#beats + 1] = read_or(FOREIGN, 'GET', worker_stem .. worker)
 end
-return {'ok', run_id, beats, redis.call('SMEMBERS', dying)}
+return {'ok', run_id, beats, read_or({}, 'SMEMBERS', dying)}

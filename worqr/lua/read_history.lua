@@ -22,10 +22,10 @@ local record = history_record(queue, workers, due, failed, counts, runs, now, 0,
 local last = math.floor(now / 60000 / step)
 local first = last - number + 1
 local from, to = first % length * HISTORY_BYTES, (last % length + 1) * HISTORY_BYTES - 1
-local reply = {'ok', record, record_before(history, step, first, number)}
+local reply = {'ok', record, tolerant(record_before, history, step, first, number) or false}
 if from < to then
-  reply[4] = redis.call('GETRANGE', history, from, to)
+  reply[4] = read_or('', 'GETRANGE', history, from, to)
 else -- in two parts, because the end of the ring lies between them
-  reply[4], reply[5] = redis.call('GETRANGE', history, from, -1), redis.call('GETRANGE', history, 0, to)
+  reply[4], reply[5] = read_or('', 'GETRANGE', history, from, -1), read_or('', 'GETRANGE', history, 0, to)
 end
 return reply

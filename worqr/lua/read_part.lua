@@ -6,7 +6,7 @@
 -- RESEND safe: it only reads
 local part, part_members = KEYS[1], KEYS[2]
 
-local reply = redis.call('HGETALL', part)
-table.insert(reply, 1, redis.call('SCARD', part_members))
+local reply = read_or({}, 'HGETALL', part)
+table.insert(reply, 1, read_or(0, 'SCARD', part_members))
 table.insert(reply, 1, 'ok')
 return reply

@@ -18,6 +18,7 @@ from worqr.keys import RegistryKeys
 from worqr.link import Link, ServerStats, loop_name_here
 from worqr.metrics.fleet import FleetSnapshot
 from worqr.ops import look_at_workers
+from worqr.stored_values import readable
 
 Together = Callable[[Sequence[Callable[[], Awaitable[Any]]]], Awaitable[list[Any]]]
 GIVE_UP_AFTER: Final = 1.5
@@ -57,7 +58,7 @@ class FleetReader:
             mesh=info,
             dying=len(workers.dying),
             schedules=[schedule_of(row, now) for row in rows],
-            pending={row.name: len(row.pending) for row in rows},
+            pending={readable(row.name): len(row.pending) for row in rows},
             runs=await self._runs.read(info.queues),
             server=server,
         )

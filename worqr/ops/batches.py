@@ -12,9 +12,12 @@ from worqr.batch_keys import BatchKeys
 from worqr.keys import QueueKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.script_call import Argument, Call
+from worqr.stored_values import exact, whole
 
 MAX_PARTS: Final = 1000
 """Queues, or shards of queues, that a batch may have members in."""
+_COUNTERS: Final = 6
+"""Counters of a part: see `PartRow`."""
 _CHECKS_AT_ONCE: Final = 20
 """Batches that one request of the leader looks at."""
 MESSAGES_AT_ONCE: Final = 100
@@ -85,16 +88,18 @@ class OutboxMessage:
 
 
 def _counts(value: bytes) -> tuple[int, ...]:
-    return tuple(int(number) for number in value.split())
+    """Return the counters of a part. One that is missing or cannot be read is zero."""
+    found = [whole(number, 0) for number in value.split()[:_COUNTERS]]
+    return tuple(found + [0] * (_COUNTERS - len(found)))
 
 
 def _row(entry: Sequence[Any]) -> BatchRow:
     name, facts, flat = entry
     parts = tuple(
-        PartRow(text(flat[i]), int(flat[i + 1]), bool(flat[i + 2]), _counts(flat[i + 3]))
+        PartRow(exact(flat[i]), whole(flat[i + 1], 0), bool(flat[i + 2]), _counts(flat[i + 3]))
         for i in range(0, len(flat), 4)
     )
-    return BatchRow(text(name), {text(field): text(value) for field, value in pairs(facts)}, parts)
+    return BatchRow(exact(name), {text(field): exact(value) for field, value in pairs(facts)}, parts)
 
 
 def _outbox_message(topic: bytes, message: bytes, stored: Sequence[Any]) -> OutboxMessage:
@@ -106,7 +111,7 @@ def _outbox_message(topic: bytes, message: bytes, stored: Sequence[Any]) -> Outb
 
 
 def _versions(flat: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((text(base), int(version)) for base, version in pairs(flat))
+    return tuple((exact(base), whole(version, 0)) for base, version in pairs(flat))
 
 
 def open_batch(
@@ -143,7 +148,7 @@ def open_part(keys: QueueKeys, id: str, token: str, part: str) -> Call[OpenedPar
             "token": text(found),
             "home": keys.base,
             "id": id,
-            "number": int(version),
+            "number": whole(version, 0),
             "keep": text(keep),
             **({"sealed": True} if sealed else {}),
             **({"on_failed": text(on_failed)} if on_failed else {}),
@@ -187,7 +192,9 @@ def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
 
     def read(reply: Reply) -> tuple[bool, list[BatchCheck]]:
         found = [
-            BatchCheck(text(batch), text(token), None if reason is None else text(reason), text(keep), _versions(parts))
+            BatchCheck(
+                exact(batch), exact(token), None if reason is None else exact(reason), text(keep), _versions(parts)
+            )
             for batch, token, reason, keep, *parts in reply[1:]
         ]
         return status_word(reply) == "more", found

@@ -9,11 +9,14 @@ from typing import Any, Final, Literal
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, status_word, text
 from worqr.script_call import Call
+from worqr.stored_values import exact, whole
 
 MAX_HEADS: Final = 1024 * 1024
 """Bytes of payloads that one request reads to list the beginning of each. A hash field can only be read whole."""
 DeadLetterList = Literal["failed", "broken"]
 """One of the two dead-letter lists of a queue."""
+Claim = int | bytes
+"""A claim under which a task failed; as bytes if another program has written something else there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,12 @@ class DeadLetterPage:
     after: str
     after_ms: str
     number: int
-    records: list[tuple[int, dict[str, bytes]]]
+    records: list[tuple[Claim, dict[str, bytes]]]
+
+
+def _claim(stored: bytes) -> Claim:
+    found = whole(stored)
+    return stored if found is None or b"%d" % found != stored else found
 
 
 def _list(keys: QueueKeys, which: DeadLetterList) -> str:
@@ -55,8 +63,8 @@ def list_aside(
     """
 
     def read(reply: Reply) -> DeadLetterPage:
-        records = [(int(entry[0]), _record(entry)) for entry in reply[4:]]
-        return DeadLetterPage(status_word(reply) == "more", text(reply[1]), text(reply[2]), int(reply[3]), records)
+        records = [(_claim(entry[0]), _record(entry)) for entry in reply[4:]]
+        return DeadLetterPage(status_word(reply) == "more", exact(reply[1]), text(reply[2]), int(reply[3]), records)
 
     before = "+inf" if before_ms is None else before_ms
     since = "-inf" if since_ms is None else since_ms
@@ -74,11 +82,11 @@ def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
     return {text(name): value for name, value in pairs(flat)}
 
 
-def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Call[list[int]]:
+def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Call[list[Claim]]:
     """Return the claims under which up to MAX_ITEMS jobs failed, newest first. An id that is given twice yields two claims."""
 
-    def read(reply: Reply) -> list[int]:
-        return [int(claim) for claim in reply[1:]]
+    def read(reply: Reply) -> list[Claim]:
+        return [_claim(claim) for claim in reply[1:]]
 
     names = (keys.base, _list(keys, which), keys.dead_letter_index)
     return new_call("find_aside", keys.base, names, tuple(ids), read)
@@ -89,13 +97,13 @@ def _count(reply: Reply) -> int:
     return int(reply[1])
 
 
-def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[int]) -> Call[int]:
+def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[Claim]) -> Call[int]:
     """Turn up to MAX_ITEMS records into jobs; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
 
 
-def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[int]) -> Call[int]:
+def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[Claim]) -> Call[int]:
     """Drop up to MAX_ITEMS records; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)

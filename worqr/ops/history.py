@@ -9,8 +9,9 @@ from typing import Final, Literal
 from worqr.errors import WorqrBug
 from worqr.history_records import Record, decode_record, decode_records
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word, text
+from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word
 from worqr.script_call import Call
+from worqr.stored_values import exact, whole
 
 HISTORY_EXPIRE_S: Final = 8 * 86400
 """How long a history is kept after its last record."""
@@ -80,6 +81,6 @@ def note_histories(keys: RegistryKeys, names: Sequence[str] = (), *, dropped: st
 
     def read(reply: Reply) -> dict[str, int]:
         status_word(reply)
-        return {text(name): int(minute) for name, minute in pairs(reply[1:])}
+        return {exact(name): whole(minute, 0) for name, minute in pairs(reply[1:])}
 
     return new_call("note_histories", keys.base, (keys.histories,), (HISTORY_EXPIRE_S, dropped, *names), read)

@@ -17,13 +17,16 @@ from worqr.ops.replies import (
     MAX_SKIPPED,
     Reply,
     error_of,
+    names_of,
     new_call,
     pairs,
     status_word,
     text,
     texts,
+    wholes,
 )
 from worqr.script_call import Call
+from worqr.stored_values import exact, finite, readable, whole
 
 Unstarted = Literal["waiting", "due", "blocked"]
 """The states of a job that does not run."""
@@ -90,16 +93,14 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
     """Return a snapshot of the queue's counters."""
 
     def read(reply: Reply) -> Inspected:
-        waiting, due, running, failed, broken = (int(part) for part in reply[1:6])
+        waiting, due, running, failed, broken = (whole(part, 0) for part in reply[1:6])
         paused = None if reply[6] is None else text(reply[6])
-        counts = {name: int(value) for field, value in pairs(reply[9]) if (name := text(field)) not in _NOT_TOTALS}
-        next_in, oldest, room, opens_in = (
-            None if number < 0 else number for number in (int(part) for part in (*reply[11:13], *reply[15:17]))
-        )
+        counts = {name: number for name, number in _totals(reply[9]).items() if name not in _NOT_TOTALS}
+        next_in, oldest, room, opens_in = (whole(part) for part in (*reply[11:13], *reply[15:17]))
         declared, override = (None if part is None else text(part) for part in reply[13:15])
         limits = parse_limits(declared if override is None else override)
         return Inspected(
-            *(waiting, due, running, failed, broken, paused, bool(reply[7]), texts(reply[8]), counts),
+            *(waiting, due, running, failed, broken, paused, bool(reply[7]), names_of(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
             *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
             *(int(reply[23]), int(reply[24])),
@@ -113,12 +114,17 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
     return new_call("inspect", keys.base, names, (), read)
 
 
+def _totals(flat: Sequence[Any]) -> dict[str, int]:
+    """Return the totals among names and values in turn. What another program has written there is no total."""
+    return {text(name): number for name, value in pairs(flat) if (number := whole(value)) is not None}
+
+
 def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
     """Return the totals of the runs of a queue, by field (`worqr.run_counts.FIELDS`)."""
 
     def read(reply: Reply) -> dict[str, int]:
         status_word(reply)
-        return {text(field): int(value) for field, value in pairs(reply[1])}
+        return _totals(reply[1])
 
     return new_call("read_runs", keys.base, (keys.runs,), (), read)
 
@@ -181,7 +187,7 @@ def find_task(keys: QueueKeys, task: bytes, most: int) -> Call[FoundTask]:
     def read(reply: Reply) -> FoundTask:
         status_word(reply)
         _, complete, places, ids, claims = reply
-        return FoundTask(bool(complete), [int(place) for place in places], texts(ids), [int(n) for n in claims[::2]])
+        return FoundTask(bool(complete), [int(place) for place in places], texts(ids), wholes(claims[::2]))
 
     args = (task, most, FIND_DEPTH, MAX_ITEMS)
     return new_call("find_task", keys.base, (keys.base,), args, read, size=len(task))
@@ -252,16 +258,16 @@ def _summary(
     _, claim, worker, run_at, progress, message, failures, stalls, timeouts, error_type, error_message, timeout = record
     state = JobState(
         state=state_word,
-        claim=int(claim) if claim else None,
+        claim=whole(claim),
         worker=text(worker) if worker else None,
-        run_at_ms=int(run_at) if run_at else None,
-        progress=float(progress) if progress else None,
+        run_at_ms=whole(run_at),
+        progress=finite(progress),
         message=text(message or b""),
-        failures=int(failures or 0),
-        attempts=tries + sum(int(count or 0) for count in (failures, stalls, timeouts)),
+        failures=whole(failures, 0),
+        attempts=tries + sum(whole(count, 0) for count in (failures, stalls, timeouts)),
         error=error_of(error_type, error_message),
     )
-    return TaskSummary(text(id), task, state, size, int(timeout) if timeout else None)
+    return TaskSummary(text(id), task, state, size, whole(timeout))
 
 
 def list_running(
@@ -278,10 +284,10 @@ def list_running(
     """
 
     def task(claim: bytes, worker: bytes, cancelling: int, fields: list[Any]) -> RunningTask:
-        return RunningTask(int(claim), text(worker), bool(cancelling), _summary("active", 1, *fields))
+        return RunningTask(whole(claim, 0), text(worker), bool(cancelling), _summary("active", 1, *fields))
 
     def read(reply: Reply) -> RunningPage:
-        return RunningPage(status_word(reply) == "more", text(reply[1]), [task(*entry) for entry in reply[2:]])
+        return RunningPage(status_word(reply) == "more", exact(reply[1]), [task(*entry) for entry in reply[2:]])
 
     args = (limit, MAX_BYTES, after_worker, after_claim, before_claim, HOLDERS_AT_ONCE, MAX_ITEMS, only)
     return new_call("list_running", keys.base, (keys.base, keys.workers, keys.cancelling), args, read)
@@ -305,10 +311,10 @@ def list_jobs(
     def position(
         cursor: bytes, fields: list[Any] | None = None, place: int | None = None
     ) -> tuple[str, TaskSummary | None]:
-        at = text(cursor)
+        at = exact(cursor)
         if fields is None:
             return at, None
-        lane = at.split(" ", 3)[3] if place is not None and at.startswith("lane ") else ""
+        lane = readable(at.split(" ", 3)[3]) if place is not None and at.startswith("lane ") else ""
         return at, replace(_summary(state, 0, *fields), place=place, lane=lane)
 
     def read(reply: Reply) -> JobPage:
@@ -322,6 +328,6 @@ def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
     """Return those of up to MAX_ITEMS claims whose cancellation was requested and is not settled yet."""
 
     def read(reply: Reply) -> list[int]:
-        return [int(claim) for claim in reply[1:]]
+        return wholes(reply[1:])
 
     return new_call("list_marks", keys.base, (keys.cancelling,), tuple(claims), read)

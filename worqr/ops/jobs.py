@@ -11,9 +11,10 @@ import msgspec
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import CancelReply
-from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, status_word, text
+from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, status_word, text, wholes
 from worqr.records import RemoteError
 from worqr.script_call import Argument, Call, Merge
+from worqr.stored_values import finite, whole
 
 _DISPATCH: Final = script("dispatch_jobs")
 
@@ -111,7 +112,7 @@ def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
 
     def read(reply: Reply) -> CancelReply:
         status_word(reply)
-        return CancelReply(False, int(reply[1]), [int(claim) for claim in reply[2:]], "-", "-")
+        return CancelReply(False, int(reply[1]), wholes(reply[2:]), "-", "-")
 
     return new_call("cancel_job", keys.base, (keys.base,), (id, reason), read, numbered=True)
 
@@ -159,13 +160,13 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
         claim, worker, run_at, progress, message, failures, attempts, error_type, error_message = reply[1:]
         return JobState(
             state=word,
-            claim=int(claim) if claim else None,
+            claim=whole(claim),
             worker=text(worker) if worker else None,
-            run_at_ms=int(run_at) if run_at else None,
-            progress=float(progress) if progress else None,
+            run_at_ms=whole(run_at),
+            progress=finite(progress),
             message=text(message or ""),
-            failures=int(failures or 0),
-            attempts=int(attempts),
+            failures=whole(failures, 0),
+            attempts=whole(attempts, 0),
             error=error_of(error_type, error_message),
         )
 

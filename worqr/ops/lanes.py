@@ -8,8 +8,9 @@ from typing import Final, Literal
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
 from worqr.ops.operators import CANCEL_PAGE, CancelReply
-from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text
+from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text, wholes
 from worqr.script_call import Call
+from worqr.stored_values import exact, whole
 
 FIRST_CANCEL_STEP: Final = "due 0"
 
@@ -44,10 +45,10 @@ def list_lanes(keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS) -> Call
         more = status_word(reply) == "more"
         rows: list[LaneRow] = []
         for name, waiting, running, weight, limits, paused, opens_in, held in reply[1:]:
-            opens = None if int(opens_in) < 0 else int(opens_in)
+            opens = whole(opens_in)
             why = None if paused is None else text(paused)
-            counted = int(waiting), int(running), int(weight)
-            rows.append(LaneRow(text(name), *counted, text(limits), why, opens, bool(held)))
+            counted = whole(waiting, 0), whole(running, 0), whole(weight, 1)
+            rows.append(LaneRow(exact(name), *counted, text(limits), why, opens, bool(held)))
         return rows, more
 
     lanes = LaneKeys(keys)
@@ -73,7 +74,7 @@ def cancel_lane(
 
     def read(reply: Reply) -> CancelReply:
         more = status_word(reply) == "more"
-        return CancelReply(more, int(reply[1]), [int(claim) for claim in reply[4:]], "-", text(reply[3]))
+        return CancelReply(more, int(reply[1]), wholes(reply[4:]), "-", exact(reply[3]))
 
     names = (keys.base, keys.due, keys.blocked, LaneKeys(keys).claims)
     return new_call("cancel_lane", keys.base, names, (lane, after, budget, reason), read, numbered=True)

@@ -8,6 +8,7 @@ from worqr.keys import RegistryKeys
 from worqr.mesh_records import LogEntry
 from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word, text
 from worqr.script_call import Call
+from worqr.stored_values import whole
 from worqr.validation import from_ms
 
 MAX_LOG_TEXT: Final = 300
@@ -45,15 +46,14 @@ def list_events(keys: RegistryKeys, limit: int, after: str = "") -> Call[list[Lo
 
 
 def _entry(id: str, fields: dict[str, str]) -> LogEntry:
-    count = fields.get("n", "")
     return LogEntry(
         id=id,
-        at=from_ms(int(id.partition("-")[0])),
+        at=from_ms(whole(id.partition("-")[0], 0)),
         kind=fields.get("kind", ""),
         who=fields.get("who", ""),
         queue=fields.get("queue", ""),
         worker=fields.get("worker", ""),
         job=fields.get("job", ""),
-        count=int(count) if count.isdecimal() else None,
+        count=whole(fields.get("n")),
         text=fields.get("text", ""),
     )

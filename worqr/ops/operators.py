@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
-from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, read_changed, status_word, text
+from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, read_changed, status_word, text, wholes
 from worqr.script_call import Call
+from worqr.stored_values import exact
 
 CANCEL_PAGE: Final = 1_000
 """Running tasks that one script cancels at most, so that it does not block the server for long."""
@@ -28,10 +29,6 @@ class CancelReply:
     after: str
 
 
-def _claims(reply: Sequence[Any]) -> list[int]:
-    return [int(claim) for claim in reply]
-
-
 def cancel_task(
     keys: QueueKeys, task: bytes, cursor: str = "0", after: str = "-", *, reason: str = ""
 ) -> Call[CancelReply]:
@@ -39,7 +36,7 @@ def cancel_task(
 
     def read(reply: Reply) -> CancelReply:
         more = status_word(reply) == "more"
-        return CancelReply(more, int(reply[1]), _claims(reply[5:]), text(reply[3]), text(reply[4]))
+        return CancelReply(more, int(reply[1]), wholes(reply[5:]), text(reply[3]), exact(reply[4]))
 
     args = (task, cursor, after, CANCEL_PAGE, SCAN_LIMIT, reason)
     return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
@@ -52,7 +49,7 @@ def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[C
         word = status_word(reply)
         if word == "busy":
             return None
-        return CancelReply(word == "more", int(reply[1]), _claims(reply[4:]), "-", text(reply[3]))
+        return CancelReply(word == "more", int(reply[1]), wholes(reply[4:]), "-", exact(reply[3]))
 
     return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_PAGE, reason), read, numbered=True)
 
@@ -62,7 +59,7 @@ def cancel_claims(keys: QueueKeys, claims: Sequence[int], *, reason: str = "") -
 
     def read(reply: Reply) -> list[int]:
         status_word(reply)
-        return _claims(reply[1:])
+        return wholes(reply[1:])
 
     names = (keys.base, keys.cancelling)
     return new_call("cancel_claims", keys.base, names, (reason, *claims), read, numbered=True)

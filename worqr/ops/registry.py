@@ -9,8 +9,9 @@ from typing import Final
 from worqr.errors import WrongVersion
 from worqr.keys import RegistryKeys
 from worqr.ops.mesh_log import MAX_LOG_TEXT
-from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
+from worqr.ops.replies import Reply, expect, expect_ok, names_of, new_call, pairs, status_word, text, texts
 from worqr.script_call import Call
+from worqr.stored_values import exact, finite, whole
 
 WIRE_VERSION: Final = 1
 QUEUES_EXPIRE_S: Final = 30 * 24 * 3600
@@ -143,7 +144,7 @@ def keep_worker_alive(
         word = status_word(reply)
         if word == "dead":
             return Beat(False, False, False, [])
-        return Beat(True, word == "revived", bool(reply[1]), texts(reply[4:]), text(reply[2]), text(reply[3]))
+        return Beat(True, word == "revived", bool(reply[1]), texts(reply[4:]), exact(reply[2]), text(reply[3]))
 
     names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
     state = 2 if quiet and not leaving else int(leaving)
@@ -162,7 +163,7 @@ def ask_worker(keys: RegistryKeys, worker: str, mode: str, concurrency: str) -> 
 
 
 def _still_mapped(reply: Reply) -> list[str]:
-    return texts(reply[1:]) if status_word(reply) == "busy" else []
+    return names_of(reply[1:]) if status_word(reply) == "busy" else []
 
 
 def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
@@ -187,8 +188,8 @@ def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
     """List the registered workers with their heartbeats."""
 
     def read(reply: Reply) -> WorkerHeartbeats:
-        beats = {text(worker): beat for worker, beat in pairs(reply[2])}
-        return WorkerHeartbeats(text(reply[1]), beats, texts(reply[3]))
+        beats = {exact(worker): beat for worker, beat in pairs(reply[2])}
+        return WorkerHeartbeats(text(reply[1]), beats, names_of(reply[3]))
 
     return new_call("look_at_workers", keys.base, (keys.registered, keys.dying), (keys.worker(""),), read)
 
@@ -213,11 +214,13 @@ def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Call[Wo
 
     def read(reply: Reply) -> WorkersPage:
         rows = [
-            WorkerRow(text(worker), bool(dead), int(ttl), {text(k): text(v) for k, v in pairs(facts)}, texts(queues))
+            WorkerRow(
+                exact(worker), bool(dead), int(ttl), {text(k): text(v) for k, v in pairs(facts)}, names_of(queues)
+            )
             for worker, dead, ttl, facts, queues in reply[3:]
         ]
         status_word(reply)
-        return WorkersPage(text(reply[1]).rpartition(" ")[0], rows, texts(reply[2]))
+        return WorkersPage(exact(reply[1]).rpartition(" ")[0], rows, names_of(reply[2]))
 
     names = (keys.registered, keys.dying, keys.leader)
     args = (after, WORKERS_AT_ONCE, WORK_MAPS_AT_ONCE, keys.worker(""), keys.info(""), keys.work_map(""), last)
@@ -232,7 +235,7 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
         every = list(pairs(reply[2]))
         found = every[:QUEUES_AT_ONCE]
         last = (found[-1][1], found[-1][0]) if len(every) > len(found) else None
-        names = {text(name): float(noted) for name, noted in found}
+        names = {exact(name): finite(noted) or 0.0 for name, noted in found}
         return QueuesPage(int(reply[1]), names, last, bool(reply[3]))
 
     noted, name = after or (b"", b"")
@@ -247,7 +250,7 @@ def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
 
     def read(reply: Reply) -> list[str]:
         status_word(reply)
-        return texts(reply[1:])
+        return names_of(reply[1:])
 
     args: tuple[str | int, ...] = (keys.work_map(""), UNUSED_MS, MANY_DYING, *names)
     return new_call("forget_queues", keys.base, (keys.queues, keys.dying), args, read)
@@ -263,18 +266,21 @@ def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict
 
     def read(reply: Reply) -> dict[str, int]:
         status_word(reply)
-        return {name: int(stored) for name, stored in zip(declared, reply[1:], strict=True)}
+        return {name: whole(stored, 1) for name, stored in zip(declared, reply[1:], strict=True)}
 
     flat = tuple(part for each in declared.items() for part in each)
     return new_call("declare_shards", keys.base, (keys.shards,), flat, read, numbered=True)
 
 
-def list_shards(keys: RegistryKeys) -> Call[dict[str, int]]:
-    """Return the number of shards of each queue that has several; raise WrongVersion. Every new connection calls it first."""
+def list_shards(keys: RegistryKeys) -> Call[dict[str, int | None]]:
+    """Return the number of shards of each queue that has several; raise WrongVersion. Every new connection calls it first.
 
-    def read(reply: Reply) -> dict[str, int]:
+    A number that cannot be read is None.
+    """
+
+    def read(reply: Reply) -> dict[str, int | None]:
         _check_version(keys, reply)
-        return {text(name): int(number) for name, number in pairs(reply[1:])}
+        return {exact(name): whole(number) for name, number in pairs(reply[1:])}
 
     return new_call("list_shards", keys.base, (keys.shards, keys.version), (WIRE_VERSION,), read)
 

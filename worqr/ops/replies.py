@@ -9,6 +9,7 @@ from worqr.errors import WorqrBug
 from worqr.lua import script
 from worqr.records import RemoteError
 from worqr.script_call import Argument, Call
+from worqr.stored_values import exact, whole
 
 T = TypeVar("T")
 Reply = list[Any]
@@ -70,7 +71,10 @@ def read_changed(reply: Reply) -> bool:
 
 
 def text(value: bytes | str) -> str:
-    """Decode a name from the server. Invalid UTF-8 is replaced, so that the rest of the reply can be read."""
+    """Decode a text from the server for people. Invalid UTF-8 is replaced, so that the rest of the reply can be read.
+
+    A name that is sent back to the server is decoded by `exact`.
+    """
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
@@ -82,6 +86,16 @@ def error_of(type: bytes | None, message: bytes | None) -> RemoteError | None:
 def texts(values: Iterable[bytes]) -> list[str]:
     """Decode names from the server; see `text`."""
     return [text(value) for value in values]
+
+
+def names_of(values: Iterable[bytes]) -> list[str]:
+    """Decode names that are sent back to the server; see `exact`."""
+    return [exact(value) for value in values]
+
+
+def wholes(values: Iterable[bytes | int]) -> list[int]:
+    """Return the whole numbers among values of the server, such as claims; the others are left out."""
+    return [found for value in values if (found := whole(value)) is not None]
 
 
 def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

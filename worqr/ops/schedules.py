@@ -9,8 +9,11 @@ from typing import Any, Final
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
 from worqr.script_call import Argument, Call
+from worqr.stored_values import TIME_DIGITS, exact, whole
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
+MAX_PENDING: Final = 100
+"""Firings of one schedule that wait for the end of the one before, at most. The oldest are dropped."""
 FIRED_EXPIRE_S: Final = 7 * 24 * 3600
 """How long a queue stores the last firings. A leader that repeats firings does so after seconds, not days."""
 SCHEDULES_AT_ONCE: Final = 250
@@ -136,7 +139,7 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
         status_word(reply)
         found: dict[str, dict[str, bytes]] = {}
         for field, value in pairs(reply[3]):
-            what, _, name = text(field).partition(" ")
+            what, _, name = exact(field).partition(" ")
             found.setdefault(name, {})[what] = value
         return Schedules(int(reply[1]), found, text(reply[2]))
 
@@ -148,22 +151,26 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
     return ScheduleRow(
         name=name,
         definition=facts["def"],
-        last=_number(facts.get("last")) or 0,
-        next=_number(facts.get("next")),
-        fired=_number(facts.get("fired")),
-        pending=tuple(int(nominal) for nominal in facts.get("owed", b"").split() if nominal.isdigit()),
+        last=_time(facts.get("last")) or 0,
+        next=_time(facts.get("next")),
+        fired=_time(facts.get("fired")),
+        pending=_pending(facts.get("owed", b"")),
         paused="paused" in facts,
         as_stored=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
         override=override if has_override else None,
-        overridden_at=_number(overridden_at) or 0,
+        overridden_at=_time(overridden_at) or 0,
     )
 
 
-def _number(value: bytes | None) -> int | None:
+def _pending(owed: bytes) -> tuple[int, ...]:
+    """Decode the times of firings that are owed: the last `MAX_PENDING` of them, because no leader stores more."""
+    times = owed[-MAX_PENDING * (TIME_DIGITS + 1) :].split()[-MAX_PENDING:]
+    return tuple(found for nominal in times if (found := _time(nominal)) is not None)
+
+
+def _time(value: bytes | None) -> int | None:
     """Decode a time. An invalid value counts as missing, so that it does not keep the other schedules from being read."""
-    return (
-        int(value) if value and value.isdigit() and len(value) < 15 else None
-    )  # 14 digits reach the year 5138, and datetime ends at 9999
+    return whole(value, digits=TIME_DIGITS)
 
 
 def tick_schedules(
@@ -181,7 +188,7 @@ def tick_schedules(
 def _read_due(reply: Reply) -> DueSchedules:
     if expect("ok", "back")(reply) == "back":
         return DueSchedules(0, 0, None, [], clock_set_back=True)
-    return DueSchedules(int(reply[1]), int(reply[2]), _number(reply[3]), [_due_row(*facts) for facts in reply[4:]])
+    return DueSchedules(int(reply[1]), whole(reply[2], 0), _time(reply[3]), [_due_row(*facts) for facts in reply[4:]])
 
 
 def _due_row(
@@ -194,7 +201,7 @@ def _due_row(
     name: bytes,
 ) -> ScheduleRow:
     facts = {"def": definition, "last": last, "next": following, "fired": fired, "owed": owed, "over": override}
-    return _row(text(name), {what: value for what, value in facts.items() if value is not None})
+    return _row(exact(name), {what: value for what, value in facts.items() if value is not None})
 
 
 def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, int]]:

@@ -10,7 +10,18 @@ from worqr.errors import at_max_length
 from worqr.keys import QueueKeys
 from worqr.lane_keys import LaneKeys
 from worqr.lua import script
-from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Reply, expect, new_call, pairs, status_word, text
+from worqr.ops.replies import (
+    MAX_BYTES,
+    MAX_ITEMS,
+    MAX_SKIPPED,
+    Reply,
+    expect,
+    new_call,
+    pairs,
+    status_word,
+    text,
+    wholes,
+)
 from worqr.records import RemoteError
 from worqr.remote_error import fields_as_json
 from worqr.room_keys import RoomKeys
@@ -235,7 +246,7 @@ def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[t
         if status_word(reply) == "not_serving":
             return None
         marked = int(reply[1])
-        return [int(claim) for claim in reply[2 : 2 + marked]], [int(claim) for claim in reply[2 + marked :]]
+        return wholes(reply[2 : 2 + marked]), wholes(reply[2 + marked :])
 
     names = (keys.workers, keys.claims(worker), keys.cancelling)
     return new_call("reconcile", keys.base, names, (worker, *named), read)
@@ -245,6 +256,6 @@ def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
     """Return up to `MAX_ITEMS` claims of the worker, oldest first; None if it does not serve the queue."""
 
     def read(reply: Reply) -> list[int] | None:
-        return None if status_word(reply) == "not_serving" else [int(claim) for claim in reply[1:]]
+        return None if status_word(reply) == "not_serving" else wholes(reply[1:])
 
     return new_call("list_own_claims", keys.base, (keys.workers, keys.claims(worker)), (worker, MAX_ITEMS), read)

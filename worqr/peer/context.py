@@ -23,7 +23,8 @@ from worqr.peer.run import Run, RunHost, Save, current_run, failed_of
 from worqr.peer.saved_state import check_saved
 from worqr.records import CancelReason
 from worqr.remote_error import meta_of
-from worqr.validation import LATEST_MS, Seconds, clean_text, from_ms, whole_number
+from worqr.stored_values import whole
+from worqr.validation import Seconds, clean_text, from_ms
 from worqr.validation import seconds as seconds_of
 
 
@@ -119,15 +120,15 @@ class Context:
         claim.
         """
         record = self._run.record
-        due = 0 if record is None else whole_number(record.get(b"run_at"))
-        return from_ms(min(due, LATEST_MS) or self.fence / 1000)
+        due = 0 if record is None else whole(record.get(b"run_at"), 0)
+        return from_ms(due or self.fence / 1000)
 
     @property
     def scheduled_for(self) -> datetime | None:
         """The nominal time of the firing, for a job of a schedule; else None."""
         record = self._run.record
-        nominal = 0 if record is None else whole_number(record.get(b"scheduled_for"))
-        return from_ms(min(nominal, LATEST_MS)) if nominal else None
+        nominal = 0 if record is None else whole(record.get(b"scheduled_for"), 0)
+        return from_ms(nominal) if nominal else None
 
     @property
     def meta(self) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from worqr.errors import Unavailable, UsageError
 from worqr.link import Link
 from worqr.peer.consumer import QueueConsumer
 from worqr.peer.reconciler import Reconciler
+from worqr.stored_values import whole
 
 ASKERS: Final = 3
 """How many waiting workers, on average, request a task after a producer in another language announces it to all of them."""
@@ -111,9 +112,10 @@ class ControlChannel:
 
     def _on_cancel_hint(self, consumer: QueueConsumer, message: bytes) -> None:
         # An unknown claim may be in a reply that has not arrived yet. Then the check follows the reply.
-        if not message.isdigit():
+        claim = whole(message)
+        if claim is None:
             return
-        if int(message) in consumer.running:
+        if claim in consumer.running:
             self._reconciler.check(consumer)
         elif consumer.request.in_flight:
             consumer.request.recheck()

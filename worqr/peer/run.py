@@ -22,7 +22,7 @@ from worqr.peer.saved_state import JobFields, SavedState
 from worqr.policy import POLICY_FIELDS, Broken, Policy
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import failed_record
-from worqr.validation import whole_number
+from worqr.stored_values import whole
 
 if TYPE_CHECKING:
     from worqr.peer.registration import Registration
@@ -234,7 +234,7 @@ class Run(Generic[Host]):
         return self._count(b"timeouts")
 
     def _count(self, name: bytes) -> int:
-        return 0 if self.record is None else whole_number(self.record.get(name))
+        return 0 if self.record is None else whole(self.record.get(name), 0)
 
     @property
     def attempt(self) -> int:

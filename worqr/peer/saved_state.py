@@ -12,7 +12,8 @@ from typing import Final, cast
 
 from worqr.errors import UsageError
 from worqr.policy import Failure
-from worqr.validation import check_text, encode_json, name_of, whole_number
+from worqr.stored_values import whole
+from worqr.validation import check_text, encode_json, name_of
 
 MAX_SAVED: Final = 256 * 1024
 """The most bytes of one save."""
@@ -87,7 +88,7 @@ class SavedState:
     def __init__(self, record: Mapping[bytes, bytes]) -> None:
         self._lock = threading.Lock()
         self._saved = record.get(b"saved")
-        self._sent = self._stored = whole_number(record.get(b"saved_number"))
+        self._sent = self._stored = whole(record.get(b"saved_number"), 0)
         self._steps = {
             name.removeprefix(_STEP).decode("utf-8", "replace"): value
             for name, value in record.items()

@@ -94,7 +94,7 @@ class BenchSchedules:
 
 def _trigger(declared: Definition, stored: ops.ScheduleRow) -> Trigger:
     """Return the times of a schedule: those of its override, if it has one."""
-    return Trigger(effective(declared.encode(), stored.override))
+    return Trigger(effective(declared.name, declared.encode(), stored.override))
 
 
 def _between(trigger: Trigger, since: int, until: int) -> list[int]:

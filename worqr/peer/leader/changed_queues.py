@@ -14,6 +14,7 @@ from typing import Final
 
 from worqr.history_records import FROM_ZERO, Record, state_of
 from worqr.ops import Inspected
+from worqr.stored_values import as_bytes
 
 SPREAD: Final = 48
 """Seconds of each minute in which records are due. A late scan in the rest of the minute is not too late."""
@@ -121,7 +122,7 @@ class ChangedQueues:
             if (seen := self._seen.get(name)) is None:
                 seen = self._seen[name] = _Seen(total)
             seen.look(hash(numbers), total, self.minute, at_rest=not (queue.waiting or queue.workers))
-            if seen.is_due(self.minute, ms // 1000, crc32(name.encode()) % SPREAD):
+            if seen.is_due(self.minute, ms // 1000, crc32(as_bytes(name)) % SPREAD):
                 self._due[name] = age(name, queue)
 
     def take_due(self) -> dict[str, float | None]:

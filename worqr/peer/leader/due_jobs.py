@@ -24,6 +24,7 @@ from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.leader.outbox_relay import OutboxRelay
 from worqr.peer.registration import LEASE
+from worqr.stored_values import exact, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,9 +67,10 @@ class DueJobPromoter:
         self._due.clear()
 
     def _on_hint(self, _channel: str, message: bytes) -> None:
-        ms, _, base = message.decode("utf-8", "replace").partition(" ")
-        if ms.isdigit() and base.startswith(f"{self._keys.prefix}:{{"):
-            self.expect(keys_at(self._keys.prefix, base).name, int(ms) / 1000)
+        ms, _, base = exact(message).partition(" ")
+        within = whole(ms)
+        if within is not None and base.startswith(f"{self._keys.prefix}:{{"):
+            self.expect(keys_at(self._keys.prefix, base).name, within / 1000)
 
     def expect(self, queue: str, within: float) -> None:
         """Note that a job of `queue` is due in `within` seconds."""

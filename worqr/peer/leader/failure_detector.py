@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worqr.ops import WorkerHeartbeats
+from worqr.stored_values import as_bytes
 
 CHECK_EVERY = 0.5
 MISSING_FOR = 1.25
@@ -81,7 +82,7 @@ class FailureDetector:
         """Take `lease`, a worker id and the number of its heartbeat, as a heartbeat of that worker seen at `since`."""
         worker, _, beat = lease.rpartition(" ")
         if worker:
-            self.beats.setdefault(worker, (b"RUN " + beat.encode(), since))
+            self.beats.setdefault(worker, (b"RUN " + as_bytes(beat), since))
 
 
 class LeaseWatch:

@@ -13,6 +13,7 @@ measured by that clock. Instead, the leaders add up the time for which the mesh 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -26,7 +27,8 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import DueSchedules, ScheduleRow, Tick
-from worqr.peer.error_throttle import ErrorThrottle
+from worqr.ops.schedules import MAX_PENDING
+from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle
 from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE, ignore_outcome
 from worqr.peer.schedule_declarer import REDECLARE
@@ -53,7 +55,8 @@ DROP_EVERY = 60.0
 LED_EVERY, LED_MOST = 1.0, 10.0
 """Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
 AT_ONCE = 100
-MAX_PENDING = 100
+FIRE_FOR = 0.25
+"""Seconds for which one schedule enqueues firings that are owed, before the others have their turn again."""
 BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
@@ -77,6 +80,7 @@ class _Term:
     Attributes:
         ticks: firings that are not stored yet.
         busy: by schedule: milliseconds until the next try of a firing that waits for the previous one.
+        dropped_at: by schedule: when it was logged last that firings are dropped.
         unread: schedules that this version cannot read.
         unreachable_until: by queue: when its node is tried again.
         leads_since: the first read of the schedules; None if they were not read yet.
@@ -87,6 +91,7 @@ class _Term:
     def __init__(self) -> None:
         self.ticks: list[Tick] = []
         self.busy: dict[str, int] = {}
+        self.dropped_at: dict[str, float] = {}
         self.unread: set[str] = set()
         self.unreachable_until: dict[str, float] = {}
         self.leads_since: float | None = None
@@ -203,9 +208,10 @@ class ScheduleTicker:
             text = "schedule %(schedule)r is fired late, trying again: %(error)s"
             emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
             tick = None
-        except (WorqrError, ArithmeticError) as error:  # ArithmeticError: the calendar has no such time
+        except Exception as error:  # whatever any program has stored as a schedule, the others are fired
             text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
-            self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=str(error))
+            why = str(error) if isinstance(error, WorqrError | ArithmeticError) else repr(error)
+            self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=why)
             tick = None
         self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
 
@@ -216,7 +222,7 @@ class ScheduleTicker:
         once.
         """
         try:
-            return Trigger(effective(row.definition, row.override))
+            return Trigger(effective(row.name, row.definition, row.override))
         except UsageError as error:
             if row.name not in self._term.unread:
                 self._term.unread.add(row.name)
@@ -262,7 +268,11 @@ class ScheduleTicker:
     async def _fire(
         self, definition: Definition, nominals: Sequence[int], now: int
     ) -> tuple[Sequence[int], int | None]:
-        """Enqueue these firings in order, as far as possible; return those still pending, and the last that was enqueued."""
+        """Enqueue these firings in order, as far as possible; return those still pending, and the last that was enqueued.
+
+        Many firings take several turns: each turn ends after `FIRE_FOR`, and the other schedules wait for its end.
+        """
+        until = trio.current_time() + FIRE_FOR
         keys, fired = shard_of(await self._shards_of(definition.queue), definition.job), None
         for n, nominal in enumerate(nominals):
             try:
@@ -279,12 +289,17 @@ class ScheduleTicker:
                 return nominals[n:], fired
             _log_fired(definition.name, nominal, word)
             fired = nominal if word in {"ok", "again"} else fired
+            if trio.current_time() >= until:
+                return nominals[n + 1 :], fired
         return [], fired
 
     def _limit_pending(self, name: str, pending: Sequence[int]) -> Sequence[int]:
         if len(pending) > MAX_PENDING:
-            text = "schedule %(schedule)r: %(count)d firings wait for the one before; the oldest are dropped"
-            emit(logger, "fire_schedule", text, schedule=name, count=len(pending))
+            now = trio.current_time()
+            if now >= self._term.dropped_at.get(name, -math.inf) + REPEAT_AFTER:
+                self._term.dropped_at[name] = now
+                text = "schedule %(schedule)r: %(count)d firings wait for the one before; the oldest are dropped"
+                emit(logger, "fire_schedule", text, schedule=name, count=len(pending))
         return pending[-MAX_PENDING:]
 
 
