@@ -71,9 +71,12 @@ def describe(error: BaseException) -> Description:
     remote = reported_error(subject)
     lines = remote.traceback if remote is not None and subject is whole else texts.traceback(whole)
     if remote is None:
-        remote = RemoteError(name_of(type(subject)), texts.text(subject)[:LONGEST_MESSAGE], "", _fields_of(subject))
-    message = f"{remote.message} (and {others:,} more)" if others else remote.message
-    return Description(replace(remote, message=message, traceback=lines[-LONGEST_TRACEBACK:]), line)
+        kind, message, found = name_of(type(subject)), texts.text(subject)[:LONGEST_MESSAGE], _fields_of(subject)
+    else:
+        kind, message, found = remote.type, remote.message, remote.fields
+    if others:
+        message = f"{message} (and {others:,} more)"
+    return Description(RemoteError(kind, message, lines[-LONGEST_TRACEBACK:], found), line)
 
 
 def remote_error(error: BaseException) -> RemoteError:
@@ -122,6 +125,8 @@ def _kept(error: BaseException) -> BaseException:
 def _subject(error: BaseException) -> tuple[BaseException, int]:
     """Return the error that stands for another one in records, and how many more of its type there are."""
     kept = _kept(error)
+    if not is_a(kept, BaseExceptionGroup):
+        return kept, 0
     leaves = [leaf for leaf, _ in leaves_of(kept)]
     first = leaves[0] if leaves else kept
     name = _type_of(first)

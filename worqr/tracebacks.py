@@ -299,6 +299,8 @@ class ErrorFormatter:
 
     def _with_causes(self, error: BaseException, depth: int) -> str:
         """Format an error below the errors that led to it."""
+        if _before(error) is None:
+            return self._alone(error, depth)
         links, seen = [(error, "")], {id(error)}
         while (found := _before(links[-1][0])) is not None and id(found[0]) not in seen:
             if len(links) == MAX_CHAIN:
@@ -361,7 +363,9 @@ def _indented(text: str, with_: str) -> str:
 
 def _notes_of(error: BaseException) -> str:
     try:
-        notes: object = attributes_of(error).get("__notes__", ())
+        notes: object = attributes_of(error).get("__notes__")
+        if notes is None:
+            return ""
         some = islice(parts_of(notes), MAX_WIDTH) if builtin_kind(notes) in (list, tuple) else [notes]
         return "".join(f"{clean_text(_said(note, LONGEST_TEXT)[:LONGEST_TEXT])}\n" for note in some)
     except BaseException as unreadable:

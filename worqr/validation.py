@@ -141,6 +141,8 @@ def _read_name(attribute: Any, kind: type) -> str:
         name = attribute.__get__(kind)
     except Exception:  # a class without a module
         return ""
+    if type(name) is str and len(name) <= MAX_NAME:
+        return clean_text(name)
     return clean_text(str.__str__(name)[:MAX_NAME]) if issubclass(type(name), str) else ""
 
 
@@ -157,7 +159,7 @@ def importable_name(module: str) -> str:
 
 def clean_text(text: str) -> str:
     """Return `text` with lone surrogates, which UTF-8 cannot encode, as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def from_ms(ms: float) -> datetime:
