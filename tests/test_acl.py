@@ -567,7 +567,7 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     await mesh.override_schedule("s", None)
     await eventually(lambda: listed(q.failed), 2)
     assert [failed.reason for failed in await q.broken.list()] == ["broken"]
-    assert await q.failed.errors() == {"worqr.policy.Failure": 2}
+    assert await q.failed.errors() == {"worqr.Failure": 2}
     [one, two] = await q.failed.list()
     assert await q.failed.retry(one.id) == 1
     await hands.saw(b"fail", 3)

@@ -139,7 +139,7 @@ async def test_what_is_given_up_reaches_the_failure_handler_and_can_be_put_back(
     }
     show = run("redrive.py", "show", "deliveries")
     assert {await show.line(), await show.line()} == {
-        "failed: b'nowhere': worqr.policy.Failure: nowhere is no address (1 failures, 0 stalls, 0 timeouts)",
+        "failed: b'nowhere': worqr.Failure: nowhere is no address (1 failures, 0 stalls, 0 timeouts)",
         "failed: b'broken@example.org': ConnectionError: connection refused (3 failures, 0 stalls, 0 timeouts)",
     }
     assert await run("redrive.py", "retry", "deliveries", "Failure").line() == "1 put back"

@@ -92,7 +92,12 @@ def test_nothing_is_logged_but_events() -> None:
 def test_events_carry_the_fields_that_the_registry_says() -> None:
     given: dict[str, set[str]] = {name: set() for name in EVENTS}
     for module, event, call in emitted():
-        names = {keyword.arg for keyword in call.keywords if keyword.arg} - {"level", "exc_info", "stacklevel"}
+        names = {keyword.arg for keyword in call.keywords if keyword.arg} - {
+            "level",
+            "exc_info",
+            "exc_text",
+            "stacklevel",
+        }
         assert names <= set(EVENTS[event].fields), f"{module}:{call.lineno}: {event}"
         given[event] |= names
     assert all(given[event] for event in ("link.lost", "claim.lost", "settle.refused"))

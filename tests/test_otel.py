@@ -603,7 +603,7 @@ async def test_an_error_of_a_dispatch_is_on_its_span(mesh: worqr.Mesh, spans: Sp
         await queue.cancel_all()
     _, refused = spans.named("dispatch Q1")
     assert refused.status.status_code is StatusCode.ERROR
-    assert (refused.attributes or {})["error.type"] == "worqr.errors.Duplicate"
+    assert (refused.attributes or {})["error.type"] == "worqr.Duplicate"
 
 
 async def test_a_span_around_join_is_no_parent_of_runs(mesh: worqr.Mesh, spans: Spans) -> None:

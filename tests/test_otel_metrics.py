@@ -147,7 +147,7 @@ async def test_the_duration_of_each_run_is_recorded_with_its_outcome(mesh: worqr
         ("cancel", None): 1,
         ("timeout", "timeout"): 1,
         ("raised", "ValueError"): 1,
-        ("failure", "worqr.policy.Failure"): 1,
+        ("failure", "worqr.Failure"): 1,
     }
     late = found["timeout", "timeout"]
     assert late.sum >= 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import worqr
-from worqr import Broken, Failure, Retry, RetryPolicy, UsageError
-from worqr.policy import POLICY_FIELDS, ChildError, Policy, RetryDecision, Stalled, decide_retry, retry_fields
+from worqr import Broken, Failure, RateLimited, Retry, RetryPolicy, UsageError
+from worqr.policy import (
+    POLICY_FIELDS,
+    ChildError,
+    Policy,
+    RetryDecision,
+    Stalled,
+    class_names,
+    decide_retry,
+    retry_fields,
+)
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, remote_error, with_stderr
 from worqr.validation import name_of
@@ -286,13 +296,101 @@ def test_a_group_of_retries_and_failures_counts_as_one_of_them(errors: list[Exce
     assert decision.kind == ("fail" if isinstance(counts_as, Failure) else "retry")
 
 
-@pytest.mark.parametrize(
-    "errors", [[SOON, ValueError()], [NO, ValueError()], [WHAT, NO], [ExceptionGroup("x", [WHAT])]]
-)
+@pytest.mark.parametrize("errors", [[SOON, ValueError()], [WHAT, ValueError()], [SOON, WHAT]])
 def test_every_other_group_is_one_error(errors: list[Exception]) -> None:
     group = ExceptionGroup("several", errors)
     assert decide_retry(group, PLAIN, 0) == RetryDecision("retry", group, 2.0)
     assert decide_retry(group, Policy(retry_on=frozenset()), 0) == RetryDecision("fail", group)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"), [([NO, ValueError()], "fail"), ([WHAT, NO], "fail"), ([ExceptionGroup("x", [WHAT])], "broken")]
+)
+def test_a_failure_is_final_beside_other_errors_and_what_is_broken_is_broken_alone(
+    errors: list[Exception], kind: str
+) -> None:
+    assert decide_retry(ExceptionGroup("several", errors), PLAIN, 0).kind == kind
+
+
+class Refused(ConnectionError): ...
+
+
+REFUSED = Refused("refused")
+
+
+@pytest.mark.parametrize(
+    ("policy", "errors", "repeats"),
+    [
+        ({"retry_on": (ConnectionError,)}, [REFUSED], True),
+        ({"retry_on": (ConnectionError,)}, [REFUSED, ExceptionGroup("", [ConnectionError()])], True),
+        ({"retry_on": (ConnectionError,)}, [REFUSED, ValueError()], False),  # each must be one to retry after
+        ({"retry_on": (ConnectionError, ValueError)}, [REFUSED, ValueError()], True),
+        ({"retry_on": (ConnectionError,)}, [REFUSED, SOON], True),  # a Retry is one, whatever the types say
+        ({"retry_on": (ExceptionGroup,)}, [ValueError()], True),
+        ({"retry_on": ()}, [REFUSED], False),
+        ({"fail_on": (ConnectionError,)}, [ValueError(), ExceptionGroup("", [REFUSED])], False),  # one is enough
+        ({"fail_on": (ConnectionError,)}, [ValueError(), SOON], True),
+        ({"fail_on": (ConnectionError,)}, [REFUSED, SOON], False),
+        ({"fail_on": (ExceptionGroup,)}, [ValueError()], False),
+        ({"retry_on": (Exception,), "fail_on": (Refused,)}, [REFUSED, ValueError()], False),
+    ],
+)
+def test_the_types_of_a_policy_are_looked_for_in_groups(
+    policy: dict[str, Any], errors: list[Exception], repeats: bool
+) -> None:
+    resolved = Policy(jitter=False).with_overrides(retry_fields(RetryPolicy(**policy)))
+    group = ExceptionGroup("", errors)
+    assert decide_retry(group, resolved, 0).kind == ("retry" if repeats else "fail")
+    child = ChildError(RemoteError("ExceptionGroup", "", ""), leaves=class_names(group))
+    assert decide_retry(child, resolved, 0).kind == ("retry" if repeats else "fail")
+
+
+def test_names_of_types_with_spaces_travel() -> None:
+    kinds = [type(name, (Exception,), {"__module__": "app"}) for name in ("My Error", "100%", "a\u2028b", "Plain")]
+    fields = retry_fields(RetryPolicy(fail_on=tuple(kinds)))
+    assert fields["fail_on"].split()[-1] == "app.Plain"
+    policy = Policy().with_overrides(fields)
+    assert not any(policy.is_retryable(kind()) for kind in kinds)
+    assert policy.is_retryable(type("My", (Exception,), {"__module__": "app"})())
+    assert Policy().with_overrides({"fail_on": "app.100%"}).is_retryable(kinds[1]()) is False  # as others write it
+    assert not Policy().with_overrides({"fail_on": "worqr.errors.Unavailable"}).is_retryable(worqr.Unavailable(""))
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda: Retry(30), r"Retry\(delay=30\)"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: Retry(timedelta(seconds=1)), r"Retry\(delay=datetime"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: Retry(ValueError("x")), r"Retry\(str\(\.\.\.\)\)"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: RateLimited(3, 30), r"RateLimited\(retry_after, str\("),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: Failure(404), r"Failure\(str\("),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_message_is_a_text(make: Callable[[], object], remedy: str) -> None:
+    with pytest.raises(UsageError, match=remedy) as caught:
+        make()
+    assert remote_error(caught.value).type == "worqr.UsageError"
+    kind = decide_retry(caught.value, PLAIN, 0).kind
+    assert kind == ("fail" if "Failure" in remedy else "retry")  # what was meant to be final is
+
+
+def test_a_retry_of_ones_own_without_valid_times_backs_off() -> None:
+    class Later(Retry):
+        def __init__(self) -> None: ...
+
+    class Odd(Retry):
+        delay = property(lambda self: 1 / 0)
+
+        def __init__(self) -> None: ...
+
+    class Limited(RateLimited):
+        def __init__(self) -> None:
+            self.retry_after = -1
+
+    for error in (Later(), Odd(), ExceptionGroup("", [Later(), Odd()])):
+        decision = decide_retry(error, PLAIN, 0)
+        assert (decision.kind, decision.delay, decision.counted) == ("retry", 2.0, True)
+    assert decide_retry(Limited(), PLAIN, 0).pause == 2.0
 
 
 # What happened in another process

@@ -11,10 +11,14 @@ from typing import Any, Final, cast
 
 from worqr.errors import UsageError
 from worqr.policy import Broken
-from worqr.validation import check_count, seconds
+from worqr.validation import check_count, qualname_of, seconds
 
 MOST_CALLS: Final = 1000
 """The most calls that one run of a list handler takes: one request for tasks brings no more."""
+
+
+class Outcomes(list[object]):
+    """What became of each call, in the order of the calls. The results are encoded already."""
 
 
 class CallList(list[bytes]):
@@ -54,14 +58,18 @@ class CallList(list[bytes]):
         if returned is None:
             return [None] * calls
         wrong: Exception
-        if not isinstance(returned, list | tuple):
+        if not issubclass(type(returned), (list, tuple)):
             wrong = TypeError(
-                f"a list handler must return None or a list with one outcome for each call, not {type(returned).__name__}"
+                "a list handler must return None or a list with one outcome for each call, not "
+                f"{qualname_of(type(returned))}"
             )
             return [wrong] * calls
-        outcomes = cast("Sequence[object]", returned)
+        try:
+            outcomes = list(cast("Sequence[object]", returned))
+        except BaseException as error:  # a list of the user's own
+            return [error] * calls
         if len(outcomes) == calls:
-            return list(outcomes)
+            return outcomes
         wrong = ValueError(
             f"the list handler got a list of {calls} and returned a list of {len(outcomes)}: return None, or one value or "
             "exception for each call, in the same order"

@@ -223,3 +223,7 @@ def reply_in(error: NotReplicated) -> Any:
 def set_job(error: NotReplicated | Duplicate, job: object) -> None:
     """Set the handle of an error's job, or replace it by another kind of handle."""
     error.job = job
+
+
+for _public in [each for each in vars().values() if isinstance(each, type) and each.__module__ == __name__]:
+    _public.__module__ = "worqr"  # the name that people import it by, for tracebacks and records

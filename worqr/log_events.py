@@ -71,7 +71,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
     "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
-    "slot.corrupted": _event(WARNING, "a handler left a nursery or a cancel scope open", "error"),
+    "task.unsettled": _event(
+        ERROR, "settling a run raised an error, and the run counts as failed; please report it", "queue job error"
+    ),
+    "slot.corrupted": _event(
+        WARNING,
+        "a handler left a nursery or a cancel scope open; or a task failed in which handlers run. It is replaced",
+        "queue job error",
+    ),
     # Claims, and the requests that end them
     "claim.lost": _event(
         WARNING,
@@ -403,9 +410,10 @@ def emit_fields(
     *,
     level: int | None = None,
     exc_info: BaseException | ExcInfo | None = None,
+    exc_text: str | None = None,
     stacklevel: int = 1,
 ) -> None:
-    """Log one event like `emit`, with the fields in a mapping.
+    """Log one event like `emit`, with the fields in a mapping. `exc_text`: the error of `exc_info`, formatted already.
 
     The record factory of an application may set an attribute of the same name. It keeps its value, where ``extra`` would raise.
     """
@@ -418,6 +426,7 @@ def emit_fields(
     record = logger.makeRecord(
         *(logger.name, number, path, line, f"{event}: {text}", (fields,) if fields else (), error, function)
     )
+    record.__dict__["exc_text"] = exc_text
     for name, value in (("event", event), *fields.items()):
         record.__dict__.setdefault(name, value)
     logger.handle(record)

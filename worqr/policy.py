@@ -11,15 +11,28 @@ names of the raised error's classes. So a record cannot make a worker import a m
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal, cast
+from urllib.parse import quote, unquote
 
 from worqr.errors import UsageError
 from worqr.foreign import RATE_LIMITED, RETRY, RETRY_POLICY, explained_class
 from worqr.records import RemoteError
-from worqr.validation import KEEP_FAILED, MAX_FAILURES, MAX_STALLS, Seconds, check_count, name_of, seconds, to_ms
+from worqr.tracebacks import bases_of, is_a, leaves_of
+from worqr.validation import (
+    KEEP_FAILED,
+    MAX_FAILURES,
+    MAX_STALLS,
+    Seconds,
+    check_count,
+    name_of,
+    qualname_of,
+    seconds,
+    to_ms,
+)
 
 MAX_TIMEOUTS: Final = 3
 MIN_BACKOFF: Final = 2.0
@@ -27,12 +40,24 @@ MAX_BACKOFF: Final = 300.0
 MOST_POLICY_DIGITS: Final = 15
 """Digits of a number in a job's record, as `dispatch_jobs` accepts it."""
 
+_IN_NAMES: Final = re.compile(r"[%\s]+")
+"""What a name must not have in a list of names with spaces between them."""
+_OLD_NAMES: Final = re.compile(r"worqr\.(?:errors|policy)\.(?=\w+$)")
+"""The beginning of names of worqr's public errors in records of earlier versions."""
+
+
+def _check_message(error: BaseException, message: object, remedy: str) -> None:
+    if not is_a(message, str):
+        kind, given = qualname_of(type(error)), qualname_of(type(message))
+        raise UsageError(f"the message of {kind} is a text, not {given}: write {remedy}")
+
 
 @explained_class(RETRY)
 class Retry(Exception):
     """Raise it in a handler to run the task again, later. It is not a `WorqrError`, so ``except WorqrError`` does not catch it.
 
-    A given time is used exactly; the backoff does not change it.
+    A given time is used exactly; the backoff does not change it. After ``raise Retry(...) from error``, records have the type,
+    the message and the traceback of `error`.
 
     Args:
         message: Why, for the log and for the record of the failure.
@@ -47,12 +72,17 @@ class Retry(Exception):
         counted: True if it counts as a failure.
 
     Raises:
-        UsageError: Both times are given, the delay is negative, or the datetime has no timezone.
+        UsageError: Both times are given, the delay is negative, the datetime has no timezone, or the message is not a str.
     """
+
+    __module__ = "worqr"
 
     def __init__(
         self, message: str = "", *, delay: Seconds | None = None, run_at: datetime | None = None, counted: bool = True
     ) -> None:
+        if is_a(message, int) or is_a(message, float) or is_a(message, timedelta):
+            _check_message(self, message, f"{qualname_of(type(self))}(delay={message!r})")
+        _check_message(self, message, f"{qualname_of(type(self))}(str(...))")
         super().__init__(message)
         self.delay: float | None = None if delay is None else seconds(delay, "delay of Retry")
         self.run_at_ms: int | None = None if run_at is None else to_ms(run_at, "run_at of Retry")
@@ -62,7 +92,30 @@ class Retry(Exception):
 
 
 class Failure(Exception):
-    """Raise it in a handler if the task can never succeed. The task moves to the dead-letter queue (``queue.failed``) at once."""
+    """Raise it in a handler if the task can never succeed. The task moves to the dead-letter queue (``queue.failed``) at once.
+
+    Args:
+        message: Why, for people.
+
+    Raises:
+        UsageError: The message is not a str. In a handler, it is final too.
+    """
+
+    __module__ = "worqr"
+
+    def __init__(self, message: str = "") -> None:
+        try:
+            _check_message(self, message, f"{qualname_of(type(self))}(str(...))")
+        except UsageError as error:
+            raise _FinalUsageError(str(error)) from None
+        super().__init__(message)
+
+
+class _FinalUsageError(UsageError, Failure):
+    """A `UsageError` of which worqr knows that another run would raise it again. People see it as a `UsageError`."""
+
+    __module__ = "worqr"
+    __qualname__ = "UsageError"
 
 
 @explained_class(RATE_LIMITED)
@@ -81,16 +134,21 @@ class RateLimited(Retry):
         retry_after: The time in seconds.
 
     Raises:
-        UsageError: `retry_after` is not valid.
+        UsageError: `retry_after` is not valid, or the message is not a str.
     """
+
+    __module__ = "worqr"
 
     def __init__(self, retry_after: Seconds, message: str = "") -> None:
         self.retry_after: float = seconds(retry_after, "retry_after of RateLimited", positive=True)
+        _check_message(self, message, f"{qualname_of(type(self))}(retry_after, str(...))")
         super().__init__(message or f"rate limited for {self.retry_after:g} s", counted=False)
 
 
 class Broken(Exception):
     """Raise it in a handler of a raw queue if the payload cannot be decoded. The task moves to ``queue.broken``, unchanged."""
+
+    __module__ = "worqr"
 
 
 class ChildError(Exception):
@@ -99,13 +157,17 @@ class ChildError(Exception):
     Attributes:
         remote: The error, with its traceback in that process.
         names: The names of all its classes, which `retry_on` and `fail_on` are compared with.
+        leaves: The same for each error of a group; of another error, `names` alone.
     """
 
-    def __init__(self, remote: RemoteError, names: Iterable[str] = ()) -> None:
+    __module__ = "worqr"
+
+    def __init__(self, remote: RemoteError, names: Iterable[str] = (), leaves: Iterable[Collection[str]] = ()) -> None:
         super().__init__(f"{remote.type}: {remote.message}")
         self.remote: RemoteError = remote
-        self.names: frozenset[str] = frozenset(names) or frozenset((remote.type,))
-        self.__worqr_remote__: RemoteError = remote
+        self.leaves: tuple[frozenset[str], ...] = tuple(frozenset(each) for each in leaves)
+        self.names: frozenset[str] = frozenset(names).union(*self.leaves) or frozenset((remote.type,))
+        self.leaves = self.leaves or (self.names,)
 
 
 class Stalled(ChildError):
@@ -182,9 +244,19 @@ def retry_fields(retry: RetryPolicy) -> dict[str, str]:
         elif each.name == "jitter":
             value = int(value)
         elif each.name.endswith("_on"):
-            value = " ".join(name_of(kind) for kind in value)
+            value = _joined(name_of(kind) for kind in value)
         found[each.name] = str(value)
     return found
+
+
+def _joined(names: Iterable[str]) -> str:
+    """Return names as a record has them: with spaces between them. Those inside of a name are percent-encoded, as is ``%``."""
+    return " ".join(_IN_NAMES.sub(lambda found: quote(found[0], safe=""), name) for name in names)
+
+
+def _split(names: str) -> frozenset[str]:
+    """Return the names of a record. Another program may have written them."""
+    return frozenset(_OLD_NAMES.sub("worqr.", unquote(name)) for name in names.split())
 
 
 POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})
@@ -221,7 +293,7 @@ class Policy:
         for name in POLICY_FIELDS & record.keys():
             value = record[name]
             if name.endswith("_on"):
-                own[name] = frozenset(value.split())
+                own[name] = _split(value)
             elif not value.isdigit() or len(value) > MOST_POLICY_DIGITS:
                 raise ValueError(f"its {name} is no whole number, but {value[:40]!r}")
             elif name in {"min_backoff", "max_backoff", "timeout", "result_ttl"}:
@@ -242,9 +314,30 @@ class Policy:
         return random.uniform(longest / 2, longest) if self.jitter else longest
 
     def is_retryable(self, error: BaseException) -> bool:
-        """Return True if the policy allows another try after this error."""
-        names = error.names if isinstance(error, ChildError) else {name_of(kind) for kind in type(error).__mro__}
-        return not names & self.fail_on and (self.retry_on is None or bool(names & self.retry_on))
+        """Return True if the policy allows another try after this error.
+
+        A group is final if one of its errors is final. It can be retried if all of its errors can. A `Retry` always can.
+        """
+        if not self.fail_on and self.retry_on is None:
+            return True
+        leaves = class_names(error)
+        if any(names & self.fail_on for names in leaves):
+            return False
+        return self.retry_on is None or all(names & self.retry_on for names in leaves)
+
+
+def class_names(error: BaseException) -> list[frozenset[str]]:
+    """Return the names of an error's classes. For a group, return those of each error in it except `Retry`, and of the groups
+    around it.
+    """
+    found: dict[frozenset[str], None] = {}
+    for leaf, around in leaves_of(error):
+        groups = [name_of(kind) for group in around for kind in bases_of(group)]
+        if is_a(leaf, ChildError):
+            found |= dict.fromkeys(names.union(groups) for names in leaf.leaves)
+        elif not (around and is_a(leaf, Retry)):
+            found[frozenset((*groups, *map(name_of, bases_of(type(leaf)))))] = None
+    return list(found)
 
 
 def shown_fields(policy: Policy) -> dict[str, str]:
@@ -256,7 +349,7 @@ def shown_fields(policy: Policy) -> dict[str, str]:
     found["jitter"] = str(int(policy.jitter))
     for name in ("retry_on", "fail_on"):
         if names := getattr(policy, name):
-            found[name] = " ".join(sorted(names))
+            found[name] = _joined(sorted(names))
     return found
 
 
@@ -284,9 +377,9 @@ class RetryDecision:
 def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> RetryDecision:
     """Decide the next step for a task whose run raised `error`.
 
-    A group that contains a `Stalled` counts as that. A group of only `Retry`, `Failure` and `RateLimited` counts as its first
-    `Failure`; without one, as the longest `RateLimited`; without that, as the `Retry` that is due last. Any other group counts as
-    one error.
+    A group that contains a `Stalled` counts as that, else one with a `Failure` as the first `Failure`. A group of only `Retry`
+    and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` that is due last. A group of only `Broken`
+    counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
 
     Args:
         error: what the run raised.
@@ -295,16 +388,16 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
         stalls: the number of earlier runs whose worker or process died.
     """
     error = _deciding_error(error, policy, failures)
-    if isinstance(error, Failure):
+    if is_a(error, Failure):
         return RetryDecision("fail", error)
-    if isinstance(error, Broken):
+    if is_a(error, Broken):
         return RetryDecision("broken", error)
-    if isinstance(error, RateLimited):
-        return RetryDecision("retry", error, counted=False, pause=error.retry_after)
-    if isinstance(error, Retry):
-        delay = policy.delay(failures) if error.delay is None else error.delay
-        return RetryDecision("retry", error, delay, error.run_at_ms, error.counted)
-    if isinstance(error, Stalled):
+    if is_a(error, RateLimited):
+        return RetryDecision("retry", error, counted=False, pause=retry_after_of(error) or policy.delay(failures))
+    if is_a(error, Retry):
+        delay, run_at_ms, counted = times_of(error)
+        return RetryDecision("retry", error, policy.delay(failures) if delay is None else delay, run_at_ms, counted)
+    if is_a(error, Stalled):
         return RetryDecision("retry", error, policy.delay(stalls), stalled=True)
     if policy.is_retryable(error):
         return RetryDecision("retry", error, policy.delay(failures))
@@ -313,35 +406,43 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
 
 def _deciding_error(error: BaseException, policy: Policy, failures: int) -> BaseException:
     """Return the error that decides: the one that a group counts as, else `error` itself."""
-    if not isinstance(error, BaseExceptionGroup):
+    if not is_a(error, BaseExceptionGroup):
         return error
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    inner = list(_flat(group))
-    stalled = next((each for each in inner if isinstance(each, Stalled)), None)
-    if stalled is not None:
-        return stalled  # middleware may have wrapped it in a group with errors of its own
-    if not all(isinstance(each, Retry | Failure) for each in inner):
-        return group
-    failed = next((each for each in inner if isinstance(each, Failure)), None)
-    limited = max((each for each in inner if isinstance(each, RateLimited)), key=_retry_after, default=None)
-    retries = [each for each in inner if isinstance(each, Retry)]
-    return failed or limited or max(retries, key=lambda retry: _due(retry, policy, failures))
+    inner = [leaf for leaf, _ in leaves_of(error)]
+    for kind in (Stalled, Failure):  # middleware may have wrapped a `Stalled` in a group with errors of its own
+        if (first := next((each for each in inner if is_a(each, kind)), None)) is not None:
+            return first
+    if inner and all(is_a(each, Broken) for each in inner):
+        return inner[0]
+    retries = [each for each in inner if is_a(each, Retry)]
+    if not inner or len(retries) < len(inner):
+        return error
+    limited = max((each for each in retries if is_a(each, RateLimited)), key=retry_after_of, default=None)
+    return limited or max(retries, key=lambda retry: _due(retry, policy, failures))
 
 
-def _retry_after(error: RateLimited) -> float:
-    return error.retry_after
+def retry_after_of(error: RateLimited) -> float:
+    """Return the time of a `RateLimited`; 0 if it cannot be read, because a subclass has no valid one."""
+    try:
+        return seconds(error.retry_after, "retry_after", positive=True)
+    except BaseException:
+        return 0.0
 
 
-def _flat(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
-    for each in group.exceptions:
-        if isinstance(each, BaseExceptionGroup):
-            yield from _flat(cast("BaseExceptionGroup[BaseException]", each))
-        else:
-            yield each
+def times_of(error: Retry) -> tuple[float | None, int | None, bool]:
+    """Return the delay, the time and `counted` of a `Retry`; the defaults if a subclass has no valid ones."""
+    try:
+        delay = None if error.delay is None else seconds(error.delay, "delay")
+        run_at_ms = None if error.run_at_ms is None else max(0, int(error.run_at_ms))
+        counted = error.counted is not False
+    except BaseException:
+        return None, None, True
+    return delay, run_at_ms, counted
 
 
 def _due(retry: Retry, policy: Policy, failures: int) -> tuple[int, float]:
     """Return a sort key: larger is later. A `run_at` sorts after each delay, because comparing them takes the server's clock."""
-    if retry.run_at_ms is not None:
-        return 1, retry.run_at_ms
-    return 0, policy.backoff(failures) if retry.delay is None else retry.delay
+    delay, run_at_ms, _ = times_of(retry)
+    if run_at_ms is not None:
+        return 1, run_at_ms
+    return 0, policy.backoff(failures) if delay is None else delay

@@ -1,16 +1,35 @@
-"""Errors and dead-letter records as stored text: encode exceptions, and decode them again. Pure."""
+"""Errors and dead-letter records as stored text: describe exceptions, and decode them again. Pure.
+
+`describe` is the one way from an exception to text. It is called where the handler ran, and never raises (see `tracebacks`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import date, time, timedelta
+from decimal import Decimal
+from itertools import islice
+from types import NoneType
 from typing import Any, Final, Literal, cast
+from uuid import UUID
 
 import msgspec
 
+from worqr.policy import ChildError, RateLimited, Retry
 from worqr.records import Failed, RemoteError
 from worqr.stored_values import whole
-from worqr.tracebacks import format_error, text_of
+from worqr.tracebacks import (
+    MAX_CHAIN,
+    ErrorFormatter,
+    attributes_of,
+    builtin_kind,
+    cause_of,
+    is_a,
+    leaves_of,
+    parts_of,
+    shortened,
+)
 from worqr.validation import clean_text, encode_json, from_ms, name_of
 
 FIELDS: Final = 4096
@@ -18,25 +37,105 @@ FIELDS: Final = 4096
 MANY_FIELDS: Final = 100
 LONGEST_MESSAGE: Final = 4096
 LONGEST_TRACEBACK: Final = 16384
+_PLAIN: Final = (str, int, float, bool, list, tuple, dict, NoneType)
+"""The types of attributes that are sent, with their subclasses."""
+_SENT_INSIDE: Final = (*_PLAIN, date, time, timedelta, Decimal, UUID)
+_NESTING: Final = 10
+"""Containers inside containers of an attribute that is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """An exception as text.
+
+    Attributes:
+        error: as it is stored.
+        line: in one line, for the log.
+    """
+
+    error: RemoteError
+    line: str
+
+
+def describe(error: BaseException) -> Description:
+    """Return an exception as text. It never raises, whatever the exception is like.
+
+    For an exception from another process, it is what that process reported. A `Retry` that was raised from another error is
+    described as that error. A group in which all errors have one type has that type, and the text of the first one.
+    """
+    if (remote := reported_error(error)) is not None:
+        return Description(remote, _line_of(remote))
+    (subject, others), whole, texts = _subject(error), _kept(error), ErrorFormatter()
+    line = texts.one_line(whole)
+    if whole is not error and texts.text(error):
+        line = shortened(f"{line} ({texts.one_line(error)})")
+    remote = reported_error(subject)
+    lines = remote.traceback if remote is not None and subject is whole else texts.traceback(whole)
+    if remote is None:
+        kind, message, found = name_of(type(subject)), texts.text(subject)[:LONGEST_MESSAGE], _fields_of(subject)
+    else:
+        kind, message, found = remote.type, remote.message, remote.fields
+    if others:
+        message = f"{message} (and {others:,} more)"
+    return Description(RemoteError(kind, message, lines[-LONGEST_TRACEBACK:], found), line)
 
 
 def remote_error(error: BaseException) -> RemoteError:
-    """Return an exception as text: its type, its message and the end of its traceback.
-
-    For an exception from another process, it is what that process reported.
-    """
-    remote = getattr(error, "__worqr_remote__", None)
-    if isinstance(remote, RemoteError):
-        return remote
-    message = clean_text(text_of(error))[:LONGEST_MESSAGE]
-    lines = clean_text(format_error(error))[-LONGEST_TRACEBACK:]
-    return RemoteError(name_of(type(error)), message, lines, _fields_of(error))
+    """Return an exception as it is stored."""
+    return describe(error).error
 
 
 def error_type(error: BaseException) -> str:
-    """Return the type of an exception as `remote_error` has it, without the work for the rest."""
-    remote = getattr(error, "__worqr_remote__", None)
-    return remote.type if isinstance(remote, RemoteError) else name_of(type(error))
+    """Return the type of an exception as `describe` has it, without the work for the rest."""
+    subject, _ = _subject(error)
+    return _type_of(subject)
+
+
+def reported_error(error: BaseException) -> RemoteError | None:
+    """Return what another process reported of an error; None for an error of this process."""
+    if is_a(error, ChildError):
+        return error.remote
+    try:
+        remote: object = attributes_of(error).get("__worqr_remote__")
+    except BaseException:  # a name among its attributes that raises when it is compared
+        return None
+    return remote if type(remote) is RemoteError else None
+
+
+def _type_of(error: BaseException) -> str:
+    remote = reported_error(error)
+    return name_of(type(error)) if remote is None else remote.type
+
+
+def _line_of(remote: RemoteError) -> str:
+    text = " ".join(remote.message.split())
+    name = remote.type.removeprefix("worqr.")
+    return shortened(f"{name}: {text}" if text else name)
+
+
+def _kept(error: BaseException) -> BaseException:
+    """Return the error that a `Retry` was raised from; without one, the error itself."""
+    for _ in range(MAX_CHAIN):
+        cause = cause_of(error) if is_a(error, Retry) and not is_a(error, RateLimited) else None
+        if cause is None:
+            return error
+        error = cause
+    return error
+
+
+def _subject(error: BaseException) -> tuple[BaseException, int]:
+    """Return the error that stands for another one in records, and how many more of its type there are."""
+    kept = _kept(error)
+    if not is_a(kept, BaseExceptionGroup):
+        return kept, 0
+    leaves = [leaf for leaf, _ in leaves_of(kept)]
+    first = leaves[0] if leaves else kept
+    name = _type_of(first)
+    if any(type(leaf) is not type(first) or is_a(leaf, ChildError) for leaf in leaves) and any(
+        _type_of(leaf) != name for leaf in leaves
+    ):
+        return kept, 0
+    return first, max(0, len(leaves) - 1)
 
 
 def error_from_text(type: str, message: str) -> RemoteError:
@@ -54,20 +153,46 @@ def with_stderr(error: RemoteError, output: str) -> RemoteError:
 
 
 def _fields_of(error: BaseException) -> dict[str, Any]:
-    """Return the attributes of an exception that can be sent, as many as fit."""
+    """Return the public attributes of an exception that can be sent, as many as fit. Large ones are not encoded."""
     found: dict[str, Any] = {}
     left = FIELDS
-    for name, value in list(vars(error).items())[:MANY_FIELDS]:
-        if name.startswith("_") or not isinstance(value, str | int | float | list | tuple | dict | None):
+    try:
+        attributes = list(islice(dict[Any, Any].items(attributes_of(error)), MANY_FIELDS))
+    except BaseException:  # another thread changes them
+        return {}
+    for name, value in attributes:
+        if type(name) is not str or name.startswith("_") or not issubclass(type(value), _PLAIN):
             continue
         try:
-            encoded = encode_json({name: cast("object", value)})
+            plain, _ = _plain({name: value}, left, _NESTING)
+            encoded = encode_json(plain)
             sent: dict[str, Any] = msgspec.json.decode(encoded) if len(encoded) <= left else {}
-        except Exception:  # noqa: S112 - a type of the user may raise any error when it is encoded
+        except BaseException:  # noqa: S112 - it is too large, or no JSON; or the user's own encoder raised
             continue
         left -= len(encoded) if sent else 0
         found |= sent
     return found
+
+
+def _plain(value: Any, left: int, depth: int) -> tuple[Any, int]:
+    """Return `value` with its containers copied, and how many of `left` bytes are left. Raises ValueError if it is too large."""
+    kind = builtin_kind(value)
+    left -= 1 + (str.__len__(value) if kind is str else int.bit_length(value) // 4 if kind is int else 0)
+    if left < 0 or depth < 0 or not issubclass(type(value), _SENT_INSIDE):
+        raise ValueError("it is too large, or may be")
+    if kind is dict:
+        found: dict[Any, Any] = {}
+        for key, each in dict[Any, Any].items(value):
+            _, left = _plain(key, left, 0)
+            found[key], left = _plain(each, left, depth - 1)
+        return found, left
+    if kind is list or kind is tuple:
+        items: list[Any] = []
+        for each in parts_of(value):
+            plain, left = _plain(each, left, depth - 1)
+            items.append(plain)
+        return items, left
+    return value, left
 
 
 def fields_as_json(error: RemoteError) -> bytes:

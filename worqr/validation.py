@@ -6,6 +6,8 @@ Nothing here knows Trio, Redis or how anything is sent. The values that users re
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from types import NoneType
@@ -30,6 +32,14 @@ LATEST_MS: Final = (LATEST - EPOCH) // timedelta(milliseconds=1)
 
 LONGEST: Final = 100 * 365 * 86400
 """Seconds of the longest duration that is accepted. A longer one is a mistake, or infinity."""
+
+SCRIPT: Final = "__worqr_main__"
+"""The module name of a script in a worker process, if another module uses the script's own name."""
+MAX_NAME: Final = 300
+"""The most characters of the name of a class, or of its module."""
+_SCRIPTS: Final = frozenset({"__main__", "__mp_main__", SCRIPT})
+_QUALNAME: Final[Any] = type.__dict__["__qualname__"]
+_MODULE: Final[Any] = type.__dict__["__module__"]
 
 
 def seconds(value: object, what: str, *, positive: bool = False) -> float:
@@ -142,13 +152,46 @@ def check_tasks(tasks: Sequence[object], max_payload: int) -> list[bytes]:
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a class in records and errors."""
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    """Return the name of a class in records and errors: its module and its qualified name; of a builtin, the latter alone.
+
+    A class of the script that Python runs has the name with which other programs import it. No code of the class runs.
+    """
+    name, module = qualname_of(kind), _read_name(_MODULE, kind)
+    if module in _SCRIPTS:
+        module = importable_name(module)
+    module = module.removesuffix(".__main__")
+    return name if module in {"builtins", ""} else f"{module}.{name}"
+
+
+def qualname_of(kind: type) -> str:
+    """Return the qualified name of a class. No code of the class or of its metaclass runs."""
+    return _read_name(_QUALNAME, kind) or "?"
+
+
+def _read_name(attribute: Any, kind: type) -> str:
+    try:
+        name = attribute.__get__(kind)
+    except Exception:  # a class without a module
+        return ""
+    if type(name) is str and len(name) <= MAX_NAME:
+        return clean_text(name)
+    return clean_text(str.__str__(name)[:MAX_NAME]) if issubclass(type(name), str) else ""
+
+
+def importable_name(module: str) -> str:
+    """Return the name of a module; of the script that Python runs, the name with which other programs import it."""
+    if module not in _SCRIPTS:
+        return module
+    main = sys.modules.get(module)
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None and spec.name not in _SCRIPTS:
+        return str(spec.name).removesuffix(".__main__")
+    return os.path.splitext(os.path.basename(path))[0] if path else "__main__"
 
 
 def clean_text(text: str) -> str:
     """Return `text` with lone surrogates, which UTF-8 cannot encode, as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def from_ms(ms: float) -> datetime:

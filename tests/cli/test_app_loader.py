@@ -91,7 +91,7 @@ def test_what_is_no_mesh_is_said_in_a_sentence(target: str, why: str) -> None:
         ("shop.leaves", "SystemExit: no luck"),
         (
             "shop.runs",
-            "worqr.errors.UsageError: mesh.run() was called while `worqr run` imports this module: put it under",
+            "worqr.UsageError: mesh.run() was called while `worqr run` imports this module: put it under",
         ),
     ],
 )

@@ -53,7 +53,7 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
     assert newest.startswith("value ")
     assert newest.split("  ")[-2:] == ["ValueError: bad [bold]value\\nin \\x1b[2Jtwo lines", "value"]
     assert oldest.startswith("ada ")
-    assert "  worqr.policy.Failure: no such address  " in oldest
+    assert "  worqr.Failure: no such address  " in oldest
     assert oldest.endswith("  ada")
     assert (await beside("failed", "list", "mails")).out == answer.out
     newest_json, oldest_json = (await beside("failed", "mails", "--json")).json
@@ -95,7 +95,7 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
 async def test_what_is_broken_is_listed_apart_with_its_bytes(beside: Beside, mesh: worqr.Mesh) -> None:
     await set_aside(mesh, EVIL)
     answer = await beside("broken", "mails")
-    assert answer.lines[1].endswith("worqr.policy.Broken: what is \\x1b[31mthis  \\xff\\x1b]0;title\\x07 [red]")
+    assert answer.lines[1].endswith("worqr.Broken: what is \\x1b[31mthis  \\xff\\x1b]0;title\\x07 [red]")
     (row,) = (await beside("broken", "mails", "--json")).json
     assert row["encoding"] == "base64"
     assert (await beside("failed", "mails")).out == ""

@@ -179,7 +179,7 @@ async def test_the_runs_that_ended_last_are_listed(beside: Beside, mesh: worqr.M
         header, *listed = (await beside("recent", "mails")).lines
         assert header.split() == ["id", "claim", "outcome", "started", "took", "worker", "error"]
         assert [line.split()[0] for line in listed] == ["mail-7", "-"]
-        assert listed[0].endswith("worqr.policy.Failure")
+        assert listed[0].endswith("worqr.Failure")
         (found,) = (await beside("recent", "mails", "--limit", "1", "--json")).json
         assert (found["queue"], found["id"], found["outcome"], found["worker"]) == (
             "mails",
@@ -187,7 +187,7 @@ async def test_the_runs_that_ended_last_are_listed(beside: Beside, mesh: worqr.M
             "raised",
             peer.id,
         )
-        assert found["error"] == "worqr.policy.Failure"
+        assert found["error"] == "worqr.Failure"
 
 
 async def ended(q: worqr.Queue) -> int:

@@ -190,7 +190,7 @@ def test_functions(run: Run, app: App) -> None:
             failed = await app.fail.dispatch("never")
             with pytest.raises(worqr.JobFailed) as caught:
                 await failed.result(PATIENCE)
-            assert (caught.value.error.type, caught.value.error.message) == ("worqr.policy.Failure", "never")
+            assert (caught.value.error.type, caught.value.error.message) == ("worqr.Failure", "never")
             assert await app.fail.queue.failed.drop_all() == 1
 
     with app.serving():

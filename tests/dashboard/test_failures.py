@@ -25,8 +25,8 @@ async def test_errors_are_counted_on_demand(connected: worqr.Mesh, site: Site) -
     assert 'href="/failed?count=errors"' in page
     assert "By error type" not in page
     page = (await site.get("/failed", count="errors")).text
-    assert re.search(r"Error\s+All\s+orders\s+mails\s+worqr.policy.Failure\s+4\s+3\s+1\s", text_of(page)), text_of(page)
-    assert "/queue?name=orders&amp;tab=failed&amp;error=worqr.policy.Failure#tasks" in page
+    assert re.search(r"Error\s+All\s+orders\s+mails\s+worqr.Failure\s+4\s+3\s+1\s", text_of(page)), text_of(page)
+    assert "/queue?name=orders&amp;tab=failed&amp;error=worqr.Failure#tasks" in page
 
 
 @LEFT
@@ -46,7 +46,7 @@ async def test_many_errors_are_counted_look_by_look_for_all_viewers(
     monkeypatch.setattr(live, "QUICK", 0.01)
     page = await words(site, "/queue", name="orders", tab="failed", count="errors")
     assert "4 of 7 records are counted so far" in page
-    assert "worqr.policy.Failure 4" in page
+    assert "worqr.Failure 4" in page
     assert calls == [0, 2], "one batch"
     async with opened(site, "view=queue&name=orders&tab=failed&count=errors") as one:
         async with opened(site, "view=queue&name=orders&tab=failed&count=errors") as other:
@@ -54,7 +54,7 @@ async def test_many_errors_are_counted_look_by_look_for_all_viewers(
                 await stream.wait_for("set", lambda texts: texts.get("errors.read") == "7 of 7")
     assert calls == [0, 2, 4, 6], "the viewers share one count"
     page = await words(site, "/queue", name="orders", tab="failed", count="errors")
-    assert "worqr.policy.Failure 7" in page
+    assert "worqr.Failure 7" in page
     assert "so far" not in page
     assert len(calls) == 4, "it is kept for a while"
     monkeypatch.setattr(error_counts, "LASTS", -1.0)

@@ -46,9 +46,9 @@ async def test_each_table_has_what_its_page_shows(server: Server, prefix: str) -
         [dead] = await rows(site, "dead-letters", queue=names["failing"])
         assert (dead["reason"], dead["error"]["message"]) == ("failed", texts.error)
         [ended] = await rows(site, "ended", queue=names["failing"])
-        assert (ended["id"], ended["outcome"], ended["error"]) == (texts.job, "raised", "worqr.policy.Failure")
+        assert (ended["id"], ended["outcome"], ended["error"]) == (texts.job, "raised", "worqr.Failure")
         page = (await site.get("/queue", name=names["failing"], tab="ended")).text
-        assert re.search(rf"{texts.job}.*raised.*worqr.policy.Failure", page)
+        assert re.search(rf"{texts.job}.*raised.*worqr.Failure", page)
         assert "No ended run is kept." in (await site.get("/queue", name=names["slow"], tab="ended")).text
         [broken] = await rows(site, "dead-letters", queue=names["typed"], list="broken")
         assert broken["reason"] == "broken"

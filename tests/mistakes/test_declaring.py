@@ -180,7 +180,7 @@ def test_a_process_of_a_script_without_a_guard(program: Callable[..., Ended]) ->
         "    work.blocking.dispatch().result(timeout=60)\n"
     )
     assert ended.code == 1
-    assert "worqr.errors.JobFailed: <Job" in ended.err
+    assert "worqr.JobFailed: <Job" in ended.err
     assert 'put what starts the application under `if __name__ == "__main__":`' in ended.err
 
 

@@ -61,7 +61,7 @@ async def test_a_failed_job_whose_result_nobody_keeps(app: worqr.Mesh, producer:
 
     app.task(name="mails.send")(fails)
     said = await failure_of(app, producer, producer.task(name="mails.send")(fails))
-    assert "failed: worqr.policy.Failure: no such address" in said
+    assert "failed: worqr.Failure: no such address" in said
 
 
 async def test_a_result_that_is_not_json(app: worqr.Mesh, producer: worqr.Mesh) -> None:

@@ -244,7 +244,7 @@ async def test_what_cannot_be_decoded_is_broken_byte_for_byte(
         assert {(record.reason, record.failures) for record in broken} == {("broken", 0)}
         said = {record.task: (record.error.type, record.error.message) for record in broken}
         assert said[payloads[0]] == (
-            "worqr.policy.Broken",
+            "worqr.Broken",
             "mail.send: ValidationError: Expected `str`, got `int` - at `$.to`. Compare the signature of the function in the "
             "program that enqueued it",
         )
@@ -353,7 +353,7 @@ async def test_a_job_of_a_function_tells_how_it_ended(mesh: worqr.Mesh, expects_
     async with mesh.join():
         with pytest.raises(worqr.JobFailed, match="no such address") as failed:
             await (await send.dispatch("nobody")).result(timeout=20)
-        assert failed.value.error.type == "worqr.policy.Failure"
+        assert failed.value.error.type == "worqr.Failure"
         job = await send.options(id="endless").dispatch("ada")
         await eventually(lambda: state_of(job), "active")
         assert (await send.job("endless").cancel(reason="button", wait=20)).acknowledged == 1

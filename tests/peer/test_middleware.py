@@ -181,7 +181,7 @@ async def test_it_sees_what_a_run_raises(new_mesh: NewMesh, story: Story) -> Non
                 await run.enqueue(word)
                 assert await story.wait(2) == ["around begins", f"around: {name}"]
                 await eventually(run.queue.running, [])
-        assert {each.error.type for each in await run.queue.failed.list()} == {"worqr.policy.Failure"}
+        assert {each.error.type for each in await run.queue.failed.list()} == {"worqr.Failure"}
         assert await run.queue.broken.drop_all() == 1
 
 

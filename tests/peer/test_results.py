@@ -103,7 +103,7 @@ async def test_a_result_that_cannot_be_kept_is_a_failure_for_good(mesh: worqr.Me
         job = await q.dispatch(b"a", result_ttl=60)
         with pytest.raises(JobFailed, match="its result cannot be kept.*neither bytes nor JSON") as caught:
             await job.result(30)
-        assert caught.value.error.type == "worqr.policy.Failure"
+        assert caught.value.error.type == "worqr.Failure"
         (record,) = await q.failed.list()
         assert (record.id, record.failures) == (job.id, 1)
         fine = await q.dispatch(b"a", result_ttl=0)  # nobody keeps it, so nobody minds
@@ -249,7 +249,7 @@ async def test_a_job_that_waits_for_its_next_try_says_why_and_when(mesh: worqr.M
         status = await job.status()
         assert (status.failures, status.attempts) == (1, 1)
         assert status.error is not None
-        assert (status.error.type, status.error.message) == ("worqr.policy.Retry", "the printer is out of paper")
+        assert (status.error.type, status.error.message) == ("worqr.Retry", "the printer is out of paper")
         assert status.next_run is not None
         assert status.next_run == status.run_at > datetime.now(UTC)
         await job.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import trio
 
 import worqr
 from tests.peer.tools import QUICK, Runs, eventually, serving
+from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import Broken, Failure, Retry, RetryPolicy, Update
 
@@ -227,7 +229,7 @@ async def test_a_failure_is_final(mesh: worqr.Mesh) -> None:
         await eventually(lambda: failed(q), 1)
         (record,) = await q.failed.list()
         assert (record.task, record.reason, record.failures) == (b"a\x00\xff", "failed", 1)
-        assert (record.error.type, record.error.message) == ("worqr.policy.Failure", "no such address")
+        assert (record.error.type, record.error.message) == ("worqr.Failure", "no such address")
         assert len(handler.tasks) == 1
 
 
@@ -270,7 +272,7 @@ async def test_counted_retries_and_errors_share_their_limit(
         await eventually(lambda: failed(q), 1)
         assert len(handler.tasks) == 5
         (record,) = await q.failed.list()
-        assert (record.error.type, record.error.message) == ("worqr.policy.Retry", "no")
+        assert (record.error.type, record.error.message) == ("worqr.Retry", "no")
 
 
 @pytest.mark.parametrize("value", [None, False, 0, b"", ValueError("returned, not raised"), Retry(), Failure()])
@@ -313,8 +315,12 @@ async def test_a_retry_out_of_a_nursery_is_a_retry(mesh: worqr.Mesh) -> None:
 @pytest.mark.parametrize(
     ("errors", "runs", "kind"),
     [
-        ([Retry(delay=0), Failure("no"), Failure("never")], 1, "worqr.policy.Failure"),
+        ([Retry(delay=0), Failure("no"), Failure("never")], 1, "worqr.Failure"),
         ([Retry(delay=0), ValueError()], 3, "ExceptionGroup"),
+        ([ValueError(), Failure("no")], 1, "worqr.Failure"),
+        ([ConnectionError("no"), ExceptionGroup("inner", [ConnectionError("too")])], 3, "ConnectionError"),
+        ([ConnectionError("no")], 3, "ConnectionError"),
+        ([BrokenPipeError("no"), ConnectionError("too")], 3, "ExceptionGroup"),
     ],
 )
 async def test_a_group_counts_as_what_is_in_it(mesh: worqr.Mesh, errors: list[Exception], runs: int, kind: str) -> None:
@@ -326,7 +332,42 @@ async def test_a_group_counts_as_what_is_in_it(mesh: worqr.Mesh, errors: list[Ex
         assert len(handler.tasks) == runs
         (record,) = await q.failed.list()
         assert record.error.type == kind
-        assert record.error.message in {"no", "several (2 sub-exceptions)"}
+        assert record.error.message in {"no", "no (and 1 more)", "several (2 sub-exceptions)"}
+        assert await q.failed.errors() == {kind: 1}
+        assert await q.failed.count(error=kind.rpartition(".")[2]) == 1
+
+
+@pytest.mark.leaves(*FAILED, "result:*")
+@pytest.mark.parametrize("place", ["loop", "thread"])
+async def test_a_retry_from_an_error_keeps_the_error(
+    mesh: worqr.Mesh, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "worqr")
+
+    def call() -> None:
+        try:
+            raise TimeoutError("the service is slow")
+        except TimeoutError as error:
+            raise Retry("try later", delay=0) from error
+
+    async def call_async(task: bytes) -> None:
+        call()
+
+    def in_thread(task: bytes) -> None:
+        call()
+
+    handler: Any = in_thread if place == "thread" else call_async
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=RetryPolicy(max_failures=2), runs_in=place):
+        q = mesh.queue("Q1")
+        job = await q.dispatch(b"a", result_ttl=60)
+        with pytest.raises(worqr.JobFailed) as caught:
+            await job.result(timeout=PATIENCE)
+        (record,) = await q.failed.list()
+        assert await q.failed.errors() == {"TimeoutError": 1}
+    for error in (caught.value.error, record.error):
+        assert (error.type, error.message) == ("TimeoutError", "the service is slow")
+        assert 'raise TimeoutError("the service is slow")' in error.traceback
+    assert "attempt 1 of 2: TimeoutError: the service is slow (Retry: try later); next attempt in 0 s" in caplog.text
 
 
 @pytest.mark.leaves(*FAILED)

@@ -338,7 +338,7 @@ async def test_the_last_runs_of_a_queue_can_be_listed(mesh: worqr.Mesh, server: 
         worker = peer.id
     assert {name: (run.outcome, run.error) for name, run in found.items()} == {
         None: ("ok", None),
-        "raises": ("raised", "worqr.policy.Failure"),
+        "raises": ("raised", "worqr.Failure"),
         "late": ("timeout", "Timeout"),
         "held": ("cancelled", None),
     }

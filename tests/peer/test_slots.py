@@ -270,6 +270,10 @@ async def test_a_handler_that_leaves_something_open_harms_nobody(
         held.gate.set()
         await held.wait_for(lambda: held.done == [b"long"])
         await eventually(q.running, [])
+    for record in caplog.records:
+        if record.__dict__.get("event") == "slot.corrupted":
+            assert record.getMessage().startswith("slot.corrupted: queue 'Q1', job @"), record.getMessage()
+            assert "left a nursery or a cancel scope open" in record.getMessage()
     for generator in generators:
         try:
             await generator.aclose()

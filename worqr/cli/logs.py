@@ -54,10 +54,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
-        elif record.exc_text:
+        if record.exc_text:
             found["exception"] = record.exc_text
+        elif record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             found["stack"] = record.stack_info
         for name, value in vars(record).items():

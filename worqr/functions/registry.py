@@ -7,9 +7,7 @@ joins serves all declared functions, and peers that have joined already are noti
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -26,7 +24,7 @@ from worqr.lanes import Lanes
 from worqr.limits import Limit
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
-from worqr.validation import Seconds
+from worqr.validation import Seconds, importable_name
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -202,9 +200,4 @@ def _name_of(fn: Callable[..., Any]) -> str:
     qualname = getattr(fn, "__qualname__", None)
     if qualname is None or "<lambda>" in qualname:
         raise UsageError(f"{fn!r} has no name to be known by: give it one, as in mesh.task(name=...)")
-    module = fn.__module__
-    if module in {"__main__", "__mp_main__"}:
-        main = sys.modules[module]
-        spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-        module = spec.name.removesuffix(".__main__") if spec else Path(path).stem if path else "__main__"
-    return check_name(f"{module}.{qualname}", "function name")
+    return check_name(f"{importable_name(fn.__module__)}.{qualname}", "function name")

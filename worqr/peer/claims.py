@@ -28,6 +28,7 @@ from worqr.policy import Failure, Retry, RetryDecision, decide_retry
 from worqr.records import CancelReason
 from worqr.remote_error import error_from_text
 from worqr.script_call import Call
+from worqr.tracebacks import is_a
 from worqr.validation import Seconds
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ class Claim(Context):
         decision = decide_retry(
             Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._held.policy, self.failures
         )
-        self._check(await self._settle(settle_call(self._held, decision), "raised"), "retried")
+        described = self._held.describe(decision.error).error
+        self._check(await self._settle(settle_call(self._held, decision, described), "raised"), "retried")
         log_failure(self._held, decision)
 
     async def fail(self, why: str) -> None:
@@ -202,7 +204,7 @@ class Claim(Context):
         try:
             if error is None or ended_by_cancel:
                 await self._end(None)
-            elif isinstance(error, Exception):
+            elif is_a(error, Exception):
                 await self._end(error)
             else:
                 self._owner.give_back([self])
@@ -219,8 +221,10 @@ class Claim(Context):
             self._owner.count(self._held, "lost")
         elif error is not None and self.cancel_reason is None:
             decision = decide_retry(error, self._held.policy, self.failures)
+            call = settle_call(self._held, decision, self._held.describe(decision.error).error)
             log_failure(self._held, decision)
-            self._check(await self._settle(settle_call(self._held, decision), "raised"), "retried")
+            self._held.forget_errors()
+            self._check(await self._settle(call, "raised"), "retried")
         elif self.cancel_reason == "leaving":
             self._owner.give_back([self])
         else:

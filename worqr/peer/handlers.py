@@ -37,6 +37,16 @@ def _inner(handler: Any) -> Any:
     return handler
 
 
+def is_unrun(result: object) -> bool:
+    """Return True for a coroutine or generator that a plain function returned, and that was never run. Close a coroutine."""
+    try:
+        if inspect.iscoroutine(result):
+            result.close()
+        return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    except BaseException:  # a value of the user's, whose `__class__` raises
+        return False
+
+
 def check_handler(handler: Callable[..., object]) -> bool:
     """Return True if `handler` is an async function, False if it is a plain function.
 

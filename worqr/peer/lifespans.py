@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from worqr.errors import UsageError
 from worqr.log_events import emit
 from worqr.peer.wrong_loop import LoopName, find_wrong_loop_error
+from worqr.tracebacks import add_note
 
 if TYPE_CHECKING:
     from worqr.handler_options import AsyncRunsIn, RunsIn
@@ -119,7 +120,7 @@ class LifespanStates(Generic[S]):
 def _note_wrong_loop(error: BaseException, wanted: LoopName) -> None:
     """Add a note with the remedy, if a lifespan failed because it needs the `wanted` loop."""
     if find_wrong_loop_error(error, wanted) is not None:
-        error.add_note(_REMEDIES[wanted])
+        add_note(error, _REMEDIES[wanted])
 
 
 def warn_if_unused(functions: Iterable[RunsIn | None], default: AsyncRunsIn) -> None:

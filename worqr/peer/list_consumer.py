@@ -33,6 +33,7 @@ from worqr.peer.task_log import logger as task_log
 from worqr.peer.task_log import note_started
 from worqr.peer.units import ListUnits
 from worqr.policy import Policy
+from worqr.tracebacks import is_a
 
 
 class ListSettles(Protocol):
@@ -201,9 +202,13 @@ class ListConsumer(HandlerConsumer):
     def list_ended(self, run: ListRun, returned: bool, value: object, error: BaseException | None) -> None:
         """Settle each item of a list run whose handler has ended."""
         run.settle()
+        try:
+            outcomes = run.outcomes(returned, value, error)
+        except BaseException as raised:  # what the handler returned is the user's
+            returned, outcomes = False, [raised] * len(run.claimed)
         plain: list[ListItem] = []
-        for item, outcome in zip(run.claimed, run.outcomes(returned, value, error), strict=True):
-            if isinstance(outcome, BaseException):
+        for item, outcome in zip(run.claimed, outcomes, strict=True):
+            if is_a(outcome, BaseException):
                 self._settler.ended(item, False, None, outcome)
             elif not returned or item.state is not CLAIMED or item.keeps_result() or item.registration.dead:
                 self._settler.ended(item, returned, outcome, None)
@@ -212,6 +217,7 @@ class ListConsumer(HandlerConsumer):
         if plain:
             self._settler.finish_plain(self, plain)
             self._ended_together(run, plain)
+        run.forget_errors()
 
     def ended(self, run: Run[Any]) -> None:
         item = cast("ListItem", run)

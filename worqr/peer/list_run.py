@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from worqr.call_list import CallList
+from worqr.call_list import CallList, Outcomes
 from worqr.errors import UsageError
 from worqr.peer.run import Offloaded, Run, RunHost
 from worqr.peer.saved_state import SavedState
 from worqr.policy import Broken, Policy
 from worqr.records import CancelReason
+from worqr.remote_error import Description
 
 
 class ListHost(RunHost, Protocol):
@@ -47,6 +48,9 @@ class ListItem(Run[Any]):
     def is_alone(self) -> bool:
         """It is the only one of its run, because an earlier run of it failed, took too long, or ended with its worker."""
         return self.record is not None and self.attempt > 1
+
+    def describe(self, error: BaseException) -> Description:
+        return super().describe(error) if self.run is None else self.run.describe(error)  # all calls may have the same
 
     def join(self, run: ListRun) -> None:
         """Note that it belongs to `run`."""
@@ -171,9 +175,11 @@ class ListRun(Run[Any]):
 
         Args:
             returned: the handler has returned `value`.
-            value: what it returned.
+            value: what it returned, or its `Outcomes`.
             error: what it raised; None: it did not run.
         """
+        if type(value) is Outcomes:
+            return value
         return self.calls.outcomes(value) if returned else self.calls.failed(error)
 
     def note_broken(self, fence: int, error: Broken) -> None:

@@ -21,7 +21,7 @@ from worqr.errors import UsageError
 from worqr.peer.saved_state import JobFields, SavedState
 from worqr.policy import POLICY_FIELDS, Broken, Policy
 from worqr.records import CancelReason, Failed
-from worqr.remote_error import failed_record
+from worqr.remote_error import Description, describe, failed_record
 from worqr.stored_values import whole
 
 if TYPE_CHECKING:
@@ -168,11 +168,12 @@ class Run(Generic[Host]):
         scope: what `cancel` cancels; None: no handler has begun.
         timer: its deadline; None: it has none.
         offloaded: where its handler runs, if that is not the Trio loop.
+        described: the errors of it that were described, by their ids; None: none was.
     """
 
     __slots__ = (
         *("task", "fence", "began", "record", "policy", "host", "registration"),
-        *("state", "cancel_reason", "scope", "timer", "offloaded"),
+        *("state", "cancel_reason", "scope", "timer", "offloaded", "described"),
     )
 
     task: bytes
@@ -195,6 +196,7 @@ class Run(Generic[Host]):
         self.scope: trio.CancelScope | None = None
         self.timer: Timer | None = None
         self.offloaded: Offloaded | None = None
+        self.described: dict[int, tuple[BaseException, Description]] | None = None
         if isinstance(entry, bytes):
             self.task = entry
             self.record = None
@@ -306,6 +308,21 @@ class Run(Generic[Host]):
         self.state = SETTLED
         if self.timer is not None:
             self.timer.run = None
+
+    # Its errors
+
+    def describe(self, error: BaseException) -> Description:
+        """Return an error of this run as text. It is described once, in the first thread that asks."""
+        described = self.described
+        if described is None:
+            described = self.described = {}
+        if (known := described.get(id(error))) is None:
+            known = described[id(error)] = error, describe(error)
+        return known[1]
+
+    def forget_errors(self) -> None:
+        """Forget the described errors, whose tracebacks hold the frames of the handler."""
+        self.described = None
 
     # Called by its handler
 

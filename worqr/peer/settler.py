@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ import trio
 from worqr import ops
 from worqr.errors import UsageError
 from worqr.link import Link
-from worqr.log_events import emit
+from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS, Result
 from worqr.ops.replies import in_chunks
 from worqr.peer.context import Context
@@ -28,8 +29,11 @@ from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
 from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, decide_retry
-from worqr.remote_error import error_from_text, error_type, remote_error, with_stderr
+from worqr.records import RemoteError
+from worqr.remote_error import error_from_text, with_stderr
 from worqr.script_call import Call
+from worqr.tracebacks import format_error, is_a, one_line
+from worqr.validation import qualname_of
 
 if TYPE_CHECKING:
     from worqr.peer.consumer import HandlerConsumer, QueueConsumer
@@ -71,7 +75,22 @@ class Settler:
         self._flush_requested = False
 
     def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
-        """Settle the claim of a run that has ended in its slot, according to the outcome, and free its units."""
+        """Settle the claim of a run that has ended in its slot, according to the outcome, and free its units.
+
+        Whatever is raised meanwhile, by a bug or by an object of the user, the claim is settled, and the units are free.
+        """
+        try:
+            self._settle(run, returned, value, error)
+        except BaseException as raised:
+            self._fail_anyway(run, raised)
+            if is_a(raised, KeyboardInterrupt):
+                raise  # Python raised Ctrl-C here by chance: the slot reports it
+        finally:
+            run.host.ended(run)
+            if not self._flush_requested:
+                self.request_flush()
+
+    def _settle(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
         reason = run.cancel_reason
         if run.state is SETTLED:
             pass  # its queue was left, and the claim went back
@@ -88,9 +107,20 @@ class Settler:
             self.stop(run)  # a marked claim ends on the server, others return
         else:
             self.fail_run(run, with_wrong_loop_remedy(run, error))
-        run.host.ended(run)
-        if not self._flush_requested:
-            self.request_flush()
+
+    def _fail_anyway(self, run: Run[HandlerConsumer], raised: BaseException) -> None:
+        """Settle a claim as failed, if its run could not be settled because of `raised`, and log that."""
+        told = qualname_of(type(raised))
+        with suppress(BaseException):
+            told = one_line(raised)
+        if run.state is not SETTLED:
+            run.settle()
+            self._send_one(run, unsettled_call(run, told))
+        with suppress(BaseException):  # handlers of the log are code of the user
+            text = "queue %(queue)r, job %(job)s: settling its run raised an error, so it counts as failed: %(error)s"
+            fields = {"queue": run.queue, "job": run.id, "error": told}
+            trace = type(raised), raised, raised.__traceback__
+            emit_fields(logger, "task.unsettled", text, fields, exc_info=trace, exc_text=format_error(raised))
 
     def finish(self, run: Run[HandlerConsumer], value: object) -> None:
         """End a claim as finished, with the next flush; a claim with a cancel mark ends as cancelled there.
@@ -195,10 +225,13 @@ class Settler:
     def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
         """End a claim whose run raised: retry the task, or move it to the dead-letter queue, as the policy decides."""
         decision = decide_retry(error, run.policy, run.failures, run.stalls)
+        described = run.describe(decision.error).error
+        call = settle_call(run, decision, described)
         run.settle()
-        self._counter.ended(run, "raised", error_type(decision.error))
-        self._send_one(run, settle_call(run, decision))
+        self._send_one(run, call)
+        self._counter.ended(run, "raised", described.type)
         log_failure(run, decision)
+        run.forget_errors()
         if self._observer is not None:
             self._observer(Context(run), error)
 
@@ -246,9 +279,9 @@ def finisher(consumer: QueueConsumer, registration: Registration, results: Mappi
     return make
 
 
-def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
-    """Return the call that ends a claim whose run raised."""
-    keys, worker, error = run.host.keys, run.registration.worker, remote_error(decision.error)
+def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteError) -> Call[str]:
+    """Return the call that ends a claim whose run raised. `error`: that of the decision, as text."""
+    keys, worker = run.host.keys, run.registration.worker
     if decision.kind != "retry":
         return ops.fail_task(keys, worker, run.fence, error, broken=decision.kind == "broken")
     return ops.retry_task(
@@ -258,6 +291,17 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision) -> Call[str]:
         delay_ms=round(decision.delay * 1000),
         run_at_ms=decision.run_at_ms,
         pause_ms=None if decision.pause is None else max(1, round(decision.pause * 1000)),
+    )
+
+
+def unsettled_call(run: Run[QueueConsumer], why: str) -> Call[str]:
+    """Return the call that ends a claim as failed, because settling its run raised an error. It reads nothing of its job."""
+    error, policy = error_from_text("Unsettled", f"worqr could not settle the run as it ended: {why}"), run.policy
+    return ops.retry_task(
+        *(run.host.keys, run.registration.worker, run.fence, error),
+        counter="failures",
+        limit=policy.max_failures,
+        delay_ms=round(policy.delay(0) * 1000),
     )
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextvars import Context as Variables
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -23,7 +23,7 @@ from worqr.peer.deadlines import Deadlines
 from worqr.peer.executors.stacks import Frames
 from worqr.peer.handlers import Handler
 from worqr.peer.run import Run, RunHost, current_run
-from worqr.tracebacks import one_line
+from worqr.tracebacks import is_a, leaves_of, one_line, text_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -43,11 +43,15 @@ _AnyRun = Run[SlotHost]
 
 
 class _Slot:
-    __slots__ = ("run", "task")
+    """One slot. `last`: the run by which it ends, if it does. `left_open`: its handler has left a nursery or a scope open."""
+
+    __slots__ = ("last", "left_open", "run", "task")
 
     def __init__(self, run: _AnyRun) -> None:
         self.run: _AnyRun | None = run
         self.task: trio.lowlevel.Task | None = None
+        self.last: _AnyRun | None = None
+        self.left_open: bool = False
 
 
 class Slots:
@@ -131,23 +135,20 @@ class Slots:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._run_forever, slot)
         except BaseExceptionGroup as group:
-            _, other = group.split(trio.Cancelled)
+            other = next((leaf for leaf, _ in leaves_of(group) if not is_a(leaf, trio.Cancelled)), None)
             if self._report_interrupt(group):
                 return
-            if other is not None and trio.current_effective_deadline() != float("-inf"):
-                text = "a handler left a nursery or a cancel scope open, close it before it returns: %(error)s"
-                emit(logger, "slot.corrupted", text, error=one_line(other.exceptions[0]))
-            elif other is None:
+            if other is None:
                 raise
+            if trio.current_effective_deadline() != float("-inf"):
+                _report_corrupted(slot, other)
 
     def _report_interrupt(self, error: BaseException) -> bool:
         """Call `_interrupted` if `error` contains Ctrl-C, so that the peer ends. Return True if it does."""
-        if isinstance(error, BaseExceptionGroup):
-            errors = cast("BaseExceptionGroup[BaseException]", error).exceptions
-            return any(self._report_interrupt(inner) for inner in errors)
-        if isinstance(error, KeyboardInterrupt):
-            self._interrupted(error)
-            return True
+        for leaf, _ in leaves_of(error):
+            if is_a(leaf, KeyboardInterrupt):
+                self._interrupted(leaf)
+                return True
         return False
 
     async def _run_forever(self, slot: _Slot) -> None:
@@ -187,7 +188,11 @@ class Slots:
                         returned = True
                         break
                     slot.run = None
-                    self._ended(run, True, value, None)
+                    try:
+                        self._ended(run, True, value, None)
+                    except BaseException:
+                        slot.last = run
+                        raise
                     del run
                     value = None  # a parked slot must not hold the result
                     self._idle.append(slot)
@@ -199,12 +204,21 @@ class Slots:
             offloaded = slot.run.offloaded
             if (offloaded is None or not offloaded.raised) and self._report_interrupt(raised):
                 slot.run.cancel("leaving")  # Python raised Ctrl-C in this handler by chance
+        return self._end_run(slot, task, returned, value, error)
+
+    def _end_run(
+        self, slot: _Slot, task: trio.lowlevel.Task, returned: bool, value: object, error: BaseException | None
+    ) -> bool:
+        """End the run of a slot. Return False if its handler corrupted the task."""
         run, slot.run = slot.run, None
         assert run is not None
+        slot.last, slot.left_open = run, bool(task.child_nurseries) or _left_scope_open(error)
         self._ended(run, returned, value, error)
         for nursery in task.child_nurseries:
             nursery.cancel_scope.cancel()
-        return not task.child_nurseries and not _left_scope_open(error)
+        if not slot.left_open:
+            slot.last = None
+        return not slot.left_open
 
 
 def _with_children(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
@@ -225,4 +239,17 @@ def _is_innermost(scope: trio.CancelScope, task: trio.lowlevel.Task) -> bool:
 
 def _left_scope_open(error: BaseException | None) -> bool:
     """Return True for Trio's error about a scope that a handler opened and did not close."""
-    return isinstance(error, RuntimeError) and "stack corrupted" in str(error)
+    return type(error) is RuntimeError and "stack corrupted" in text_of(error, 1000)
+
+
+def _report_corrupted(slot: _Slot, error: BaseException) -> None:
+    """Log why a slot has ended: because of its last handler, or because of an error outside of the handlers."""
+    why = (
+        "its handler left a nursery or a cancel scope open, close it before it returns"
+        if slot.left_open
+        else "its slot failed after the handler had ended, please report it"
+    )
+    run = slot.last
+    named = ("", "") if run is None else (run.queue, run.id)
+    text = f"queue %(queue)r, job %(job)s: {why}: %(error)s"
+    emit(logger, "slot.corrupted", text, queue=named[0], job=named[1], error=one_line(error))

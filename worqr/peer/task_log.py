@@ -15,14 +15,14 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict
 
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.run import Run, RunHost
 from worqr.policy import Broken, ChildError, Failure, Retry, RetryDecision
-from worqr.records import RemoteError
-from worqr.tracebacks import one_line, shortened, text_of, users_traceback
-from worqr.validation import from_ms
+from worqr.remote_error import reported_error
+from worqr.tracebacks import cause_of, is_a, one_line, shortened, text_of, users_traceback
+from worqr.validation import from_ms, qualname_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -112,20 +112,20 @@ def _seconds_late(run: Run[RunHost]) -> float:
 def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
     """Log how a run that raised has ended, and the next step. Only unexpected errors are logged with a traceback."""
     error, policy = decision.error, run.policy
-    if isinstance(error, Broken):
+    if is_a(error, Broken):
         _log_broken(run, error)
         return
     left = policy.max_stalls - run.stalls if decision.stalled else policy.max_failures - run.failures
-    fields = {**run_fields(run, left - 1), "error": _error_of(error)}
-    trace = None if isinstance(error, Retry | Failure | ChildError) else _users_part(error)
+    fields = {**run_fields(run, left - 1), "error": run.describe(error).line}
+    trace = None if any(is_a(error, kind) for kind in (Retry, Failure, ChildError)) else error
     if decision.kind == "fail":
         _log_given_up(run, fields, error, trace, " (such an error is not retried)")
     elif decision.counted and left <= 1:
         _log_given_up(run, fields, error, trace)
     else:
-        event = "task.retry" if isinstance(error, Retry) else "task.crashed" if decision.stalled else "task.failed"
+        event = "task.retry" if is_a(error, Retry) else "task.crashed" if decision.stalled else "task.failed"
         text = f"{RUN}: %(error)s; {_next_attempt(decision, fields)}{_remote_traceback(error, fields)}"
-        emit_fields(logger, event, text, fields, exc_info=trace)
+        emit_fields(logger, event, text, fields, **_traceback_of(run, trace))
 
 
 def log_timeout(run: Run[RunHost], delay: float, error: str) -> None:
@@ -146,14 +146,18 @@ def log_timeout(run: Run[RunHost], delay: float, error: str) -> None:
 
 
 def _log_given_up(
-    run: Run[RunHost], fields: dict[str, object], error: BaseException | None, trace: ExcInfo | None, why: str = ""
+    run: Run[RunHost],
+    fields: dict[str, object],
+    error: BaseException | None,
+    trace: BaseException | None,
+    why: str = "",
 ) -> None:
     runs = "1 attempt" if run.attempt == 1 else "%(attempt)d attempts"
     text = (
         f"queue %(queue)r, job %(job)s: gave up after {runs}{why}: %(error)s; it is in the dead-letter queue: "
         f"worqr failed %(queue)r{_remote_traceback(error, fields)}"
     )
-    emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, exc_info=trace)
+    emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, **_traceback_of(run, trace))
 
 
 def _log_broken(run: Run[RunHost], error: Broken) -> None:
@@ -180,19 +184,22 @@ def _seconds(delay: float) -> float:
     return int(found) if found == int(found) else found
 
 
-def _users_part(error: BaseException) -> ExcInfo:
-    """Return an error with the part of its traceback that begins in the user's code."""
-    return type(error), error, users_traceback(error)
+class _Traceback(TypedDict, total=False):
+    exc_info: ExcInfo
+    exc_text: str
 
 
-def _error_of(error: BaseException) -> str:
-    """Return an error in one line; for an error in a worker process, the text received from it."""
-    return shortened(" ".join(str(error).split())) if isinstance(error, ChildError) else one_line(error)
+def _traceback_of(run: Run[RunHost], error: BaseException | None) -> _Traceback:
+    """Return an error with the part of its traceback that begins in the user's code, and as the text that is stored."""
+    if error is None:
+        return {}
+    text = run.describe(error).error.traceback.rstrip("\n")
+    return {"exc_info": (type(error), error, users_traceback(error)), "exc_text": text}
 
 
 def _remote_traceback(error: BaseException | None, fields: dict[str, object]) -> str:
     """Return the text for the traceback of an error in a worker process, and add the traceback to the fields."""
-    if not isinstance(error, ChildError) or not error.remote.traceback:
+    if error is None or not is_a(error, ChildError) or not error.remote.traceback:
         return ""
     fields["traceback"] = error.remote.traceback.rstrip()
     return "\n%(traceback)s"
@@ -206,15 +213,14 @@ def _undecodable(error: Broken) -> str:
 
     The user's own message is used, or a decoder's message as far as it quotes nothing.
     """
-    remote: object = getattr(error, "__worqr_remote__", None)
-    if isinstance(remote, RemoteError):
+    if (remote := reported_error(error)) is not None:
         if _FROM_DECODER not in remote.traceback:
             return shortened(f"Broken: {remote.message}")
         _, _, told = remote.message.partition(": ")
         kind, _, text = told.partition(": ")
         return _without_values(kind, text)
-    cause = error.__cause__
-    return one_line(error) if cause is None else _without_values(type(cause).__name__, text_of(cause))
+    cause = cause_of(error)
+    return one_line(error) if cause is None else _without_values(qualname_of(type(cause)), text_of(cause))
 
 
 def _without_values(kind: str, text: str) -> str:

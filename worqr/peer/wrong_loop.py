@@ -7,11 +7,12 @@ recognised here were collected from asyncio, aiohttp, asyncpg, aiosqlite, SQLAlc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal
 
 from worqr.peer.handlers import Handler, named_after
 from worqr.policy import Broken, Failure, Retry
+from worqr.tracebacks import add_note, is_a, related_errors, text_of
+from worqr.validation import qualname_of
 
 if TYPE_CHECKING:
     from worqr.peer.run import Run, RunHost
@@ -35,7 +36,8 @@ _MESSAGES: Final[dict[LoopName, re.Pattern[str]]] = {
 _ERROR_TYPES: Final = (RuntimeError, TypeError, AttributeError)
 _ERROR_NAMES: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})
 """Errors of sniffio and anyio, which these libraries raise if they find neither loop."""
-_MAX_DEPTH: Final = 20
+_LONGEST: Final = 1000
+"""Characters of an error's text that are searched."""
 
 HANDLER_REMEDY: Final[dict[LoopName, str]] = {
     "asyncio": (
@@ -52,7 +54,7 @@ MIDDLEWARE_REMEDY: Final = (
 
 def find_wrong_loop_error(error: BaseException, wanted: LoopName) -> BaseException | None:
     """Return the error that shows that code needs the `wanted` loop: `error`, a member of its group, or one of its causes."""
-    return next((each for each in _related_errors(error, _MAX_DEPTH) if _is_wrong_loop_error(each, wanted)), None)
+    return next((each for each in related_errors(error) if _is_wrong_loop_error(each, wanted)), None)
 
 
 def wrong_loop_failure(error: Exception, wanted: LoopName, remedy: str) -> Failure | None:
@@ -60,13 +62,13 @@ def wrong_loop_failure(error: Exception, wanted: LoopName, remedy: str) -> Failu
 
     `error` gets the remedy as a note.
     """
-    if isinstance(error, Retry | Failure | Broken):
+    if any(is_a(error, kind) for kind in (Retry, Failure, Broken)):
         return None
     sign = find_wrong_loop_error(error, wanted)
     if sign is None:
         return None
-    error.add_note(remedy)
-    return Failure(f"{type(sign).__name__}: {sign} ({remedy})")
+    add_note(error, remedy)
+    return Failure(f"{qualname_of(type(sign))}: {text_of(sign, _LONGEST)} ({remedy})")
 
 
 def with_wrong_loop_remedy(run: Run[RunHost], error: BaseException) -> BaseException:
@@ -74,9 +76,16 @@ def with_wrong_loop_remedy(run: Run[RunHost], error: BaseException) -> BaseExcep
 
     If a handler on Trio needs asyncio, this is a failure with the remedy, else `error` itself.
     """
-    if run.offloaded is not None or not isinstance(error, Exception):
-        return error
-    failure = wrong_loop_failure(error, "asyncio", HANDLER_REMEDY["asyncio"])
+    return error if run.offloaded is not None else _with_remedy(error, "asyncio")
+
+
+def with_trio_remedy(error: BaseException) -> BaseException:
+    """Return the error of a run on an asyncio loop. If its handler needs Trio, this is a failure with the remedy."""
+    return _with_remedy(error, "Trio")
+
+
+def _with_remedy(error: BaseException, wanted: LoopName) -> BaseException:
+    failure = wrong_loop_failure(error, wanted, HANDLER_REMEDY[wanted]) if is_a(error, Exception) else None
     if failure is None:
         return error
     failure.__cause__ = error
@@ -102,18 +111,6 @@ def detecting_wrong_loop(run: Handler, remedy: str) -> Handler:
 
 
 def _is_wrong_loop_error(error: BaseException, wanted: LoopName) -> bool:
-    if type(error).__name__ in _ERROR_NAMES:
+    if qualname_of(type(error)) in _ERROR_NAMES:
         return wanted == "asyncio"
-    return isinstance(error, _ERROR_TYPES) and _MESSAGES[wanted].search(str(error)) is not None
-
-
-def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]:
-    """Return `error`, the members of its group, and its causes, but no errors that were only being handled."""
-    yield error
-    if depth == 0:
-        return
-    if isinstance(error, BaseExceptionGroup):
-        for each in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _related_errors(each, depth - 1)
-    if error.__cause__ is not None:
-        yield from _related_errors(error.__cause__, depth - 1)
+    return issubclass(type(error), _ERROR_TYPES) and _MESSAGES[wanted].search(text_of(error, _LONGEST)) is not None

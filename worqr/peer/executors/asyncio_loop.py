@@ -28,7 +28,8 @@ from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.handlers import Handler, name_of, named_after
-from worqr.peer.wrong_loop import HANDLER_REMEDY, wrong_loop_failure
+from worqr.peer.wrong_loop import with_trio_remedy
+from worqr.tracebacks import is_a
 
 if TYPE_CHECKING:
     from worqr.peer.scheduler import Pool
@@ -76,18 +77,15 @@ class AsyncioLoop:
         self._ending = False
         self._gone = trio.Event()
 
-    def prepare(self, handler: Callable[[Any], Awaitable[object]]) -> Handler:
-        """Return an async function written for asyncio as an async function that a slot can await."""
+    def prepare(self, handler: Callable[[Any], Awaitable[object]], max_result: int | None = None) -> Handler:
+        """Return an async function written for asyncio as an async function that a slot can await.
+
+        With `max_result`, what it returns is encoded on the asyncio loop.
+        """
         name = name_of(handler)
 
         async def in_asyncio(task: bytes) -> object:
-            try:
-                return await AsyncioRun(self, handler, task, name).run()
-            except Exception as error:
-                failure = wrong_loop_failure(error, "Trio", HANDLER_REMEDY["Trio"])
-                if failure is None:
-                    raise
-                raise failure from error
+            return await AsyncioRun(self, handler, task, name, max_result).run()
 
         return named_after(handler, in_asyncio)
 
@@ -225,7 +223,7 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 def _was_cancelled(error: BaseException) -> bool:
     """Return True if `error` is the cancellation of the running task itself, and not that of a task that it has awaited."""
     task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return is_a(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -265,7 +263,9 @@ class AsyncioRun(OffloadedRun):
     after the run was cancelled.
     """
 
-    __slots__ = ("_handler", "_name", "_owner", "_raise_cancel", "_running", "_state", "_task", "_variables")
+    __slots__ = (
+        *("_handler", "_max_result", "_name", "_owner", "_raise_cancel", "_running", "_state", "_task", "_variables"),
+    )
 
     overdue_remedy = (
         "it swallows asyncio.CancelledError, or blocks its event loop: let that error pass, and run blocking code in a "
@@ -278,9 +278,11 @@ class AsyncioRun(OffloadedRun):
         handler: Callable[[Any], Awaitable[object]],
         task: bytes,
         name: str,
+        max_result: int | None = None,
     ) -> None:
         super().__init__()
         self._owner = owner
+        self._max_result = max_result
         self._handler = handler
         self._name = name
         self._task = task
@@ -299,9 +301,9 @@ class AsyncioRun(OffloadedRun):
         if self._state is AsyncioRunState.INTERRUPTED:
             # if the program ends, the peer leaves in this time, and the task goes back without counting a failure
             await trio.sleep(LEAVE_SOON)
-        if isinstance(self._error, KeyboardInterrupt) and self._owner.owned_by_application:
+        if is_a(self._error, KeyboardInterrupt) and self._owner.owned_by_application:
             raise self._error  # Python raised Ctrl-C in this handler by chance: the peer ends, and the task goes back
-        if self._raise_cancel is not None and (not self._ended or isinstance(self._error, asyncio.CancelledError)):
+        if self._raise_cancel is not None and (not self._ended or is_a(self._error, asyncio.CancelledError)):
             self._error = None
             self._raise_cancel()
         return self._outcome()
@@ -348,7 +350,7 @@ class AsyncioRun(OffloadedRun):
         try:
             if self._raise_cancel is not None:
                 raise asyncio.CancelledError
-            self._value = await self._handler(self._task)
+            self._note_value(await self._handler(self._task), self._max_result)
         except KeyboardInterrupt as error:
             self._error = error
             if self._owner.owned_by_application:  # the program must receive Ctrl-C too
@@ -357,10 +359,11 @@ class AsyncioRun(OffloadedRun):
                     self._running.add_done_callback(_retrieve)
                 raise
         except BaseException as error:  # SystemExit too, which would end the loop
-            self._error = error
             if self._owner.owned_by_application and self._raise_cancel is None and _was_cancelled(error):
+                self._error = error
                 self._end(AsyncioRunState.INTERRUPTED)
                 return
+            self._note_error(with_trio_remedy(error))
         self._end()
 
     def _end(self, state: AsyncioRunState = AsyncioRunState.ENDED) -> None:

@@ -93,16 +93,18 @@ class Executors:
         handler = getattr(handler, "__worqr_handler__", handler)
         check_runs_in(handler, runs_in)
         check_handler(handler)
+        # middleware receives what the handler returned; without one, that is encoded where the handler ran
+        max_result = None if self._settings.middleware else self._settings.max_payload
         match self.resolve_runs_in(handler, runs_in):
             case "process":
                 return self._processes().prepare(handler), self._process_limit
             case "asyncio":
                 loop = self._asyncio_loop()
-                return loop.prepare(cast("Handler", handler)), loop.pool
+                return loop.prepare(cast("Handler", handler), max_result), loop.pool
             case "loop":
                 return cast("Handler", handler), None
             case "thread":
-                return self.threads.prepare(handler), self._thread_limit
+                return self.threads.prepare(handler, max_result), self._thread_limit
 
     def resolve_runs_in(self, handler: object, runs_in: RunsIn | None) -> RunsIn:
         """Return where `handler` runs in this peer."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import trio
 
+from worqr.peer.results import describe_end, encoded_outcome
 from worqr.peer.run import current_run
 
 Abort = Callable[[Callable[[], Any]], trio.lowlevel.Abort]
@@ -25,7 +26,7 @@ class OffloadedRun:
     is the handler's own. The rest is changed only in the loop.
     """
 
-    __slots__ = ("_ended", "_error", "_token", "_value", "_waiting", "raised")
+    __slots__ = ("_claim", "_ended", "_error", "_token", "_value", "_waiting", "raised")
 
     overdue_remedy: ClassVar[str] = ""
     """A remedy for the author of a handler that still runs after its timeout."""
@@ -33,7 +34,7 @@ class OffloadedRun:
     """The run can be stopped from outside, if its handler cooperates."""
 
     def __init__(self) -> None:
-        run = current_run.get(None)
+        self._claim = run = current_run.get(None)
         if run is not None:
             run.offload(self)
         self.raised: bool = False
@@ -75,6 +76,23 @@ class OffloadedRun:
     def check_cancelled(self) -> None:
         """Raise the cancellation error of that thread or loop, if the run is being cancelled."""
         raise NotImplementedError
+
+    def _note_value(self, value: object, max_result: int | None) -> None:
+        """Note what the handler returned; with `max_result`, encode it here, and not on the Trio loop."""
+        self._value = value
+        if max_result is not None:
+            try:
+                self._value = encoded_outcome(self._claim, value, max_result)
+            except BaseException:  # noqa: S110 - its settler encodes it, and handles what that raises
+                pass
+
+    def _note_error(self, error: BaseException) -> None:
+        """Note what the handler raised, and describe it here, and not on the Trio loop."""
+        self._error = error
+        try:
+            describe_end(self._claim, error)
+        except BaseException:  # noqa: S110 - its settler describes it, and handles what that raises
+            pass
 
     def _has_ended(self) -> None:
         """Note that the handler has ended. Called as the last step, in the thread or loop in which it ran."""

@@ -10,7 +10,6 @@ in a separate task, because the thread may be left behind.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -20,8 +19,9 @@ import trio
 
 from worqr.peer.executors.offloaded import OffloadedRun, no_abort
 from worqr.peer.executors.stacks import describe, thread_frames
-from worqr.peer.handlers import Handler, name_of, named_after
+from worqr.peer.handlers import Handler, is_unrun, name_of, named_after
 from worqr.peer.run import check_thread
+from worqr.tracebacks import is_a
 
 AroundThread = Callable[[], AbstractContextManager[object]]
 
@@ -39,12 +39,15 @@ class Threads:
         self.max_threads: int = 2 * limit
         self._around_thread = around_thread
 
-    def prepare(self, handler: Callable[[Any], object]) -> Handler:
-        """Return a plain function as an async function that a slot can await."""
+    def prepare(self, handler: Callable[[Any], object], max_result: int | None = None) -> Handler:
+        """Return a plain function as an async function that a slot can await.
+
+        With `max_result`, what it returns is encoded in its thread.
+        """
         call, name = self._call(handler), f"worqr {name_of(handler)}"
 
         async def in_thread(task: bytes) -> object:
-            return await _ThreadRun(self, call, task).run(name)
+            return await _ThreadRun(self, call, task, max_result).run(name)
 
         return named_after(handler, in_thread)
 
@@ -67,9 +70,7 @@ class Threads:
 
 def refuse_awaitable(handler: object, result: object) -> object:
     """Return `result`, unless it is a coroutine or generator that was never run."""
-    if inspect.iscoroutine(result):
-        result.close()
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+    if is_unrun(result):
         raise TypeError(
             f"{handler!r} is a plain function that returned {type(result).__name__}, not run yet: use async def"
         )
@@ -79,7 +80,7 @@ def refuse_awaitable(handler: object, result: object) -> object:
 class _ThreadRun(OffloadedRun):
     """One call in a thread. `_begun` is acquired by its thread, or by a slot that was cancelled before the thread began."""
 
-    __slots__ = ("_begun", "_call", "_ident", "_replaced", "_task", "_threads")
+    __slots__ = ("_begun", "_call", "_ident", "_max_result", "_replaced", "_task", "_threads")
 
     overdue_remedy = (
         "Python cannot stop a thread: call worqr.current().check_cancelled() in the handler now and then, or declare it with "
@@ -87,9 +88,12 @@ class _ThreadRun(OffloadedRun):
     )
     stoppable = False
 
-    def __init__(self, threads: Threads, call: Callable[[Any], object], task: bytes) -> None:
+    def __init__(
+        self, threads: Threads, call: Callable[[Any], object], task: bytes, max_result: int | None = None
+    ) -> None:
         super().__init__()
         self._threads = threads
+        self._max_result = max_result
         self._call = call
         self._task = task
         self._begun = threading.Lock()
@@ -114,7 +118,7 @@ class _ThreadRun(OffloadedRun):
             if self._begun.acquire(blocking=False):
                 raise  # it has not begun and will not
             await self._wait_ended(no_abort)
-            if not self._ended or isinstance(self._error, trio.Cancelled):
+            if not self._ended or is_a(self._error, trio.Cancelled):
                 self._error = None
                 raise
 
@@ -123,9 +127,9 @@ class _ThreadRun(OffloadedRun):
             return
         self._ident = threading.get_ident()
         try:
-            self._value = self._call(self._task)
+            self._note_value(self._call(self._task), self._max_result)
         except BaseException as error:  # SystemExit too, which would end only this thread
-            self._error = error
+            self._note_error(error)
         self._has_ended()
 
     def check_cancelled(self) -> None:

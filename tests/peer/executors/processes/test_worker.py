@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -101,6 +103,33 @@ async def test_a_crash_is_a_stall_that_tells_what_it_was() -> None:
             assert remote.traceback.startswith("stderr:\nabout to crash\n")
             assert ("string_at" in remote.traceback) == (how == b"segv")  # where it was, by Python's own fault handler
         assert await pool.run(jobs.echo, b"goes on") == ("bytes", b"goes on")
+
+
+async def test_a_process_that_its_worker_kills_is_not_said_to_be_killed_by_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "worqr")
+    async with open_pool(1) as pool:
+        with pytest.raises(Stalled, match="the process that ran it ended with exit code 1"):
+            await pool.run(jobs.close_descriptors)
+        with pytest.raises(Stalled, match="was killed by its worker, because it had closed its connection"):
+            await pool.run(jobs.close_descriptors, b"go on")
+        with trio.move_on_after(0.5):
+            await pool.run(jobs.hold)
+        with trio.fail_after(LONG):
+            while pool.children.pids:
+                await trio.sleep(0.01)
+    assert "memory" not in caplog.text
+    assert re.search(r"process \d+ was killed by its worker$", caplog.text, re.MULTILINE)
+
+
+async def test_text_that_the_locale_lacks_is_printed_with_escapes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    async with open_pool(1) as pool:
+        assert await pool.run(jobs.print_unicode) == ("none", b"")
+    assert r"gedruckt: \xfc \u65e5\u672c" in capfd.readouterr().out
 
 
 async def test_a_process_killed_from_outside_takes_its_grandchildren_along_and_nobody_else() -> None:

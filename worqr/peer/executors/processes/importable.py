@@ -22,8 +22,9 @@ import msgspec
 from worqr.errors import UsageError
 from worqr.handler_checks import REMEDY, check_importable
 from worqr.import_guard import importing
+from worqr.validation import SCRIPT
 
-STAND_IN: Final = "__worqr_main__"
+STAND_IN: Final = SCRIPT
 """The module name of a script whose own name is used by another module."""
 
 

@@ -25,7 +25,7 @@ from worqr.handler_checks import check_runs_in_process
 from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
 from worqr.peer.executors.offloaded import OffloadedRun
-from worqr.peer.executors.processes.importable import STAND_IN, Name, main_module, name_for_process
+from worqr.peer.executors.processes.importable import Name, name_for_process
 from worqr.peer.executors.processes.protocol import (
     CallEnded,
     Extended,
@@ -56,6 +56,10 @@ KEEP_IDLE: Final = 60.0
 """Seconds for which an unused process is kept. One process is kept for ever."""
 KILLED_WITHIN: Final = 2.0
 """Seconds within which a killed process should end. A process that hangs in the kernel is not waited for any longer."""
+CRASHED_WITHIN: Final = 1.0
+"""Seconds within which a process should end that has closed its connection."""
+CLOSED: Final = "because it had closed its connection: did the function close descriptors that are not its own?"
+"""Why a process is killed that does not end."""
 EXIT_GRACE: Final = 1.0
 """Seconds that idle processes have to leave their lifespan."""
 
@@ -245,6 +249,9 @@ class ProcessPool:
         try:
             carrier = {} if self._tracing is None else dict(self._tracing.carrier())
             answer = await child.execute(_request(function, run, carrier), partial(_on_report, run, ended))
+            if answer is None and not child.garbled:  # it is about to end, and how it ends is of interest
+                await _wait_gone([child], CRASHED_WITHIN)
+                child.kill(CLOSED)
         finally:
             if answer is None or (isinstance(answer, Raised) and answer.last):
                 child.kill()
@@ -341,7 +348,7 @@ def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:
 
 def _error_of(answer: Raised, remote: RemoteError) -> Exception:
     error: Exception
-    if answer.retry_after is not None:
+    if answer.retry_after:
         error = RateLimited(answer.retry_after, remote.message)
     elif answer.kind == "retry":
         run_at = None if answer.run_at_ms is None else from_ms(answer.run_at_ms)
@@ -353,18 +360,9 @@ def _error_of(answer: Raised, remote: RemoteError) -> Exception:
     elif answer.kind == "broken":
         error = Broken(remote.message)
     else:
-        return ChildError(remote, _local_names(answer.names))
+        return ChildError(remote, leaves=answer.names)
     error.__worqr_remote__ = remote  # type: ignore[union-attr]
     return error
-
-
-def _local_names(names: Iterable[str]) -> frozenset[str]:
-    """Return the names of an error's classes. Classes of ``__main__`` also get their name in this process."""
-    known = set(names)
-    mains = {f"{name}." for name in (STAND_IN, main_module()[0]) if name is not None}
-    for name in names:
-        known |= {"__main__." + name.removeprefix(main) for main in mains if name.startswith(main)}
-    return frozenset(known)
 
 
 def _stalled(child: WorkerProcess) -> Stalled:

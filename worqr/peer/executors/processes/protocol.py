@@ -91,11 +91,13 @@ class Returned(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The function raised. `names`: those of the error's classes. `last`: the process takes no further run."""
+    """The function raised. `names`: those of the error's classes, for each error of a group. `last`: the process takes no further
+    run.
+    """
 
     kind: Literal["retry", "failure", "broken", "error"]
     error: RemoteError
-    names: list[str]
+    names: list[list[str]]
     delay: float | None = None
     run_at_ms: int | None = None
     counted: bool = True

@@ -150,6 +150,12 @@ class WorkerProcess:
         self._process = process
         self._channel = channel
         self._lifeline = lifeline
+        self._killed: str | None = None
+
+    @property
+    def garbled(self) -> bool:
+        """It wrote something else than a reply."""
+        return self.state is WorkerState.GARBLED
 
     def become_idle(self, now: float) -> None:
         """Note that it waits for its next run from `now` on, by Trio's clock."""
@@ -185,8 +191,13 @@ class WorkerProcess:
             self.state = WorkerState.GARBLED
             return None
 
-    def kill(self) -> None:
-        """Send SIGKILL to the process and to its child processes."""
+    def kill(self, why: str = "") -> None:
+        """Send SIGKILL to the process and to its child processes, unless it has ended. `why`: for the log."""
+        if self._process.returncode is None and self._killed is None:
+            self._killed = why
+        self._kill_group()
+
+    def _kill_group(self) -> None:
         if self._process.returncode is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)
@@ -203,7 +214,7 @@ class WorkerProcess:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.output.pass_on_forever)
                 await self._wait_ended()
-                self.kill()
+                self._kill_group()
                 while self._process.poll() is None:  # noqa: ASYNC110 - only where the system does not tell us
                     await trio.sleep(REAP_EVERY)
                 nursery.cancel_scope.cancel()
@@ -241,6 +252,8 @@ class WorkerProcess:
             return "does not die"
         if code >= 0:
             return f"ended with exit code {code}"
+        if code == -signal.SIGKILL and self._killed is not None:
+            return f"was killed by its worker{self._killed and f', {self._killed}'}"
         try:
             name = signal.Signals(-code).name
         except ValueError:

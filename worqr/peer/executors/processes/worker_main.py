@@ -8,7 +8,6 @@ parent is none of the standard streams, so a function's output cannot corrupt it
 from __future__ import annotations
 
 import faulthandler
-import inspect
 import os
 import resource
 import signal
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
+from itertools import islice
 from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
@@ -33,12 +33,14 @@ from worqr.peer.executors.processes.protocol import (
     RunRequest,
     Setup,
 )
+from worqr.peer.handlers import is_unrun
 from worqr.peer.list_run import ListRun
 from worqr.peer.results import encode_result
 from worqr.peer.run import Run, Timer, current_run
-from worqr.policy import Broken, Failure, RateLimited, Retry, decide_retry
+from worqr.policy import Broken, Failure, RateLimited, Retry, class_names, decide_retry, retry_after_of, times_of
 from worqr.relocation import relocate
-from worqr.remote_error import remote_error
+from worqr.remote_error import error_from_text, remote_error
+from worqr.tracebacks import MANY_ERRORS, is_a, leaves_of, one_line, text_of
 from worqr.tracing import Carrier
 from worqr.validation import name_of
 
@@ -66,7 +68,10 @@ class RunLoop:
         with ExitStack() as stack:
             problem = self._enter(stack)
             while isinstance(request := self._pipe.receive(), RunRequest):
-                answer = problem or copy_context().run(self._run, request)
+                try:
+                    answer = problem or copy_context().run(self._run, request)
+                except Exception as error:  # a bug, or an error that cannot even be described: it is the run's failure
+                    answer = Raised("error", error_from_text(name_of(type(error)), text_of(error)), [])
                 if os.getpid() != self._pid:
                     os._exit(0)  # a fork that returned from the function
                 self._answer(answer)
@@ -77,8 +82,8 @@ class RunLoop:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError, AttributeError):
-                pass  # the function closed it, or it has no reader
+            except BaseException:  # noqa: S110 - the function closed or replaced it, or it has no reader
+                pass
         self._pipe.send(answer)
 
     def _enter(self, stack: ExitStack) -> Raised | None:
@@ -123,7 +128,7 @@ class RunLoop:
             if calls is not None:
                 for item, broken in calls.broken_items():
                     self._pipe.send(CallEnded(item.fence, raised(broken)))
-            return raised(decide_retry(error, run.policy, run.failures).error, last=isinstance(error, MemoryError))
+            return raised(decide_retry(error, run.policy, run.failures).error, last=is_a(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
                 self._progress.end()
@@ -137,7 +142,7 @@ class RunLoop:
 
     def _ended(self, item: Run[Any], outcome: object) -> Returned | Raised:
         """Return what became of one call of a list."""
-        if isinstance(outcome, BaseException):
+        if is_a(outcome, BaseException):
             return raised(decide_retry(outcome, item.policy, item.failures).error)
         return self._returned(item, outcome)
 
@@ -164,39 +169,29 @@ def _import(name: Name, what: str) -> Any:
     try:
         return resolve(name)
     except BaseException as error:
-        raise ImportError(f"a worker process cannot import {what} {name}: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    """Return `error` in one line, also if Trio wrapped it into groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(_one_line(inner) for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions)
-    return f"{type(error).__name__}: {error}"
+        told = "; ".join(
+            one_line(leaf) for leaf, _ in islice(leaves_of(error), MANY_ERRORS)
+        )  # Trio wraps it into groups
+        raise ImportError(f"a worker process cannot import {what} {name}: {told}") from error
 
 
 def _call(handler: Callable[[Any], object], task: object) -> object:
     result = handler(task)
-    if inspect.iscoroutine(result):
-        result.close()
-    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+    if is_unrun(result):
         raise TypeError(f"{handler!r} returned {type(result).__name__}, not run yet: a process calls plain functions")
     return result
 
 
 def raised(error: BaseException, *, last: bool = False) -> Raised:
     """Return `error` as it is transferred: names and text."""
-    at = error.__traceback__
-    while at is not None and at.tb_frame.f_code.co_filename == __file__:
-        at = at.tb_next  # without the frames of this program
-    told = remote_error(error.with_traceback(at or error.__traceback__))
-    names = [name_of(kind) for kind in type(error).__mro__]
-    if isinstance(error, RateLimited):
-        return Raised("retry", told, names, last=last, retry_after=error.retry_after)
-    if isinstance(error, Retry):
-        return Raised("retry", told, names, error.delay, error.run_at_ms, error.counted, last)
-    if isinstance(error, Failure):
-        return Raised("failure", told, names, last=last)
-    return Raised("broken" if isinstance(error, Broken) else "error", told, names, last=last)
+    told, leaves = remote_error(error), [list(names) for names in class_names(error)]
+    if is_a(error, RateLimited):
+        return Raised("retry", told, leaves, last=last, retry_after=retry_after_of(error) or 0.0)
+    if is_a(error, Retry):
+        return Raised("retry", told, leaves, *times_of(error), last)
+    if is_a(error, Failure):
+        return Raised("failure", told, leaves, last=last)
+    return Raised("broken" if is_a(error, Broken) else "error", told, leaves, last=last)
 
 
 def _limit_memory(limit: int) -> None:
@@ -261,7 +256,7 @@ def main(argv: list[str]) -> None:
         signal.signal(number, _ignore)
     faulthandler.enable()
     if hasattr(sys.stdout, "reconfigure"):
-        cast("Any", sys.stdout).reconfigure(line_buffering=True)
+        cast("Any", sys.stdout).reconfigure(line_buffering=True, errors="backslashreplace")  # as in `worqr run`
     pipe = Pipe(connection)
     ForkGuard(pipe)
     with pipe, lifeline:
