@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
@@ -39,7 +40,7 @@ from worqr.peer.run import Run, Timer, current_run
 from worqr.policy import Broken, Failure, RateLimited, Retry, decide_retry
 from worqr.relocation import relocate
 from worqr.remote_error import remote_error
-from worqr.tracing import Carrier
+from worqr.tracing import Carrier, FencedBlock
 from worqr.validation import name_of
 
 OOM_SCORE: Final = 500
@@ -142,7 +143,9 @@ class RunLoop:
         return self._returned(item, outcome)
 
     def _traced(self, carrier: Carrier) -> AbstractContextManager[object]:
-        return nullcontext() if self._continuing is None else self._continuing(carrier)
+        if self._continuing is None:
+            return nullcontext()
+        return FencedBlock(partial(self._continuing, carrier))
 
     def _returned(self, run: Run[Any], value: object) -> Returned | Raised:
         if not run.keeps_result():
