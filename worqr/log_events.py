@@ -75,6 +75,12 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "task.unstuck": _event(INFO, "a handler that was stuck has ended", f"{_RUN} handler duration"),
     "task.unending": _event(ERROR, "a queue is being left, and a handler does not end", f"{_RUN} handler reason where"),
+    "task.orphaned": _event(
+        ERROR,
+        "no handler runs a task that this worker holds. This is a bug of worqr, please report it. The worker is not ready, and "
+        "gives the task back when it leaves: restart it",
+        _RUN,
+    ),
     "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
     "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),

@@ -35,6 +35,7 @@ from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
 from worqr.peer.options import GRACE, Only
 from worqr.peer.peer import Peer
+from worqr.tracebacks import one_line
 from worqr.validation import seconds
 from worqr.version import __version__
 
@@ -203,7 +204,13 @@ class Service:
             nursery.cancel_scope.cancel()
 
     def _describe_running(self) -> str:
-        """Return a text that says which handlers still run. Called in the thread of the watchdog."""
+        """Return a text that says which handlers still run. Called in the thread of the watchdog, while the loop runs."""
+        try:
+            return self._running_now()
+        except Exception as error:  # the loop changes what is read here
+            return f"unknown handlers ({one_line(error)})"
+
+    def _running_now(self) -> str:
         peer = self._peer
         if peer is None:
             return "the peer has not joined yet"
@@ -261,10 +268,12 @@ def exit_now(event: str, text: str, reason: str) -> NoReturn:
         emit(logger, event, text, level=logging.ERROR, reason=reason)
         logging.shutdown()
 
-    logging_thread = threading.Thread(target=log, daemon=True)
-    logging_thread.start()
-    logging_thread.join(LOG_TIMEOUT)
-    os._exit(1)
+    try:
+        logging_thread = threading.Thread(target=log, daemon=True)
+        logging_thread.start()
+        logging_thread.join(LOG_TIMEOUT)
+    finally:
+        os._exit(1)
 
 
 def exit_after(patience: float) -> None:

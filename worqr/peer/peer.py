@@ -213,5 +213,7 @@ def _why_not_ready(engine: Engine) -> str:
         return "not registered: joining again"
     if not engine.session.beat_is_fresh():
         return "the server has not acknowledged a beat lately"
+    if orphaned := engine.queues.stuck.orphaned:
+        return f"slots lost by a bug of worqr: {orphaned}; restart this worker"
     unsubscribed = [consumer.queue for consumer in engine.consumers.entered() if not consumer.admission.listening]
     return f"not subscribed to queue {unsubscribed[0]!r}" if unsubscribed else ""

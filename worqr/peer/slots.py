@@ -66,6 +66,7 @@ class Slots:
         self._interrupted = interrupted
         self._deadlines = deadlines
         self._idle: list[_Slot] = []
+        self._slots: set[_Slot] = set()
         self._nursery: trio.Nursery | None = None
         self._thread = threading.get_ident()
 
@@ -87,8 +88,10 @@ class Slots:
             trio.lowlevel.reschedule(task)
         else:
             assert self._nursery is not None
+            slot = _Slot(run)
             try:
-                self._nursery.start_soon(self._guard, _Slot(run), name=f"worqr slot for {run.queue}")
+                self._nursery.start_soon(self._guard, slot, name=f"worqr slot for {run.queue}")
+                self._slots.add(slot)
             except RuntimeError:  # the peer has failed, and its slots have ended: the claim goes back
                 run.cancel("leaving")
                 self._ended(run, False, None, None)
@@ -114,6 +117,10 @@ class Slots:
                 return f"handler of queue {run.queue!r}, claim {run.fence}, at {where} ({NOT_BLOCKING})"
             frame = frame.f_back
         return f"code outside the handlers, at {where}" if where else "unknown code"
+
+    def held(self) -> set[Run[Any]]:
+        """Return the runs that slots hold."""
+        return {slot.run for slot in self._slots if slot.run is not None}
 
     def frames_of(self, run: Run[RunHost]) -> Frames:
         """Return the stacks of the handler of `run` and of its tasks on the loop; empty if it is in no slot."""
@@ -154,10 +161,13 @@ class Slots:
         task = slot.task = trio.lowlevel.current_task()
         assert slot.run is not None
         self._enter(task, slot.run)
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        while await self._run_reusing_scope(slot, task):
-            self._idle.append(slot)
-            await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
+        try:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            while await self._run_reusing_scope(slot, task):
+                self._idle.append(slot)
+                await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
+        finally:
+            self._slots.discard(slot)
 
     def _remove_idle(self, slot: _Slot, _: object) -> trio.lowlevel.Abort:
         if slot in self._idle:
