@@ -185,11 +185,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     # Where handlers run
     "asyncio.blocked": _event(
         (WARNING, ERROR),
-        "the application's asyncio loop has not turned for over a second, so the handlers on it wait, and its worker takes no "
+        "the asyncio loop of the handlers has not turned for over a second, so the handlers on it wait, and its worker takes no "
         "tasks for them; `where` names the code that blocks it. ERROR: it has not for `block_limit`",
         "duration where",
     ),
-    "asyncio.turns": _event(WARNING, "the application's asyncio loop turns again", "duration"),
+    "asyncio.turns": _event(WARNING, "the asyncio loop of the handlers turns again", "duration"),
     "asyncio.stuck": _event(
         ERROR,
         "the asyncio loop of a worker, or `asyncio_lifespan`, did not end in time; the worker ended without it",

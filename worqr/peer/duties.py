@@ -97,7 +97,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
 
     return RunDuties(
         scheduler=scheduler,
-        executors=Executors(settings),
+        executors=Executors(settings, scheduler.dispatch_soon),
         deadlines=deadlines,
         slots=Slots(settler.ended, interrupted, deadlines),
         list_slots=Slots(_list_ended, interrupted, deadlines),

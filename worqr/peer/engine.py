@@ -149,6 +149,7 @@ class Engine:
             stale_lease=self.leader.stale_lease(),
             quiet=scheduler.quiet,
             answer=self.requests.answer,
+            lag=self.runs.executors.asyncio_lag,
         )
 
     def _on_beat(self, beat: Beat, leads_until: float | None) -> None:
