@@ -51,7 +51,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a handler raised, and the task is tried again; ERROR: worqr gave up, and moved the task to the dead-letter queue",
         f"{_RUN} error retry_in run_at timeout late traceback",
     ),
-    "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at traceback"),
+    "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at lane traceback"),
     "task.timeout": _event(
         WARNING, "a run took longer than its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
     ),
@@ -82,7 +82,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         _RUN,
     ),
     "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
-    "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim"),
+    "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim job"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
     "slot.corrupted": _event(WARNING, "a handler left a nursery or a cancel scope open", "error"),
     # Claims, and the requests that end them
@@ -214,17 +214,21 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "this worker is the leader now, or no longer; DEBUG, ERROR: it could not look at the workers or the queues",
         "queue error repeated",
     ),
-    "condemn_worker": _event(WARNING, "a worker was declared dead, by the leader or by `evict`", "worker reason"),
+    "condemn_worker": _event(
+        WARNING,
+        "a worker was declared dead, by the leader or by `evict`. At most 100 lines a minute; one counts the others",
+        "worker reason count",
+    ),
     "fail_worker": _event(
         (INFO, ERROR),
         "a dead worker's tasks were given back: how many, of which queue; ERROR: some were moved to the dead-letter queue, "
         "or the server refuses to give them back, which is logged once per minute",
-        "worker queue returned failed error repeated",
+        "worker queue returned failed error repeated count",
     ),
     "forget_worker": _event(
         (INFO, DEBUG, ERROR),
         "a dead worker was removed; DEBUG, ERROR: removing a dead worker failed, and is tried again",
-        "worker error repeated",
+        "worker error repeated count",
     ),
     "adopt_worker": _event(
         WARNING, "a queue names a worker that is not registered; its tasks are given back", "worker queue"
@@ -295,6 +299,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "link.topology": _event(ERROR, "asking the cluster failed; this is a bug of worqr, please report it"),
     "events": _event(WARNING, "another program published a message on the channel of `queue.events()`", "queue"),
     # Programs
+    "embedded.private": _event(
+        WARNING, "`worqr run` serves a mesh of the URL `embedded:`, so only this process can enqueue tasks for it"
+    ),
+    "embedded.lost": _event(
+        WARNING,
+        "the private server of a mesh of the URL `embedded:` ends with its process, and tasks that wait there are lost",
+        "count",
+    ),
     "start": _event(
         (INFO, WARNING),
         "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
@@ -320,6 +332,7 @@ FIELDS: Final[dict[str, str]] = {
     "event": "the name of the event; every line has it",
     "queue": "the name of the queue",
     "job": "the id of the job; of a plain task, the id that it has in `queue.failed`",
+    "lane": "the lane of the task, if only that lane is paused",
     "claim": "the number of one run of one task: `Context.fence`",
     "attempt": "the number of this run: 1 is the first",
     "attempts": "how many runs the task gets if this one and all further ones end alike",
@@ -401,9 +414,12 @@ def emit_fields(
     """Log one event like `emit`, with the fields in a mapping.
 
     The record factory of an application may set an attribute of the same name. It keeps its value, where ``extra`` would raise.
+    A disabled logger is enabled again: ``dictConfig`` disables all that exist, unless ``disable_existing_loggers`` is False.
     """
     try:
         number = EVENTS[event].levels[0] if level is None else level
+        if logger.disabled:
+            logger.disabled = False
         if not logger.isEnabledFor(number):
             return
         path, line, function, _ = logger.findCaller(stacklevel=stacklevel + 1)
