@@ -353,9 +353,14 @@ def _end(connection: Connection) -> None:
         connection.server.__exit__(None, None, None)
 
 
+def configured_url(settings: ClientSettings) -> str:
+    """Return the URL of a mesh, or that of the environment if it has none."""
+    return settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+
+
 def _url(settings: ClientSettings) -> str:
     refuse_while_importing("connection")
-    url = settings.url or os.environ.get("WORQR_URL") or os.environ.get("REDIS_URL") or "redis://localhost:6379/0"
+    url = configured_url(settings)
     if url == EMBEDDED and settings.credentials is not None:
         raise UsageError("the embedded server has no users: remove credentials=, or name a server")
     return server_of_parent() or url if url == EMBEDDED else url

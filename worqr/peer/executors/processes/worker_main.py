@@ -45,7 +45,7 @@ from worqr.validation import name_of
 
 OOM_SCORE: Final = 500
 """The oom_score_adj of the process, out of 1,000: the kernel treats it as if it used half of all memory more than it does."""
-IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
+IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class RunLoop:
@@ -244,6 +244,8 @@ class ForkGuard:
         self._pipe.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is _ignore:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
         self._unblock()
 
 
@@ -261,7 +263,8 @@ def main(argv: list[str]) -> None:
     die_with_parent(parent, lifeline)
     _prefer_oom_kill()
     for number in IGNORED:
-        signal.signal(number, _ignore)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # ignored: nohup
+            signal.signal(number, _ignore)
     faulthandler.enable()
     if hasattr(sys.stdout, "reconfigure"):
         cast("Any", sys.stdout).reconfigure(line_buffering=True)
