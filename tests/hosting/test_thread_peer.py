@@ -1177,3 +1177,48 @@ async def test_one_that_is_left_at_the_exit(spawn: Spawn, tmp_path: Path, code: 
     assert await child.ended() == 0
     assert child.errors.count("was never started") == warned, child.errors
     assert child.errors.count("RuntimeWarning") == warned, child.errors
+
+
+FORKING = """
+import os, sys, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+
+def away(how):
+    pid = os.fork()
+    if pid == 0:
+        if how == "raises":
+            raise ValueError("in the child")
+        if how == "exits":
+            sys.exit(3)
+        return -1
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+@mesh.task(name="thread", result_ttl=60)
+def thread(how: str) -> int:
+    return away(how)
+
+@mesh.task(name="loop", result_ttl=60)
+async def loop(how: str) -> int:
+    return away(how)
+
+@mesh.task(name="asyncio", result_ttl=60, runs_in="asyncio")
+async def on_asyncio(how: str) -> int:
+    return away(how)
+
+if __name__ == "__main__":
+    with mesh.join_in_thread(concurrency=1):
+        for function in (thread, loop, on_asyncio):
+            print([function.blocking.dispatch(how).result(60) for how in ("returns", "raises", "exits")], flush=True)
+    print("left", flush=True)
+"""
+
+
+async def test_a_fork_that_comes_out_of_its_handler_ends(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(FORKING, server.url, prefix, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+    for _ in range(3):
+        assert await child.line(PATIENCE) == "[0, 1, 3]", child.errors
+    assert await child.line(PATIENCE) == "left"
+    assert await child.ended(PATIENCE) == 0
+    said = "worqr: a fork of a handler ended by an error: ValueError: in the child"
+    assert child.errors.splitlines() == [said] * 3

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, cast
 import trio
 
 from worqr.log_events import emit
+from worqr.peer import forks
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.executors.stacks import Frames
 from worqr.peer.handlers import Handler
@@ -69,6 +70,7 @@ class Slots:
         self._slots: set[_Slot] = set()
         self._nursery: trio.Nursery | None = None
         self._thread = threading.get_ident()
+        self._forks = forks.count
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the nursery of the slots."""
@@ -193,6 +195,8 @@ class Slots:
                     if run.policy.timeout is not None:
                         self._deadlines.begin(run, run.policy.timeout)
                     value = await run.host.handler(run.task)
+                    if forks.count != self._forks:
+                        forks.leave_fork(None)
                     if run.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
                         returned = True
                         break
@@ -203,6 +207,8 @@ class Slots:
                     self._idle.append(slot)
                     await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
         except BaseException as raised:
+            if forks.count != self._forks:
+                forks.leave_fork(raised)
             if slot.run is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # the slot is being cancelled, not the handler
             error = raised

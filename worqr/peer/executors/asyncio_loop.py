@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from worqr.log_events import emit
+from worqr.peer import forks
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.handlers import Handler, name_of, named_after
@@ -447,7 +448,7 @@ class AsyncioRun(OffloadedRun):
         try:
             if self._raise_cancel is not None:
                 raise asyncio.CancelledError
-            self._value = await self._handler(self._task)
+            self._value = await self._call()
         except KeyboardInterrupt as error:
             self._error = error
             if self._owner.owned_by_application:  # the program must receive Ctrl-C too
@@ -461,6 +462,19 @@ class AsyncioRun(OffloadedRun):
                 self._end(AsyncioRunState.INTERRUPTED)
                 return
         self._end()
+
+    async def _call(self) -> object:
+        """Call the handler. A fork that comes out of it ends here."""
+        before = forks.count
+        try:
+            value = await self._handler(self._task)
+        except BaseException as error:
+            if forks.count != before:
+                forks.leave_fork(error)
+            raise
+        if forks.count != before:
+            forks.leave_fork(None)
+        return value
 
     def _end(self, state: AsyncioRunState = AsyncioRunState.ENDED) -> None:
         self._state = state

@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
 from worqr.errors import UsageError
+from worqr.peer import forks
 from worqr.peer.executors.processes.child_reports import ChildProgress, ChildSaves, Pipe
 from worqr.peer.executors.processes.child_runs import ProcessHost, run_of
 from worqr.peer.executors.processes.importable import Name, resolve
@@ -68,8 +69,6 @@ class RunLoop:
             problem = self._enter(stack)
             while isinstance(request := self._pipe.receive(), RunRequest):
                 answer = problem or copy_context().run(self._run, request)
-                if os.getpid() != self._pid:
-                    os._exit(0)  # a fork that returned from the function
                 self._answer(answer)
                 if isinstance(answer, Raised) and answer.last:
                     return
@@ -178,7 +177,15 @@ def _one_line(error: BaseException) -> str:
 
 
 def _call(handler: Callable[[Any], object], task: object) -> object:
-    result = handler(task)
+    before = forks.count
+    try:
+        result = handler(task)
+    except BaseException as error:
+        if forks.count != before:
+            forks.leave_fork(error)
+        raise
+    if forks.count != before:
+        forks.leave_fork(None)
     if inspect.iscoroutine(result):
         result.close()
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
