@@ -761,6 +761,15 @@ async def test_forked_children_connect_anew(server: Server, prefix: str, spawn: 
     await in_thread(until, lambda: Counter(waiting(server, prefix)) == Counter(text.encode() for text in wanted))
 
 
+async def test_a_program_that_ends_leaves_no_socket_open(server: Server, prefix: str, spawn: Spawn) -> None:
+    code = "import sys, worqr; worqr.Mesh(sys.argv[1], prefix=sys.argv[2]).blocking.queue('Q1').info()"
+    kept = code.replace("worqr.Mesh", "mesh = worqr.Mesh").replace(").blocking", "); mesh.blocking")
+    for program in (code, kept):
+        child = spawn(program, server.url, prefix, env={"PYTHONDEVMODE": "1"})
+        assert await child.ended() == 0
+        assert child.errors == ""
+
+
 FORK_MEANWHILE = """
 import os, sys, threading, time, worqr
 
@@ -905,3 +914,27 @@ def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
     mesh.blocking.queue("Q1").enqueue(b"a")
     connection = mesh._client.connections.for_threads.get()
     assert isinstance(connection.link.driver, ThreadDriver)
+
+
+FORGOTTEN = """
+import asyncio, sys, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+kept = []
+
+async def forget() -> None:
+    kept.append(mesh.connect())
+    await kept[-1].__aenter__()
+    await mesh.queue("Q1").info()
+
+for _ in range(2):
+    asyncio.run(forget())
+"""
+
+
+async def test_asyncio_closes_a_block_that_a_program_forgot_without_a_word(
+    server: Server, prefix: str, spawn: Spawn
+) -> None:
+    child = spawn(FORGOTTEN, server.url, prefix)
+    assert await child.ended() == 0
+    assert child.errors == ""
