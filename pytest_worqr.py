@@ -3,22 +3,62 @@
 It stands outside of the package, so that pytest does not import worqr and Trio for tests that have nothing to do with them.
 `worqr_bench` is for tests on Trio, with pytest-trio; `worqr_asyncio_bench` for tests on asyncio, with pytest-asyncio or anyio's
 plugin; `worqr_blocking_bench` for tests without an event loop.
+
+freezegun also freezes the monotonic clock, by which Trio and worqr wait: a bench would wait forever. So both are put on the
+list of modules that freezegun leaves alone, when a test imports it.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from importlib.machinery import ModuleSpec
 
     from worqr import Mesh
     from worqr.embedded import EmbeddedServer
     from worqr.testing import Bench, BlockingBench, OpenBench, OpenBlockingBench, Record, Sent
+
+
+class _FreezegunFinder(MetaPathFinder):
+    """Configures freezegun right after its import, so that tests without it do not import it."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if fullname != "freezegun":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_configure(module: Any) -> None:
+                run(module)
+                _configure_freezegun(module)
+
+            spec.loader.exec_module = run_and_configure
+        return spec
+
+
+def _configure_freezegun(freezegun: Any) -> None:
+    configure = getattr(freezegun, "configure", None)
+    if configure is not None:  # freezegun >= 1.1
+        configure(extend_ignore_list=["worqr", "trio"])
+
+
+def pytest_configure() -> None:
+    """Let worqr and Trio see the real time in tests that freeze it."""
+    if (freezegun := sys.modules.get("freezegun")) is not None:
+        _configure_freezegun(freezegun)
+    else:
+        sys.meta_path.insert(0, _FreezegunFinder())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -60,10 +60,9 @@ LAYERS = (
         "foreign",
         "inside",
         "tracebacks",
-        "log_events",
-        "tracing",
     ),  # pure
     ("ops",),  # pure
+    ("log_events", "tracing"),
     ("link",),
     ("embedded",),
     ("http_server",),

@@ -6,13 +6,18 @@ After a change of the registry, ``python -m tests.test_log_events`` writes the t
 from __future__ import annotations
 
 import ast
+import io
 import logging
 import re
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from worqr import log_events
 from worqr.log_events import EVENTS, FIELDS, emit
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +26,7 @@ SOURCES = {
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text("utf-8"))
     for path in sorted((ROOT / "worqr").rglob("*.py"))
 }
-EMITTERS = {"emit": 1, "emit_fields": 1, "error": 1, "_line": 0, "end_now": 0}
+EMITTERS = {"emit": 1, "emit_fields": 1, "LineLimit": 1, "error": 1, "_line": 0, "end_now": 0}
 """What logs an event, and which of its arguments, behind `self`, is the event's name."""
 PASSED_ON = {
     "worqr.log_events",
@@ -155,6 +160,142 @@ def test_a_record_factory_that_sets_such_a_field_itself_costs_no_line(caplog: py
     (record,) = caplog.records
     assert record.getMessage() == "worker.lost: worker w1"
     assert (record.__dict__["worker"], record.__dict__["reason"]) == ("of the application", "r")
+
+
+# What the logging of an application raises
+
+
+class Raises(logging.Handler):
+    """A handler of an application, which raises, or notes its lines."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.error is not None:
+            raise self.error
+        self.lines.append(record.getMessage())
+
+
+def errors() -> list[BaseException]:
+    return [
+        type("AlertsAreDown", (each,), {})("the service is down") for each in (Exception, BaseException, SystemExit)
+    ]
+
+
+@pytest.fixture
+def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
+    """A logger whose lines go to its own handlers only. Nothing was reported yet."""
+    monkeypatch.setattr(log_events, "_reported", set())
+    logger = logging.getLogger("worqr.test.fence")
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    yield logger
+    logger.propagate = True
+    logger.handlers[:], logger.filters[:] = [], []
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_handler_that_raises_costs_the_caller_nothing_and_the_other_handlers_no_line(
+    event: str, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = Raises(), Raises()
+    bad = [Raises(error) for error in errors()]
+    for handler in (before, *bad, after):
+        logger.addHandler(handler)
+    for _ in range(2):
+        emit(logger, event, "what happened", exc_info=ValueError("x"))
+    assert before.lines == after.lines == [f"{event}: what happened"] * 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(bad)  # once for each kind, and not once per line
+    assert all(
+        "a log handler or filter raised AlertsAreDown: the service is down, at " in line
+        and __file__ in line
+        and line.endswith(f"The line was: {event}: what happened")
+        for line in said
+    )
+
+
+@pytest.mark.parametrize("error", errors(), ids=lambda error: type(error).__base__.__name__)
+@pytest.mark.parametrize("where", ["filter of a handler", "filter of the logger", "record factory", "logger class"])
+def test_no_part_of_an_applications_logging_raises_in_worqr(
+    where: str, error: BaseException, logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = Raises(), Raises()
+    factory, kind = logging.getLogRecordFactory(), logger.__class__
+
+    def raising(*_args: object, **_options: object) -> Any:
+        raise error
+
+    logger.addHandler(bad)
+    logger.addHandler(good)
+    if where == "filter of a handler":
+        bad.addFilter(raising)
+    elif where == "filter of the logger":
+        logger.addFilter(raising)
+    elif where == "record factory":
+        logging.setLogRecordFactory(raising)
+    else:
+        logger.__class__ = type("Odd", (logging.Logger,), {"handle": raising})
+    try:
+        emit(logger, "link.back", "the server answers")
+    finally:
+        logging.setLogRecordFactory(factory)
+        logger.__class__ = kind
+    assert good.lines == ["link.back: the server answers"]
+    assert capsys.readouterr().err.count("AlertsAreDown") == 1
+
+
+class Odd(Exception):
+    """An error of a client library: unknown attributes come from its reply."""
+
+    def __getattr__(self, name: str) -> object:
+        return {}[name]
+
+
+def chain(length: int) -> BaseException:
+    error: BaseException = ValueError("first")
+    for _ in range(length):
+        outer = ValueError("outer")
+        outer.__cause__, error = error, outer
+    return error
+
+
+@pytest.mark.parametrize("error", [Odd("x"), chain(3000)], ids=["attributes that raise", "a long chain"])
+def test_an_error_that_python_cannot_print_costs_no_line(error: BaseException, logger: logging.Logger) -> None:
+    stream = io.StringIO()
+    logger.addHandler(logging.StreamHandler(stream))
+    emit(logger, "task.failed", "queue %(queue)r", queue="q", exc_info=error)
+    said = stream.getvalue().splitlines()
+    assert said[0] == "task.failed: queue 'q'"
+    assert said[-1].startswith(("(its traceback cannot be shown: ", "ValueError: outer", "test"))
+
+
+def test_ctrl_c_in_a_log_handler_of_the_main_thread_is_raised(logger: logging.Logger) -> None:
+    logger.addHandler(Raises(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        emit(logger, "link.back", "the server answers")
+    ended: list[bool] = []
+
+    def in_a_thread() -> None:
+        emit(logger, "link.back", "the server answers")
+        ended.append(True)
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert ended
+
+
+@pytest.mark.parametrize("stderr", [None, Raises(ValueError("closed"))], ids=["none", "one that raises"])
+def test_a_standard_error_that_cannot_be_written_changes_nothing(
+    stderr: Any, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
+    logger.addHandler(Raises(type("New", (Exception,), {})()))
+    emit(logger, "link.back", "the server answers")
 
 
 # The tables

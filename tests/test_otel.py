@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -500,7 +501,7 @@ async def test_a_sampler_that_fails_does_not_keep_a_schedule_from_firing(
     async with mesh.connect():
         assert await fire_once(mesh, round(time.time() * 1000)) == "ok"
         await mesh.queue("Q1").delete()
-    assert "schedule 's' is fired without a trace: ValueError('no quota')" in caplog.text
+    assert "schedule 's' is fired without a trace: ValueError: no quota" in caplog.text
 
 
 async def test_claims_by_hand_are_linked_to_what_sent_them(mesh: worqr.Mesh, spans: Spans) -> None:
@@ -708,3 +709,107 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'\n"
+
+
+# A tracing that raises
+
+
+class Boom(BaseException):
+    """What an SDK, or code of the application in it, raises."""
+
+
+class BadSpan:
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> BadSpan:
+        return self.check("enter")
+
+    def check(self, step: str) -> Any:
+        if self.where == step:
+            raise Boom(step)
+        return self
+
+    def sent(self, count: int, id: str | None) -> None:
+        self.check("sent")
+
+    def __exit__(self, *_: object) -> None:
+        self.check("exit")
+
+
+class BadTracing(Tracing):
+    """A tracing that raises in one place, and is one otherwise."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(raw=where == "plain_carrier")
+        self.where = where
+
+    def check(self, step: str) -> None:
+        if self.where == step:
+            raise Boom(step)
+
+    def sending(self, *_args: Any) -> Any:
+        self.check("sending")
+        return BadSpan(self.where)
+
+    def carrier(self) -> Any:
+        self.check("carrier")
+        return {"traceparent": 7} if self.where == "carrier of another type" else super().carrier()
+
+    def plain_carrier(self) -> Any:
+        self.check("plain_carrier")
+
+    def creating(self, *args: Any) -> Any:
+        self.check("creating")
+        return super().creating(*args)
+
+    def taken(self, *_args: Any) -> Any:
+        self.check("taken")
+
+    async def run(self, context: Any, call_next: Any) -> object:
+        self.check("before the run")
+        if self.where == "the run is left out":
+            return None
+        try:
+            return await call_next()
+        finally:
+            self.check("after the run")
+
+
+PLACES = [
+    *("sending", "enter", "sent", "exit", "carrier", "carrier of another type", "plain_carrier", "creating", "taken"),
+    *("before the run", "the run is left out", "after the run"),
+]
+
+
+@pytest.mark.leaves(*FAILED)
+@pytest.mark.parametrize("where", PLACES)
+async def test_a_tracing_that_raises_decides_about_no_task(server: Server, prefix: str, where: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix, tracing=BadTracing(where))
+    runs: list[bytes] = []
+
+    async def handler(task: bytes) -> bytes:
+        runs.append(task)
+        if task == b"bad":
+            raise ValueError("its own error")
+        return task
+
+    @mesh.task(name="Q2", result_ttl=5)
+    async def double(n: int) -> int:
+        return 2 * n
+
+    async with mesh.join() as peer, trio.open_nursery() as nursery:
+        q = mesh.queue("Q1")
+        await q.enqueue(b"plain")
+        async with peer.work("Q1") as claims:
+            (claim,) = await claims.take(1, within=20)
+            await claim.finish()
+        await nursery.start(partial(peer.serve, "Q1", handler, retry=worqr.RetryPolicy(max_failures=1)))
+        assert await (await q.dispatch(b"one", result_ttl=5)).result(20) == b"one"
+        with pytest.raises(worqr.JobFailed, match="its own error"):
+            await (await q.dispatch(b"bad", result_ttl=5)).result(20)
+        await double.enqueue(0)
+        jobs = await mesh.dispatch_many(double.call(n) for n in (1, 2))
+        assert [await job.result(20) for job in (await double.dispatch(4), *jobs)] == [8, 2, 4]
+        assert runs == [b"one", b"bad"]
+        nursery.cancel_scope.cancel()

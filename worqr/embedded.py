@@ -11,6 +11,7 @@ fires when the *thread* that forked ends, and macOS does not have it.)
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -30,6 +31,9 @@ from urllib.parse import quote
 
 from worqr.errors import Unavailable, UsageError
 from worqr.link import driver_here
+from worqr.log_events import emit
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 __all__ = ["EmbeddedServer", "find_server", "open_embedded", "shared_server"]
 
@@ -317,6 +321,7 @@ class _Shared:
         self.lock = threading.Lock()
         self.server: EmbeddedServer | None = None
         self.holders = 0
+        self.warns = True
 
 
 _shared: dict[int, _Shared] = {}
@@ -345,13 +350,17 @@ def embedded_url() -> str | None:
 
 
 @contextmanager
-def shared_server() -> Generator[EmbeddedServer]:
+def shared_server(*, warns: bool = True) -> Generator[EmbeddedServer]:
     """Return the server behind ``Mesh("embedded:")``. A process has one, from the first entry to the last exit.
 
     The first entry and the last exit block for some ten milliseconds.
+
+    Args:
+        warns: log how many tasks are lost at the last exit; False: not in this process, which runs tests.
     """
     shared = _shared.setdefault(os.getpid(), _Shared())
     with shared.lock:
+        shared.warns = shared.warns and warns
         if shared.server is None:
             shared.server = EmbeddedServer().__enter__()
         server = shared.server
@@ -363,4 +372,49 @@ def shared_server() -> Generator[EmbeddedServer]:
             shared.holders -= 1
             if shared.holders == 0:
                 shared.server = None
+                if shared.warns:
+                    _warn_of_lost_tasks(server)
                 server.__exit__(None, None, None)
+
+
+# Tasks that end with the server
+
+COUNT_WITHIN = 2.0
+"""Seconds for counting them. The exit of a program does not wait longer."""
+_COUNT = """
+local found = 0
+for _, key in ipairs(redis.call('KEYS', '?*:{*}*')) do
+  local of = string.match(key, '^[^{}]+:{[^{}]+}[a-z-]*(.*)$') or '-'
+  local kind = redis.call('TYPE', key).ok
+  if kind == 'list' and (of == '' or string.sub(of, 1, 6) == ':lane:') then
+    found = found + redis.call('LLEN', key)
+  elseif kind == 'zset' and of == ':due' then
+    found = found + redis.call('ZCARD', key)
+  end
+end
+return found
+"""
+
+
+def _warn_of_lost_tasks(server: EmbeddedServer) -> None:
+    """Log how many tasks wait or are scheduled on a private server that ends. They cannot run any more."""
+    try:
+        count = _count_tasks(server.socket_path)
+    except (OSError, ValueError):
+        return  # the server has ended before
+    if count:
+        text = (
+            "tasks lost: %(count)d. They wait on the private server of worqr.Mesh('embedded:'), which ends with this process. "
+            "For tasks that stay, run `worqr server` in another terminal, and write worqr.Mesh()"
+        )
+        emit(logger, "embedded.lost", text, count=count)
+
+
+def _count_tasks(path: str) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(COUNT_WITHIN)
+        client.connect(path)
+        words = [b"EVAL", _COUNT.encode(), b"0"]
+        client.sendall(b"*3\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
+        with client.makefile("rb") as replies:
+            return int(replies.readline().removeprefix(b":"))

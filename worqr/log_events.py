@@ -1,20 +1,28 @@
-"""Every event that worqr logs: its name, its levels, its meaning, and the fields that its records carry. Pure.
+"""Every event that worqr logs: its name, its levels, its meaning, and the fields that its records carry.
 
 `EVENTS` is the registry, `FIELDS` says what each field holds. The tables of docs/reference/log-events.md are made from them.
 `emit` logs one event: the line begins with the event's name, and the facts that it states are fields of the record as well.
 Modules call `emit` where an event happens, or `LogThread.emit` and `ErrorThrottle.error`, which call it.
+
+Handlers, filters, record factories and logger classes are code of the application. `emit` raises nothing that they raise, except
+Ctrl-C in the main thread. So a log decides nothing about a task or a duty.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO, WARNING
-from types import TracebackType
-from typing import Final
+from types import CodeType, TracebackType
+from typing import Any, Final
 
 from worqr.stored_values import readable
+from worqr.tracebacks import shortened, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a handler raised, and the task is tried again; ERROR: worqr gave up, and moved the task to the dead-letter queue",
         f"{_RUN} error retry_in run_at timeout late traceback",
     ),
-    "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at traceback"),
+    "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at lane traceback"),
     "task.timeout": _event(
         WARNING, "a run took longer than its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
     ),
@@ -68,8 +76,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "task.unstuck": _event(INFO, "a handler that was stuck has ended", f"{_RUN} handler duration"),
     "task.unending": _event(ERROR, "a queue is being left, and a handler does not end", f"{_RUN} handler reason where"),
+    "task.orphaned": _event(
+        ERROR,
+        "no handler runs a task that this worker holds. This is a bug of worqr, please report it. The worker is not ready, and "
+        "gives the task back when it leaves: restart it",
+        _RUN,
+    ),
     "task.cancelling": _event(INFO, "a running task is being cancelled", _RUN),
-    "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim"),
+    "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim job"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
     "task.unsettled": _event(
         ERROR, "settling a run raised an error, and the run counts as failed; please report it", "queue job error"
@@ -187,11 +201,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     # Where handlers run
     "asyncio.blocked": _event(
         (WARNING, ERROR),
-        "the application's asyncio loop has not turned for over a second, so the handlers on it wait, and its worker takes no "
+        "the asyncio loop of the handlers has not turned for over a second, so the handlers on it wait, and its worker takes no "
         "tasks for them; `where` names the code that blocks it. ERROR: it has not for `block_limit`",
         "duration where",
     ),
-    "asyncio.turns": _event(WARNING, "the application's asyncio loop turns again", "duration"),
+    "asyncio.turns": _event(WARNING, "the asyncio loop of the handlers turns again", "duration"),
     "asyncio.stuck": _event(
         ERROR,
         "the asyncio loop of a worker, or `asyncio_lifespan`, did not end in time; the worker ended without it",
@@ -216,17 +230,21 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "this worker is the leader now, or no longer; DEBUG, ERROR: it could not look at the workers or the queues",
         "queue error repeated",
     ),
-    "condemn_worker": _event(WARNING, "a worker was declared dead, by the leader or by `evict`", "worker reason"),
+    "condemn_worker": _event(
+        WARNING,
+        "a worker was declared dead, by the leader or by `evict`. At most 100 lines a minute; one counts the others",
+        "worker reason count",
+    ),
     "fail_worker": _event(
         (INFO, ERROR),
         "a dead worker's tasks were given back: how many, of which queue; ERROR: some were moved to the dead-letter queue, "
         "or the server refuses to give them back, which is logged once per minute",
-        "worker queue returned failed error repeated",
+        "worker queue returned failed error repeated count",
     ),
     "forget_worker": _event(
         (INFO, DEBUG, ERROR),
         "a dead worker was removed; DEBUG, ERROR: removing a dead worker failed, and is tried again",
-        "worker error repeated",
+        "worker error repeated count",
     ),
     "adopt_worker": _event(
         WARNING, "a queue names a worker that is not registered; its tasks are given back", "worker queue"
@@ -306,6 +324,14 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "link.topology": _event(ERROR, "asking the cluster failed; this is a bug of worqr, please report it"),
     "events": _event(WARNING, "another program published a message on the channel of `queue.events()`", "queue"),
     # Programs
+    "embedded.private": _event(
+        WARNING, "`worqr run` serves a mesh of the URL `embedded:`, so only this process can enqueue tasks for it"
+    ),
+    "embedded.lost": _event(
+        WARNING,
+        "the private server of a mesh of the URL `embedded:` ends with its process, and tasks that wait there are lost",
+        "count",
+    ),
     "start": _event(
         (INFO, WARNING),
         "`worqr run` or `mesh.run()` has joined the mesh; WARNING: the program cannot reach the server, and tries again",
@@ -331,6 +357,7 @@ FIELDS: Final[dict[str, str]] = {
     "event": "the name of the event; every line has it",
     "queue": "the name of the queue",
     "job": "the id of the job; of a plain task, the id that it has in `queue.failed`",
+    "lane": "the lane of the task, if only that lane is paused",
     "claim": "the number of one run of one task: `Context.fence`",
     "attempt": "the number of this run: 1 is the first",
     "attempts": "how many runs the task gets if this one and all further ones end alike",
@@ -416,17 +443,135 @@ def emit_fields(
     """Log one event like `emit`, with the fields in a mapping. `exc_text`: the error of `exc_info`, formatted already.
 
     The record factory of an application may set an attribute of the same name. It keeps its value, where ``extra`` would raise.
+    A disabled logger is enabled again: ``dictConfig`` disables all that exist, unless ``disable_existing_loggers`` is False.
     """
-    number = EVENTS[event].levels[0] if level is None else level
-    if not logger.isEnabledFor(number):
-        return
-    fields = {name: readable(value) if isinstance(value, str) else value for name, value in fields.items()}
-    path, line, function, _ = logger.findCaller(stacklevel=stacklevel + 1)
-    error = (type(exc_info), exc_info, exc_info.__traceback__) if isinstance(exc_info, BaseException) else exc_info
-    record = logger.makeRecord(
-        *(logger.name, number, path, line, f"{event}: {text}", (fields,) if fields else (), error, function)
-    )
-    record.__dict__["exc_text"] = exc_text
-    for name, value in (("event", event), *fields.items()):
-        record.__dict__.setdefault(name, value)
-    logger.handle(record)
+    try:
+        number = EVENTS[event].levels[0] if level is None else level
+        if logger.disabled:
+            logger.disabled = False
+        if not logger.isEnabledFor(number):
+            return
+        fields = {name: readable(value) if isinstance(value, str) else value for name, value in fields.items()}
+        path, line, function, _ = logger.findCaller(stacklevel=stacklevel + 1)
+        error = (type(exc_info), exc_info, exc_info.__traceback__) if isinstance(exc_info, BaseException) else exc_info
+        made = (logger.name, number, path, line, f"{event}: {text}", (fields,) if fields else (), error, function)
+        record = _make_record(logger, made, exc_text)
+        for name, value in (("event", event), *fields.items()):
+            record.__dict__.setdefault(name, value)
+        _handle(logger, record)
+    except BaseException as raised:
+        raise_ctrl_c(raised)
+        report_once("the logging of this program", raised)
+
+
+# What the application's part of the logging raises
+
+MANY_REPORTS: Final = 100
+"""Limit of reports on the standard error, so that a program that makes new functions all the time does not fill it."""
+
+_reported: set[tuple[str, CodeType | None, type[BaseException]]] = set()
+_LOGGING: Final = logging.Logger.handle.__code__.co_filename
+
+
+def raise_ctrl_c(error: BaseException) -> None:
+    """Raise `error` again if it is Ctrl-C, which Python raises in any code of the main thread."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error
+
+
+def report_once(what: str, error: BaseException, line: str = "") -> None:
+    """Say on the standard error that code of the application raised: once for each place and type of error.
+
+    Args:
+        what: whose code it was.
+        error: what it raised.
+        line: the log line that got lost.
+    """
+    with suppress(BaseException):  # the standard error is closed, or is an object of the application
+        at = _place_of(error.__traceback__)
+        key = what, None if at is None else at.tb_frame.f_code, type(error)
+        if key in _reported or len(_reported) >= MANY_REPORTS:
+            return
+        _reported.add(key)
+        where = "" if at is None else f", at {at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
+        said = f"{type(error).__name__}: {' '.join(text_of(error).split())}".removesuffix(": ")
+        text = f"worqr: {what} raised {shortened(said)}{where}. Catch it there: worqr goes on, and reports this once."
+        if line:
+            text += f" The line was: {shortened(line)}"
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _place_of(at: TracebackType | None) -> TracebackType | None:
+    """Return the first frame that belongs neither to this module nor to `logging`."""
+    while at is not None and at.tb_frame.f_code.co_filename in {_LOGGING, __file__}:
+        at = at.tb_next
+    return at
+
+
+def _make_record(logger: logging.Logger, made: tuple[Any, ...], exc_text: str | None) -> logging.LogRecord:
+    try:
+        record = logger.makeRecord(*made)
+    except BaseException as raised:
+        raise_ctrl_c(raised)
+        report_once("the log record factory", raised)
+        record = logging.LogRecord(*made)
+    if exc_text is not None:
+        record.__dict__["exc_text"] = exc_text  # the handlers print it, and leave exc_info alone
+    elif record.exc_info and (why := _why_unprintable(record.exc_info[1])):
+        record.__dict__.update(exc_info=None, exc_text=f"(its traceback cannot be shown: {why})")
+    return record
+
+
+def _why_unprintable(error: BaseException | None) -> str:
+    """Return the type of what Python raises when it prints this error; empty if it can. An error is code of the application."""
+    try:
+        if error is not None:
+            for _ in traceback.TracebackException(type(error), error, None, compact=True).format():
+                pass
+    except BaseException as raised:
+        raise_ctrl_c(raised)
+        return type(raised).__name__
+    return ""
+
+
+def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Pass a record to all handlers, as ``logger.handle`` does. One that raises does not keep it from the others."""
+    behind: list[logging.Handler] = []
+    try:
+        logger.handle(record)
+    except BaseException as raised:
+        _report_lost(raised, record)
+        behind = _handlers_behind(logger, raised.__traceback__)
+    for handler in behind:
+        try:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+        except BaseException as raised:
+            _report_lost(raised, record)
+
+
+def _report_lost(raised: BaseException, record: logging.LogRecord) -> None:
+    raise_ctrl_c(raised)
+    try:
+        line = record.getMessage()
+    except BaseException as unprintable:
+        raise_ctrl_c(unprintable)
+        line = str(record.msg)
+    report_once("a log handler or filter", raised, line)
+
+
+def _handlers_behind(logger: logging.Logger, at: TracebackType | None) -> list[logging.Handler]:
+    """Return the handlers that come after the one that raised; all of them if it was a filter of the logger."""
+    failed: logging.Handler | None = None
+    while at is not None:
+        code = at.tb_frame.f_code
+        if code.co_name == "callHandlers" and code.co_filename == _LOGGING:
+            logger, failed = at.tb_frame.f_locals["c"], at.tb_frame.f_locals["hdlr"]
+        at = at.tb_next
+    found: list[logging.Handler] = []
+    owner: logging.Logger | None = logger
+    while owner is not None:
+        found += owner.handlers
+        owner = owner.parent if owner.propagate else None
+    return found[found.index(failed) + 1 :] if failed in found else found

@@ -230,9 +230,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         """Join, and run tasks until the process is asked to stop; the last line of a script. ``worqr run`` does the same.
 
         The first SIGTERM or SIGINT (Ctrl-C) lets running tasks end within `grace`. The second cancels them, and they return to
-        the front of their queues. The third ends the process at once. If a handler does not end, the process exits some seconds
-        later with code 1. While the server is unavailable, `run` waits for it. It logs to the standard error if logging is not
-        configured.
+        the front of their queues. The third ends the process at once. SIGHUP acts like the first SIGTERM, unless it is ignored.
+        If a handler does not end, the process exits some seconds later with code 1. While the server is unavailable, `run` waits
+        for it. It logs to the standard error if logging is not configured.
 
         Args:
             probe: Where to serve the probes ``/live``, ``/ready`` and ``/startup`` over HTTP: ``[HOST:]PORT`` or ``unix:PATH``.

@@ -123,8 +123,9 @@ class RateLimited(Retry):
     """Raise it in a handler if a service refuses calls for some time, as with HTTP 429 and ``Retry-After: 30``.
 
     The queue is paused for that time in the whole mesh, unless it is paused for longer; of several shards, only the shard of the
-    task is paused. The task goes back to the front, and no failure is counted. In an `ExceptionGroup` of only `Retry`, `Failure`
-    and `RateLimited`, a `RateLimited` decides unless there is a `Failure`.
+    task is paused, and of a queue with lanes, only the lane of the task. The task goes back to the front, and no failure is
+    counted. In an `ExceptionGroup` of only `Retry`, `Failure` and `RateLimited`, a `RateLimited` decides unless there is a
+    `Failure`.
 
     Args:
         retry_after: Seconds, more than 0, or a timedelta.

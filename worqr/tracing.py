@@ -1,18 +1,26 @@
-"""`Tracing`: what a mesh calls so that a trace continues from the caller to the run. Pure.
+"""`Tracing`: what a mesh calls so that a trace continues from the caller to the run.
 
 `worqr.otel` implements it with OpenTelemetry; a mesh without ``tracing=`` calls none of it. The context of a trace travels as a
 carrier, a few names and texts, in the `meta` of a job, beside the payload. A plain task has no place for it.
+
+Samplers, span processors and exporters are code of the application. A mesh calls them through `FencedTracing`: what they raise is
+reported once, and the call or the run goes on without its span.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Literal, Protocol
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
 from worqr.job_options import MAX_META
+from worqr.log_events import raise_ctrl_c, report_once
+
+T = TypeVar("T")
 
 Operation = Literal["enqueue", "dispatch"]
 Carrier = Mapping[str, str]
@@ -106,6 +114,130 @@ class Tracing(Protocol):
     def continuing(self) -> Callable[[Carrier], AbstractContextManager[object]]:
         """A function of a module: the context manager around a run in a worker process, which gets the span's carrier."""
         ...
+
+
+class FencedTracing:
+    """A tracing that decides nothing: it raises only what the blocks and handlers inside it raise, and Ctrl-C."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def sending(self, operation: Operation, queue: str | None, server: Server) -> AbstractContextManager[SendSpan]:
+        """Return a context manager around a call that sends tasks."""
+        return FencedBlock(partial(self._tracing.sending, operation, queue, server))
+
+    def carrier(self) -> Carrier:
+        """Return the context of the current span; empty if that fails."""
+        return _fenced(lambda: _checked(self._tracing.carrier()), {})
+
+    def plain_carrier(self) -> Carrier | None:
+        """Return the context for plain tasks; None if there is none, or if that fails."""
+        return _fenced(lambda: _checked(self._tracing.plain_carrier()), None)
+
+    def creating(self, queue: str, server: Server) -> Carrier:
+        """Return the context for one of many jobs; empty if that fails."""
+        return _fenced(lambda: _checked(self._tracing.creating(queue, server)), {})
+
+    def firing(self, schedule: str, queue: str, server: Server) -> FiringSpan:
+        """Return the span of a firing. This is not fenced: the caller logs the schedule as well."""
+        return self._tracing.firing(schedule, queue, server)
+
+    def taken(self, queue: str, server: Server, began_ns: int, tasks: Sequence[Taken]) -> None:
+        """Note that these tasks were taken by hand."""
+        _fenced(lambda: self._tracing.taken(queue, server, began_ns, tasks), None)
+
+    async def run(self, context: Any, call_next: Callable[[], Awaitable[object]]) -> object:
+        """Run a handler inside a span. Its outcome is that of the handler, which runs once, whatever the tracing does."""
+        outcome = _Outcome(call_next)
+        try:
+            await self._tracing.run(context, outcome.call)
+        except BaseException as raised:
+            if raised is outcome.error or isinstance(raised, GeneratorExit):
+                raise
+            _report(raised)
+        if not outcome.begun:
+            return await call_next()
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    @property
+    def continuing(self) -> Callable[[Carrier], AbstractContextManager[object]]:
+        """A function of a module: the context manager around a run in a worker process."""
+        return self._tracing.continuing
+
+
+class _Outcome:
+    """Calls a handler, and keeps what came of it."""
+
+    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
+        self._call = call
+        self.begun: bool = False
+        self.value: object = None
+        self.error: BaseException | None = None
+
+    async def call(self) -> object:
+        """Run the handler."""
+        self.begun = True
+        try:
+            self.value = await self._call()
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.value
+
+
+class FencedBlock(AbstractContextManager[SendSpan]):
+    """The context manager that `make` returns, and its span. What they raise is reported; an error of the block passes."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._entered: tuple[AbstractContextManager[Any], Any] | None = None
+
+    def __enter__(self) -> SendSpan:
+        self._entered = _fenced(self._enter, None)
+        return self
+
+    def _enter(self) -> tuple[AbstractContextManager[Any], Any]:
+        block = self._make()
+        return block, block.__enter__()
+
+    def sent(self, count: int, id: str | None) -> None:
+        """Note how many tasks were sent, and the id of the job if it was one job."""
+        if self._entered is not None:
+            _fenced(partial(self._entered[1].sent, count, id), None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._entered is None:
+            return
+        try:
+            self._entered[0].__exit__(kind, error, traceback)
+        except BaseException as raised:
+            if raised is not error:
+                _report(raised)
+
+
+def _fenced(call: Callable[[], T], otherwise: T) -> T:
+    try:
+        return call()
+    except BaseException as raised:
+        _report(raised)
+        return otherwise
+
+
+def _report(raised: BaseException) -> None:
+    raise_ctrl_c(raised)
+    report_once("the tracing", raised)
+
+
+def _checked(carrier: Carrier | None) -> Any:
+    """Raise TypeError unless a carrier consists of names and texts."""
+    texts = () if carrier is None else cast("Iterable[object]", (*carrier, *carrier.values()))
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"a carrier must consist of texts, not {carrier!r}")
+    return carrier
 
 
 def meta_of_plain_tasks(tracing: Tracing | None) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worqr.cli.logs import JsonFormatter, PlainFormatter, set_up_logging
+from worqr.cli.logs import LINE, JsonFormatter, PlainFormatter, set_up_logging
 
 
 def nothing_is_set_up() -> None:
@@ -72,7 +72,7 @@ def test_a_circle_is_no_reason_to_lose_a_line() -> None:
 
 def test_people_see_no_escape_sequences_but_lines() -> None:
     text = PlainFormatter("%(levelname)s %(message)s").format(record("a\nb \x1b[2J\tc"))
-    assert text == "WARNING a\nb \\x1b[2J\tc"
+    assert text == "WARNING a\n  b \\x1b[2J\tc"
 
 
 def logged(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -114,3 +114,20 @@ def test_json_takes_the_place_of_what_is_set_up(capsys: pytest.CaptureFixture[st
     set_up_logging(None, as_json=True)
     logging.getLogger("other").info("theirs")
     assert json.loads(capsys.readouterr().err)["message"] == "theirs"
+
+
+def test_an_error_text_with_line_feeds_makes_no_line_that_looks_like_one_of_the_log() -> None:
+    forged = "2030-01-01 00:00:00,000 INFO worqr.service: stop: all is well"
+    try:
+        raise ValueError(f"no\n{forged}\r\n{forged}\x0b{forged}\u2028{forged}")
+    except ValueError:
+        failed = record("queue %s\n%s", "q", forged)
+        failed.exc_info = sys.exc_info()
+    text = PlainFormatter(LINE).format(failed)
+    assert text.count(forged) == 5
+    assert not any(line.startswith("2030") for line in text.splitlines())
+    assert all(line.startswith(" ") for line in text.split("\n")[1:])
+
+
+def test_lines_that_are_indented_stay_as_they_are() -> None:
+    assert PlainFormatter("%(message)s").format(record("start:\n  server x\n    y")) == "start:\n  server x\n    y"

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +131,29 @@ def test_nothing_of_the_command_line_is_imported_by_the_library() -> None:
     code = "import sys, worqr; print(*{'cyclopts', 'rich', 'worqr.cli'} & sys.modules.keys())"
     answer = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("words", "code"), [("--version", 0), ("--help", 0), ("run nowhere:mesh", 1)])
+def test_closed_standard_streams_are_no_error(words: str, code: int, closed: str) -> None:
+    command = f"{sys.executable} -m worqr {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr or "nowhere" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+@pytest.mark.parametrize("words", ["--version", "--help", "queues --help"])
+def test_a_full_disk_behind_the_standard_output_is_one_line(words: str) -> None:
+    command = f"{sys.executable} -m worqr {words} >/dev/full"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "worqr: cannot write to the standard output: No space left on device\n",
+    )
+
+
+def test_a_private_server_is_refused_because_it_would_end_with_the_command() -> None:
+    done = worqr("enqueue", "q", "x", env={"WORQR_URL": "embedded:"})
+    assert done.returncode == 2
+    assert "embedded: is a private server that would start and end with this command: run `worqr server`" in done.stderr

@@ -21,7 +21,7 @@ from tests.support.children import Child
 from tests.support.http import get
 from tests.support.servers import Server
 
-TERM, INT = signal.SIGTERM, signal.SIGINT
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 LONG = 30.0
 """Seconds for a process to start or to end, however slow the machine."""
 
@@ -66,7 +66,7 @@ async def connected(mesh: worqr.Mesh) -> Any:
 # Signals
 
 
-@pytest.mark.parametrize("number", [TERM, INT])
+@pytest.mark.parametrize("number", [TERM, INT, HUP])
 async def test_the_first_signal_lets_what_runs_end(run: Run, connected: worqr.Mesh, number: signal.Signals) -> None:
     peer = await run()
     await enqueue(connected, "nap", seconds=1)
@@ -77,6 +77,25 @@ async def test_the_first_signal_lets_what_runs_end(run: Run, connected: worqr.Me
     assert "stop: shutting down: waiting up to 25 s for running tasks" in peer.errors
     assert "Traceback" not in peer.errors
     assert await connected.workers() == []
+
+
+async def test_several_hangups_are_one_and_none_if_they_are_ignored(run: Run, connected: worqr.Mesh) -> None:
+    peer = await run(code=f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{RUN}")
+    peer.signal(HUP)
+    await enqueue(connected, "nap", seconds=0)
+    assert await peer.line(LONG) == "napping"
+    assert "stop:" not in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+    peer = await run()
+    await enqueue(connected, "nap", seconds=1)
+    await peer.line_with("napping", LONG)
+    for _ in range(4):
+        peer.signal(HUP)
+        await until(lambda: "stop: shutting down" in peer.errors, LONG)
+    assert await peer.line(LONG) == "awake"
+    assert await peer.ended(LONG) == 0
+    assert "cancelling the running tasks" not in peer.errors
 
 
 async def test_what_has_not_ended_within_the_grace_is_given_back(run: Run, connected: worqr.Mesh) -> None:
@@ -316,6 +335,64 @@ async def test_a_module_that_sets_up_logging_keeps_it(
     assert "MINE start: worqr" in peer.errors
     peer.signal(TERM)
     assert await peer.ended(LONG) == 0
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.leaves("*:failed", "*:aside*")
+async def test_a_configuration_that_disables_all_loggers_does_not_disable_those_of_worqr(
+    spawn: Callable[..., Child], server: Server, prefix: str, tmp_path: Path, later: bool
+) -> None:
+    """`dictConfig` does so by default, in the module or in a handler."""
+    (tmp_path / "configured.py").write_text(
+        f"""
+import logging.config, worqr
+mesh = worqr.Mesh({server.url!r}, prefix={prefix!r})
+
+def configure():
+    logging.config.dictConfig({{
+        "version": 1,
+        "handlers": {{"console": {{"class": "logging.StreamHandler"}}}},
+        "root": {{"handlers": ["console"], "level": "INFO"}},
+    }})
+
+if not {later}:
+    configure()
+
+@mesh.task(name="f", retry=worqr.RetryPolicy(max_failures=1))
+def f() -> None:
+    configure()
+    raise ValueError("seen")
+"""
+    )
+    peer = spawn(f"import os; os.chdir({str(tmp_path)!r})\n{RUN}", "configured:mesh")
+    await started(peer)
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    async with mesh.connect():
+        await mesh.enqueue_many([mesh.call("f")])
+        await until(lambda: "task.failed: queue 'f'" in peer.errors, LONG)
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+    assert "stop_worker:" in peer.errors
+
+
+async def test_a_private_server_is_a_warning_and_its_tasks_are_counted_at_the_end(
+    spawn: Callable[..., Child], tmp_path: Path
+) -> None:
+    (tmp_path / "private.py").write_text(
+        "import worqr\nmesh = worqr.Mesh('embedded:')\n@mesh.task\ndef f() -> None: ...\n"
+        "@mesh.task(shards=2, lanes=worqr.Lanes(by='tenant'))\ndef g(tenant: str) -> None: ...\n"
+    )
+    begin = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.path.insert(0, '')\n"
+    peer = spawn(begin + RUN, "private:mesh")
+    await started(peer)
+    assert "embedded.private: this mesh uses embedded:, a private server" in peer.errors
+    peer.signal(TERM)
+    assert await peer.ended(LONG) == 0
+    assert "embedded.lost" not in peer.errors
+    sends = "f.blocking.enqueue(); f.blocking.options(delay=60).dispatch(); [g.blocking.enqueue(t) for t in 'abcde']"
+    producer = spawn(f"{begin}from private import f, g; {sends}")
+    assert await producer.ended(LONG) == 0
+    assert "embedded.lost: tasks lost: 7. They wait on the private server" in producer.errors
 
 
 async def test_ctrl_c_ends_it_while_its_modules_are_imported(spawn: Callable[..., Child], tmp_path: Path) -> None:

@@ -761,6 +761,48 @@ async def test_forked_children_connect_anew(server: Server, prefix: str, spawn: 
     await in_thread(until, lambda: Counter(waiting(server, prefix)) == Counter(text.encode() for text in wanted))
 
 
+async def test_a_program_that_ends_leaves_no_socket_open(server: Server, prefix: str, spawn: Spawn) -> None:
+    code = "import sys, worqr; worqr.Mesh(sys.argv[1], prefix=sys.argv[2]).blocking.queue('Q1').info()"
+    kept = code.replace("worqr.Mesh", "mesh = worqr.Mesh").replace(").blocking", "); mesh.blocking")
+    for program in (code, kept):
+        child = spawn(program, server.url, prefix, env={"PYTHONDEVMODE": "1"})
+        assert await child.ended() == 0
+        assert child.errors == ""
+
+
+FORK_MEANWHILE = """
+import os, sys, threading, time, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2], patience=600)
+queue = mesh.blocking.queue("Q1")
+first = threading.Thread(target=queue.enqueue, args=(b"first",))
+first.start()
+children = []
+while first.is_alive() or len(children) < 3:
+    child = os.fork()
+    if not child:
+        try:
+            queue.enqueue(b"child")
+        finally:
+            os._exit("redis" not in sys.modules)
+    children.append(child)
+    first.join(0.1)
+print({os.waitpid(child, 0)[1] for child in children}, flush=True)
+"""
+
+
+async def test_a_fork_during_the_first_call_leaves_no_child_with_half_of_a_module(
+    server: Server, prefix: str, spawn: Spawn
+) -> None:
+    """The first call imports redis-py, in another thread than the one that forks."""
+    child = spawn(FORK_MEANWHILE, server.url, prefix, env=QUIET)
+    assert await child.line(2 * PATIENCE) == "{0}", child.errors
+    assert await child.ended() == 0
+    assert child.errors == ""
+    tasks = await in_thread(waiting, server, prefix)
+    assert set(tasks) == {b"first", b"child"}
+
+
 EMBEDDED_FORK = """
 import os, sys, worqr
 
@@ -784,7 +826,7 @@ async def test_a_child_leaves_the_embedded_server_of_its_parent_alone(spawn: Spa
     assert await child.line() == "parent 2"
     path = await child.line()
     assert await child.ended() == 0, child.errors
-    assert child.errors == ""
+    assert [line[:29] for line in child.errors.splitlines()] == [f"embedded.lost: tasks lost: {n}." for n in (1, 2)]
     await in_thread(until, lambda: not os.path.exists(path))
 
 
@@ -872,3 +914,27 @@ def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
     mesh.blocking.queue("Q1").enqueue(b"a")
     connection = mesh._client.connections.for_threads.get()
     assert isinstance(connection.link.driver, ThreadDriver)
+
+
+FORGOTTEN = """
+import asyncio, sys, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+kept = []
+
+async def forget() -> None:
+    kept.append(mesh.connect())
+    await kept[-1].__aenter__()
+    await mesh.queue("Q1").info()
+
+for _ in range(2):
+    asyncio.run(forget())
+"""
+
+
+async def test_asyncio_closes_a_block_that_a_program_forgot_without_a_word(
+    server: Server, prefix: str, spawn: Spawn
+) -> None:
+    child = spawn(FORGOTTEN, server.url, prefix)
+    assert await child.ended() == 0
+    assert child.errors == ""

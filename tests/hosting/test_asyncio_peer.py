@@ -24,7 +24,7 @@ from tests.client.test_asyncio import RUNS, Run, bounded, come, ends_by_cancelli
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.peer.executors import asyncio_loop, host_loop
+from worqr.peer.executors import asyncio_loop
 from worqr.peer.run import current_run
 
 NewMesh = Callable[..., worqr.Mesh[Any]]
@@ -564,8 +564,8 @@ def test_a_loop_that_is_blocked(
     prefix: str,
 ) -> None:
     """Its peer beats on, and claims nothing for it, and the log names the code."""
-    monkeypatch.setattr(host_loop, "CHECK_EVERY", 0.01)
-    monkeypatch.setattr(host_loop, "BLOCKED_AFTER", 0.1)
+    monkeypatch.setattr(asyncio_loop, "CHECK_EVERY", 0.01)
+    monkeypatch.setattr(asyncio_loop, "BLOCKED_AFTER", 0.1)
     mesh = new_mesh(block_limit=0.3)
     held = Held(mesh)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -320,6 +321,127 @@ def test_it_tells_how_it_stands_whenever_it_is_asked(mesh: worqr.Mesh[Any], held
 
 
 # What can go wrong
+
+
+class RaisesAlways(logging.Handler):
+    """A handler of an application whose service is down."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise ConnectionError("the service is down")
+
+
+@pytest.fixture
+def down(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All lines of worqr, from DEBUG on, go to a handler that raises."""
+    handler, log = RaisesAlways(), logging.getLogger("worqr")
+    monkeypatch.setattr(log, "level", logging.DEBUG)
+    log.addHandler(handler)
+    log.manager._clear_cache()  # type: ignore[attr-defined]
+    yield
+    log.removeHandler(handler)
+    log.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+@pytest.mark.leaves("{fails}:*", "{late}:*")
+def test_a_log_handler_that_raises_takes_no_slot_and_ends_no_duty(mesh: worqr.Mesh[Any], down: None) -> None:
+    once = {"retry": worqr.RetryPolicy(max_failures=1, max_timeouts=1), "result_ttl": 60}
+
+    @mesh.task(name="fails", **once)
+    def fails() -> None:
+        raise ValueError("x")
+
+    @mesh.task(name="late", timeout=0.1, **once)
+    async def late() -> None:
+        await trio.sleep(LONG)
+
+    @mesh.task(name="retried", result_ttl=60)
+    async def retried() -> int:
+        if worqr.current().attempt == 1:
+            raise worqr.Retry(delay=0)
+        return 7
+
+    with mesh.join_in_thread(concurrency=2) as peer:
+        for _ in range(3):
+            for function in (fails, late):
+                with pytest.raises(worqr.JobFailed):
+                    function.blocking.dispatch().result(PATIENCE)
+            assert retried.blocking.dispatch().result(PATIENCE) == 7
+        until(lambda: peer.health().running == 0)
+        assert peer.health().ready
+
+
+def always(error: BaseException) -> Callable[..., Any]:
+    def raises(*_args: object, **_options: object) -> Any:
+        raise error
+
+    return raises
+
+
+async def calls_none(_context: worqr.Context, _call_next: Any) -> object:
+    return None
+
+
+async def raises_before(_context: worqr.Context, _call_next: Any) -> object:
+    raise SystemExit("before")
+
+
+async def raises_after(_context: worqr.Context, call_next: Any) -> object:
+    await call_next()
+    raise SystemExit("after")
+
+
+async def calls_twice(_context: worqr.Context, call_next: Any) -> object:
+    await call_next()
+    return await call_next()
+
+
+@contextmanager
+def raises_at_its_end() -> Iterator[None]:
+    yield
+    raise SystemExit("at its end")
+
+
+@pytest.mark.leaves("{fine}:*")
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"middleware": [each]} for each in (calls_none, raises_before, raises_after, calls_twice)),
+        {"around_thread": always(SystemExit("made"))},
+        {"around_thread": raises_at_its_end},
+    ],
+    ids=["calls none", "raises before", "raises after", "calls twice", "raises at once", "raises at its end"],
+)
+def test_whatever_is_around_a_handler_its_claim_is_settled(new_mesh: NewMesh, options: dict[str, Any]) -> None:
+    mesh = new_mesh(**options)
+
+    @mesh.task(name="fine", result_ttl=60, retry=worqr.RetryPolicy(max_failures=1))
+    def fine() -> int | None:
+        return 1
+
+    with mesh.join_in_thread(concurrency=1) as peer:
+        for _ in range(3):
+            job = fine.blocking.dispatch()
+            try:
+                assert job.result(PATIENCE) in {1, None}
+            except worqr.JobFailed as error:
+                assert "SystemExit" in str(error)
+        until(lambda: peer.health().running == 0)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit("x")])
+def test_a_lane_function_that_raises_in_a_worker_takes_nothing(
+    mesh: worqr.Mesh[Any], new_mesh: NewMesh, error: BaseException
+) -> None:
+    runs: list[str] = []
+
+    @mesh.task(name="laned", lanes=worqr.Lanes(by=always(error)))
+    def laned(tenant: str) -> None:
+        runs.append(tenant)
+
+    with mesh.join_in_thread(concurrency=1) as peer:
+        new_mesh().blocking.queue("laned").enqueue(*[b'{"tenant": "acme"}'] * 3)
+        until(lambda: len(runs) == 3)
+        until(lambda: peer.health().running == 0)
 
 
 def test_wrong_options_are_refused_before_anything_starts(mesh: worqr.Mesh[Any]) -> None:
@@ -1055,3 +1177,48 @@ async def test_one_that_is_left_at_the_exit(spawn: Spawn, tmp_path: Path, code: 
     assert await child.ended() == 0
     assert child.errors.count("was never started") == warned, child.errors
     assert child.errors.count("RuntimeWarning") == warned, child.errors
+
+
+FORKING = """
+import os, sys, worqr
+
+mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+
+def away(how):
+    pid = os.fork()
+    if pid == 0:
+        if how == "raises":
+            raise ValueError("in the child")
+        if how == "exits":
+            sys.exit(3)
+        return -1
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+@mesh.task(name="thread", result_ttl=60)
+def thread(how: str) -> int:
+    return away(how)
+
+@mesh.task(name="loop", result_ttl=60)
+async def loop(how: str) -> int:
+    return away(how)
+
+@mesh.task(name="asyncio", result_ttl=60, runs_in="asyncio")
+async def on_asyncio(how: str) -> int:
+    return away(how)
+
+if __name__ == "__main__":
+    with mesh.join_in_thread(concurrency=1):
+        for function in (thread, loop, on_asyncio):
+            print([function.blocking.dispatch(how).result(60) for how in ("returns", "raises", "exits")], flush=True)
+    print("left", flush=True)
+"""
+
+
+async def test_a_fork_that_comes_out_of_its_handler_ends(server: Server, prefix: str, spawn: Spawn) -> None:
+    child = spawn(FORKING, server.url, prefix, env={"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+    for _ in range(3):
+        assert await child.line(PATIENCE) == "[0, 1, 3]", child.errors
+    assert await child.line(PATIENCE) == "left"
+    assert await child.ended(PATIENCE) == 0
+    said = "worqr: a fork of a handler ended by an error: ValueError: in the child"
+    assert child.errors.splitlines() == [said] * 3

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -10,7 +13,8 @@ import trio
 import trio.testing
 
 import worqr
-from tests.peer.tools import Runs, eventually, serving
+from tests.peer.tools import Runs, eventually, serving, until
+from tests.support.patience import PATIENCE
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.engine import Engine
 from worqr.peer.slots import Slots
@@ -54,6 +58,38 @@ async def test_a_peer_that_has_failed_claims_no_more(
         await eventually(q.count, 1)
         await eventually(q.running, [])
     assert (runs.tasks, claimed, caplog.messages) == ([], [], [])
+
+
+@pytest.mark.parametrize("runs_in", ["loop", "thread", "asyncio"])
+async def test_a_peer_that_has_failed_ends_without_a_handler_that_does_not_end(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch, runs_in: str
+) -> None:
+    monkeypatch.setattr("worqr.peer.engine.DETACH_AFTER", 0.2)
+    begun, go = threading.Event(), threading.Event()
+
+    async def asynchronous(_task: bytes) -> None:
+        begun.set()
+        if runs_in == "loop":
+            await trio.sleep_forever()
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    def blocking(_task: bytes) -> None:
+        begun.set()
+        go.wait(PATIENCE)
+
+    handler = blocking if runs_in == "thread" else asynchronous
+    async with mesh.connect():
+        await mesh.queue("Q1").enqueue(b"x")
+        with trio.fail_after(PATIENCE), pytest.raises(worqr.WorqrBug, match="one of its duties failed"):
+            async with serving(mesh, "Q1", handler, runs_in=runs_in) as peer:
+                await until(begun.is_set)
+                peer._engine.spawn(fail)
+                await trio.sleep_forever()
+        assert not go.is_set()
+        go.set()
+        await mesh.queue("Q1").delete()
 
 
 async def test_a_run_for_which_there_is_no_slot_any_more_goes_back() -> None:

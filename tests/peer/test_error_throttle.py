@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from worqr.peer import error_throttle
-from worqr.peer.error_throttle import ErrorThrottle
+from worqr.peer.error_throttle import ErrorThrottle, LineLimit
 
 
 class Clock:
@@ -67,3 +67,21 @@ def test_subjects_are_bounded(clock: Clock, lines: ErrorThrottle, monkeypatch: p
         lines.error(n, "map_work", "%(error)s", error="a")
     assert not lines.error(99, "map_work", "%(error)s", error="a")
     assert lines.error(0, "map_work", "%(error)s", error="a")
+
+
+def test_of_many_lines_about_one_event_the_rest_are_counted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    limit = LineLimit(logging.getLogger("worqr.test"), "condemn_worker", "%(count)d more workers are dead")
+    for number in range(20_000):
+        limit.emit("worker %(worker)s is dead", worker=f"forged-{number}")
+    assert len(caplog.records) == error_throttle.LINES
+    limit.sum_up()
+    assert len(caplog.records) == error_throttle.LINES
+    clock.now += error_throttle.PERIOD
+    limit.sum_up()
+    limit.emit("worker %(worker)s is dead", worker="the next")
+    assert [record.message for record in caplog.records[error_throttle.LINES :]] == [
+        f"condemn_worker: {20_000 - error_throttle.LINES} more workers are dead",
+        "condemn_worker: worker the next is dead",
+    ]
+    assert caplog.records[0].funcName == "test_of_many_lines_about_one_event_the_rest_are_counted"

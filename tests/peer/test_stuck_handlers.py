@@ -23,6 +23,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
+from worqr.peer.slots import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 
 pytestmark = pytest.mark.one_server
@@ -607,3 +608,38 @@ async def test_handlers_that_use_the_cpu_in_every_thread_cost_no_claim(new_mesh:
             counts = (await mesh.queue(name).info()).counts
             assert counts["claimed"] == counts["finished"] == (40 if name == "Q1" else 20), counts
         nursery.cancel_scope.cancel()
+
+
+# Runs that no slot has
+
+
+@pytest.mark.parametrize("lists", [False, True])
+async def test_a_worker_whose_slot_is_lost_is_not_ready_and_leaves_without_it(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, lists: bool
+) -> None:
+    run_in_slot = Slots.run
+
+    def lose(slots: Slots, run: Any) -> None:
+        tasks = [item.task for item in run.claimed] if lists else [run.task]
+        if b"lost" not in tasks:
+            run_in_slot(slots, run)
+
+    monkeypatch.setattr(Slots, "run", lose)
+    runs = Runs()
+    async with mesh.connect():
+        q = mesh.queue("Q1")
+        async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
+            if lists:
+                await nursery.start(partial(peer.serve_list, "Q1", runs, batch_size=1))
+            else:
+                await nursery.start(partial(peer.serve, "Q1", runs))
+            await q.enqueue(b"lost", b"fine")
+            await runs.wait(1)
+            await until(lambda: not peer.health().ready)
+            assert peer.health().why == "slots lost by a bug of worqr: 1; restart this worker"
+            with trio.fail_after(PATIENCE):
+                await peer.drain(0)
+            nursery.cancel_scope.cancel()
+        assert (await q.info()).waiting == 1
+        await q.delete()
+    assert len(lines(caplog, "task.orphaned: queue 'Q1', job ")) == 1

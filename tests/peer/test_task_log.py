@@ -109,6 +109,49 @@ async def test_a_retry_at_a_time_says_the_time(mesh: worqr.Mesh, caplog: pytest.
     assert (record.levelname, record.__dict__["run_at"]) == ("INFO", "2024-05-01T00:00:00+00:00")
 
 
+async def test_of_a_queue_with_lanes_only_the_lane_is_said_to_be_paused(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    done = trio.Event()
+
+    @mesh.task(name="Q1", lanes=worqr.Lanes(by="tenant"))
+    async def call(tenant: str) -> None:
+        if worqr.current().attempt == 1 and not records(caplog, "task.retry"):
+            raise worqr.RateLimited(0.1)
+        done.set()
+
+    async with mesh.join():
+        await call.enqueue("acme")
+        await done.wait()
+    (record,) = records(caplog, "task.retry")
+    assert record.getMessage().endswith("RateLimited: rate limited for 0.1 s; lane 'acme' is paused for 0.1 s")
+    assert fields(record, "lane", "retry_in") == ("acme", 0.1)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_cancelled_task_is_named_by_its_job(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, returns: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    begun = trio.Event()
+
+    async def handler(task: bytes) -> None:
+        begun.set()
+        with trio.CancelScope(shield=returns):
+            while worqr.current().cancel_reason is None:
+                await trio.sleep(0.01)
+
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        job = await mesh.queue("Q1").dispatch(b"x", id="mail-2")
+        await begun.wait()
+        await job.cancel(wait=20)
+        await until(lambda: bool(records(caplog, "task.cancelled")))
+    (record,) = records(caplog, "task.cancelled")
+    assert record.getMessage() == "task.cancelled: queue 'Q1', job mail-2: the task was cancelled"
+    assert fields(record, "queue", "job") == ("Q1", "mail-2")
+
+
 @pytest.mark.leaves(*FAILED)
 async def test_claims_by_hand_are_told_of_too(mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "worqr.peer.task_log")

@@ -290,3 +290,70 @@ def test_pytest_lists_the_fixtures_with_what_they_do(run: Run) -> None:
     benches = ("worqr_bench", "worqr_asyncio_bench", "worqr_blocking_bench")
     for name in ("worqr_server", *benches, "worqr_recording"):
         assert f"\n{name} " in answer.stdout
+
+
+FROZEN = """
+import time
+from datetime import datetime
+
+import freezegun
+import pytest
+import worqr
+from worqr import testing
+
+mesh = worqr.Mesh(prefix="frozen")
+seen = []
+
+@mesh.task(result_ttl=60)
+def double(x: int) -> int:
+    seen.append(datetime.now().year)
+    return 2 * x
+
+@mesh.task(result_ttl=60)
+def freezes() -> int:
+    with freezegun.freeze_time("2031-05-01"):
+        return datetime.now().year
+
+def run_one(bench) -> None:
+    job = double.blocking.dispatch(7)
+    assert bench.run_until_empty().finished == 1
+    assert job.result(timeout=30) == 14
+    assert seen[-1] == 2031
+
+@pytest.mark.parametrize("tick", [False, True])
+def test_inside(worqr_blocking_bench, tick) -> None:
+    bench = worqr_blocking_bench(mesh)
+    with freezegun.freeze_time("2031-05-01", tick=tick):
+        run_one(bench)
+
+@freezegun.freeze_time("2031-05-01")
+def test_around() -> None:
+    with testing.blocking_bench(mesh) as bench:
+        run_one(bench)
+
+def test_in_a_handler(worqr_blocking_bench) -> None:
+    bench = worqr_blocking_bench(mesh)
+    job = freezes.blocking.dispatch()
+    assert bench.run_until_empty().finished == 1
+    assert job.result(timeout=30) == 2031
+
+def test_a_timeout_passes(worqr_server) -> None:
+    other = worqr.Mesh(worqr_server.url, prefix="timeout")
+    nothing = other.task(name="g", result_ttl=60)(lambda: None)
+    with freezegun.freeze_time("2031-05-01"):
+        job = nothing.blocking.dispatch()
+        with pytest.raises(worqr.ResultTimeout):
+            job.result(timeout=0.2)
+"""
+
+
+def test_tests_that_freeze_time_with_freezegun_run(run: Run) -> None:
+    answer = run("-p", "no:trio", test_frozen=FROZEN)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "5 passed" in answer.stdout
+
+
+def test_freezegun_is_not_imported_for_tests_without_it(run: Run) -> None:
+    text = "import sys\ndef test_it() -> None:\n    assert 'freezegun' not in sys.modules\n"
+    answer = run("-p", "no:trio", test_without=text)
+    assert answer.returncode == 0, answer.stdout + answer.stderr

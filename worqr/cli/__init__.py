@@ -6,6 +6,7 @@ an installation that lacks them prints one line instead of a traceback.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from cyclopts import App, Group
 
 _NEEDED = ("cyclopts", "rich")
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a standard output that is a file on a full disk, or a terminal that is gone."""
 
 STDIN: Final = "\0-"
 """Replaces a single ``-``, which cyclopts would read as an option. No argument of a process can contain it."""
@@ -181,6 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"worqr: {' and '.join(missing)} not found: run `pip install {' '.join(missing)}`", file=sys.stderr)
         return 1
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a character that the locale lacks is no error
@@ -188,12 +192,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # `worqr queues | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+        return 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        _discard_output()
+        print(f"worqr: cannot write to the standard output: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # while a module of the command was imported
         print("worqr: interrupted", file=sys.stderr)
         return 130
     return code
+
+
+def _open_closed_streams() -> None:
+    """Connect closed standard streams to the null device, as some supervisors start programs.
+
+    Otherwise the next file or socket would get the number of such a stream, and what is printed would go there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] - Python sets it to None if it is closed
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Write nothing more to the standard output, not even when Python flushes it at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def make_app() -> App:

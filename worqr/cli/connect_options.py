@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 from cyclopts import Parameter
 
+from worqr.cli.errors import InvalidArguments
 from worqr.cli.option_types import duration_option
 from worqr.cli.parsing import parse_duration
 
@@ -54,6 +55,7 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
     """Connect, run `command` with the mesh, and return its result. Raise the errors of ``Mesh.connect`` and of `command`."""
     import trio
 
+    from worqr.client.connections import EMBEDDED, url_or_default
     from worqr.inside import client_of
     from worqr.mesh import Mesh
 
@@ -63,6 +65,11 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
         connect.url, prefix=connect.prefix, app="cli", patience=parse_duration(connect.patience, "--patience") or 0
     )
 
+    if url_or_default(mesh.url) == EMBEDDED:
+        raise InvalidArguments(
+            f"{EMBEDDED} is a private server that would start and end with this command: run `worqr server` in another terminal, "
+            "and set WORQR_URL to the URL that it prints"
+        )
     client_of(mesh).act_as(_user() if connect.who is None else connect.who)
 
     async def connected() -> T:

@@ -11,11 +11,10 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from worqr.cli.output import escape
+from worqr.hosting.service import LINE, PlainFormatter
 
 Level = Literal["debug", "info", "warning", "error"]
 
-LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _RESERVED: Final = ("time", "level", "logger", "message", "exception", "stack")
 
@@ -31,13 +30,6 @@ def set_up_logging(level: Level | None, *, as_json: bool) -> None:
         root.setLevel(number)
     if level is not None or own.level == logging.NOTSET:
         own.setLevel(number)
-
-
-class PlainFormatter(logging.Formatter):
-    """Format lines for people, and escape them, because an exception may contain a payload."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape(super().format(record), keep="\n\t")
 
 
 class JsonFormatter(logging.Formatter):

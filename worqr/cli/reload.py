@@ -36,7 +36,11 @@ Snapshot = dict[str, tuple[int, int]]
 def supervise(command: Sequence[str], folder: Path) -> int:
     """Run `command` as a child, and restart it after each change below `folder`, until a signal; return the exit code."""
     supervisor = _Supervisor(command, folder)
-    before = [(number, signal.signal(number, supervisor.on_signal)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [
+        (number, signal.signal(number, supervisor.on_signal))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
     try:
         return supervisor.run()
     finally:
@@ -54,9 +58,9 @@ class _Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
         self._control = -1
 
-    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal: pass it on. The child may have received it from the terminal, too."""
-        self._urgency += 1
+        self._urgency = max(1, self._urgency + (number != signal.SIGHUP))
         self._send_request(self._urgency)
 
     def run(self) -> int:

@@ -19,6 +19,7 @@ from worqr.cli.logs import Level, set_up_logging
 from worqr.cli.option_types import duration_option, flag
 from worqr.cli.parsing import parse_duration
 from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
+from worqr.client.connections import EMBEDDED, url_or_default
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import EXIT_AFTER, Service, exit_after
 from worqr.http_server import BindAddress
@@ -164,6 +165,15 @@ def _exit_on_ctrl_c() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _warn_if_private(mesh: Mesh[Any]) -> None:
+    if url_or_default(mesh.url) == EMBEDDED:
+        text = (
+            f"this mesh uses {EMBEDDED}, a private server: only this process can enqueue tasks for this worker, and they are "
+            "lost when it ends. Run `worqr server` in another terminal, and write worqr.Mesh(), or give the URL with --url"
+        )
+        emit(logger, "embedded.private", text)
+
+
 class _Program:
     """The mesh to run, by its name, and the options."""
 
@@ -195,6 +205,7 @@ class _Program:
                 "import the modules that declare them where the mesh is made"
             )
         self._check_queues(mesh)
+        _warn_if_private(mesh)
         self._service = Service(peers_of(mesh), self._options, self._probe)
         self._service.run()
         exit_after(EXIT_AFTER)

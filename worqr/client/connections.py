@@ -10,8 +10,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
@@ -68,6 +68,10 @@ class Connection:
     def add_user(self) -> None:
         """Count one more block that uses the connection."""
         self.users += 1
+
+    def remove_user(self) -> None:
+        """Count one block less."""
+        self.users -= 1
 
     def wait_ready_in_thread(self) -> None:
         """Block until the connection is established. Raises as ``Mesh.connect``."""
@@ -148,9 +152,16 @@ class ConnectionRegistry:
         finally:
             self._blocking_call.active = outer
 
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[None]:
-        """Connect for the length of a block; see ``Mesh.connect``."""
+    def open(self) -> AbstractAsyncContextManager[None]:
+        """Connect for the length of a block; see ``Mesh.connect``.
+
+        This is no generator: asyncio closes all generators of a loop that ends, in any order. The block of a program that forgot
+        to leave it would then find this one closed, and log an error.
+        """
+        return _Block(self)
+
+    async def enter(self) -> tuple[object, Connection]:
+        """Begin a block. Return its loop, and the connection of that loop."""
         loop = loop_here()
         if loop is None:
             raise UsageError(
@@ -164,13 +175,18 @@ class ConnectionRegistry:
         try:
             await connection.link.wait_ready()
             await connection.sharding.initialize()
-            yield
-        finally:
-            connection.users -= 1
-            if connection.users == 0 and self._by_loop.get(loop) is connection:  # else `_end_left_behind` has ended it
-                del self._by_loop[loop]
-                connection.link.close()
-                await _release(connection.server)
+        except BaseException:
+            await self.leave(loop, connection)
+            raise
+        return loop, connection
+
+    async def leave(self, loop: object, connection: Connection) -> None:
+        """End a block. The last one disconnects."""
+        connection.remove_user()
+        if connection.users == 0 and self._by_loop.get(loop) is connection:  # else `_end_left_behind` has ended it
+            del self._by_loop[loop]
+            connection.link.close()
+            await _release(connection.server)
 
     async def _make(self, loop: object) -> Connection:
         """Make the connection of this loop. If the URL requests an embedded server, the server runs as long as the connection."""
@@ -252,6 +268,21 @@ class ConnectionRegistry:
         return Link(settings, driver_here())
 
 
+class _Block(AbstractAsyncContextManager[None]):
+    """One block in which a loop is connected."""
+
+    def __init__(self, connections: ConnectionRegistry) -> None:
+        self._connections = connections
+        self._entered: tuple[object, Connection] | None = None
+
+    async def __aenter__(self) -> None:
+        self._entered = await self._connections.enter()
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._entered is not None:
+            await self._connections.leave(*self._entered)
+
+
 def check_loop(what: str) -> Literal["Trio", "asyncio"]:
     """Return the kind of the running loop. Raises UsageError if none runs."""
     loop = loop_name_here()
@@ -314,8 +345,8 @@ class ThreadConnection:
         """Disconnect within about a second. Calls that wait for a reply raise Unavailable; the next call connects again."""
         with self._lock:
             end, self._end, self._connection = self._end, None, None
-        if end is not None:
-            end()
+        if end is not None and (found := end.detach()) is not None:
+            _end(*found[2])  # not `end()`, which does nothing while the interpreter exits
 
     def forget(self) -> None:
         """Drop the connection in a forked child, without an effect on the parent, which owns it."""

@@ -8,7 +8,8 @@ from worqr import ops
 from worqr.cron import Definition, jitter_ms
 from worqr.keys import QueueKeys
 from worqr.link import Link
-from worqr.log_events import emit
+from worqr.log_events import emit, raise_ctrl_c
+from worqr.tracebacks import one_line
 from worqr.tracing import FiringSpan, Tracing, encoded_meta
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -50,7 +51,10 @@ async def fire(
     )
     outcome = await link.call(call, patience=patience)
     if span is not None and outcome == "ok":
-        span.end(definition.job)
+        try:
+            span.end(definition.job)
+        except BaseException as error:
+            _note_untraced(definition, error)
     return outcome
 
 
@@ -58,7 +62,12 @@ def _span_of(tracing: Tracing, link: Link, definition: Definition) -> FiringSpan
     """Return the span of a firing; None if the application's SDK fails, because the leader must not end."""
     try:
         return tracing.firing(definition.name, definition.queue, link.settings.address)
-    except Exception as error:
-        text = "schedule %(schedule)r is fired without a trace: %(error)s"
-        emit(logger, "fire_schedule", text, schedule=definition.name, error=repr(error))
+    except BaseException as error:
+        _note_untraced(definition, error)
         return None
+
+
+def _note_untraced(definition: Definition, error: BaseException) -> None:
+    raise_ctrl_c(error)
+    text = "schedule %(schedule)r is fired without a trace: %(error)s"
+    emit(logger, "fire_schedule", text, schedule=definition.name, error=one_line(error))

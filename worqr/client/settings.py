@@ -13,7 +13,7 @@ from worqr.job_options import check_replicas
 from worqr.keys import check_name
 from worqr.link import Credentials, GivenCredentials, checked_credentials
 from worqr.relocation import relocated
-from worqr.tracing import Tracing
+from worqr.tracing import FencedTracing, Tracing
 from worqr.validation import Seconds, check_count, check_text, seconds
 
 MAX_PATIENCE: Final = 1800.0
@@ -79,10 +79,10 @@ def _checked_url(url: object) -> str | None:
 
 
 def _checked_tracing(tracing: Any) -> Tracing | None:
-    """Return `tracing` if it has the methods of `Tracing`, else raise UsageError."""
+    """Return `tracing` with a fence around it if it has the methods of `Tracing`, else raise UsageError."""
     if tracing is not None and (isinstance(tracing, type) or not hasattr(tracing, "sending")):
         raise UsageError(f"tracing must be worqr.otel.Tracing(...) or None, not {tracing!r}")
-    return tracing
+    return None if tracing is None else FencedTracing(tracing)
 
 
 def _checked_patience(patience: object) -> float:

@@ -20,7 +20,7 @@ from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
 from worqr.lanes import Lanes, lane_name
 from worqr.list_codec import ListCodec
-from worqr.log_events import emit
+from worqr.log_events import emit, raise_ctrl_c
 from worqr.records import Failed
 from worqr.validation import check_task
 
@@ -151,7 +151,8 @@ class FunctionDefinition:
         try:
             arguments = self.codec.decode(task)
             return self._lane(lanes, self.codec.bind(*arguments), arguments)
-        except Exception:  # `by` is code of the user
+        except BaseException as error:  # `by` and the types of the arguments are code of the user
+            raise_ctrl_c(error)
             return None
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:

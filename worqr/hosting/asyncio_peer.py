@@ -11,7 +11,6 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import copy_context
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from worqr.peer.manual_consumer import Claims
     from worqr.policy import RetryPolicy
 
-BLOCKED = "the application's asyncio loop is blocked"
-
 
 @asynccontextmanager
 async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, Any]) -> AsyncGenerator[AsyncioPeer]:
@@ -58,7 +55,7 @@ async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, 
         await wait_joined(thread)
         error: BaseException | None = None
         try:
-            yield AsyncioPeer(peers[0], thread, host, calls)
+            yield AsyncioPeer(peers[0], thread, calls)
         except BaseException as raised:
             error = raised
             raise
@@ -72,11 +69,10 @@ async def joined_under_asyncio(factory: PeerFactory[Any], options: Mapping[str, 
 class AsyncioPeer(Peer):
     """A peer whose methods are used on the asyncio loop of the program that has joined."""
 
-    def __init__(self, peer: Peer, thread: PeerThread, host: HostLoop, calls: TrioCalls) -> None:
+    def __init__(self, peer: Peer, thread: PeerThread, calls: TrioCalls) -> None:
         super().__init__(engine_of(peer))
         self._peer = peer
         self._thread = thread
-        self._host = host
         self._calls = calls
         self._pid = os.getpid()
 
@@ -121,13 +117,7 @@ class AsyncioPeer(Peer):
     def health(self) -> Health:
         if os.getpid() != self._pid:
             return no_health("it was started before a fork, and runs in the parent only")
-        health = self._thread.health()
-        lag = self._host.lag
-        if lag <= health.loop_lag:
-            return health
-        alive = health.alive and lag < self._engine.block_limit
-        why = health.why or (BLOCKED if self._host.blocked else "")
-        return replace(health, alive=alive, ready=not why, why=why, loop_lag=lag)
+        return self._thread.health()
 
     async def drain(self, grace: Seconds | None = None) -> None:
         await self._calls.call(partial(self._peer.drain, grace))

@@ -27,6 +27,7 @@ from worqr.mesh_records import Health
 from worqr.peer.interpreter_exit import call_at_exit
 from worqr.peer.peer import Peer
 from worqr.peer.readings import PeerReadings
+from worqr.tracebacks import text_of
 
 logger: logging.Logger = logging.getLogger("worqr.thread_life")  # a documented name
 
@@ -159,13 +160,14 @@ class PeerThread:
             self._variables.run(trio.run, self._join_until_stopped)
         except BaseException as error:
             self._error = error
-            self._why = f"it has ended: {type(error).__name__}: {error}"
+            self._why = f"it has ended: {type(error).__name__}: {text_of(error)}"
             # `start` raises an error from before the join, so that is not logged.
             if self._peer is not None and not isinstance(error, KeyboardInterrupt):
                 emit(logger, "peer.ended", "the worker in a thread has ended by an error", exc_info=error)
         else:
             self._why = "stopped"
-        self._end()
+        finally:
+            self._end()
 
     def _end(self) -> None:
         self.phase = Phase.ENDED

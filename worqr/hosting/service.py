@@ -2,7 +2,8 @@
 
 The first SIGTERM or SIGINT gives running tasks `grace` seconds to end. The second cancels handlers, whose tasks return to the
 front of their queues. The third ends the process at once. They are Python's own signal handlers, so that the third works even
-while a handler blocks the loop.
+while a handler blocks the loop. SIGHUP, which a terminal sends when it is closed, acts like the first SIGTERM. It does not
+count, because the kernel and the shell may both send it.
 
 A peer cannot leave while one of its handlers refuses to end, so a thread watches the shutdown. It logs what still runs, and
 ends the process after a bounded time; other workers get its tasks some seconds later.
@@ -14,6 +15,7 @@ import enum
 import logging
 import os
 import queue
+import re
 import signal
 import sys
 import threading
@@ -26,6 +28,7 @@ from typing import Any, Final, NoReturn
 import trio
 
 from worqr.errors import Unavailable, UsageError
+from worqr.escaping import escape
 from worqr.functions.function import Function
 from worqr.handler_options import AsyncRunsIn
 from worqr.hosting.peer_factory import PeerFactory
@@ -35,12 +38,13 @@ from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
 from worqr.peer.options import GRACE, Only
 from worqr.peer.peer import Peer
+from worqr.tracebacks import one_line
 from worqr.validation import seconds
 from worqr.version import __version__
 
 logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 WARN_AFTER: Final = 4.0
 """Seconds after a cancellation at which handlers that still run are logged."""
@@ -60,6 +64,8 @@ class StopLevel(enum.IntEnum):
     NOW = 3
 
 
+_LINE_START: Final = re.compile(r"\n(?=\S)")
+
 RETRY_AFTER: Final = 2.0
 """Seconds between a failed join and the next try. Some joins fail at once, for example if the host name does not resolve."""
 _STOP_TEXTS: Final = {
@@ -72,8 +78,8 @@ def run(peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | 
     """Join the mesh and serve its functions until a signal comes: the last line of a script.
 
     The first SIGTERM or SIGINT (Ctrl-C) drains for `grace`, the second cancels what runs and gives it back, the third ends the
-    process at once. While the server is away it waits, also at the start. Logs to the standard error, if nothing has set up
-    logging.
+    process at once. SIGHUP drains, unless it is ignored, as under `nohup`. While the server is away it waits, also at the
+    start. Logs to the standard error, if nothing has set up logging.
 
     Args:
         options: as for ``join``.
@@ -89,8 +95,20 @@ def run(peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | 
     service = Service(peers, options, probe)
     service.check()
     if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format=LINE, stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(PlainFormatter(LINE))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     service.run()
+
+
+class PlainFormatter(logging.Formatter):
+    """Format lines for people, and escape them, because an exception may contain a payload.
+
+    Further lines of a record are indented, so that an error text with a line feed cannot look like a line of its own.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _LINE_START.sub("\n  ", escape(super().format(record), keep="\n\t"))
 
 
 class Service:
@@ -147,7 +165,10 @@ class Service:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._apply_stop, idempotent=True)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self.request_stop(StopLevel.DRAIN)
+            return
         self._signals += 1
         self.request_stop(self._signals)
 
@@ -203,7 +224,13 @@ class Service:
             nursery.cancel_scope.cancel()
 
     def _describe_running(self) -> str:
-        """Return a text that says which handlers still run. Called in the thread of the watchdog."""
+        """Return a text that says which handlers still run. Called in the thread of the watchdog, while the loop runs."""
+        try:
+            return self._running_now()
+        except Exception as error:  # the loop changes what is read here
+            return f"unknown handlers ({one_line(error)})"
+
+    def _running_now(self) -> str:
         peer = self._peer
         if peer is None:
             return "the peer has not joined yet"
@@ -261,10 +288,12 @@ def exit_now(event: str, text: str, reason: str) -> NoReturn:
         emit(logger, event, text, level=logging.ERROR, reason=reason)
         logging.shutdown()
 
-    logging_thread = threading.Thread(target=log, daemon=True)
-    logging_thread.start()
-    logging_thread.join(LOG_TIMEOUT)
-    os._exit(1)
+    try:
+        logging_thread = threading.Thread(target=log, daemon=True)
+        logging_thread.start()
+        logging_thread.join(LOG_TIMEOUT)
+    finally:
+        os._exit(1)
 
 
 def exit_after(patience: float) -> None:

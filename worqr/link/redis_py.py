@@ -6,6 +6,9 @@ prints its help, should not wait for it.
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport] - it has hooks for forks, as below
+import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
@@ -60,7 +63,25 @@ class RedisPy:
         self.key_slot: Callable[[bytes], int] = key_slot
 
 
+_importing = threading.RLock()
+"""Held while redis-py is imported, and during each fork. Otherwise a child could have half of a module for ever.
+
+What is imported must not register hooks for forks that belong together, because a fork may have begun that waits for the import.
+So the module that does so is imported above.
+"""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_importing.acquire,
+        after_in_parent=_importing.release,
+        after_in_child=_importing.release,
+    )
+
+
 @cache
 def redis_py() -> RedisPy:
     """Return the parts of redis-py, imported at the first call."""
-    return RedisPy()
+    with _importing:
+        import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport] - for the first look-up of a host
+
+        return RedisPy()

@@ -18,6 +18,7 @@ from opentelemetry.metrics import Meter, MeterProvider
 from worqr.errors import Unavailable
 from worqr.inside import client_of, peers_of
 from worqr.link import loop_name_here
+from worqr.log_events import raise_ctrl_c, report_once
 from worqr.mesh import Mesh
 from worqr.metrics.catalogue import FLEET, PEER
 from worqr.metrics.fleet import FleetMetrics
@@ -107,10 +108,18 @@ class _Workers:
             outcome, error = outcome_of(raised, context), raised
             raise
         finally:
-            attributes = of_queue("process", "process", context.queue) | {"worqr.outcome": outcome}
+            self._record(time.perf_counter() - began, context.queue, outcome, error)
+
+    def _record(self, duration: float, queue: str, outcome: str, error: BaseException | None) -> None:
+        """Record the duration of a run. Its outcome stays what it is, whatever the SDK raises."""
+        try:
+            attributes = of_queue("process", "process", queue) | {"worqr.outcome": outcome}
             if outcome in ERRORS:
                 attributes["error.type"] = error_type(error)
-            self._durations.record(time.perf_counter() - began, attributes)
+            self._durations.record(duration, attributes)
+        except BaseException as raised:
+            raise_ctrl_c(raised)
+            report_once("the metrics of OpenTelemetry", raised)
 
 
 class _MeshLook:

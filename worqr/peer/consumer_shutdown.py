@@ -24,12 +24,14 @@ from worqr.log_events import emit, emit_fields
 from worqr.peer.consumer import QueueConsumer
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.departures import Departure, Departures
+from worqr.peer.list_run import ListRun
 from worqr.peer.manual_consumer import ManualConsumer
 from worqr.peer.registration import Registration
-from worqr.peer.run import Run
+from worqr.peer.run import SETTLED
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.settler import Settler
 from worqr.peer.settles import Settles
+from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.task_log import RUN
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class ConsumerShutdown:
         settles: the settles that the server has not accepted yet.
         counter: counts the runs.
         departures: leave the queues on the server.
-        describe: returns the fields for a log line about a run, with the stack of its handler.
+        stuck: describes runs that do not end, and finds those that no slot has.
         spawn: runs a task behind the shield of the engine; returns False if the engine does not run.
 
     Attributes:
@@ -70,7 +72,7 @@ class ConsumerShutdown:
         settles: Settles,
         counter: RunCounter,
         departures: Departures,
-        describe: Callable[[Run[QueueConsumer]], dict[str, object]],
+        stuck: StuckHandlerMonitor,
         spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
     ) -> None:
         self.server_answers: bool = True
@@ -79,7 +81,7 @@ class ConsumerShutdown:
         self._settles = settles
         self._counter = counter
         self._departures = departures
-        self._describe = describe
+        self._stuck = stuck
         self._spawn = spawn
 
     def begin(self, consumer: QueueConsumer, grace: float) -> None:
@@ -163,6 +165,7 @@ class ConsumerShutdown:
         """Wait for handlers that do not end; detach the consumer if that is possible."""
         report_at = 0.0
         while True:
+            self._release_orphans(consumer)
             with trio.move_on_after(DETACH_AFTER - UNWIND_WITHIN):
                 await consumer.wait_idle()
                 return
@@ -177,10 +180,20 @@ class ConsumerShutdown:
                 await self._detach(consumer)
                 return
 
+    def _release_orphans(self, consumer: QueueConsumer) -> None:
+        """Give back the claims of runs that no slot has: nothing else would end them."""
+        for orphan in self._stuck.orphans_of(consumer):
+            for run in orphan.claimed if isinstance(orphan, ListRun) else (orphan,):
+                if consumer.running.get(run.fence) is run:
+                    if run.state is not SETTLED:
+                        run.settle()
+                        self._give_back(consumer, [run.fence])
+                    consumer.ended(run)
+
     def _report(self, consumer: QueueConsumer, what: str) -> None:
         """Log each handler that still runs."""
         for run in consumer.executing.values():
-            fields = {**self._describe(run), "reason": what}
+            fields = {**self._stuck.fields(run), "reason": what}
             text = f"{RUN}: %(handler)s was cancelled, but does not end; %(reason)s; it is at\n%(where)s"
             emit_fields(logger, "task.unending", text, fields)
 

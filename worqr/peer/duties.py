@@ -77,6 +77,10 @@ class RunDuties:
         """How the runs of the peer begin and end."""
         return RunStarters(self.slots.run, self.list_slots.run, self.settler)
 
+    def held(self) -> set[Run[Any]]:
+        """Return the runs, and the list runs, that slots hold."""
+        return self.slots.held() | self.list_slots.held()
+
     def frames_of(self, run: Run[Any]) -> Frames:
         """Return the stacks of the handler of `run` on the loop."""
         return (self.list_slots if run.is_list else self.slots).frames_of(run)
@@ -93,7 +97,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
 
     return RunDuties(
         scheduler=scheduler,
-        executors=Executors(settings),
+        executors=Executors(settings, scheduler.dispatch_soon),
         deadlines=deadlines,
         slots=Slots(settler.ended, interrupted, deadlines),
         list_slots=Slots(_list_ended, interrupted, deadlines),
@@ -165,8 +169,8 @@ def queue_duties(
         *(link, consumers), unaccepted=runs.settles.claims_of, give_back=runs.settler.give_back, lost=session.lost
     )
     channel = ControlChannel(link, reconciler, leads, consumers.is_replaced)
-    stuck = StuckHandlerMonitor(consumers, runs.frames_of, after=settings.stuck_after)
-    shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, runs.counter, departures, stuck.fields, spawn)
+    stuck = StuckHandlerMonitor(consumers, runs.frames_of, runs.held, after=settings.stuck_after)
+    shutdown = ConsumerShutdown(consumers, runs.settler, runs.settles, runs.counter, departures, stuck, spawn)
     startup = ConsumerStartup(link, keys, session, runs.scheduler, consumers, channel, departures, shutdown)
     services = ConsumerServices(
         link=link,

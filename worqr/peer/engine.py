@@ -24,7 +24,7 @@ from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import Beat
 from worqr.peer.consumer_runner import unwrap_error
-from worqr.peer.consumer_shutdown import LEAVE_PATIENCE, UNREACHABLE_PATIENCE
+from worqr.peer.consumer_shutdown import DETACH_AFTER, LEAVE_PATIENCE, UNREACHABLE_PATIENCE
 from worqr.peer.consumers import ActiveConsumers
 from worqr.peer.duties import QueueDuties, RunDuties, queue_duties, run_duties
 from worqr.peer.leader.leader import Leader
@@ -45,6 +45,8 @@ SERVE_WITHIN = 1.0
 """Seconds after the call of `wait` within which the program must begin to serve a queue, if the mesh declares nothing to
 serve.
 """
+HELD_EVERY = 0.05
+"""Seconds between two looks at the handlers that end after a failure."""
 CHORES_WITHIN = 1.0
 """Seconds that a leader has to end its round of chores before the peer leaves."""
 
@@ -147,6 +149,7 @@ class Engine:
             stale_lease=self.leader.stale_lease(),
             quiet=scheduler.quiet,
             answer=self.requests.answer,
+            lag=self.runs.executors.asyncio_lag,
         )
 
     def _on_beat(self, beat: Beat, leads_until: float | None) -> None:
@@ -231,12 +234,20 @@ class Engine:
     async def _stop_after_failure(self) -> None:
         """If a task of the engine fails, use no more replies: its handlers end, and no more can begin. Otherwise all queues were
         left before.
+
+        Handlers in threads and on asyncio loops that do not end are left behind, so that the peer ends in any case.
         """
         try:
             await trio.sleep_forever()
         finally:
             self.consumers.close()
             self._give_up_grace()
+            with trio.move_on_after(DETACH_AFTER, shield=True):
+                while self.runs.held():  # noqa: ASYNC110 - slots have no event for a failure, which happens once
+                    await trio.sleep(HELD_EVERY)
+            for run in self.runs.held():
+                if run.offloaded is not None:
+                    run.offloaded.detach()
 
     def _give_up_grace(self) -> None:
         """Begin to leave all queues, without a grace."""

@@ -1,7 +1,7 @@
-"""`ErrorThrottle`: logs an error that occurs at every try once per minute.
+"""`ErrorThrottle`: logs an error that occurs at every try once per minute. `LineLimit`: bounds the lines of an event.
 
-It keeps the last error of each subject (a queue, a schedule, a chore). An error with a new text is logged at once. The same text
-is logged again a minute later, with the number of repetitions.
+The throttle keeps the last error of each subject (a queue, a schedule, a chore). An error with a new text is logged at once. The
+same text is logged again a minute later, with the number of repetitions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ MANY_SUBJECTS = 1000
 """Limit of subjects that are kept. If more queues fail at the same time, their errors are logged more often than once a
 minute.
 """
+
+
+LINES = 100
+"""Lines about one event in one `PERIOD`. The others are counted."""
+PERIOD = 60.0
 
 
 @dataclass(slots=True)
@@ -56,3 +61,35 @@ class ErrorThrottle:
     def resolve(self, subject: object) -> bool:
         """Forget the error of `subject`, because it works again. Return True if an error had been logged for it."""
         return self._logged.pop(subject, None) is not None
+
+
+class LineLimit:
+    """Logs at most `LINES` lines of one event per minute, and how many others there were. `text`: the line with their `count`.
+
+    Names that come from the server, for example worker ids, can be forged, any number of them.
+    """
+
+    def __init__(self, logger: logging.Logger, event: str, text: str) -> None:
+        self._logger = logger
+        self._event = event
+        self._text = text
+        self._period_ends = float("-inf")
+        self._lines = 0
+        self._left_out = 0
+
+    def emit(self, text: str, /, *, level: int | None = None, **fields: object) -> None:
+        """Log the event, or count it."""
+        self.sum_up()
+        if self._lines < LINES:
+            self._lines += 1
+            emit_fields(self._logger, self._event, text, fields, level=level, stacklevel=2)
+        else:
+            self._left_out += 1
+
+    def sum_up(self) -> None:
+        """Begin a new period if the last one is over, and log how many lines it left out. Call it from time to time."""
+        now = time.monotonic()
+        if now >= self._period_ends:
+            left_out, self._left_out, self._lines, self._period_ends = self._left_out, 0, 0, now + PERIOD
+            if left_out:
+                emit_fields(self._logger, self._event, self._text, {"count": left_out})

@@ -167,7 +167,7 @@ class Peer:
         """Return the peer's health, without any I/O, from any thread. `ready` depends on the server; `alive` does not."""
         engine = self._engine
         registration = engine.session.registration
-        lag = 0.0 if registration is None or registration.heartbeat is None else registration.heartbeat.lag
+        lag = max(engine.runs.executors.asyncio_lag, 0.0 if registration is None else registration.lag)
         why = _why_not_ready(engine)
         return Health(
             alive=lag < engine.settings.block_limit,
@@ -213,5 +213,7 @@ def _why_not_ready(engine: Engine) -> str:
         return "not registered: joining again"
     if not engine.session.beat_is_fresh():
         return "the server has not acknowledged a beat lately"
+    if orphaned := engine.queues.stuck.orphaned:
+        return f"slots lost by a bug of worqr: {orphaned}; restart this worker"
     unsubscribed = [consumer.queue for consumer in engine.consumers.entered() if not consumer.admission.listening]
-    return f"not subscribed to queue {unsubscribed[0]!r}" if unsubscribed else ""
+    return f"not subscribed to queue {unsubscribed[0]!r}" if unsubscribed else engine.runs.executors.why_not_ready

@@ -33,6 +33,11 @@ class Registration(WorkerHandle):
         self.heartbeat: Heartbeat[Beat] | None = None
         self.number: int = 0
 
+    @property
+    def lag(self) -> float:
+        """Seconds for which the Trio loop has had no turn; from any thread."""
+        return 0.0 if self.heartbeat is None else self.heartbeat.lag
+
     def record_replies(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
         """Return a heartbeat whose reply sets `alive_at`.
 

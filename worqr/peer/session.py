@@ -61,7 +61,9 @@ class HeartbeatCounts:
 
 
 class BeatReport(NamedTuple):
-    """What a heartbeat reports: units, claims, whether the peer requests the leader's lease, and its answer to an operator."""
+    """What a heartbeat reports: units, claims, whether the peer requests the leader's lease, its answer to an operator, and the
+    lag of the asyncio loop of its handlers.
+    """
 
     concurrency: int
     running: int
@@ -71,6 +73,7 @@ class BeatReport(NamedTuple):
     stale_lease: str
     quiet: bool
     answer: str
+    lag: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ class Session:
                 lease_ms=round(LEASE * 1000) if turning and report.wants_lease else 0,
                 running=report.running,
                 room=report.room,
-                lag_ms=0 if registration.heartbeat is None else round(registration.heartbeat.lag * 1000),
+                lag_ms=round(1000 * max(report.lag, registration.lag)),
                 leaving=report.leaving,
                 quiet=report.quiet,
                 stale_lease=report.stale_lease,

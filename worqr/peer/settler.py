@@ -72,6 +72,8 @@ class Settler:
         self._dirty: dict[HandlerConsumer, list[Run[HandlerConsumer]]] = {}
         self._results: dict[QueueConsumer, dict[int, Result]] = {}
         self._stopped: dict[QueueConsumer, list[int]] = {}
+        self._cancelled: dict[tuple[QueueConsumer, int], str] = {}
+        """The ids of the jobs of cancelled runs, by claim, until the server has recorded how they ended."""
         self._flush_requested = False
 
     def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
@@ -100,6 +102,8 @@ class Settler:
         elif returned:
             if reason == "timeout":
                 log_late(run)
+            elif reason == "cancel":
+                self._note_cancelled(run)
             self.finish(run, value)
         elif reason == "timeout":
             self.time_out(run)
@@ -187,7 +191,10 @@ class Settler:
         registration = consumer.registration
         if registration is None or registration.dead:
             return
-        make, answered = partial(settle, consumer.keys, registration.worker), partial(_answered, consumer)
+        make, answered = (
+            partial(settle, consumer.keys, registration.worker),
+            partial(_answered, self._cancelled, consumer),
+        )
         for start in range(0, len(claims), MAX_ITEMS):
             self._settles.send(consumer.keys, registration, claims[start : start + MAX_ITEMS], make, answered)
 
@@ -196,7 +203,7 @@ class Settler:
         if not results:
             self._send(consumer, claims, ops.finish_tasks)
         elif registration is not None and not registration.dead:
-            make, answered = finisher(consumer, registration, results), partial(_answered, consumer)
+            make, answered = finisher(consumer, registration, results), partial(_answered, self._cancelled, consumer)
             for some in in_chunks(claims, lambda claim: len(results[claim][1]) if claim in results else 0):
                 self._settles.send(consumer.keys, registration, some, make, answered)
 
@@ -205,17 +212,26 @@ class Settler:
         self._dirty.clear()
         self._results.clear()
         self._stopped.clear()
+        self._cancelled.clear()
 
     def left(self, consumer: QueueConsumer) -> None:
         """Drop the stopped claims of a queue that was left, because they went back with all other claims of the worker."""
         self._stopped.pop(consumer, None)
+        for each in [each for each in self._cancelled if each[0] is consumer]:
+            del self._cancelled[each]
 
     def stop(self, run: Run[QueueConsumer]) -> None:
         """Give a claim back to the front, uncounted, with the next flush."""
         run.settle()
         if run.cancel_reason == "cancel":
             self._counter.ended(run, "cancelled")
+            self._note_cancelled(run)
         self._stopped.setdefault(run.host, []).append(run.fence)
+
+    def _note_cancelled(self, run: Run[QueueConsumer]) -> None:
+        if len(self._cancelled) >= MAX_ITEMS:
+            self._cancelled.clear()  # the ids are for the log only
+        self._cancelled[run.host, run.fence] = run.id
 
     def give_back(self, consumer: QueueConsumer, claims: Iterable[int]) -> None:
         """Give claims back to the front, uncounted, with the next flush, and after the finishes that wait for it."""
@@ -247,14 +263,20 @@ class Settler:
 
     def _send_one(self, run: Run[QueueConsumer], call: Call[str]) -> None:
         def answered(word: str | None, _failure: Exception | None) -> None:
-            _answered(run.host, None if word is None else {run.fence: word}, None)
+            _answered(self._cancelled, run.host, None if word is None else {run.fence: word}, None)
 
         self._settles.send(run.host.keys, run.registration, [run.fence], lambda _: call, answered)
 
 
-def _answered(consumer: QueueConsumer, ended: dict[int, str] | None, _failure: Exception | None) -> None:
+def _answered(
+    cancelled: dict[tuple[QueueConsumer, int], str],
+    consumer: QueueConsumer,
+    ended: dict[int, str] | None,
+    _failure: Exception | None,
+) -> None:
     """Log the claims that did not end as requested; `Settles` logs refusals."""
     for claim, word in (ended or {}).items():
+        job = cancelled.pop((consumer, claim), "") if cancelled else ""
         if word == "lost":
             text = (
                 "queue %(queue)r, claim %(claim)d: the task was reassigned to another worker, because this one missed its "
@@ -262,8 +284,9 @@ def _answered(consumer: QueueConsumer, ended: dict[int, str] | None, _failure: E
             )
             emit(logger, "claim.lost", text, queue=consumer.queue, claim=claim)
         elif word == "cancelled":
-            text = "queue %(queue)r, claim %(claim)d: the task was cancelled"
-            emit(logger, "task.cancelled", text, queue=consumer.queue, claim=claim)
+            which = "job %(job)s" if job else "claim %(claim)d"
+            text = f"queue %(queue)r, {which}: the task was cancelled"
+            emit(logger, "task.cancelled", text, queue=consumer.queue, claim=claim, job=job)
         elif word == "dropped":
             text = "queue %(queue)r, claim %(claim)d: the task was not given back, because the queue was deleted"
             emit(logger, "task.dropped", text, queue=consumer.queue, claim=claim)

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from worqr.log_events import emit
+from worqr.peer import forks
 from worqr.peer.deadlines import Deadlines
 from worqr.peer.executors.stacks import Frames
 from worqr.peer.handlers import Handler
@@ -70,8 +71,10 @@ class Slots:
         self._interrupted = interrupted
         self._deadlines = deadlines
         self._idle: list[_Slot] = []
+        self._slots: set[_Slot] = set()
         self._nursery: trio.Nursery | None = None
         self._thread = threading.get_ident()
+        self._forks = forks.count
 
     async def run_forever(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Hold the nursery of the slots."""
@@ -91,8 +94,10 @@ class Slots:
             trio.lowlevel.reschedule(task)
         else:
             assert self._nursery is not None
+            slot = _Slot(run)
             try:
-                self._nursery.start_soon(self._guard, _Slot(run), name=f"worqr slot for {run.queue}")
+                self._nursery.start_soon(self._guard, slot, name=f"worqr slot for {run.queue}")
+                self._slots.add(slot)
             except RuntimeError:  # the peer has failed, and its slots have ended: the claim goes back
                 run.cancel("leaving")
                 self._ended(run, False, None, None)
@@ -118,6 +123,10 @@ class Slots:
                 return f"handler of queue {run.queue!r}, claim {run.fence}, at {where} ({NOT_BLOCKING})"
             frame = frame.f_back
         return f"code outside the handlers, at {where}" if where else "unknown code"
+
+    def held(self) -> set[Run[Any]]:
+        """Return the runs that slots hold."""
+        return {slot.run for slot in self._slots if slot.run is not None}
 
     def frames_of(self, run: Run[RunHost]) -> Frames:
         """Return the stacks of the handler of `run` and of its tasks on the loop; empty if it is in no slot."""
@@ -155,10 +164,13 @@ class Slots:
         task = slot.task = trio.lowlevel.current_task()
         assert slot.run is not None
         self._enter(task, slot.run)
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        while await self._run_reusing_scope(slot, task):
-            self._idle.append(slot)
-            await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
+        try:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            while await self._run_reusing_scope(slot, task):
+                self._idle.append(slot)
+                await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
+        finally:
+            self._slots.discard(slot)
 
     def _remove_idle(self, slot: _Slot, _: object) -> trio.lowlevel.Abort:
         if slot in self._idle:
@@ -184,6 +196,8 @@ class Slots:
                     if run.policy.timeout is not None:
                         self._deadlines.begin(run, run.policy.timeout)
                     value = await run.host.handler(run.task)
+                    if forks.count != self._forks:
+                        forks.leave_fork(None)
                     if run.cancel_reason is not None or task.child_nurseries or not _is_innermost(scope, task):
                         returned = True
                         break
@@ -198,6 +212,8 @@ class Slots:
                     self._idle.append(slot)
                     await trio.lowlevel.wait_task_rescheduled(partial(self._remove_idle, slot))
         except BaseException as raised:
+            if forks.count != self._forks:
+                forks.leave_fork(raised)
             if slot.run is None or trio.current_effective_deadline() == float("-inf"):
                 raise  # the slot is being cancelled, not the handler
             error = raised

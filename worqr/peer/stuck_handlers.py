@@ -4,12 +4,16 @@ The peer cannot end such a run. Its coroutine swallows Trio's cancellation, its 
 the asyncio loop. After some time, the monitor logs it once, with the name and the stack of its handler. It gives the slot to
 another task, so that the peer does not run out of slots. The run keeps its claim, so that its task does not run a second time in
 parallel. When the run ends, the claim is settled like any other cancelled one.
+
+It also finds *orphans*: runs that hold units while no slot has them, because an error ended the slot before the claim was
+settled. That is a bug of worqr. The peer is not ready from then on, and gives their claims back when it leaves.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import trio
 
@@ -33,12 +37,23 @@ TRIO_REMEDY = "it swallows trio.Cancelled, or shields itself from it: let it pas
 
 
 class StuckHandlerMonitor:
-    """Watches the cancelled runs of one peer; `after`: seconds until one counts as stuck. Changed only in the loop."""
+    """Watches the runs of one peer; `after`: seconds until a cancelled one counts as stuck. Changed only in the loop.
+
+    Attributes:
+        orphaned: how many runs no slot had at the last check.
+    """
 
     def __init__(
-        self, consumers: Iterable[QueueConsumer], frames_of: Callable[[Run[QueueConsumer]], Frames], *, after: float
+        self,
+        consumers: Iterable[QueueConsumer],
+        frames_of: Callable[[Run[QueueConsumer]], Frames],
+        held: Callable[[], set[Run[Any]]],
+        *,
+        after: float,
     ) -> None:
         self.after: float = after
+        self.orphaned: int = 0
+        self._held = held
         self._consumers = consumers
         self._frames_of = frames_of
         self._since: dict[Run[QueueConsumer], float] = {}
@@ -51,10 +66,11 @@ class StuckHandlerMonitor:
         return len(self._reported)
 
     async def watch_forever(self) -> None:
-        """Check the cancelled runs periodically."""
+        """Check the runs periodically."""
         while True:
             await sleep_aligned(min(CHECK_EVERY, self.after / 4))
             self.check_once()
+            self._check_orphans()
 
     def check_once(self) -> None:
         """Find cancelled runs, log those that were cancelled long ago, and forget those that have ended.
@@ -72,6 +88,23 @@ class StuckHandlerMonitor:
                 self._forget(run, now - since)
             else:
                 self._check(run, now - since)
+
+    def orphans_of(self, consumer: QueueConsumer) -> list[Run[Any]]:
+        """Return the runs, or the list runs, of a consumer that no slot has."""
+        if not isinstance(consumer, HandlerConsumer):
+            return []
+        held = self._held()
+        return [run for run in consumer.executing.values() if run not in held]
+
+    def _check_orphans(self) -> None:
+        found = [run for consumer in self._consumers for run in self.orphans_of(consumer)]
+        if len(found) > self.orphaned:
+            text = (
+                f"{RUN}: no handler runs this task any more, and its slot is lost; this is a bug of worqr, please report it, and "
+                "restart this worker"
+            )
+            emit_fields(logger, "task.orphaned", text, run_fields(found[-1]))
+        self.orphaned = len(found)
 
     def _check(self, run: Run[QueueConsumer], seconds: float) -> None:
         if run.cancel_reason == "timeout" and run not in self._overdue:

@@ -124,7 +124,7 @@ def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
         _log_given_up(run, fields, error, trace)
     else:
         event = "task.retry" if is_a(error, Retry) else "task.crashed" if decision.stalled else "task.failed"
-        text = f"{RUN}: %(error)s; {_next_attempt(decision, fields)}{_remote_traceback(error, fields)}"
+        text = f"{RUN}: %(error)s; {_next_attempt(run, decision, fields)}{_remote_traceback(error, fields)}"
         emit_fields(logger, event, text, fields, **_traceback_of(run, trace))
 
 
@@ -166,10 +166,13 @@ def _log_broken(run: Run[RunHost], error: Broken) -> None:
     emit_fields(logger, "task.broken", text, fields)
 
 
-def _next_attempt(decision: RetryDecision, fields: dict[str, object]) -> str:
+def _next_attempt(run: Run[RunHost], decision: RetryDecision, fields: dict[str, object]) -> str:
     """Return the text about the next attempt, and add its time to the fields."""
     if decision.pause is not None:
         fields["retry_in"] = _seconds(decision.pause)
+        if run.record is not None and (lane := run.record.get(b"lane")):
+            fields["lane"] = lane.decode("utf-8", "replace")
+            return "lane %(lane)r is paused for %(retry_in)s s"
         return "the queue is paused for %(retry_in)s s"
     if decision.run_at_ms is not None:
         fields["run_at"] = from_ms(decision.run_at_ms).isoformat(timespec="seconds")

@@ -26,7 +26,7 @@ def bench_server() -> EmbeddedServer:
     with _lock:
         if os.getpid() not in _servers:
             stack = ExitStack()
-            _servers[os.getpid()] = stack.enter_context(shared_server()), stack
+            _servers[os.getpid()] = stack.enter_context(shared_server(warns=False)), stack
             atexit.register(stack.close)
         return _servers[os.getpid()][0]
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ import trio
 import trio.lowlevel
 import trio.testing
 
+import worqr
 from tests.peer.executors.test_threads import watched
 from tests.peer.tools import at_most, until
 from tests.support.patience import PATIENCE
+from worqr.peer.executors import asyncio_loop
 from worqr.peer.executors.asyncio_loop import AsyncioLoop
 
 Handler = Callable[[Any], Awaitable[object]]
@@ -447,3 +450,59 @@ async def test_a_run_is_let_go(caplog: pytest.LogCaptureFixture) -> None:
                 run.detach()
         go.set()
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+# A handler that blocks the loop
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("with_lifespan", [False, True])
+async def test_code_that_blocks_the_loop_is_named_and_no_more_tasks_are_taken_for_it(
+    new_mesh: Callable[..., worqr.Mesh],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    with_lifespan: bool,
+) -> None:
+    monkeypatch.setattr(asyncio_loop, "CHECK_EVERY", 0.01)
+    monkeypatch.setattr(asyncio_loop, "BLOCKED_AFTER", 0.1)
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[None]:
+        yield
+
+    go, runs = threading.Event(), list[bytes]()
+    mesh = new_mesh(block_limit=0.3, asyncio_lifespan=lifespan if with_lifespan else None)
+
+    async def block(task: bytes) -> None:
+        runs.append(task)
+        go.wait(PATIENCE)
+
+    def lines(event: str) -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.__dict__.get("event") == event]
+
+    @mesh.task(name="thread", result_ttl=60)
+    def thread() -> int:
+        return 1
+
+    @mesh.task(name="other", runs_in="asyncio")
+    async def other() -> None: ...
+
+    async with mesh.join() as peer, trio.open_nursery() as nursery, at_most(PATIENCE):
+        await nursery.start(partial(peer.serve, "Q1", block, runs_in="asyncio"))
+        q = mesh.queue("Q1")
+        await q.enqueue(b"first")
+        await until(lambda: len(lines("asyncio.blocked")) == 2)  # a warning, and an error after `block_limit`
+        await q.enqueue(b"second")
+        assert await (await thread.dispatch()).result(PATIENCE) == 1
+        assert (await q.info()).waiting == 1
+        health = peer.health()
+        assert (health.alive, health.ready, health.why) == (False, False, "this worker's asyncio loop is blocked")
+        await until(lambda: peer.health().loop_lag > 0.3)
+        go.set()
+        await until(lambda: runs == [b"first", b"second"])
+        await until(lambda: peer.health().ready)
+        nursery.cancel_scope.cancel()
+    assert all(
+        "in block" in line and line.startswith("asyncio.blocked: this worker's") for line in lines("asyncio.blocked")
+    )
+    assert len(lines("asyncio.turns")) == 1

@@ -5,7 +5,8 @@ The loop exists as long as the peer, so connection pools that one run makes can 
 loop. When the peer leaves, tasks that handlers left behind are cancelled.
 
 Runs are passed to the loop in batches, and so are their outcomes: one wake-up of either loop handles all that have arrived. A
-handler that blocks the asyncio loop blocks neither the peer nor its keepalive. Not here: a peer that an asyncio program has
+handler that blocks the asyncio loop blocks neither the peer nor its keepalive. The peer checks the loop periodically. It logs a
+loop that is blocked, and requests no tasks for it until it turns again. Not here: a peer that an asyncio program has
 joined runs them on the loop of that program (`host_loop`).
 """
 
@@ -14,25 +15,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context as Variables
 from contextvars import copy_context
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import trio
 
 from worqr.log_events import emit
+from worqr.peer import forks
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.handlers import Handler, name_of, named_after
+from worqr.peer.scheduler import Pool
 from worqr.peer.wrong_loop import with_trio_remedy
 from worqr.tracebacks import is_a
-
-if TYPE_CHECKING:
-    from worqr.peer.scheduler import Pool
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -44,10 +45,30 @@ tasks.
 """
 MAX_TASKS_SHOWN = 5
 """Limit of tasks that do not end and are shown in the log."""
+CHECK_EVERY: Final = 0.5
+"""Seconds between two checks of the loop."""
+BLOCKED_AFTER: Final = 1.0
+"""Seconds without a turn of the loop after which it counts as blocked."""
+UNLIMITED: Final = 1_000_000
+"""Limit of runs on a loop that is not blocked; a peer has fewer units."""
 
 
 Hosting = Callable[[object], AbstractContextManager[None]]
 """Makes the context manager, in the asyncio loop's thread, in which that loop runs."""
+
+
+class _Gate(Pool):
+    """The limit of runs on the loop: none while it runs, 0 while it is blocked."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Prevent further runs from beginning."""
+        self.limit = 0
+
+    def open(self) -> None:
+        """Permit any number of runs to begin."""
+        self.limit = UNLIMITED
 
 
 class AsyncioLoop:
@@ -55,15 +76,16 @@ class AsyncioLoop:
 
     Set once, by the first run: `_token`, `_loop`, `_thread`. The Trio loop fills `_new`, and sets `_start_scheduled` when it
     schedules a wake-up. The asyncio loop clears `_start_scheduled`, then empties `_new`. `_ended` and `_wake_scheduled` do the
-    same in the other direction.
+    same in the other direction. `watch_forever` changes `_checked_at`, `_blocked_since` and `_reported`, and sets
+    `_probe_sent_at`; the asyncio loop sets it to None.
 
     Attributes:
-        pool: limits the handlers that run at the same time, in addition to the concurrency of the peer; None: no limit.
+        pool: the limit of handlers that run at the same time: 0 while the loop is blocked.
     """
 
     owned_by_application: ClassVar[bool] = False
     """The loop is the application's, which stops it and cancels the tasks on it."""
-    pool: Pool | None = None
+    whose: ClassVar[str] = "this worker's"
 
     def __init__(self, hosting: Hosting | None = None) -> None:
         self._hosting: Hosting = hosting or (lambda _loop: nullcontext())
@@ -76,6 +98,11 @@ class AsyncioLoop:
         self._wake_scheduled = False
         self._ending = False
         self._gone = trio.Event()
+        self.pool: _Gate = _Gate(UNLIMITED)
+        self._probe_sent_at: float | None = None
+        self._checked_at = time.monotonic()
+        self._blocked_since: float | None = None
+        self._reported = False
 
     def prepare(self, handler: Callable[[Any], Awaitable[object]], max_result: int | None = None) -> Handler:
         """Return an async function written for asyncio as an async function that a slot can await.
@@ -146,6 +173,63 @@ class AsyncioLoop:
         tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())[:MAX_TASKS_SHOWN]
         return "\n".join(describe(awaited_frames(task.get_coro())) for task in tasks) or self.current_stack()
 
+    async def watch_forever(self, block_limit: float, turns: Callable[[], object]) -> None:
+        """Check the loop periodically, until it has ended.
+
+        Args:
+            block_limit: seconds without a turn after which the log asks for a restart.
+            turns: called when a blocked loop runs again, because runs may begin.
+        """
+        while not self._has_ended():
+            if self._loop is not None:
+                self._check(block_limit, turns)
+            await trio.sleep(CHECK_EVERY)
+
+    def _has_ended(self) -> bool:
+        """Return True if nothing runs on the loop any more. A loop that the first run will start has not ended."""
+        return self._ending
+
+    def _check(self, block_limit: float, turns: Callable[[], object]) -> None:
+        """Evaluate the last probe, and send the next one if the loop has replied to it."""
+        now = time.monotonic()
+        overslept, self._checked_at = now - self._checked_at - CHECK_EVERY, now
+        probe_sent_at = self._probe_sent_at
+        if probe_sent_at is None:
+            if self._blocked_since is not None:
+                self._report_running(now - self._blocked_since)
+                turns()
+            self._probe_sent_at = now
+            if not self.call_if_open(self._on_reply):
+                self._probe_sent_at = None
+        elif overslept > BLOCKED_AFTER:
+            self._probe_sent_at = probe_sent_at + overslept  # this thread could not run, and perhaps the loop could not
+        elif now - probe_sent_at > BLOCKED_AFTER:
+            self._report_blocked(now - probe_sent_at, block_limit)
+
+    def _report_blocked(self, seconds: float, limit: float) -> None:
+        if self._blocked_since is None:
+            self._blocked_since = time.monotonic() - seconds
+            self.pool.close()
+            text = (
+                f"{self.whose} asyncio loop has not turned for %(duration).1f s, and this worker takes no tasks for it until it "
+                "does; run blocking code in a thread: declare the function with a plain def, or await asyncio.to_thread(...); it "
+                "is at\n%(where)s"
+            )
+            emit(logger, "asyncio.blocked", text, duration=seconds, where=self.current_stack())
+        elif seconds > limit and not self._reported:
+            self._reported = True
+            text = (
+                f"{self.whose} asyncio loop has not turned for %(duration).1f s, and the tasks on it stay with this worker; "
+                "restart the process if it does not end; it is at\n%(where)s"
+            )
+            emit(logger, "asyncio.blocked", text, level=logging.ERROR, duration=seconds, where=self.current_stack())
+
+    def _report_running(self, seconds: float) -> None:
+        self._blocked_since, self._reported = None, False
+        text = f"{self.whose} asyncio loop turns again, after %(duration).1f s"
+        emit(logger, "asyncio.turns", text, duration=seconds)
+        self.pool.open()
+
     def _wake_ended(self) -> None:
         self._wake_scheduled = False
         while self._ended:
@@ -157,6 +241,19 @@ class AsyncioLoop:
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """None before the first run."""
         return self._loop
+
+    @property
+    def why_blocked(self) -> str:
+        """Empty while the loop turns, or has had no turn for less than `BLOCKED_AFTER` seconds."""
+        return "" if self._blocked_since is None else f"{self.whose} asyncio loop is blocked"
+
+    @property
+    def lag(self) -> float:
+        """Seconds for which the loop has had no turn."""
+        probe_sent_at = self._probe_sent_at
+        if probe_sent_at is None or threading.current_thread() is self._thread:
+            return 0.0
+        return time.monotonic() - probe_sent_at
 
     def current_stack(self) -> str:
         """Return the present stack of the loop's thread."""
@@ -186,6 +283,9 @@ class AsyncioLoop:
         assert self._token is not None
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(callback)
+
+    def _on_reply(self) -> None:
+        self._probe_sent_at = None
 
     def _stop(self) -> None:
         self._ending = True
@@ -350,7 +450,7 @@ class AsyncioRun(OffloadedRun):
         try:
             if self._raise_cancel is not None:
                 raise asyncio.CancelledError
-            self._note_value(await self._handler(self._task), self._max_result)
+            self._note_value(await self._call(), self._max_result)
         except KeyboardInterrupt as error:
             self._error = error
             if self._owner.owned_by_application:  # the program must receive Ctrl-C too
@@ -365,6 +465,19 @@ class AsyncioRun(OffloadedRun):
                 return
             self._note_error(with_trio_remedy(error))
         self._end()
+
+    async def _call(self) -> object:
+        """Call the handler. A fork that comes out of it ends here."""
+        before = forks.count
+        try:
+            value = await self._handler(self._task)
+        except BaseException as error:
+            if forks.count != before:
+                forks.leave_fork(error)
+            raise
+        if forks.count != before:
+            forks.leave_fork(None)
+        return value
 
     def _end(self, state: AsyncioRunState = AsyncioRunState.ENDED) -> None:
         self._state = state

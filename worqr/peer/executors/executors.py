@@ -24,16 +24,18 @@ class Executors:
     """The places in which one peer runs handlers. A place that not every peer needs is made for the first handler that runs
     there.
 
-    Set once: `threads`, and the settings of the others. Changed only in the loop: the rest.
+    Set once: `threads`, and the settings of the others. Changed only in the loop: the rest. `turns` is called when a blocked
+    asyncio loop turns again.
 
     Raises:
         UsageError: this is a worker process that imports a script without a guard.
     """
 
-    def __init__(self, settings: PeerSettings) -> None:
+    def __init__(self, settings: PeerSettings, turns: Callable[[], object]) -> None:
         refuse_while_importing("join()")
         self.threads: Threads = Threads(settings.threads, settings.around_thread)
         self._settings = settings
+        self._turns = turns
         self._thread_limit = Pool(settings.threads)
         self._process_limit = Pool(settings.processes)
         self._asyncio: AsyncioLoop | None = settings.asyncio_loop
@@ -50,6 +52,7 @@ class Executors:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
+                self._watch_asyncio()
                 task_status.started()
                 await trio.sleep_forever()
         finally:
@@ -58,12 +61,28 @@ class Executors:
                 with trio.CancelScope(shield=True):
                     await self._asyncio.end()
 
+    @property
+    def asyncio_lag(self) -> float:
+        """Seconds for which the asyncio loop of the handlers has had no turn; from any thread."""
+        return 0.0 if self._asyncio is None else self._asyncio.lag
+
+    @property
+    def why_not_ready(self) -> str:
+        """Why some handlers cannot run now; empty if all can. From any thread."""
+        return "" if self._asyncio is None else self._asyncio.why_blocked
+
+    def _watch_asyncio(self) -> None:
+        """Watch the asyncio loop of this peer; that of an application is watched by its host."""
+        if self._nursery is not None and self._asyncio is not None and not self._asyncio.owned_by_application:
+            self._nursery.start_soon(self._asyncio.watch_forever, self._settings.block_limit, self._turns)
+
     def _asyncio_loop(self) -> AsyncioLoop:
         """Return the peer's asyncio loop. Only peers that need it import asyncio."""
         if self._asyncio is None:
             from worqr.peer.executors.asyncio_loop import AsyncioLoop
 
             self._asyncio = AsyncioLoop(self._settings.hosting)
+            self._watch_asyncio()
         return self._asyncio
 
     def _processes(self) -> ProcessPool:

@@ -18,8 +18,8 @@ from worqr import ops
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
-from worqr.log_events import emit
-from worqr.peer.error_throttle import ErrorThrottle
+from worqr.log_events import emit, emit_fields
+from worqr.peer.error_throttle import ErrorThrottle, LineLimit
 from worqr.peer.registration import LEASE, ignore_outcome
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -48,12 +48,17 @@ class Sweeper:
         self._later: dict[str, tuple[float, float]] = {}
         self._unreachable_until: dict[str, float] = {}
         self._throttle = ErrorThrottle(logger)
+        self._dead = LineLimit(logger, "condemn_worker", "%(count)d more workers are dead; `worqr log` lists them")
+        self._removed = LineLimit(logger, "forget_worker", "%(count)d more dead workers were removed")
+        self._given_back = LineLimit(logger, "fail_worker", "%(count)d more lines about dead workers were left out")
         self._more = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
 
     def recover(self, dead: Iterable[tuple[str, bytes | None]], dying: Iterable[str]) -> None:
         """Recover these workers. First condemn the `dead`, each with its last known heartbeat."""
+        for each in (self._dead, self._removed, self._given_back):
+            each.sum_up()
         for worker, seen in dead:
             if worker not in self._under_way:
                 self._todo[worker] = (seen,)
@@ -122,7 +127,7 @@ class Sweeper:
         if await self._link.call(ops.condemn_worker(self._keys, worker, seen, text=reason), patience=LEASE) != "ok":
             return False
         text = "worker %(worker)s is dead, because %(reason)s; its tasks are given back"
-        emit(logger, "condemn_worker", text, worker=worker, reason=reason)
+        self._dead.emit(text, worker=worker, reason=reason)
         return True
 
     async def _sweep(self, worker: str) -> None:
@@ -142,7 +147,7 @@ class Sweeper:
                     for queue in todo[start : start + QUEUES_AT_ONCE]:
                         nursery.start_soon(self._sweep_queue, worker, queue, refused, returned)
         self._later.pop(worker, None)
-        emit(logger, "forget_worker", "worker %(worker)s was removed; all that it held was given back", worker=worker)
+        self._removed.emit("worker %(worker)s was removed; all that it held was given back", worker=worker)
         text = f"{returned['given']} tasks given back, {returned['aside']} moved to a dead-letter queue"
         note = ops.note_event(self._keys, "recovered", worker=worker, count=returned.total(), text=text)
         self._link.post(note, ignore_outcome, patience=LEASE)
@@ -162,13 +167,13 @@ class Sweeper:
                 given, aside = given + step.requeued, aside + step.dead_lettered
                 if not step.more:
                     break
-            _log_given_back(worker, queue, given, aside)
+            self._log_given_back(worker, queue, given, aside)
             returned.update(given=given, aside=aside)
             await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
         except Unavailable as error:
             self._unreachable_until[queue] = time.monotonic() + UNREACHABLE_FOR
             text = "worker %(worker)s is dead, queue %(queue)r cannot be reached, trying again: %(error)s"
-            emit(logger, "fail_worker", text, worker=worker, queue=queue, error=str(error))
+            self._given_back.emit(text, worker=worker, queue=queue, error=str(error))
         except WorqrError as error:
             refused.append(queue)
             text = "the tasks of dead workers on queue %(queue)r cannot be given back, trying again: %(error)s"
@@ -177,11 +182,12 @@ class Sweeper:
             self._unreachable_until.pop(queue, None)
             self._throttle.resolve(queue)
 
-
-def _log_given_back(worker: str, queue: str, returned: int, failed: int) -> None:
-    """Log the outcome for a dead worker's tasks, as an error if some of them are not tried again."""
-    text, level = "worker %(worker)s is dead: %(returned)d tasks were given back to queue %(queue)r", logging.INFO
-    if failed:
+    def _log_given_back(self, worker: str, queue: str, returned: int, failed: int) -> None:
+        """Log the outcome for a dead worker's tasks, as an error if some of them are not tried again."""
+        text = "worker %(worker)s is dead: %(returned)d tasks were given back to queue %(queue)r"
+        if not failed:
+            self._given_back.emit(text, worker=worker, queue=queue, returned=returned, failed=failed)
+            return
         text += ", %(failed)d moved to its dead-letter queue, because too many workers died with them: worqr failed %(queue)r"
-        level = logging.ERROR
-    emit(logger, "fail_worker", text, level=level, worker=worker, queue=queue, returned=returned, failed=failed)
+        fields = {"worker": worker, "queue": queue, "returned": returned, "failed": failed}
+        emit_fields(logger, "fail_worker", text, fields, level=logging.ERROR)

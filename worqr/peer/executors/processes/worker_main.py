@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
+from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
 from worqr.errors import UsageError
+from worqr.peer import forks
 from worqr.peer.executors.processes.child_reports import ChildProgress, ChildSaves, Pipe
 from worqr.peer.executors.processes.child_runs import ProcessHost, run_of
 from worqr.peer.executors.processes.importable import Name, resolve
@@ -41,12 +43,12 @@ from worqr.policy import Broken, Failure, RateLimited, Retry, class_names, decid
 from worqr.relocation import relocate
 from worqr.remote_error import error_from_text, remote_error
 from worqr.tracebacks import MANY_ERRORS, is_a, leaves_of, one_line, text_of
-from worqr.tracing import Carrier
+from worqr.tracing import Carrier, FencedBlock
 from worqr.validation import name_of
 
 OOM_SCORE: Final = 500
 """The oom_score_adj of the process, out of 1,000: the kernel treats it as if it used half of all memory more than it does."""
-IGNORED: Final = (signal.SIGTERM, signal.SIGINT)
+IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class RunLoop:
@@ -72,8 +74,6 @@ class RunLoop:
                     answer = problem or copy_context().run(self._run, request)
                 except Exception as error:  # a bug, or an error that cannot even be described: it is the run's failure
                     answer = Raised("error", error_from_text(name_of(type(error)), text_of(error)), [])
-                if os.getpid() != self._pid:
-                    os._exit(0)  # a fork that returned from the function
                 self._answer(answer)
                 if isinstance(answer, Raised) and answer.last:
                     return
@@ -147,7 +147,9 @@ class RunLoop:
         return self._returned(item, outcome)
 
     def _traced(self, carrier: Carrier) -> AbstractContextManager[object]:
-        return nullcontext() if self._continuing is None else self._continuing(carrier)
+        if self._continuing is None:
+            return nullcontext()
+        return FencedBlock(partial(self._continuing, carrier))
 
     def _returned(self, run: Run[Any], value: object) -> Returned | Raised:
         if not run.keeps_result():
@@ -176,7 +178,15 @@ def _import(name: Name, what: str) -> Any:
 
 
 def _call(handler: Callable[[Any], object], task: object) -> object:
-    result = handler(task)
+    before = forks.count
+    try:
+        result = handler(task)
+    except BaseException as error:
+        if forks.count != before:
+            forks.leave_fork(error)
+        raise
+    if forks.count != before:
+        forks.leave_fork(None)
     if is_unrun(result):
         raise TypeError(f"{handler!r} returned {type(result).__name__}, not run yet: a process calls plain functions")
     return result
@@ -236,6 +246,8 @@ class ForkGuard:
         self._pipe.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGHUP) is _ignore:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
         self._unblock()
 
 
@@ -253,7 +265,8 @@ def main(argv: list[str]) -> None:
     die_with_parent(parent, lifeline)
     _prefer_oom_kill()
     for number in IGNORED:
-        signal.signal(number, _ignore)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # ignored: nohup
+            signal.signal(number, _ignore)
     faulthandler.enable()
     if hasattr(sys.stdout, "reconfigure"):
         cast("Any", sys.stdout).reconfigure(line_buffering=True, errors="backslashreplace")  # as in `worqr run`
