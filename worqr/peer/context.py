@@ -150,12 +150,12 @@ class Context:
     def progress(self, done: float | None = None, message: str = "") -> None:
         """Report the progress of this run, from any thread. This never waits.
 
-        ``job.status()``, ``job.watch()`` and ``queue.running()`` show it until the run ends. Updates are limited to 10 per
-        second; only the latest is kept.
+        ``job.status()``, ``job.watch()`` and ``queue.running()`` show it. Updates are limited to 10 per second; only the latest
+        is kept. The last one is sent before the end of the run, and stays in the status as long as the result is kept.
 
         Args:
             done: A number, by convention from 0 to 1.
-            message: A text for people. At most 1,000 characters are kept.
+            message: A text for people. Only the first 1,000 characters are kept.
 
         Raises:
             UsageError: `done` is not a finite number, or `message` is not a str.

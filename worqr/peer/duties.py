@@ -84,8 +84,8 @@ class RunDuties:
 
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
     """Make the duties about runs. `interrupted` is called when Ctrl-C arrives in a handler."""
-    scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
-    counter = RunCounter(link)
+    scheduler, deadlines, progress = Scheduler(settings.concurrency), Deadlines(), ProgressReporter(link)
+    settles, counter = Settles(link, progress.send_before_end), RunCounter(link)
     settler = Settler(
         *(link, settles, counter, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer
     )
@@ -100,7 +100,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
         settles=settles,
         counter=counter,
         settler=settler,
-        progress=ProgressReporter(link),
+        progress=progress,
         saver=StateSaver(link),
         concurrency=AdaptiveConcurrency(scheduler),
     )
