@@ -55,7 +55,8 @@ class BlockingJob(Generic[R]):
     def result(self, timeout: Seconds | None = None) -> R:
         """Wait until the job has ended, and return what its handler returned. See ``job.result``.
 
-        The server notifies the thread when the job ends.
+        The server notifies the thread when the job ends. In a handler, the wait also ends when the run is cancelled, with the
+        exception of ``check_cancelled()``.
 
         Args:
             timeout: Seconds to wait, or a timedelta. None: no limit; 0: do not wait.
