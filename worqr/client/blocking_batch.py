@@ -80,7 +80,7 @@ class BlockingBatch:
             A handle of the job.
 
         Raises:
-            BatchEnded: The batch has ended, or was cancelled. Nothing was stored.
+            BatchEnded: The batch was sealed by the end of its block, has ended, or was cancelled. Nothing was stored.
             Duplicate: The id of the call is taken. Nothing was stored: a job of a batch is always a new one.
             QueueFull: The queue is at its `max_length`, or the server is out of memory.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
@@ -99,7 +99,7 @@ class BlockingBatch:
             The handle of each job, in the order of the calls.
 
         Raises:
-            BatchEnded: The batch has ended, or was cancelled. Jobs before that are stored.
+            BatchEnded: As `dispatch`. Jobs before that are stored.
             Duplicate: The id of a call is taken. Other calls of its thousand may be stored.
             QueueFull: A queue is at its `max_length`. Other calls of its thousand may be stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
