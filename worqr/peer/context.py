@@ -101,8 +101,27 @@ class Context:
 
     @property
     def ended_batch(self) -> BatchInfo | None:
-        """In a follow-up: the batch that has ended. In any other run: None."""
+        """In a follow-up: the batch that has ended. In any other run: None. A function that is always a follow-up calls
+        `batch_end()`.
+        """
         return ended_of(self._run.record)
+
+    def batch_end(self) -> BatchInfo:
+        """Return the batch that has ended, in a follow-up.
+
+        Returns:
+            Its counts, its id, and the `meta` that was passed to ``mesh.batch``.
+
+        Raises:
+            UsageError: This run is not the follow-up of a batch. It was enqueued in another way.
+        """
+        ended = self.ended_batch
+        if ended is None:
+            raise UsageError(
+                f"batch_end() is for the follow-up of a batch, and this task of {self.queue!r} was enqueued in another way: pass "
+                "the call to mesh.batch(then=...) or otherwise=..., or read ended_batch, which is None then"
+            )
+        return ended
 
     @property
     def items(self) -> Sequence[Context]:
