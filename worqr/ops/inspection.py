@@ -22,6 +22,7 @@ from worqr.ops.replies import (
     status_word,
     text,
     texts,
+    waits_for_of,
 )
 from worqr.script_call import Call
 
@@ -260,6 +261,7 @@ def _summary(
         failures=int(failures or 0),
         attempts=tries + sum(int(count or 0) for count in (failures, stalls, timeouts)),
         error=error_of(error_type, error_message),
+        waits_for=waits_for_of(error_type, error_message),
     )
     return TaskSummary(text(id), task, state, size, int(timeout) if timeout else None)
 
