@@ -12,13 +12,12 @@ from typing import Any, Final, Protocol, TypeVar, Unpack
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch
 from worqr.client.batch_block import BatchOptions
-from worqr.client.blocking_jobs import BlockingJob, refuse_loop, run_coroutine
+from worqr.client.blocking_jobs import BlockingJob, entered, run_coroutine
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.validation import Seconds
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 BLOCK: Final = "`async with mesh.batch(...) as batch:`"
 WATCH: Final = "`async with batch.watch() as infos:`"
@@ -158,7 +157,7 @@ class BlockingBatch:
         Yields:
             Iterator[BatchInfo]: The iterator.
         """
-        with _entered(self._client, "watch", WATCH, self._batch.watch()) as infos:
+        with entered(self._client, "watch", WATCH, self._batch.watch()) as infos:
 
             async def following() -> BatchInfo | None:
                 return await anext(infos, None)
@@ -230,7 +229,7 @@ class BlockingBatches:
         """
         client, mesh = self._parts
         outer = None if parent is None else parent._batch  # pyright: ignore[reportPrivateUsage]
-        with _entered(client, "batch", BLOCK, mesh.batch(parent=outer, **options)) as batch:
+        with entered(client, "batch", BLOCK, mesh.batch(parent=outer, **options)) as batch:
             yield BlockingBatch(client, batch)
 
     def current_batch(self) -> BlockingBatch | None:
@@ -276,19 +275,3 @@ class BlockingQueueBatches:
         """
         client, queue = self._parts
         return run_coroutine(client, queue.batches(limit))
-
-
-@contextmanager
-def _entered(
-    client: Client, name: str, instead: str, block: AbstractAsyncContextManager[T, bool | None]
-) -> Generator[T]:
-    """Enter an async block in this thread. `instead`: what to write where an event loop runs."""
-    refuse_loop(f"{name}()", instead)
-    entered = run_coroutine(client, block.__aenter__())
-    try:
-        yield entered
-    except BaseException as error:
-        if not run_coroutine(client, block.__aexit__(type(error), error, error.__traceback__)):
-            raise
-    else:
-        run_coroutine(client, block.__aexit__(None, None, None))
