@@ -105,6 +105,10 @@ class Status:
     """
     next_run: datetime | None = None
     """The time before which a ``scheduled`` job does not run; None in other states."""
+    waits_for: str = ""
+    """What it waits for: the message of the ``Retry(counted=False)`` that ended its last try, which is no error. Empty if its
+    last try ended in another way, or while it runs.
+    """
 
 
 @dataclass(frozen=True, slots=True)

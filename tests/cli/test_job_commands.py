@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import trio
@@ -94,6 +95,34 @@ async def test_a_run_and_the_dispatch_behind_it_are_shown(beside: Beside, mesh: 
         assert (found["blocked"]["task"], found["blocked"]["size"]) == ("b", 1)
         await queue.cancel_all()
         await eventually(queue.running, [])
+
+
+async def test_a_job_that_waits_says_for_what_and_has_no_error(beside: Beside, mesh: worqr.Mesh) -> None:
+    async def handler(task: bytes) -> None:
+        if task == b"fail":
+            raise ValueError("no address")
+        raise worqr.Retry("approval", delay=3600, counted=False)
+
+    async def scheduled(job: worqr.Job[Any]) -> bool:
+        return (await job.status()).state == "scheduled"
+
+    async with mesh.connect(), serving(mesh, "mails", handler, retry=worqr.RetryPolicy(min_backoff=3600)):
+        queue = mesh.queue("mails")
+        waiting, failing = await queue.dispatch(b"wait", id="x"), await queue.dispatch(b"fail", id="y")
+        for job in waiting, failing:
+            await eventually(lambda job=job: scheduled(job), True)  # type: ignore[misc]
+        for status in await waiting.status(), (await queue.read("x")).status, *await queue.jobs(state="scheduled"):
+            if not isinstance(status, worqr.TaskInfo) or status.id == "x":
+                assert (status.waits_for, status.error, status.attempts, status.failures) == ("approval", None, 0, 0)
+            else:
+                assert (status.waits_for, status.error is None, status.attempts) == ("", False, 1)
+        text = (await beside("status", "x")).out
+        assert "waits       approval\n" in text
+        assert "Retry" not in text
+        (found,) = (await beside("status", "x", "--json")).json
+        assert (found["waits_for"], found["error"], found["attempts"]) == ("approval", None, 0)
+        assert "waits " not in (await beside("status", "y")).out
+        await queue.cancel_all()
 
 
 async def test_of_what_a_job_has_saved_the_size_is_shown(beside: Beside, mesh: worqr.Mesh) -> None:

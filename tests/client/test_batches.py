@@ -298,6 +298,48 @@ async def test_an_error_says_how_many_jobs_were_added(shop: Shop) -> None:
         assert (await batch.wait(PATIENCE)).cancelled == 1500
 
 
+async def test_a_sealed_batch_takes_jobs_from_its_own_jobs_only(shop: Shop, other: worqr.Mesh) -> None:
+    inside: list[worqr.Batch] = []
+    sealed = "was sealed by the end of its block"
+
+    @shop.mesh.task(name="inside")
+    async def add_more() -> None:
+        batch = shop.mesh.current_batch()
+        assert batch is not None
+        inside.append(batch)
+        await batch.dispatch(shop.work.call(1))
+        while not shop.gate.is_set():
+            await trio.sleep(0.005)
+        await batch.dispatch_many([shop.work.call(2), shop.hold.call()])  # after the seal; one in a queue that is new
+
+    async with shop.mesh.join(), other.connect():
+        async with shop.mesh.batch(then=shop.done.call(), id="b") as batch:
+            await batch.dispatch(add_more.call())
+            elsewhere = other.queue("done").batch("b")
+            await elsewhere.dispatch(shop.work.call(3))
+            while not inside:
+                await trio.sleep(0.005)
+        for handle in batch, elsewhere, other.queue("done").batch("b"):
+            for call in shop.work.call(4), shop.spread.call(1):  # a queue that has a part, and one that has none
+                with pytest.raises(BatchEnded, match=sealed):
+                    await handle.dispatch(call)
+        with pytest.raises(BatchEnded, match=sealed):
+            async with shop.mesh.batch(parent=batch, queue="done"):
+                pass
+        shop.gate.set()
+        info = await batch.wait(timeout=PATIENCE)
+        assert (info.jobs, info.finished) == (5, 5)
+        with pytest.raises(BatchEnded, match="has ended"):
+            await batch.dispatch(shop.work.call(4))
+
+
+def test_a_batch_without_jobs_takes_none_after_its_block(served: Shop) -> None:
+    with served.mesh.blocking.batch() as batch:
+        pass
+    with pytest.raises(BatchEnded, match="was sealed by the end of its block"):
+        batch.dispatch(served.work.call(1))
+
+
 async def test_waiting_has_a_limit(shop: Shop) -> None:
     async with shop.mesh.connect():
         async with shop.mesh.batch() as batch:

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 import worqr
-from tests.peer.tools import Held, spying
+from tests.peer.tools import Held, eventually, serving, spying
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
@@ -520,6 +520,52 @@ async def test_a_result_that_does_not_come_is_not_waited_for_longer(mesh: worqr.
         await in_thread(job.result)
     assert caught.value.reason == "no more"
     await clear(mesh)
+
+
+async def test_a_job_is_followed_to_its_end(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    seen: list[tuple[str, float | None]] = []
+    held = Held()
+
+    async def handler(task: bytes) -> None:
+        worqr.current().progress(0.5)
+        await held(task)
+        worqr.current().progress(1.0)
+
+    def follow() -> None:
+        job = mesh.blocking.queue("Q1").dispatch(b"a", result_ttl=60)
+        with job.watch(timeout=PATIENCE) as states:
+            for status in states:
+                seen.append((status.state, status.progress))
+                if status.progress == 0.5:
+                    trio.from_thread.run_sync(held.gate.set)
+            assert list(states) == []
+
+    def give_up() -> None:
+        job = mesh.blocking.queue("Q2").dispatch(b"a")
+        with pytest.raises(worqr.ResultTimeout, match=r"had not ended after 0\.2 s"), job.watch(timeout=0.2) as states:
+            assert [status.state for status in states] == []  # pragma: no cover - the iterator raises
+        with job.watch() as states:
+            assert next(states).state == "waiting"  # and no more: the block ends it
+        job.cancel()
+
+    async with serving(mesh, "Q1", handler):
+        await trio.to_thread.run_sync(follow)
+        assert (seen[-1], ("active", 0.5) in seen) == (("finished", 1.0), True)
+        await trio.to_thread.run_sync(give_up)
+        await eventually(lambda: watchers(server, prefix), 0)
+
+
+async def watchers(server: Server, prefix: str) -> int:
+    return len(server.client().pubsub_channels(f"{prefix}:*:job:*"))
+
+
+def test_following_does_not_stop_a_loop(mesh: worqr.Mesh) -> None:
+    async def follow() -> None:
+        with mesh.blocking.queue("Q1").job("x").watch():
+            pass
+
+    with pytest.raises(worqr.UsageError, match="async with job.watch"):
+        asyncio.run(follow())
 
 
 async def test_what_runs_is_cancelled_and_waited_for(mesh: worqr.Mesh) -> None:

@@ -15,7 +15,7 @@ import trio
 import worqr
 from tests.dashboard.conftest import Site, write_quiet_hour
 from tests.ops.driver import Desk
-from tests.peer.tools import eventually
+from tests.peer.tools import eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client.queue_operations import QueueOperations
@@ -681,6 +681,24 @@ async def test_the_tries_and_the_record_of_a_failed_job(connected: worqr.Mesh, s
     assert '<ul class="errors">' in counted
     answer = await site.post("/drop", queue="orders", id="one", back="/")
     assert "done=drop%3A1%3A1" in answer.headers["location"]
+
+
+async def test_a_job_that_waits_for_an_approval_does_not_look_ill(connected: worqr.Mesh, site: Site) -> None:
+    async def handler(task: bytes) -> None:
+        raise worqr.Retry("approval", delay=3600, counted=False)
+
+    async with serving(connected, "articles", handler):
+        job = await connected.queue("articles").dispatch(b"a", id="x")
+        with trio.fail_after(PATIENCE):
+            while (await job.status()).state != "scheduled":
+                await trio.sleep(0.01)
+        page = (await site.get("/job", queue="articles", id="x")).text
+        assert "<dt>Waits for</dt><dd>approval</dd>" in page
+        assert "did not end well" not in page
+        assert "Error of the last try" not in page
+        assert "policy.Retry" not in page
+        assert "policy.Retry" not in (await site.get("/queue", name="articles", tab="scheduled")).text
+        await connected.queue("articles").cancel_all()
 
 
 @LEFT

@@ -46,9 +46,9 @@ class Opened:
         return self.home.base, self.id, str(KEEP)
 
     def options(self, queue: QueueKeys | None = None) -> dict[str, Any]:
-        """The option `batch` of dispatches to `queue` (None: that of the desk), whose part is opened."""
+        """The option `batch` of dispatches to `queue` (None: that of the desk), whose part is opened by a running job of it."""
         part = self.desk.q if queue is None else queue
-        opened = self.desk.call(ops.open_part(self.home, self.id, self.token, part.base))
+        opened = self.desk.call(ops.open_part(self.home, self.id, self.token, part.base, inside=True))
         assert opened.options is not None, opened
         return dict(opened.options)
 

@@ -350,7 +350,7 @@ class Model(Lines):
         changes: Record = {counter: counters[counter]} if counter else {}
         if failure is not None:
             kind, message, _ = DIED if failure.error == STALLED else failure.error
-            changes |= {"error_type": kind, "error_message": message}
+            changes |= {"error_type": kind if counter else "", "error_message": message}
         if delayed:
             changes["retried_at"] = NOW
         self._wait_again(claim, worker, changes, back=back, run_at=run_at, counted=bool(counter))

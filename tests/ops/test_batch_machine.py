@@ -128,7 +128,7 @@ class BatchMachine(RuleBasedStateMachine):
         outer = [batch for batch in self.batches if batch.home == home]
         if nested is not None and outer:
             chosen = outer[nested % len(outer)]
-            opened = self.desk.call(ops.open_part(home, chosen.id, chosen.token, home.base))
+            opened = self.desk.call(ops.open_part(home, chosen.id, chosen.token, home.base, inside=True))
             if opened.options is None:
                 return
             parent = dict(opened.options)
@@ -159,7 +159,7 @@ class BatchMachine(RuleBasedStateMachine):
             batch, queue, entry = self.given[pick % len(self.given)]
         else:
             batch, queue = self.batch(pick), self.queues[n]
-            opened = self.desk.call(ops.open_part(batch.home, batch.id, batch.token, queue.base))
+            opened = self.desk.call(ops.open_part(batch.home, batch.id, batch.token, queue.base, inside=True))
             if opened.options is None:
                 self.check()
                 return

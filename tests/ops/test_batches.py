@@ -179,7 +179,7 @@ def test_open_part_says_what_a_part_must_know(desk: Desk) -> None:
     batch = opened(desk, on_failed="cancel")
     batch.add("x")
     batch.seal()
-    options = desk.call(ops.open_part(desk.q, "b", "", desk.q.base)).options
+    options = desk.call(ops.open_part(desk.q, "b", "", desk.q.base, inside=True)).options
     assert options is not None
     assert (options["sealed"], options["on_failed"]) == (True, "cancel")
 
@@ -202,6 +202,9 @@ def test_open_part_refuses(desk: Desk) -> None:
         assert desk.client.evalsha(call.script.sha, len(call.keys), *call.keys, *few) == [b"full"]
     few = (*call.args[:2], desk.q.base, 2)
     assert desk.client.evalsha(call.script.sha, len(call.keys), *call.keys, *few)[0] == b"ok"
+    batch.add("x")
+    batch.seal()
+    assert status().status == "sealed"
     assert batch.cancel() == "ok"
     assert status() == OpenedPart("cancelled", REASON)
     ended = opened(desk, "ended", token=OTHER)
@@ -210,6 +213,20 @@ def test_open_part_refuses(desk: Desk) -> None:
 
 
 # Members
+
+
+@pytest.mark.parametrize("at", ["home", "elsewhere"])
+def test_a_sealed_part_takes_only_what_running_jobs_add(desk: Desk, at: str) -> None:
+    batch, queue = opened(desk), desk.q if at == "home" else far(desk)
+    batch.add("first", queue=queue)
+    before = desk.call(ops.open_part(desk.q, "b", TOKEN, queue.base)).options
+    batch.seal()
+    late = [job("late", batch=before)]
+    assert desk.call(ops.dispatch_jobs(queue, late))[0].outcome == "closed"
+    assert desk.call(ops.open_part(desk.q, "b", TOKEN, queue.base)).status == "sealed"
+    assert batch.counts(queue) == {"added": 1, "left": 1}
+    assert batch.add("second", queue=queue).outcome == "created"
+    assert batch.counts(queue) == {"added": 2, "left": 2}
 
 
 def test_a_dispatch_adds_a_member(desk: Desk) -> None:
@@ -308,7 +325,8 @@ def test_a_part_that_has_closed_takes_no_member_until_it_is_opened_again(desk: D
     with desk.nothing_changes():
         again = ops.dispatch_jobs(desk.q, [job("late", batch=options)])
         assert desk.resend(again)[1][:2] == [b"created", b"x"]
-    [late] = desk.call(ops.dispatch_jobs(desk.q, [job("late", batch=options)]))
+    inside = {**options, "sealed": True}
+    [late] = desk.call(ops.dispatch_jobs(desk.q, [job("late", batch=inside)]))
     assert late.outcome == "created", "a dispatch of an older version is welcome while the part is open"
 
 

@@ -56,6 +56,24 @@ def nothing(task: bytes) -> None:
     pass
 
 
+def report_and_end(task: bytes) -> None:
+    """Report four times at once, and end as the task says."""
+    for n in range(1, 5):
+        worqr.current().progress(n / 4, f"step {n}")
+    if task == b"fail":
+        raise worqr.Failure("no")
+    if task == b"raise":
+        raise ValueError("no")
+
+
+def report_and_end_all(tasks: list[bytes]) -> list[Exception | None]:
+    """Do it for a list."""
+    for n in range(1, 5):
+        worqr.current().progress(n / 4, f"step {n}")
+    errors = {b"fail": worqr.Failure("no"), b"raise": ValueError("no")}
+    return [errors.get(task) for task in tasks]
+
+
 def echo(task: bytes) -> bytes:
     return task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -436,3 +437,94 @@ async def test_a_call_leaves_trios_order_intact(mesh: worqr.Mesh, name: str, cal
                 nursery.start_soon(call, w)
                 await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
+
+
+def wait_for_result(mesh: worqr.Mesh) -> None:
+    mesh.blocking.queue("Q2").dispatch(b"child", result_ttl=60).result()
+
+
+def wait_for_batch(mesh: worqr.Mesh) -> None:
+    with mesh.blocking.batch(queue="Q2") as batch:
+        batch.dispatch(mesh.call("Q2"))
+    batch.wait()
+
+
+def wait_for_room(mesh: worqr.Mesh) -> None:
+    for task in b"a", b"b":
+        mesh.blocking.queue("Q2").enqueue(task, max_length=1, wait=3600)
+
+
+def wait_for_an_end(mesh: worqr.Mesh) -> None:
+    job = mesh.blocking.queue("Q3").dispatch(b"child")
+    while job.status().state != "active":
+        worqr.current().check_cancelled()
+    job.cancel(wait=3600)
+
+
+WAITS = [wait_for_result, wait_for_batch, wait_for_room, wait_for_an_end]
+PLACES = ["thread", "list", "thread of a task on Trio", "thread of a task on asyncio"]
+
+
+@pytest.mark.leaves("{Q2}:*", "{Q3}:*", "{Q4}:*")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("wait", WAITS)
+async def test_a_thread_that_waits_for_the_server_ends_with_its_run(
+    mesh: worqr.Mesh, other: worqr.Mesh, wait: Callable[[worqr.Mesh], None], place: str
+) -> None:
+    begun, stubborn, ends = threading.Event(), threading.Event(), list[type[BaseException]]()
+
+    def handler(_: Any) -> None:
+        begun.set()
+        try:
+            wait(other)
+        except BaseException as error:
+            ends.append(type(error))
+            other.blocking.queue("Q4").enqueue(b"cleaned up")  # a request is no wait
+            raise
+
+    async def on_trio(task: bytes) -> None:
+        await trio.to_thread.run_sync(handler, task)
+
+    async def on_asyncio(task: bytes) -> None:
+        await asyncio.to_thread(handler, task)
+
+    async with mesh.join(grace=60) as peer, trio.open_nursery() as nursery:
+        await nursery.start(peer.serve, "Q3", lambda _task: stubborn.wait() and None)
+        if place == "list":
+            await nursery.start(partial(peer.serve_list, "Q1", handler, batch_size=2))
+        elif place == "thread of a task on asyncio":
+            await nursery.start(partial(peer.serve, "Q1", on_asyncio, runs_in="asyncio"))
+        else:
+            await nursery.start(peer.serve, "Q1", handler if place == "thread" else on_trio)
+        job = await mesh.queue("Q1").dispatch(b"parent", result_ttl=60)
+        await trio.to_thread.run_sync(begun.wait)
+        async with at_most():
+            assert (await job.cancel(wait=60)).acknowledged == 1
+        await until(lambda: bool(ends))
+        assert ends == [asyncio.CancelledError if place == "thread of a task on asyncio" else trio.Cancelled]
+        await eventually(mesh.queue("Q4").count, 1)
+        stubborn.set()
+        nursery.cancel_scope.cancel()
+    async with mesh.connect():
+        await mesh.queue("Q4").delete()
+        await mesh.queue("Q2").cancel_all()
+
+
+async def test_a_worker_leaves_at_once_if_its_thread_waits_for_a_result(
+    mesh: worqr.Mesh, other: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = threading.Event()
+
+    def parent(_task: bytes) -> None:
+        begun.set()
+        wait_for_result(other)
+
+    async with serving(mesh, "Q1", parent, grace=0):
+        await mesh.queue("Q1").enqueue(b"parent")
+        await trio.to_thread.run_sync(begun.wait)
+        left_at = trio.current_time()
+    assert trio.current_time() - left_at < 4
+    assert not [record for record in caplog.records if getattr(record, "event", "") == "task.unending"]
+    async with mesh.connect():
+        await mesh.queue("Q1").cancel_all()
+        await mesh.queue("Q2").cancel_all()

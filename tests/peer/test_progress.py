@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
 import worqr
+from tests.peer.conftest import NewMesh
+from tests.peer.process_jobs import report_and_end, report_and_end_all
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.leaks import dump
+from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from worqr.lua import script
+from worqr.peer import progress
 
 
 async def said(job: worqr.Job[Any]) -> tuple[float | None, str]:
@@ -127,6 +134,94 @@ async def test_whoever_follows_a_job_sees_its_progress(mesh: worqr.Mesh, other: 
                     part_seen[round(status.progress * 3)].set()
         assert status.state == "finished"
     assert [message for _, message in seen if message] == ["part 1", "part 2", "part 3", "part 3"]  # also at its end
+
+
+def asynchronous(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    async def call(task: Any) -> Any:
+        await _async(lambda: None)
+        return function(task)
+
+    return call
+
+
+@pytest.mark.leaves("{Q1}:failed", "{Q1}:aside", "{Q1}:aside:*")
+@pytest.mark.parametrize("in_list", [False, True], ids=["task", "list"])
+@pytest.mark.parametrize("place", ["loop", "asyncio", "thread", "process"])
+async def test_the_last_report_of_a_run_arrives_with_its_end(
+    new_mesh: NewMesh, place: Any, in_list: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SEND_EVERY", 3600)  # nothing but the end sends it
+    function: Callable[[Any], Any] = report_and_end_all if in_list else report_and_end
+    if place in {"loop", "asyncio"}:
+        function = asynchronous(function)
+    ends, seen = {b"return": "finished", b"fail": "failed", b"raise": "failed"}, dict[bytes, worqr.Status]()
+    mesh, once = new_mesh(), worqr.RetryPolicy(max_failures=1)
+    async with mesh.join(processes=1, grace=5) as peer, trio.open_nursery() as nursery:
+        if in_list:
+            await nursery.start(partial(peer.serve_list, "Q1", function, runs_in=place, batch_size=10, retry=once))
+        else:
+            await nursery.start(partial(peer.serve, "Q1", function, runs_in=place, retry=once))
+        for task in ends:
+            job = await mesh.queue("Q1").dispatch(task, result_ttl=60)
+            async with at_most(60), job.watch() as states:
+                async for status in states:
+                    seen[task] = status
+        nursery.cancel_scope.cancel()
+    assert {task: (status.state, status.progress, status.message) for task, status in seen.items()} == {
+        task: (state, 1.0, "step 4") for task, state in ends.items()
+    }
+
+
+async def test_the_last_report_arrives_however_often_reports_are_sent(
+    mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SEND_EVERY", 0)  # also between the end of a run and the request that says so
+    async with mesh.connect(), serving(mesh, "Q1", report_and_end):
+        jobs = [await mesh.queue("Q1").dispatch(b"return", result_ttl=60) for _ in range(100)]
+        for job in jobs:
+            await job.result(timeout=60)
+            assert await said(job) == (1.0, "step 4")
+
+
+async def test_the_last_report_of_a_cancelled_run_arrives(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SEND_EVERY", 3600)
+
+    async def handler(task: bytes) -> None:
+        try:
+            await held(task)
+        finally:
+            worqr.current().progress(0.5, "stopped here")
+
+    held = Held()
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        await held.wait(1)
+        await job.cancel(wait=60)
+        await eventually(lambda: said(job), (0.5, "stopped here"))
+        assert (await job.status()).state == "cancelled"
+
+
+async def test_the_last_report_survives_a_lost_connection(
+    new_mesh: NewMesh, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SEND_EVERY", 3600)
+    mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
+    async with other.connect(), serving(mesh, "Q1", asynchronous(report_and_end)):
+        for name in "note_progress", "finish_tasks":
+            proxy.drop_reply(matching=script(name).sha, on="data")
+            job = await other.queue("Q1").dispatch(b"return", result_ttl=60)
+            await job.result(timeout=60)
+            assert await said(job) == (1.0, "step 4")
+
+
+async def test_runs_that_report_nothing_send_no_more_requests(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    runs = Runs()
+    async with mesh.connect(), serving(mesh, "Q1", runs):
+        with spying(server, prefix) as spy:
+            await mesh.queue("Q1").enqueue(*[b"%d" % n for n in range(50)])
+            await runs.wait(50)
+            await eventually(mesh.queue("Q1").running, [])
+            assert "note_progress" not in spy.calls()
 
 
 async def test_progress_goes_with_the_job(mesh: worqr.Mesh, server: Server, prefix: str) -> None:

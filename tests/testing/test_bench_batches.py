@@ -117,6 +117,9 @@ async def test_a_handler_that_is_called_directly_sees_the_batches_of_the_test(me
         assert await shop.done("x") == "x"
         assert context.batch is not None
         assert context.batch.id == "outer"
+        assert context.batch_end() is ended
     assert shop.told == [("x", ended)]
     with testing.context() as alone:
         assert (alone.batch, alone.ended_batch) == (None, None)
+        with pytest.raises(worqr.UsageError, match="is for the follow-up of a batch"):
+            alone.batch_end()

@@ -120,6 +120,7 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "attempts": str(found.attempts),
         "failures": str(found.failures),
         "error": shorten(error_text(found.error)),
+        "waits": shorten(escape(found.waits_for)),
         "next run": format_time(found.next_run),
         "run at": "-" if found.next_run else format_time(found.run_at),
         "worker": worker,
@@ -143,7 +144,8 @@ def _facts(record: JobRecord) -> dict[str, str]:
 
 
 def _try_row(tried: Try) -> tuple[object, ...]:
-    return (tried.at, tried.seconds, tried.worker, tried.reason, shorten(error_text(tried.error)))
+    why = escape(tried.error.message) if tried.reason == "retry" else error_text(tried.error)
+    return (tried.at, tried.seconds, tried.worker, tried.reason, shorten(why))
 
 
 # JSON

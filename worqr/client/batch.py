@@ -55,12 +55,21 @@ class Batch:
     """A batch of jobs. ``mesh.batch(...)`` makes one; ``mesh.queue(name).batch(id)`` is a handle of one that exists."""
 
     def __init__(
-        self, client: Client, producer: Producer, home: QueueKeys | None, id: str | None, token: str = ""
+        self,
+        client: Client,
+        producer: Producer,
+        home: QueueKeys | None,
+        id: str | None,
+        token: str = "",
+        *,
+        inside: bool = False,
     ) -> None:
+        """`inside`: it is the handle of a running job of the batch, which may add jobs after the seal."""
         self._client = client
         self._producer = producer
         self._known: tuple[QueueKeys, str] | None = None if home is None or id is None else (home, id)
         self._token = token
+        self._inside = inside
         self._opened: dict[str, Mapping[str, object]] = {}
 
     def __repr__(self) -> str:
@@ -111,7 +120,8 @@ class Batch:
             A handle of the job.
 
         Raises:
-            BatchEnded: The batch has ended, or was cancelled. Nothing was stored.
+            BatchEnded: The batch was sealed by the end of its block, has ended, or was cancelled. Nothing was stored. After
+                the seal, only ``mesh.current_batch()`` of its running jobs takes more.
             Duplicate: The id of the call is taken. Nothing was stored: a job of a batch is always a new one.
             QueueFull: The queue is at its `max_length`, or the server is out of memory.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
@@ -141,7 +151,7 @@ class Batch:
             The handle of each job, in the order of the calls.
 
         Raises:
-            BatchEnded: The batch has ended, or was cancelled. Jobs before that are stored.
+            BatchEnded: As `dispatch`. Jobs before that are stored.
             Duplicate: The id of a call is taken. Other calls of its thousand may be stored.
             QueueFull: A queue is at its `max_length`. Other calls of its thousand may be stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
@@ -211,11 +221,15 @@ class Batch:
 
     async def _open_part(self, part: QueueKeys) -> Mapping[str, object]:
         for told in (False, True):
-            reply = await self._client.ask(ops.open_part(await self._home(), self.id, self._token, part.base))
+            reply = await self._client.ask(
+                ops.open_part(await self._home(), self.id, self._token, part.base, inside=self._inside)
+            )
             if reply.options is not None:
                 return reply.options
             if reply.status == "full":
                 raise UsageError(f"{self!r} has jobs in {ops.MAX_PARTS:,} queues already: use fewer queues")
+            if reply.status == "sealed":
+                raise BatchEnded(self._sealed_text())
             if not told:  # the home may not have heard yet that a failed job was put back
                 await self._tell_home()
         if reply.status == "unknown":
@@ -236,6 +250,12 @@ class Batch:
         for part in [part for part, messages in zip(parts, posted, strict=True) if messages]:
             await self._relay(part)
         await self._relay(home)
+
+    def _sealed_text(self) -> str:
+        return (
+            f"{self!r} takes no more jobs from outside: it was sealed by the end of its block. Add jobs inside the block, or "
+            "from a running job of the batch with mesh.current_batch()"
+        )
 
     def _unknown(self) -> str:
         return f"{self!r} is unknown: it never existed, or its record was deleted after its end"

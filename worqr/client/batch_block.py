@@ -201,6 +201,8 @@ class OpenBatch(Batch):
 
     async def _add(self, calls: list[Call[R]], late: NotReplicated | None) -> tuple[list[Job[R]], NotReplicated | None]:
         """As `Batch._add`. The first job decides the home queue, if no option does."""
+        if self._known is None and self._sealed:
+            raise BatchEnded(self._sealed_text())
         if self._known is None and isinstance(calls[0], Call):  # pyright: ignore[reportUnnecessaryIsInstance]
             await self._locate_at(calls[0].queue)
         return await super()._add(calls, late)
@@ -219,6 +221,7 @@ class OpenBatch(Batch):
             WorqrError: the server did not note it. The batch is cancelled when `open_for` has passed.
         """
         self._sealed = True
+        self._opened.clear()
         if self._known is None:
             return
         home, prefix = await self._home(), self._client.settings.prefix
@@ -238,6 +241,7 @@ class OpenBatch(Batch):
     async def abandon(self, error: BaseException) -> None:
         """Cancel the batch, because its block ended with an error. A block that was itself cancelled waits a second for it."""
         self._sealed = True
+        self._opened.clear()
         if self._known is None:
             return
         reason = f"its block ended with {type(error).__name__}"

@@ -45,7 +45,7 @@ class BatchMaker:
         """Return a handle of the batch that the record of a job names."""
         prefix = client.settings.prefix
         home = keys_at(prefix, f"{prefix}:{ref._home}")
-        return Batch(client, producer, home, ref.id, ref._token)
+        return Batch(client, producer, home, ref.id, ref._token, inside=True)
 
 
 class IdentifiedBatch(Batch):

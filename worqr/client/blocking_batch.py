@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch
 from worqr.client.batch_block import BatchOptions
-from worqr.client.blocking_jobs import BlockingJob, refuse_loop, run_coroutine
+from worqr.client.blocking_jobs import BlockingJob, entered, run_coroutine
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.foreign import BATCH, explain_arguments
 from worqr.validation import Seconds
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 BLOCK: Final = "`async with mesh.batch(...) as batch:`"
 WATCH: Final = "`async with batch.watch() as infos:`"
@@ -81,7 +80,7 @@ class BlockingBatch:
             A handle of the job.
 
         Raises:
-            BatchEnded: The batch has ended, or was cancelled. Nothing was stored.
+            BatchEnded: The batch was sealed by the end of its block, has ended, or was cancelled. Nothing was stored.
             Duplicate: The id of the call is taken. Nothing was stored: a job of a batch is always a new one.
             QueueFull: The queue is at its `max_length`, or the server is out of memory.
             NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
@@ -103,7 +102,7 @@ class BlockingBatch:
             The handle of each job, in the order of the calls.
 
         Raises:
-            BatchEnded: The batch has ended, or was cancelled. Jobs before that are stored.
+            BatchEnded: As `dispatch`. Jobs before that are stored.
             Duplicate: The id of a call is taken. Other calls of its thousand may be stored.
             QueueFull: A queue is at its `max_length`. Other calls of its thousand may be stored.
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
@@ -162,7 +161,7 @@ class BlockingBatch:
         Yields:
             Iterator[BatchInfo]: The iterator.
         """
-        with _entered(self._client, "watch", WATCH, self._batch.watch()) as infos:
+        with entered(self._client, "watch", WATCH, self._batch.watch()) as infos:
 
             async def following() -> BatchInfo | None:
                 return await anext(infos, None)
@@ -234,7 +233,7 @@ class BlockingBatches:
         """
         client, mesh = self._parts
         outer = None if parent is None else parent._batch  # pyright: ignore[reportPrivateUsage]
-        with _entered(client, "batch", BLOCK, mesh.batch(parent=outer, **options)) as batch:
+        with entered(client, "batch", BLOCK, mesh.batch(parent=outer, **options)) as batch:
             yield BlockingBatch(client, batch)
 
     def current_batch(self) -> BlockingBatch | None:
@@ -280,19 +279,3 @@ class BlockingQueueBatches:
         """
         client, queue = self._parts
         return run_coroutine(client, queue.batches(limit))
-
-
-@contextmanager
-def _entered(
-    client: Client, name: str, instead: str, block: AbstractAsyncContextManager[T, bool | None]
-) -> Generator[T]:
-    """Enter an async block in this thread. `instead`: what to write where an event loop runs."""
-    refuse_loop(f"{name}()", instead)
-    entered = run_coroutine(client, block.__aenter__())
-    try:
-        yield entered
-    except BaseException as error:
-        if not run_coroutine(client, block.__aexit__(type(error), error, error.__traceback__)):
-            raise
-    else:
-        run_coroutine(client, block.__aexit__(None, None, None))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+import math
+import time
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from worqr.client.client import Client
 from worqr.client.job import Job, Outcome
-from worqr.errors import Duplicate, NotReplicated, UsageError, set_job
+from worqr.errors import Duplicate, NotReplicated, ResultTimeout, UsageError, set_job
 from worqr.foreign import JOB, no_such_attribute
 from worqr.link import loop_name_here
 from worqr.records import CancelCount, Status
-from worqr.validation import Seconds
+from worqr.validation import Seconds, seconds
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+WATCH: Final = "`async with job.watch() as states:`"
 
 
 class BlockingJob(Generic[R]):
@@ -62,7 +68,8 @@ class BlockingJob(Generic[R]):
     def result(self, timeout: Seconds | None = None) -> R:
         """Wait until the job has ended, and return what its handler returned. See ``job.result``.
 
-        The server notifies the thread when the job ends.
+        The server notifies the thread when the job ends. In a handler, the wait also ends when the run is cancelled, with the
+        exception of ``check_cancelled()``.
 
         Args:
             timeout: Seconds to wait, or a timedelta. None: no limit; 0: do not wait.
@@ -82,6 +89,36 @@ class BlockingJob(Generic[R]):
     def status(self) -> Status:
         """Return the job's state, the number of its tries, and the error of the last one. See ``job.status``."""
         return run_coroutine(self._client, self._job.status())
+
+    @contextmanager
+    def watch(self, timeout: Seconds | None = None) -> Generator[Iterator[Status]]:
+        """Follow the job for the length of a block, as an iterator of its `Status`. See ``job.watch``.
+
+        The iterator begins with the present status, yields each change, and ends with the job. Short states may be left out.
+
+        Args:
+            timeout: Seconds for the whole block, or a timedelta. None: no limit.
+
+        Yields:
+            Iterator[Status]: The iterator. It raises `ResultTimeout` if the job has not ended within `timeout`.
+
+        Raises:
+            Unavailable: The server did not reply within `patience`.
+        """
+        patience = math.inf if timeout is None else seconds(timeout, "timeout")
+        until = time.monotonic() + patience
+        with entered(self._client, "watch", WATCH, self._job.watch()) as found:
+
+            async def following() -> Status | None:
+                with self._client.link.driver.move_on_after(until - time.monotonic()):
+                    return await anext(found, None)
+                raise ResultTimeout(f"{self!r} had not ended after {patience:g} s")
+
+            def states() -> Iterator[Status]:
+                while (status := run_coroutine(self._client, following())) is not None:
+                    yield status
+
+            yield states()
 
     def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel the job, waiting or running. See ``job.cancel``.
@@ -125,3 +162,19 @@ def refuse_loop(call: str, instead: str) -> None:
             f"{instead}, the same call without `.blocking`, inside `async with mesh.connect():`; "
             "or do it in a thread of its own"
         )
+
+
+@contextmanager
+def entered(
+    client: Client, name: str, instead: str, block: AbstractAsyncContextManager[T, bool | None]
+) -> Generator[T]:
+    """Enter an async block in this thread. `instead`: what to write where an event loop runs."""
+    refuse_loop(f"{name}()", instead)
+    found = run_coroutine(client, block.__aenter__())
+    try:
+        yield found
+    except BaseException as error:
+        if not run_coroutine(client, block.__aexit__(type(error), error, error.__traceback__)):
+            raise
+    else:
+        run_coroutine(client, block.__aexit__(None, None, None))

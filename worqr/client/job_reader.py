@@ -103,6 +103,7 @@ def _state(fields: Mapping[str, bytes], word: str, uncounted: int) -> JobState:
         failures=counters[0],
         attempts=uncounted + sum(counters),
         error=_error(fields, traceback=False),
+        waits_for="" if _text(fields, "error_type") else _text(fields, "error_message"),
     )
 
 

@@ -113,6 +113,7 @@ def _facts(state: JobState) -> dict[str, Any]:
         "failures": state.failures,
         "attempts": state.attempts,
         "error": state.error,
+        "waits_for": state.waits_for if state.state in {"waiting", "due", "blocked"} else "",
         "next_run": run_at if state.state == "due" else None,
     }
 

@@ -32,7 +32,7 @@ from worqr.link.settings import DEFAULT, GIVEN, Address, LinkSettings, checked_c
 from worqr.link.subscription import Subscription
 from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver
-from worqr.link.thread_limits import run_blocking
+from worqr.link.thread_limits import end_waits_by, run_blocking
 from worqr.link.trio_driver import TrioDriver
 from worqr.link.watchers import Change
 
@@ -62,6 +62,7 @@ __all__ = [
     "boottime",
     "checked_credentials",
     "driver_here",
+    "end_waits_by",
     "loop_here",
     "loop_name_here",
     "run_blocking",

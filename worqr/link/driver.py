@@ -21,7 +21,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from worqr.errors import WorqrError
 from worqr.log_events import emit
@@ -38,6 +38,7 @@ class Waiter:
     """A call that waits, or will wait, until it is settled.
 
     Attributes:
+        ends_with_run: in a thread of a handler, the wait ends when the run is cancelled.
         settled: the call has its outcome.
         abandoned: the caller has given up. Set by the caller only.
         wake: runs in the loop when the waiter is settled. Changed in the loop only, once it is submitted.
@@ -48,6 +49,8 @@ class Waiter:
     """
 
     __slots__ = ("abandoned", "error", "settled", "wake")
+
+    ends_with_run: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.settled: bool = False
@@ -83,6 +86,14 @@ class Waiter:
                 raise error
             finally:
                 del error
+
+
+class _SignalWaiter(Waiter):
+    """A call that waits for something that others do. A request is not one: it takes its time, also to clean up."""
+
+    __slots__ = ()
+
+    ends_with_run = True
 
 
 class TimeLimit(Protocol):
@@ -262,7 +273,7 @@ class Signal:
 
     async def wait(self) -> None:
         """Wait until the event is set."""
-        waiter = Waiter()
+        waiter = _SignalWaiter()
         await self._driver.prepare(waiter)
         # set the waiter before checking; `set` works in the opposite order, so one of the two sees the other
         self._waiter = waiter

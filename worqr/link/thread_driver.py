@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from worqr.errors import Unavailable, UsageError
 from worqr.link.driver import SocketWatch, TimeLimit, Timer, Waiter, run_callback, wake_all
-from worqr.link.thread_limits import Limit, check_limits, next_limit, until
+from worqr.link.thread_limits import CancellableRun, Limit, check_limits, next_limit, run_here, until
 from worqr.link.timers import Timers
 
 T = TypeVar("T")
@@ -141,17 +141,22 @@ class ThreadDriver:
         gate = request.wake
         if gate is None:
             return  # it was settled meanwhile
+        assert isinstance(gate, _Gate), "a thread that waits has prepared to"
+        run = run_here() if request.ends_with_run else None
         self._waiting.add(request)
         try:
+            if run is not None:
+                run.add_wait(gate.nudge)
             if self._broken is not None:
                 request.fail(copy.copy(self._broken))
                 request.settle()
                 return
-            assert isinstance(gate, _Gate), "a thread that waits has prepared to"
             while not gate.is_open:
+                if run is not None:
+                    run.check_wait()
                 if self._takes_over(gate):
                     try:
-                        self._drive(gate)
+                        self._drive(gate, run)
                     finally:
                         self._stop_driving(gate)
                 elif not gate.is_open:
@@ -160,6 +165,8 @@ class ThreadDriver:
             request.abandon()
             raise
         finally:
+            if run is not None:
+                run.remove_wait(gate.nudge)
             self._waiting.discard(request)
             self._followers.pop(gate, None)  # type: ignore[call-overload]
             if self._followers and self._driving is None:
@@ -180,8 +187,8 @@ class ThreadDriver:
             self._followers[gate] = None
             return False
 
-    def _drive(self, gate: _Gate) -> None:
-        """Wait for the sockets and timers of all threads, until this thread's reply has arrived."""
+    def _drive(self, gate: _Gate, run: CancellableRun | None) -> None:
+        """Wait for the sockets and timers of all threads, until this thread's reply has arrived, or its `run` is cancelled."""
         reactor = self._reactor
         assert reactor is not None, "it was made when this thread took over"
         while not gate.is_open:
@@ -195,6 +202,8 @@ class ThreadDriver:
                 self._timers.run()
             if not gate.is_open:
                 check_limits()
+                if run is not None:
+                    run.check_wait()
 
     def _let_join(self) -> None:
         """Let other threads submit their requests, so that they are sent together; repeat while more arrive."""
@@ -343,6 +352,11 @@ class _Gate:
 
     def __call__(self) -> None:
         self.is_open = True
+        self.promote()
+        self._driver.wake_driving(self)
+
+    def nudge(self) -> None:
+        """Wake the thread, so that it checks whether its run is cancelled. Callable from any thread."""
         self.promote()
         self._driver.wake_driving(self)
 

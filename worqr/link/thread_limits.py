@@ -1,5 +1,7 @@
 """Run coroutines in plain threads, with time limits like ``trio.move_on_after``. A waiting thread checks its own limits.
 
+A thread of a handler also ends its wait when the run of that handler is cancelled. The peer knows these runs (`end_waits_by`).
+
 Not here: how such a coroutine waits (`thread_driver`).
 """
 
@@ -8,9 +10,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from worqr.errors import WorqrBug
 
@@ -18,6 +20,22 @@ T = TypeVar("T")
 
 _LONGEST = 3600.0
 """The longest single wait in seconds; the operating system limits it as well."""
+
+
+class CancellableRun(Protocol):
+    """The run of a task, whose handler waits in a thread."""
+
+    def check_wait(self) -> None:
+        """Raise the cancellation error of this thread, if the run is being cancelled."""
+        ...
+
+    def add_wait(self, wake: Callable[[], object]) -> None:
+        """Call `wake`, from any thread, when the run is cancelled."""
+        ...
+
+    def remove_wait(self, wake: Callable[[], object]) -> None:
+        """Do not call `wake` any more."""
+        ...
 
 
 class LimitPassed(BaseException):
@@ -62,7 +80,24 @@ class _Here(threading.local):
     limit: Limit | None = None
 
 
+class _Runs:
+    """How to find the run that this thread belongs to."""
+
+    find: Callable[[], CancellableRun | None] | None = None
+
+
 here: _Here = _Here()
+_runs: Final = _Runs()
+
+
+def end_waits_by(find: Callable[[], CancellableRun | None]) -> None:
+    """Let a cancelled run end the waits of its threads. `find` returns the run that a thread belongs to."""
+    _runs.find = find
+
+
+def run_here() -> CancellableRun | None:
+    """Return the run that this thread belongs to; None outside a handler."""
+    return None if _runs.find is None else _runs.find()
 
 
 def next_limit() -> float | None:

@@ -319,10 +319,10 @@ local function put_back(base, task, run_at, now, front, suspect)
   return enqueue_job(base, task.id, run_at, now, front, suspect, lane)
 end
 
--- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt.
--- `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with something to store becomes
--- a job. The field `queued` is the token of its place: a place with a token up to that of the last clearing is in the
--- trash. Returns how many tasks became claimable, and the id of the job, if it is one.
+-- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt; if it is not
+-- counted, with its message only. `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with
+-- something to store becomes a job. The field `queued` is the token of its place: a place with a token up to that of the last
+-- clearing is in the trash. Returns how many tasks became claimable, and the id of the job, if it is one.
 local function requeue(base, claim, task, release, policy, now)
   redis.call('DEL', base .. ':claim:' .. claim)
   local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
@@ -335,9 +335,10 @@ local function requeue(base, claim, task, release, policy, now)
     changes[release.counter] = task[release.counter]
   end
   if release.failure then
-    local why, message = is_counted and release.failure.reason, release.retry_message or release.failure.error_message
-    changes.error_type, changes.error_message = release.failure.error_type, truncated(message)
-    changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why or 'retry', changes.error_type, message)
+    local failed, message = release.failure, release.retry_message or release.failure.error_message
+    local kind, why = is_counted and failed.error_type or '', is_counted and failed.reason or 'retry'
+    changes.error_type, changes.error_message = kind, truncated(message)
+    changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why, failed.error_type, message)
   end
   if release.run_at then
     changes.run_at, changes.retried_at = digits(run_at), release.retried_at

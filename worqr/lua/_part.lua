@@ -71,11 +71,12 @@ local function remove_members(members, ids)
 end
 
 -- Returns true if a member may not be added to a part by the option `batch` of its dispatch: the part was closed at this version
--- or later, or cancelled.
+-- or later, or cancelled, or sealed after the home gave that option.
 -- LATER: most jobs are in no batch.
 local function is_closed(base, batch)
-  local kept = own(redis.pcall('HMGET', part_key(base, batch.token), 'v', 'closed', 'cancel_reason')) or {}
-  return whole_number(kept[1], 0) >= batch.number and (kept[2] or kept[3]) and true or false
+  local kept = own(redis.pcall('HMGET', part_key(base, batch.token), 'v', 'closed', 'cancel_reason', 'sealed')) or {}
+  local is_closed_now = kept[2] or kept[3] or kept[4] and not batch.sealed
+  return whole_number(kept[1], 0) >= batch.number and is_closed_now and true or false
 end
 
 -- Returns the suffix of ids that are generated in a shard of a queue; empty in the first one.

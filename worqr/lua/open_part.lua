@@ -1,5 +1,6 @@
 #!lua
--- open_part: opens a part of a batch, so that jobs of its queue can be added. A part that is open keeps its version.
+-- open_part: opens a part of a batch, so that jobs of its queue can be added. A part that is open keeps its version. To a sealed
+-- batch, only running jobs of it add more.
 -- KEYS[1] queue LIST
 -- KEYS[2] batch HASH
 -- KEYS[3] parts HASH
@@ -8,10 +9,12 @@
 -- ARGV[2] token of the batch; empty: of any
 -- ARGV[3] part base of its queue
 -- ARGV[4] max_parts
--- RETURNS ok version sealed token keep on_failed | cancelled reason | ended | unknown | full; sealed is 1 if its producer adds nothing more
+-- ARGV[5] inside 1: a running job of the batch adds jobs
+-- RETURNS ok version sealed token keep on_failed | cancelled reason | sealed | ended | unknown | full; in ok, sealed is 1 if its
+--   producer adds nothing more
 -- RESEND safe: a copy finds the part open
 local queue, batch, parts, batches = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, token, part, max_parts = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local id, token, part, max_parts, inside = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1'
 
 redis.call('ZCARD', batches)
 local kept = redis.call('HMGET', batch, 'token', 'state', 'cancel_reason', 'open_for', 'keep', 'on_failed')
@@ -22,6 +25,8 @@ elseif kept[3] then
   return {'cancelled', kept[3]}
 elseif kept[2] == 'ended' then
   return {'ended'}
+elseif kept[2] == 'sealed' and not inside then
+  return {'sealed'}
 end
 if v == 0 and redis.call('HLEN', parts) >= max_parts then
   return {'full'}

@@ -136,8 +136,11 @@ def open_batch(
     return new_call("open_batch", keys.base, names, args, read, numbered=True, size=sum(len(value) for value in flat))
 
 
-def open_part(keys: QueueKeys, id: str, token: str, part: str) -> Call[OpenedPart]:
-    """Open the part of the queue with the base `part`, so that jobs can be added there. An empty `token` is that of any batch."""
+def open_part(keys: QueueKeys, id: str, token: str, part: str, *, inside: bool = False) -> Call[OpenedPart]:
+    """Open the part of the queue with the base `part`, so that jobs can be added there. An empty `token` is that of any batch.
+
+    `inside`: a running job of the batch adds the jobs, which it may do after the seal.
+    """
 
     def read(reply: Reply) -> OpenedPart:
         word = status_word(reply)
@@ -157,7 +160,7 @@ def open_part(keys: QueueKeys, id: str, token: str, part: str) -> Call[OpenedPar
 
     known = BatchKeys(keys)
     names = (keys.base, known.batch(id), known.parts(id), known.batches)
-    return new_call("open_part", keys.base, names, (id, token, part, MAX_PARTS), read)
+    return new_call("open_part", keys.base, names, (id, token, part, MAX_PARTS, int(inside)), read)
 
 
 def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:

@@ -23,6 +23,7 @@ from worqr.ops.replies import (
     status_word,
     text,
     texts,
+    waits_for_of,
     wholes,
 )
 from worqr.script_call import Call
@@ -266,6 +267,7 @@ def _summary(
         failures=whole(failures, 0),
         attempts=tries + sum(whole(count, 0) for count in (failures, stalls, timeouts)),
         error=error_of(error_type, error_message),
+        waits_for=waits_for_of(error_type, error_message),
     )
     return TaskSummary(text(id), task, state, size, whole(timeout))
 

@@ -11,7 +11,7 @@ import msgspec
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import CancelReply
-from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, status_word, text, wholes
+from worqr.ops.replies import MAX_ITEMS, Reply, error_of, new_call, status_word, text, waits_for_of, wholes
 from worqr.records import RemoteError
 from worqr.script_call import Argument, Call, Merge
 from worqr.stored_values import finite, whole
@@ -148,6 +148,7 @@ class JobState:
     failures: int = 0
     attempts: int = 0
     error: RemoteError | None = None
+    waits_for: str = ""
 
 
 def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
@@ -168,6 +169,7 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
             failures=whole(failures, 0),
             attempts=whole(attempts, 0),
             error=error_of(error_type, error_message),
+            waits_for=waits_for_of(error_type, error_message),
         )
 
     names = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.dead_letter_index)

@@ -83,6 +83,11 @@ def error_of(type: bytes | None, message: bytes | None) -> RemoteError | None:
     return RemoteError(text(type), text(message or ""), "") if type else None
 
 
+def waits_for_of(type: bytes | None, message: bytes | None) -> str:
+    """Return what a task waits for after an attempt that was not counted: its message is stored without a type."""
+    return text(message or "") if not type else ""
+
+
 def texts(values: Iterable[bytes]) -> list[str]:
     """Decode names from the server; see `text`."""
     return [text(value) for value in values]

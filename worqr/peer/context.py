@@ -104,8 +104,27 @@ class Context:
 
     @property
     def ended_batch(self) -> BatchInfo | None:
-        """In a follow-up: the batch that has ended. In any other run: None."""
+        """In a follow-up: the batch that has ended. In any other run: None. A function that is always a follow-up calls
+        `batch_end()`.
+        """
         return ended_of(self._run.record)
+
+    def batch_end(self) -> BatchInfo:
+        """Return the batch that has ended, in a follow-up.
+
+        Returns:
+            Its counts, its id, and the `meta` that was passed to ``mesh.batch``.
+
+        Raises:
+            UsageError: This run is not the follow-up of a batch. It was enqueued in another way.
+        """
+        ended = self.ended_batch
+        if ended is None:
+            raise UsageError(
+                f"batch_end() is for the follow-up of a batch, and this task of {self.queue!r} was enqueued in another way: pass "
+                "the call to mesh.batch(then=...) or otherwise=..., or read ended_batch, which is None then"
+            )
+        return ended
 
     @property
     def items(self) -> Sequence[Context]:
@@ -153,12 +172,12 @@ class Context:
     def progress(self, done: float | None = None, message: str = "") -> None:
         """Report the progress of this run, from any thread. This never waits.
 
-        ``job.status()``, ``job.watch()`` and ``queue.running()`` show it until the run ends. Updates are limited to 10 per
-        second; only the latest is kept.
+        ``job.status()``, ``job.watch()`` and ``queue.running()`` show it. Updates are limited to 10 per second; only the latest
+        is kept. The last one is sent before the end of the run, and stays in the status as long as the result is kept.
 
         Args:
             done: A number from 0 to 1. A larger one is kept, with a Python warning at its line.
-            message: A text for people. At most 1,000 characters are kept.
+            message: A text for people. Only the first 1,000 characters are kept.
 
         Raises:
             UsageError: `done` is not a finite number, or `message` is not a str.

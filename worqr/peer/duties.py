@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from worqr.keys import RegistryKeys
-from worqr.link import Link
+from worqr.link import Link, end_waits_by
 from worqr.peer.adaptive_concurrency import AdaptiveConcurrency
 from worqr.peer.consumer import ConsumerServices
 from worqr.peer.consumer_runner import ConsumerRunner, RunStarters
@@ -30,7 +30,7 @@ from worqr.peer.progress import ProgressReporter
 from worqr.peer.queue_registrar import register_queues_forever
 from worqr.peer.reconciler import Reconciler
 from worqr.peer.registration import Registration
-from worqr.peer.run import Run
+from worqr.peer.run import Run, current_run
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Scheduler
 from worqr.peer.session import Session
@@ -88,8 +88,9 @@ class RunDuties:
 
 def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[KeyboardInterrupt], None]) -> RunDuties:
     """Make the duties about runs. `interrupted` is called when Ctrl-C arrives in a handler."""
-    scheduler, settles, deadlines = Scheduler(settings.concurrency), Settles(link), Deadlines()
-    counter = RunCounter(link)
+    end_waits_by(lambda: current_run.get(None))
+    scheduler, deadlines, progress = Scheduler(settings.concurrency), Deadlines(), ProgressReporter(link)
+    settles, counter = Settles(link, progress.send_before_end), RunCounter(link)
     settler = Settler(
         *(link, settles, counter, scheduler.dispatch), max_result=settings.max_payload, observer=settings.observer
     )
@@ -104,7 +105,7 @@ def run_duties(settings: PeerSettings, link: Link, interrupted: Callable[[Keyboa
         settles=settles,
         counter=counter,
         settler=settler,
-        progress=ProgressReporter(link),
+        progress=progress,
         saver=StateSaver(link),
         concurrency=AdaptiveConcurrency(scheduler),
     )

@@ -8,8 +8,9 @@ that claimed it as a `RunHost`; a worker process and the testing package have ho
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -31,6 +32,8 @@ PolicyFields = tuple[tuple[bytes, bytes], ...]
 """Policy fields of a job, which replace those of its queue."""
 
 _BECOMING: Final = threading.Lock()
+_waits: Final[dict[Callable[[], object], Run[Any]]] = {}
+"""The threads of handlers that wait for the server: how each is woken, and its run. Changed from any thread, by single steps."""
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
 
 
@@ -297,6 +300,9 @@ class Run(Generic[Host]):
             self.state = CANCELLING
             if self.scope is not None:
                 self.scope.cancel()
+                for wake, run in list(_waits.items()):
+                    if run is self:
+                        wake()
 
     def note_lost(self) -> None:
         """Note that its claim is lost. The handler is not cancelled, because the save that it waits for raises ClaimLost."""
@@ -364,6 +370,21 @@ class Run(Generic[Host]):
             self.offloaded.check_cancelled()
         else:
             check_thread()
+
+    # Called by a thread that waits for the server, in a call of worqr
+
+    def check_wait(self) -> None:
+        """Do as `check_cancelled`. A thread that the handler has started itself goes on."""
+        with suppress(UsageError):
+            self.check_cancelled()
+
+    def add_wait(self, wake: Callable[[], object]) -> None:
+        """Call `wake` when the run is cancelled."""
+        _waits[wake] = self
+
+    def remove_wait(self, wake: Callable[[], object]) -> None:
+        """Do not call `wake` any more."""
+        _waits.pop(wake, None)
 
 
 class Timer:

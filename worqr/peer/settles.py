@@ -65,13 +65,18 @@ class Settle:
 class Settles:
     """The unaccepted settles of one peer, by the name of their queue. Changed only in the loop.
 
+    `before_end` is called before each request with the claims that it ends, and may send what these runs have reported.
+
     Attributes:
         crowded: names of queues where so many settles are refused that no more tasks are taken there.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(
+        self, link: Link, before_end: Callable[[QueueKeys, Registration, Sequence[int]], None] | None = None
+    ) -> None:
         self.crowded: set[str] = set()
         self._link = link
+        self._before_end = before_end
         self._sent: dict[str, set[Settle]] = {}
         self._refused: dict[str, set[Settle]] = {}
         self._throttle = ErrorThrottle(logger)
@@ -142,6 +147,8 @@ class Settles:
 
     def _send(self, settle: Settle) -> None:
         self._sent.setdefault(settle.keys.name, set()).add(settle)
+        if self._before_end is not None:
+            self._before_end(settle.keys, settle.registration, settle.claims)
         self._link.post(settle.make(settle.claims), partial(self._replied, settle), owner=settle.registration)
 
     def _replied(self, settle: Settle, value: Any, failure: Exception | None) -> None:

@@ -97,6 +97,8 @@ class RecordedBatch(OpenBatch):
             raise BatchEnded(
                 f"{self!r} was cancelled" + (f": {self._batch.cancelled[0]}" if self._batch.cancelled[0] else "")
             )
+        if self._sealed:
+            raise BatchEnded(self._sealed_text())
         job = await self._producer.dispatch(call)
         self._put_at(call.queue)
         self._batch.calls.append(call)
