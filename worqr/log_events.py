@@ -266,8 +266,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "relay": _event(
         (INFO, ERROR),
-        "messages about batches are late, and the leader tries again; or one that cannot be read was dropped",
-        "queue error repeated",
+        "messages about batches are late, and the leader tries again; one that cannot be read was dropped; or a queue does not "
+        "hold the follow-up of a batch",
+        "queue count error repeated",
     ),
     "tick_schedules": _event(
         (INFO, WARNING, ERROR),

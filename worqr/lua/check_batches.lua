@@ -17,10 +17,11 @@ local reply, ready = {#ids == limit and 'more' or 'ok'}, 0
 for _, id in ipairs(ids) do
   local batch = batch_key(queue, id)
   local kept = own(redis.pcall('HMGET', batch, 'state', 'open_until', 'ended_at', 'keep', 'token')) or {}
-  local state, forgotten_at = kept[1], whole_number(kept[3], 0) + whole_number(kept[4], 0)
-  if not (state and kept[5]) or state == 'ended' and forgotten_at <= now then
-    redis.call('DEL', batch, batch .. ':parts')
-    redis.call('ZREM', batches, id)
+  local state, forgotten_at = kept[5] and kept[1], whole_number(kept[3], 0) + whole_number(kept[4], 0)
+  if state == 'ended' and forgotten_at <= now and has_release(queue, batch) then
+    check_batch_in(queue, id, FIRST_CHECK, now)
+  elseif not state or state == 'ended' and forgotten_at <= now then
+    forget_batch(queue, id)
   elseif state == 'ended' then
     check_batch_in(queue, id, forgotten_at, 0)
   elseif state == 'open' and whole_number(kept[2], 0) > now then
