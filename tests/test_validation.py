@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
+import subprocess
+import sys
 import traceback
 from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import worqr
+from tests.support.children import ROOT
 from worqr.job_options import encode_options
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, failed_record, fields_as_json, remote_error
@@ -115,6 +120,25 @@ def test_any_error_travels() -> None:
     assert group.type == "BaseExceptionGroup"
     assert "KeyError" in group.traceback and "SystemExit" in group.traceback
     assert remote_error(ValueError()).message == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("app.py", "app.Mine"), ("-m pkg.app", "pkg.app.Mine"), ("-m pkg", "pkg.Mine")]
+)
+def test_a_class_of_a_script_has_the_name_with_which_others_import_it(tmp_path: Path, command: str, name: str) -> None:
+    code = (
+        "import worqr\nfrom worqr.policy import retry_fields\nfrom worqr.remote_error import error_type\n"
+        "class Mine(Exception): ...\n"
+        "print(error_type(Mine()), retry_fields(worqr.RetryPolicy(fail_on=(Mine, worqr.Unavailable)))['fail_on'])\n"
+    )
+    (tmp_path / "pkg").mkdir()
+    for path in ("app.py", "pkg/app.py", "pkg/__main__.py", "pkg/__init__.py"):
+        (tmp_path / path).write_text("" if path.endswith("__init__.py") else code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, *command.split()], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == f"{name} {name} worqr.Unavailable\n", found.stderr
 
 
 def test_an_error_whose_text_ends_the_process_travels_too() -> None:

@@ -117,6 +117,21 @@ async def test_each_odd_result_is_a_failure_that_says_why(mesh: worqr.Mesh, plac
     assert {name for name, error in found.items() if "its result cannot be kept" not in error.message} == set()
 
 
+async def test_each_odd_error_of_the_block_of_a_claim_is_its_failure(new_mesh: NewMesh, expects_left: Any) -> None:
+    expects_left("{Q1}:failed", "{Q1}:aside*")
+    mesh, count = new_mesh(), 0
+    async with joined(mesh) as peer, peer.work("Q1", retry=odd_errors.ONCE) as claims:
+        for name, (_, make) in ERRORS.items():
+            error = make()
+            if issubclass(type(error), Exception):
+                await mesh.queue("Q1").enqueue(name.encode())
+                (claim,) = await claims.take(1)
+                async with claim:
+                    raise error
+                count += 1
+        assert (await mesh.queue("Q1").info()).failed == count > 80
+
+
 # Where it is read, and what holds if even that fails
 
 

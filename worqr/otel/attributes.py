@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from worqr.inside import run_of
 from worqr.peer.context import Context
-from worqr.policy import Broken, Failure, Retry
+from worqr.policy import Broken, Failure, Policy, Retry, decide_retry
+from worqr.remote_error import error_type as type_in_records
 from worqr.run_counts import waited_ms
+from worqr.tracebacks import is_a
 from worqr.tracing import Server
-from worqr.validation import name_of
 
 SYSTEM: Final = {"messaging.system": "worqr"}
 ERRORS: Final = frozenset({"raised", "failure", "broken", "timeout"})
@@ -50,16 +51,14 @@ def of_run(context: Context, *, body_size: bool) -> dict[str, Any]:
 
 
 def outcome_of(error: BaseException, context: Context) -> str:
-    """Return how the run ended that raised this error."""
-    if isinstance(error, Retry):
-        return "retry"
-    if isinstance(error, Broken):
-        return "broken"
-    if isinstance(error, Failure):
-        return "failure"
+    """Return how the run ended that raised this error. A group counts as in the retry policy."""
+    decided = decide_retry(error, Policy(), 0).error
+    for kind, outcome in ((Retry, "retry"), (Broken, "broken"), (Failure, "failure")):
+        if is_a(decided, kind):
+            return outcome
     return context.cancel_reason or "raised"
 
 
 def error_type(error: BaseException | None) -> str:
-    """Return the type of an error; None: a timeout."""
-    return "timeout" if error is None else name_of(type(error))
+    """Return the type of an error, as in the records; None: a timeout."""
+    return "timeout" if error is None else type_in_records(decide_retry(error, Policy(), 0).error)

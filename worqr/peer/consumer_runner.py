@@ -30,6 +30,7 @@ from worqr.peer.run import Run, current_run, failed_of
 from worqr.peer.scheduler import Pool, Share
 from worqr.peer.settings import PeerSettings
 from worqr.policy import RetryPolicy
+from worqr.tracebacks import is_a, leaves_of, one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +202,9 @@ async def _wait_left(consumers: Sequence[HandlerConsumer]) -> None:
 
 def unwrap_error(group: BaseException) -> BaseException:
     """Return the error that ended the engine, without the exception groups of internal nurseries."""
-    while isinstance(group, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", group).exceptions[0]
-    if isinstance(group, WorqrError) or not isinstance(group, Exception):
+    group = next((leaf for leaf, _ in leaves_of(group)), group)
+    if is_a(group, WorqrError) or not is_a(group, Exception):
         return group
-    bug = WorqrBug(
-        f"the peer ended, because one of its duties failed ({type(group).__name__}: {group}); please report this"
-    )
+    bug = WorqrBug(f"the peer ended, because one of its duties failed ({one_line(group)}); please report this")
     bug.__cause__ = group
     return bug

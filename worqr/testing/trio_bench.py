@@ -31,6 +31,7 @@ from worqr.testing.bench_server import bench_server
 from worqr.testing.clock import Clock, delete_keys
 from worqr.testing.patching import patched
 from worqr.testing.sent_calls import Sent
+from worqr.tracebacks import add_note, is_a
 from worqr.validation import Seconds, to_ms
 from worqr.validation import seconds as seconds_of
 
@@ -157,7 +158,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
     def record_error(context: Context, error: BaseException) -> None:
         if not _is_planned(context, error):
             said = f"raised by the handler of {context.queue!r}, in attempt {context.attempt} of job {context.id}"
-            error.add_note(f"{error.remote.traceback}{said}" if isinstance(error, ChildError) else said)
+            add_note(error, f"{error.remote.traceback}{said}" if is_a(error, ChildError) else said)
             errors.append(error)
 
     client = client_of(mesh)
@@ -183,4 +184,4 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
 def _is_planned(context: Context, error: BaseException) -> bool:
     """Return True if the handler has raised `Retry`, and runs again."""
     decision = decide_retry(error, context._run.policy, context.failures, context.stalls)  # pyright: ignore[reportPrivateUsage]
-    return isinstance(decision.error, Retry) and not (decision.counted and context.last_attempt)
+    return is_a(decision.error, Retry) and not (decision.counted and context.last_attempt)
