@@ -43,7 +43,7 @@ class _FreezegunFinder(MetaPathFinder):
                 run(module)
                 _configure_freezegun(module)
 
-            spec.loader.exec_module = run_and_configure
+            vars(spec.loader)["exec_module"] = run_and_configure
         return spec
 
 

@@ -132,7 +132,11 @@ class FencedTracing:
 
     def plain_carrier(self) -> Carrier | None:
         """Return the context for plain tasks; None if there is none, or if that fails."""
-        return _fenced(lambda: _checked(self._tracing.plain_carrier()), None)
+        return _fenced(self._plain_carrier, None)
+
+    def _plain_carrier(self) -> Carrier | None:
+        carrier = self._tracing.plain_carrier()
+        return None if carrier is None else _checked(carrier)
 
     def creating(self, queue: str, server: Server) -> Carrier:
         """Return the context for one of many jobs; empty if that fails."""
@@ -232,10 +236,9 @@ def _report(raised: BaseException) -> None:
     report_once("the tracing", raised)
 
 
-def _checked(carrier: Carrier | None) -> Any:
+def _checked(carrier: Carrier) -> Carrier:
     """Raise TypeError unless a carrier consists of names and texts."""
-    texts = () if carrier is None else cast("Iterable[object]", (*carrier, *carrier.values()))
-    if not all(isinstance(text, str) for text in texts):
+    if not all(isinstance(text, str) for text in cast("Iterable[object]", (*carrier, *carrier.values()))):
         raise TypeError(f"a carrier must consist of texts, not {carrier!r}")
     return carrier
 

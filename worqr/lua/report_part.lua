@@ -14,7 +14,6 @@
 local queue, batch, batches = KEYS[1], KEYS[2], KEYS[3]
 local id, token, part, version, closed, counts = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
-version = whole_number(version, 0)
 check_types(queue)
 if not (is_line(part) and is_digits(version) and is_counts(counts)) then
   return redis.error_reply('ERR the part, the version and the counts of a report cannot be that')

@@ -18,8 +18,7 @@ FLUSH_WITHIN = 5
 """Seconds for flushing the standard streams. A thread of the parent may have held their locks when it was forked."""
 
 count: int = 0
-"""How many forks lie between the first process and this one. Code that calls a handler compares it with the number from before.
-"""
+"""How many forks lie between the first process and this one. Code that calls a handler compares it before and after."""
 
 
 def _after_in_child() -> None:
