@@ -168,7 +168,7 @@ class ThreadDriver:
             if run is not None:
                 run.remove_wait(gate.nudge)
             self._waiting.discard(request)
-            self._followers.pop(gate, None)  # type: ignore[call-overload]
+            self._followers.pop(gate, None)
             if self._followers and self._driving is None:
                 self._hand_on()
 
