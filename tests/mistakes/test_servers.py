@@ -82,7 +82,9 @@ def test_too_few_rights(own_server: Server) -> None:
     said = connecting_to(f"redis://app:secret@127.0.0.1:{own_server.port}/0")
     assert said.startswith("RefusedByServer: "), said
     assert "NOPERM" in said
-    assert "ACL LOG on the server names what is missing, and the page Permissions of the docs has complete rules" in said
+    assert (
+        "ACL LOG on the server names what is missing, and the page Permissions of the docs has complete rules" in said
+    )
 
 
 def test_a_database_that_is_not_there(server: Server) -> None:
