@@ -138,19 +138,6 @@ local function claim_holders(base)
   return workers
 end
 
--- Returns the first `limit` claims of a set in their order (-1: all). What another application has written there is left out.
-local function claims_in(held, limit)
-  local claims, found = redis.pcall('SORT_RO', held, 'LIMIT', 0, limit), {}
-  local unsorted = claims.err and not string.find(claims.err, '^WRONGTYPE') -- a member is no number
-  for _, claim in ipairs(unsorted and read_or({}, 'SMEMBERS', held) or own(claims) or {}) do
-    found[#found + 1] = #claim <= 16 and string.find(claim, '^%d+$') and claim or nil
-  end
-  if unsorted then
-    table.sort(found, function(one, other) return tonumber(one) < tonumber(other) end)
-  end
-  return found
-end
-
 -- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of
 -- claims. `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all
 -- are done.
@@ -158,7 +145,7 @@ local function each_claim(base, holders, after, budget, look)
   local last, behind = string.match(after, '^(%d+) (.*)$')
   for _, worker in ipairs(holders) do
     if not behind or worker >= behind then
-      for _, claim in ipairs(claims_in(base .. ':claims:' .. worker, -1)) do
+      for _, claim in ipairs(claims_in(base .. ':claims:' .. worker)) do
         if worker ~= behind or tonumber(claim) > tonumber(last) then
           if budget <= 0 then
             return after

@@ -18,8 +18,8 @@ local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- The fields of the record `key`. `tries`: attempts that the three counters do not count.
 local function status_of(status, key, tries)
-  local kept = read_or({}, 'HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
-    'timeouts', 'error_type', 'error_message')
+  local kept = own(redis.pcall('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
+    'timeouts', 'error_type', 'error_message')) or {}
   local attempts = tries + (stored_number(kept[6]) or 0) + (stored_number(kept[7]) or 0) + (stored_number(kept[8]) or 0)
   return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
 end
@@ -35,7 +35,8 @@ end
 local found, outcome = find_result(result, older_result, number)
 if found then
   local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
-  return {outcome, false, false, false, kept[1], kept[2], kept[3], kept[4] and (stored_number(kept[4]) or 0) or 1, kept[5], kept[6]}
+  local attempts = kept[4] and (stored_number(kept[4]) or 0) or 1
+  return {outcome, false, false, false, kept[1], kept[2], kept[3], attempts, kept[5], kept[6]}
 end
 local aside = find_dead_letter(dead_letter_index, aside_stem, id, number)
 if aside then

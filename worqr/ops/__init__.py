@@ -44,6 +44,7 @@ from worqr.ops.consumers import (
 )
 from worqr.ops.dead_letters import (
     MAX_HEADS,
+    DeadLetterClaim,
     DeadLetterList,
     DeadLetterPage,
     count_errors,
@@ -164,6 +165,7 @@ from worqr.ops.replies import (
 )
 from worqr.ops.schedules import (
     FIRED_EXPIRE_S,
+    MAX_PENDING,
     SCHEDULES_AT_ONCE,
     SCHEDULES_BYTES,
     SCHEDULES_EXPIRE_S,
@@ -226,6 +228,7 @@ __all__ = [
     "MAX_ITEMS",
     "MAX_LOG_TEXT",
     "MAX_PARTS",
+    "MAX_PENDING",
     "MAX_SKIPPED",
     "MESSAGES_AT_ONCE",
     "NOTE_EVERY",
@@ -249,6 +252,7 @@ __all__ = [
     "Beat",
     "Call",
     "CancelReply",
+    "DeadLetterClaim",
     "DeadLetterList",
     "DeadLetterPage",
     "Dispatched",
