@@ -101,7 +101,7 @@ class WorkerInfo:
     host: str
     """The host name of its machine."""
     pid: int
-    """Its process id."""
+    """Its process id; 0 if it is not known."""
     app: str
     """The name of its application, from ``Mesh(app=...)``."""
     version: str
@@ -109,9 +109,9 @@ class WorkerInfo:
     queues: frozenset[str]
     """The names of the queues that it serves."""
     running: int
-    """The number of tasks that it ran at its last heartbeat."""
+    """The number of tasks that it ran at its last heartbeat; 0 if it is not known."""
     room: int
-    """The free part of its concurrency at its last heartbeat, in units."""
+    """The free part of its concurrency at its last heartbeat, in units; 0 if it is not known."""
     beat_age: float
     """Seconds since its last heartbeat; infinite if its key has expired. 0 for a worker with ``keepalive=None``."""
     state: Literal["ready", "quiet", "leaving", "missing", "dead"] = "ready"

@@ -50,7 +50,7 @@ class Failed:
     error: RemoteError
     """The error of the last run."""
     failures: int
-    """The number of runs that failed."""
+    """The number of runs that failed. 0, as for `stalls` and `timeouts`, if another program has stored no number there."""
     stalls: int
     """The number of workers that died while running it."""
     timeouts: int
@@ -58,7 +58,7 @@ class Failed:
     worker: str
     """The id of the worker that ran it last."""
     at: datetime
-    """The time at which it was given up, by the server's clock."""
+    """The time at which it was given up, by the server's clock; 1970-01-01 if another program has stored no time there."""
     meta: Mapping[str, str]
     """The `meta` of its dispatch; empty for a plain task."""
     size: int = 0

@@ -271,6 +271,8 @@ def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     bounds = {row[0]: row[1] for row in rows("schedules.md", "Bounds")}
     assert bounds["period of `every`"] == f"at least {schedule_registry.MIN_PERIOD:g} s"
     assert bounds["payload of a scheduled call"] == f"{schedule_registry.MAX_TASK // 1024} KiB"
+    assert bounds["cron expression"] == f"{cron.LONGEST_EXPRESSION} characters"
+    assert bounds["name of a time zone"] == f"{cron.LONGEST_ZONE} characters"
     assert bounds["missed firings that are made up for"] == f"{schedule_registry.MAX_CATCH_UP}"
     assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{schedule_ticker.MAX_PENDING};")
     text = section("schedules.md", "Missed firings")

@@ -15,18 +15,17 @@ from worqr.client.inspection import ask_each
 from worqr.client.notifications import sleep
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
-from worqr.ops import HEAD_BYTES, MAX_ITEMS, DeadLetterList, DeadLetterPage
-from worqr.ops.dead_letters import Claim
+from worqr.ops import HEAD_BYTES, MAX_ITEMS, DeadLetterClaim, DeadLetterList, DeadLetterPage
 from worqr.records import Failed
 from worqr.remote_error import failed_record
 from worqr.script_call import Call
 from worqr.stored_values import whole
 from worqr.validation import check_count, check_text, to_ms
 
-ClaimsByShard = list[tuple[QueueKeys, list[Claim]]]
+ClaimsByShard = list[tuple[QueueKeys, list[DeadLetterClaim]]]
 """The claims under which tasks failed, by shard."""
 Entries = list[Failed]
-Change = Callable[[QueueKeys, DeadLetterList, Sequence[Claim]], Call[int]]
+Change = Callable[[QueueKeys, DeadLetterList, Sequence[DeadLetterClaim]], Call[int]]
 """Makes the request that changes some entries."""
 Progress = Callable[[int, int], object]
 PIECE: Final = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -21,6 +21,7 @@ from worqr.stored_values import finite, whole
 from worqr.validation import from_ms
 
 _SECONDS: Final = frozenset({"min_backoff", "max_backoff", "timeout", "result_ttl"})
+_Ms = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
 
@@ -167,7 +168,7 @@ def _expires_at(fields: Mapping[str, bytes]) -> datetime | None:
 def _tries(packed: bytes) -> tuple[Try, ...]:
     """Return the stored tries; none if another program stored something else."""
     try:
-        entries = msgspec.msgpack.decode(packed, type=list[tuple[int, int, str, str, str, str]])
+        entries = msgspec.msgpack.decode(packed, type=list[tuple[_Ms, _Ms, str, str, str, str]])
         return tuple(
             Try(from_ms(at), ms / 1000, worker, cast("Any", reason), RemoteError(kind, message, ""))
             for at, ms, worker, reason, kind, message in entries

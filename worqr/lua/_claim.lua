@@ -140,20 +140,6 @@ local function claim_holders(base)
   return workers
 end
 
--- Returns the first `most` claims of a set in their order (nil: all). What another application has written there is left out: with
--- some of it, the server does not sort the set.
-local function claims_in(held, most)
-  local sorted = own(redis.pcall('SORT_RO', held, 'LIMIT', 0, most or -1), 'double')
-  local claims = {}
-  for _, claim in ipairs(sorted or read_or({}, 'SMEMBERS', held)) do
-    claims[#claims + 1] = #claim <= 16 and string.find(claim, '^%d+$') and claim or nil
-  end
-  if not sorted then
-    table.sort(claims, function(one, other) return tonumber(one) < tonumber(other) end)
-  end
-  return claims
-end
-
 -- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of
 -- claims. `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all
 -- are done.

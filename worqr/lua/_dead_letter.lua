@@ -27,7 +27,7 @@ local function dead_letter_entry(aside, size, head, room)
     return own(redis.pcall('HGETALL', aside)) or {}, size
   end
   local record, readable = {}, is_whole or size <= room
-  for _, name in ipairs(read_or({}, 'HKEYS', aside)) do
+  for _, name in ipairs(own(redis.pcall('HKEYS', aside)) or {}) do
     if name == 'task' then
       local task = readable and redis.call('HGET', aside, name) or ''
       record[#record + 1], record[#record + 2] = name, is_whole and task or string.sub(task, 1, head)
@@ -166,9 +166,9 @@ end
 -- Returns the key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none.
 -- `stem` is the prefix of such keys. Reads the newest 100 records of the id.
 local function find_dead_letter(dead_letter_index, stem, id, number)
-  local claim = read_or(nil, 'HGET', dead_letter_index, id)
+  local claim = own(redis.pcall('HGET', dead_letter_index, id))
   for _ = 1, 100 do
-    local kept = claim and read_or(nil, 'HMGET', stem .. claim, 'task', 'first', 'last', 'older')
+    local kept = claim and own(redis.pcall('HMGET', stem .. claim, 'task', 'first', 'last', 'older'))
     if not kept then
       return nil
     elseif kept[1] and (not kept[2] or covers(number, kept[2], kept[3])) then

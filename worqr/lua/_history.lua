@@ -9,7 +9,7 @@ local FIRST_RECORD = '\0\0\0\1' -- the same of the first record of a ring
 
 -- Returns the fields of a hash as numbers modulo 2^32. Missing fields are 0.
 local function read_totals(key, fields)
-  local totals = read_or({}, 'HMGET', key, unpack(fields))
+  local totals = own(redis.pcall('HMGET', key, unpack(fields))) or {}
   for i = 1, #fields do
     totals[i] = whole_number(totals[i], 0, NEVER) % 4294967296
   end
@@ -18,9 +18,9 @@ end
 
 -- Returns how many tasks of the queue are claimed, and the workers that serve it.
 local function count_running(queue, workers)
-  local serving, running = read_or({}, 'HKEYS', workers), 0
+  local serving, running = (own(redis.pcall('HKEYS', workers)) or {}), 0
   for _, worker in ipairs(serving) do
-    running = running + read_or(0, 'SCARD', queue .. ':claims:' .. worker)
+    running = running + (own(redis.pcall('SCARD', queue .. ':claims:' .. worker)) or 0)
   end
   return running, serving
 end
@@ -40,7 +40,7 @@ end
 -- Returns a record of the queue at `now`. `age`: ms for which the oldest task has waited, if it is a plain task, or -1.
 local function history_record(queue, workers, due, failed, counts, runs, now, since, age)
   local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
-  local run_at = in_front and stored_number(read_or(nil, 'HGET', queue .. ':job:' .. in_front, 'run_at'))
+  local run_at = in_front and stored_number(own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at')))
   if run_at then
     age = math.max(0, now - run_at)
   end
@@ -52,8 +52,8 @@ local function history_record(queue, workers, due, failed, counts, runs, now, si
   end
   local format = '>I4I4I2I2I4I4I4I4I4' .. string.rep('I4', #totals)
   return struct.pack(format, math.floor(now / 60000), since, now % 60000, math.min(#serving, 65535),
-    age < 0 and NO_AGE or math.min(age, NO_AGE - 1), waiting, read_or(0, 'ZCARD', due), running,
-    read_or(0, 'ZCARD', failed), unpack(totals))
+    age < 0 and NO_AGE or math.min(age, NO_AGE - 1), waiting, (own(redis.pcall('ZCARD', due)) or 0), running,
+    (own(redis.pcall('ZCARD', failed)) or 0), unpack(totals))
 end
 
 -- Stores the record in the ring of `step` minutes. It replaces an earlier record of the same time, but for the minute since

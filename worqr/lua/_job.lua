@@ -33,13 +33,13 @@ end
 -- Returns the key of the record of a job that has not ended: `active` or `job`; nil if there is none. If both exist, it is
 -- the active one, unless the dispatch `number` belongs to the other. A record in the trash does not count.
 local function find_live_record(active, job, counts, number)
-  local run = read_or({}, 'HMGET', active, 'claim', 'first', 'last')
+  local run = own(redis.pcall('HMGET', active, 'claim', 'first', 'last')) or {}
   if run[1] and covers(number, run[2], run[3]) then
     return active
   end
-  local kept = read_or({}, 'HMGET', job, 'queued', 'first', 'last')
+  local kept = own(redis.pcall('HMGET', job, 'queued', 'first', 'last')) or {}
   if kept[1] and covers(number, kept[2], kept[3])
-    and not is_trashed(kept[1], whole_number(read_or(0, 'HGET', counts, 'cleared'), 0, NEVER)) then
+    and not is_trashed(kept[1], whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)) then
     return job
   end
   return nil

@@ -222,9 +222,9 @@ end
 
 -- Calls look(lane, list) for the lanes with tasks, by name, from `first` on (nil: from the first one on), until it returns false.
 local function each_lane(base, first, look)
-  local epoch, after = redis.call('HGET', base .. ':lanes', 'epoch'), first and '[' .. first or '-'
+  local epoch, after = own(redis.pcall('HGET', base .. ':lanes', 'epoch')) or false, first and '[' .. first or '-'
   while after do
-    local page = redis.call('ZRANGEBYLEX', base .. ':lanes:names', after, '+', 'LIMIT', 0, 100)
+    local page = own(redis.pcall('ZRANGEBYLEX', base .. ':lanes:names', after, '+', 'LIMIT', 0, 100)) or {}
     for _, lane in ipairs(page) do
       if not look(lane, lane_list(base, lane, epoch)) then
         return

@@ -157,12 +157,24 @@ local function read_items(key, first, from_front, max_bytes, look)
   return true
 end
 
+local MORE_CLAIMS = 1000 -- that are read: what another application has written may come first
+
+-- Returns the first `limit` claims of a set in their order, or all of them. What another application has written there is left out.
+-- Claims have the same number of digits, and a text in the set is no error if they are sorted as texts.
+local function claims_in(held, limit)
+  local found, most = {}, limit and limit + MORE_CLAIMS or -1
+  for _, claim in ipairs(own(redis.pcall('SORT_RO', held, 'ALPHA', 'LIMIT', 0, most)) or {}) do
+    found[#found + 1] = #found ~= limit and #claim <= 16 and string.find(claim, '^%d+$') and claim or nil
+  end
+  return found
+end
+
 -- Returns how many tasks wait: the length of the lists, those of the lanes too, without the references whose record is gone. A
 -- count of these that is no number, or larger than the lists, counts as zero.
 local function waiting_length(base)
-  local items = redis.call('LLEN', base) + read_or(0, 'LLEN', base .. ':suspects')
-  items = items + whole_number(read_or(0, 'HGET', base .. ':lanes', 'waiting'), 0)
-  local stale = whole_number(read_or(0, 'HGET', base .. ':counts', 'stale'), 0)
+  local items = redis.call('LLEN', base) + (own(redis.pcall('LLEN', base .. ':suspects')) or 0)
+  items = items + whole_number(own(redis.pcall('HGET', base .. ':lanes', 'waiting')), 0)
+  local stale = whole_number(own(redis.pcall('HGET', base .. ':counts', 'stale')), 0)
   return items - (stale <= items and stale or 0)
 end
 

@@ -10,7 +10,7 @@ end
 -- result never belongs to it, even if the newest kept none. An outcome that no script writes is no result.
 local function find_result(result, older_result, number)
   for _, key in ipairs({result, number ~= 0 and older_result or nil}) do
-    local kept = read_or({}, 'HMGET', key, 'outcome', 'first', 'last')
+    local kept = own(redis.pcall('HMGET', key, 'outcome', 'first', 'last')) or {}
     local known = kept[1] == 'finished' or kept[1] == 'failed' or kept[1] == 'cancelled'
     if known and covers(number, kept[2], kept[3]) then
       return key, kept[1]

@@ -43,19 +43,10 @@ local function add_to(key, field, n)
   return sum or n
 end
 
--- Returns the reply to a command that reads, or `default` if another application has written a key of another type.
-local function read_or(default, ...)
-  local reply = own(redis.pcall(...))
-  if reply == nil then
-    return default
-  end
-  return reply
-end
-
 -- Returns what the function `read` returns, which must not write, or nil if it cannot read what another application has
 -- written: a key of another type, or a text where a number should be. A refusal, such as a missing permission, is raised.
-local function tolerant(read, ...)
-  local done, first, second = pcall(read, ...)
+local function tolerant(read)
+  local done, first, second = pcall(read)
   if done then
     return first, second
   end

@@ -10,14 +10,14 @@
 local queue, list = KEYS[1], KEYS[2]
 local rank, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
-local numbers, page = {}, read_or({}, 'ZRANGE', list, rank, rank + limit - 1)
+local numbers, page = {}, own(redis.pcall('ZRANGE', list, rank, rank + limit - 1)) or {}
 for _, claim in ipairs(page) do
   local error_type = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'error_type'))
   if error_type then
     numbers[error_type] = (numbers[error_type] or 0) + 1
   end
 end
-local reply = {rank + #page < read_or(0, 'ZCARD', list) and 'more' or 'ok'}
+local reply = {rank + #page < (own(redis.pcall('ZCARD', list)) or 0) and 'more' or 'ok'}
 for error_type, number in pairs(numbers) do
   reply[#reply + 1], reply[#reply + 2] = error_type, number
 end

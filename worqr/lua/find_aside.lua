@@ -15,11 +15,11 @@ for i = 1, #ARGV do
   local named = ARGV[i]
   local claim = next_claim[named]
   if claim == nil then
-    claim = read_or(nil, 'HGET', dead_letter_index, named)
+    claim = own(redis.pcall('HGET', dead_letter_index, named))
   end
-  while claim and not read_or(nil, 'ZSCORE', list, claim) do
+  while claim and not own(redis.pcall('ZSCORE', list, claim)) do
     steps = steps + 1
-    claim = steps < MOST_STEPS and read_or(nil, 'HGET', queue .. ':aside:' .. claim, 'older')
+    claim = steps < MOST_STEPS and own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'older'))
   end
   if claim then
     reply[#reply + 1] = claim

@@ -23,7 +23,8 @@ if not job_id(task) then
       places[#places + 1] = length - 1 - index
     end
   end
-  local after = each_claim(queue, tolerant(claim_holders, queue) or {}, '-', budget, function(claim, worker)
+  local holders = tolerant(function() return claim_holders(queue) end) or {}
+  local after = each_claim(queue, holders, '-', budget, function(claim, worker)
     if #claims < 2 * most and own(redis.pcall('LPOS', queue .. ':claim:' .. claim, task)) then
       claims[#claims + 1], claims[#claims + 2] = claim, worker
     end

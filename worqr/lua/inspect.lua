@@ -34,26 +34,31 @@ local MOST_READ = 500 -- batches, in the order in which the leader looks at them
 local running, serving = count_running(queue, workers)
 local now, waiting = now_ms(), waiting_length(queue)
 local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
-local run_at = in_front and stored_number(read_or(nil, 'HGET', queue .. ':job:' .. in_front, 'run_at'))
+local run_at = in_front and stored_number(own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at')))
 local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked, queue .. ':trash:lanes')
-local room, opens_in = tolerant(room_of, queue, now)
-local held, next_in = read_or(0, 'ZCARD', queue .. ':lanes:held'), tolerant(next_start_in, queue, due, waiting, now)
+local room, opens_in = tolerant(function() return room_of(queue, now) end)
+local held = own(redis.pcall('ZCARD', queue .. ':lanes:held')) or 0
+local next_in = tolerant(function() return next_start_in(queue, due, waiting, now) end)
 room = room or math.huge
-local only_held = room > 0 and held > 0 and tolerant(startable_items, queue) == 0
+local only_held = room > 0 and held > 0 and tolerant(function() return startable_items(queue) end) == 0
 if only_held then
-  local opens = tolerant(first_time, queue .. ':lanes:opens')
+  local opens = tolerant(function() return first_time(queue .. ':lanes:opens') end)
   room, opens_in = 0, opens and math.max(0, opens - now)
 end
 local open = 0
-for _, id in ipairs(read_or({}, 'ZRANGE', queue .. ':batches', 0, MOST_READ - 1)) do
+for _, id in ipairs(own(redis.pcall('ZRANGE', queue .. ':batches', 0, MOST_READ - 1)) or {}) do
   local state = own(redis.pcall('HGET', queue .. ':batch:' .. id, 'state'))
   open = open + ((state == 'open' or state == 'sealed') and 1 or 0)
 end
-return {'ok', waiting, read_or(0, 'ZCARD', due), running, read_or(0, 'ZCARD', failed),
-  read_or(0, 'ZCARD', broken), read_or(PAUSED_BY_OTHER, 'GET', paused), trashed,
-  serving, read_or({}, 'HGETALL', counts), read_or(0, 'SCARD', blocked),
-  next_in or -1, run_at and math.max(0, now - run_at) or -1,
-  read_or(false, 'HGET', limits, 'declared'), read_or(false, 'HGET', limits, 'override'),
-  room == math.huge and -1 or room, opens_in or -1, read_or(0, 'ZCARD', queue .. ':lanes:names'), held,
-  read_or(0, 'HLEN', queue .. ':lanes:rules'), only_held and 1 or 0, read_or(0, 'ZCARD', queue .. ':batches'),
-  tolerant(needs_relay, queue, now) or 0, open, read_or(0, 'ZCOUNT', due, '-inf', now + SOON)}
+local why = own(redis.pcall('GET', paused))
+if why == nil then
+  why = PAUSED_BY_OTHER
+end
+return {'ok', waiting, own(redis.pcall('ZCARD', due)) or 0, running, own(redis.pcall('ZCARD', failed)) or 0,
+  own(redis.pcall('ZCARD', broken)) or 0, why, trashed, serving, own(redis.pcall('HGETALL', counts)) or {},
+  own(redis.pcall('SCARD', blocked)) or 0, next_in or -1, run_at and math.max(0, now - run_at) or -1,
+  own(redis.pcall('HGET', limits, 'declared')) or false, own(redis.pcall('HGET', limits, 'override')) or false,
+  room == math.huge and -1 or room, opens_in or -1, own(redis.pcall('ZCARD', queue .. ':lanes:names')) or 0, held,
+  own(redis.pcall('HLEN', queue .. ':lanes:rules')) or 0, only_held and 1 or 0,
+  own(redis.pcall('ZCARD', queue .. ':batches')) or 0, tolerant(function() return needs_relay(queue, now) end) or 0, open,
+  own(redis.pcall('ZCOUNT', due, '-inf', now + SOON)) or 0}

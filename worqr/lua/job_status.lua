@@ -18,8 +18,8 @@ local number, id, aside_stem = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 
 -- The fields of the record `key`. `tries`: attempts that the three counters do not count.
 local function status_of(status, key, tries)
-  local kept = read_or({}, 'HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
-    'timeouts', 'error_type', 'error_message')
+  local kept = own(redis.pcall('HMGET', key, 'claim', 'worker', 'run_at', 'progress', 'message', 'failures', 'stalls',
+    'timeouts', 'error_type', 'error_message')) or {}
   local attempts = tries + whole_number(kept[6], 0) + whole_number(kept[7], 0) + whole_number(kept[8], 0)
   return {status, kept[1], kept[2], kept[3], kept[4], kept[5], kept[6], attempts, kept[9], kept[10]}
 end

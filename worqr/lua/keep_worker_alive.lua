@@ -31,7 +31,7 @@ if redis.call('SISMEMBER', registered, worker) == 0 then
   return {'dead'}
 end
 local status = redis.call('EXISTS', worker_key) == 1 and 'ok' or 'revived'
-local lease, waits = read_or(false, 'GET', leader), read_or({}, 'SMEMBERS', waiting)
+local lease, waits = own(redis.pcall('GET', leader)), own(redis.pcall('SMEMBERS', waiting)) or {}
 write_hash(info, {running = running, room = room, lag_ms = lag_ms, leaving = leaving})
 if tonumber(room) <= 0 and tonumber(running) > 0 then
   redis.call('HSETNX', info, 'full_since', digits(now_ms()))

@@ -22,17 +22,17 @@ local limit, budget, max_bytes = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(
 local after, after_ms, before, error_type, bare = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8] == '1'
 local since, head, batch = ARGV[9], tonumber(ARGV[10]), ARGV[11]
 
-local start = read_or(0, 'ZCOUNT', list, before, '+inf')
+local start = own(redis.pcall('ZCOUNT', list, before, '+inf')) or 0
 if before == '+inf' then
   start = 0
 end
 if after ~= '-' then
-  local rank = read_or(nil, 'ZREVRANK', list, after)
-  start = math.max(start, rank and rank + 1 or read_or(0, 'ZCOUNT', list, '(' .. after_ms, '+inf'))
+  local rank = own(redis.pcall('ZREVRANK', list, after))
+  start = math.max(start, rank and rank + 1 or (own(redis.pcall('ZCOUNT', list, '(' .. after_ms, '+inf')) or 0))
 end
-local last = read_or(0, 'ZCOUNT', list, since, '+inf')
+local last = own(redis.pcall('ZCOUNT', list, since, '+inf')) or 0
 local reply, bytes, looked = {'ok', after, after_ms, math.max(last - start, 0)}, 0, 0
-local page = limit > 0 and read_or({}, 'ZREVRANGE', list, start, start + budget - 1, 'WITHSCORES') or {}
+local page = limit > 0 and own(redis.pcall('ZREVRANGE', list, start, start + budget - 1, 'WITHSCORES')) or {}
 for i = 1, #page, 2 do
   if #reply - 4 >= limit or bytes >= max_bytes or start + looked >= last then
     break

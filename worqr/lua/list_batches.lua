@@ -9,8 +9,8 @@
 local queue, batches = KEYS[1], KEYS[2]
 local first, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 
-local reply = {'ok', read_or(0, 'ZCARD', batches)}
-for _, id in ipairs(read_or({}, 'ZRANGE', batches, first, first + limit - 1)) do
+local reply = {'ok', own(redis.pcall('ZCARD', batches)) or 0}
+for _, id in ipairs(own(redis.pcall('ZRANGE', batches, first, first + limit - 1)) or {}) do
   reply[#reply + 1] = batch_entry(queue, id)
 end
 return reply

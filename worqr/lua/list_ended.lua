@@ -8,7 +8,7 @@ local recent = KEYS[1]
 local limit = tonumber(ARGV[1])
 
 local reply = {'ok'}
-for _, run in ipairs(read_or({}, 'LRANGE', recent, 0, limit - 1)) do
+for _, run in ipairs(own(redis.pcall('LRANGE', recent, 0, limit - 1)) or {}) do
   reply[#reply + 1] = run
 end
 return reply

@@ -19,7 +19,7 @@ local queue, suspects, due, blocked, counts = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local state, limit, after = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local max_bytes, from_end = tonumber(ARGV[4]), ARGV[5] == '1'
 
-local reply, budget, listed = {'ok'}, {left = max_bytes}, {}
+local reply, budget, listed, _ = {'ok'}, {left = max_bytes}, {}, redis.call('LLEN', queue) -- an error if it is no list
 
 -- Lists the `item` at one position, if it is in this state; returns false if the page is full. `nth`: its place, nil if it does not wait.
 local function list(cursor, item, nth)
@@ -29,7 +29,7 @@ local function list(cursor, item, nth)
   end
   local id = job_id(item)
   -- A job that was due in between has two positions in the lists, and a cancelled job no longer has the state.
-  if (not id or read_or(nil, 'HGET', queue .. ':job:' .. id, 'state') == state) and not listed[item] then
+  if (not id or own(redis.pcall('HGET', queue .. ':job:' .. id, 'state')) == state) and not listed[item] then
     reply[#reply + 1] = {cursor, summarize(queue, 'job', item, budget), nth}
     listed[item] = id
   else
@@ -41,8 +41,7 @@ end
 
 -- Lists one list. `last`: the position that was listed last, from the front (nil: none).
 local function list_positions(name, key, last, claimed, lane)
-  local length = key == queue and redis.call('LLEN', key) or read_or(0, 'LLEN', key)
-  local ahead = name == 'queue' and read_or(0, 'LLEN', suspects) or 0
+  local length, ahead = own(redis.pcall('LLEN', key)) or 0, name == 'queue' and own(redis.pcall('LLEN', suspects)) or 0
   local first = from_end and math.max(0, length - (last or length)) or math.max(0, (last or -1) + 1)
   return length == 0 or read_items(key, first, not from_end, max_bytes, function(item, i)
     local position = from_end and length - 1 - i or i
@@ -53,7 +52,7 @@ end
 
 if state == 'waiting' then
   -- A position is counted from the front: tasks added at the back change no position. Claims move all of them ahead.
-  local claimed = whole_number(read_or(0, 'HGET', counts, 'claimed'), 0)
+  local claimed = whole_number(own(redis.pcall('HGET', counts, 'claimed')), 0)
   local list_name, position, claimed_then, lane = string.match(after, '^(%l+) (%d+) (%d+) ?(.*)$')
   local last, in_lane = tonumber(position), list_name == 'lane'
   if last and not (from_end and in_lane) then -- claims in other lanes would hide tasks that are nearer to the front
@@ -62,22 +61,22 @@ if state == 'waiting' then
   local lists = from_end and {'queue', queue, 'suspects', suspects} or {'suspects', suspects, 'queue', queue}
   if in_lane or (list_name == lists[3] or list_positions(lists[1], lists[2], last, claimed))
     and list_positions(lists[3], lists[4], list_name == lists[3] and last or nil, claimed) then
-    tolerant(each_lane, queue, in_lane and lane or nil, function(name, tasks) -- by name
+    each_lane(queue, in_lane and lane or nil, function(name, tasks) -- by name
       return list_positions('lane', tasks, name == lane and last or nil, claimed, name)
     end)
   end
 elseif state == 'due' then
-  local score, id = string.match(after, '^(%S+) (.*)$')
-  local behind = score and read_or(nil, 'ZSCORE', due, id) == score and redis.call('ZREVRANK', due, id)
+  local score, id = string.match(after, '^([%dinfe.+-]+) (.*)$')
+  local behind = score and own(redis.pcall('ZSCORE', due, id)) == score and redis.call('ZREVRANK', due, id)
   local first = behind and redis.call('ZCARD', due) - behind
-    or score and read_or(0, 'ZCOUNT', due, '-inf', '(' .. score) or 0
-  local page = read_or({}, 'ZRANGE', due, first, first + limit, 'WITHSCORES')
+    or score and own(redis.pcall('ZCOUNT', due, '-inf', '(' .. score)) or 0
+  local page = own(redis.pcall('ZRANGE', due, first, first + limit, 'WITHSCORES')) or {}
   for i = 1, #page, 2 do
     list(page[i + 1] .. ' ' .. page[i], MARKER .. page[i])
   end
 else
   -- There are no more blocked jobs than there are running ones, so all of them may be sorted.
-  for _, id in ipairs(read_or({}, 'SORT_RO', blocked, 'ALPHA')) do
+  for _, id in ipairs(own(redis.pcall('SORT_RO', blocked, 'ALPHA')) or {}) do
     if id > after and not list(id, MARKER .. id) then
       break
     end

@@ -14,29 +14,29 @@ local queue, names, running, rules = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local after, limit = ARGV[1], tonumber(ARGV[2])
 
 local reply, now = {'ok'}, now_ms()
-local epoch = read_or(false, 'HGET', queue .. ':lanes', 'epoch')
+local epoch = own(redis.pcall('HGET', queue .. ':lanes', 'epoch')) or false
 local function list(lane)
-  local of, tasks = tolerant(lane_rules, queue, lane) or rules_of(), lane_list(queue, lane, epoch)
-  local waiting = read_or(0, 'LLEN', tasks)
-  local room, opens_at = tolerant(lane_room, queue, lane, of, tasks, now)
+  local of, tasks = tolerant(function() return lane_rules(queue, lane) end) or rules_of(), lane_list(queue, lane, epoch)
+  local waiting = own(redis.pcall('LLEN', tasks)) or 0
+  local room, opens_at = tolerant(function() return lane_room(queue, lane, of, tasks, now) end)
   local paused = of.paused_until and (of.paused_until == 0 or of.paused_until > now) and of.reason or false
-  reply[#reply + 1] = {lane, waiting, whole_number(read_or(0, 'HGET', running, lane), 0), of.weight,
+  reply[#reply + 1] = {lane, waiting, whole_number(own(redis.pcall('HGET', running, lane)), 0), of.weight,
     of.limits, paused, opens_at and math.max(0, opens_at - now) or -1, room == 0 and 1 or 0}
 end
 
 if after == '' then
-  local listed, others = {}, read_or({}, 'HKEYS', running)
-  for _, field in ipairs(read_or({}, 'HKEYS', rules)) do
+  local listed, others = {}, own(redis.pcall('HKEYS', running)) or {}
+  for _, field in ipairs(own(redis.pcall('HKEYS', rules)) or {}) do
     others[#others + 1] = string.match(field, '^%l+:(.*)$')
   end
   for _, lane in ipairs(others) do
-    if not listed[lane] and #reply <= limit and not read_or(nil, 'ZSCORE', names, lane) then
+    if not listed[lane] and #reply <= limit and not own(redis.pcall('ZSCORE', names, lane)) then
       listed[lane] = true
       list(lane)
     end
   end
 end
-local page = read_or({}, 'ZRANGEBYLEX', names, after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, limit)
+local page = own(redis.pcall('ZRANGEBYLEX', names, after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, limit)) or {}
 for _, lane in ipairs(page) do
   list(lane)
 end

@@ -9,7 +9,7 @@ local cancelling = KEYS[1]
 local reply = {'ok'}
 for i = 1, #ARGV do
   local named = ARGV[i]
-  if read_or(0, 'SISMEMBER', cancelling, named) == 1 then
+  if (own(redis.pcall('SISMEMBER', cancelling, named)) or 0) == 1 then
     reply[#reply + 1] = named
   end
 end

@@ -10,7 +10,7 @@
 local queue, workers = KEYS[1], KEYS[2]
 local limit, named = tonumber(ARGV[1]), tonumber(ARGV[2])
 
-local serving, groups = read_or({}, 'HKEYS', workers), {}
+local serving, groups = (own(redis.pcall('HKEYS', workers)) or {}), {}
 table.sort(serving)
 local reply = {'ok', math.max(0, #serving - limit)}
 for i = 1, math.min(limit, #serving) do

@@ -19,13 +19,13 @@ local queue, workers, cancelling = KEYS[1], KEYS[2], KEYS[3]
 local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local before_claim, most_workers, budget, only = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 
-local holders = only == '' and read_or({}, 'HKEYS', workers) or {only}
+local holders = only == '' and (own(redis.pcall('HKEYS', workers)) or {}) or {only}
 local found, looked, reply = {}, 0, {'ok', after_worker}
 table.sort(holders)
 for _, worker in ipairs(holders) do
   if worker > after_worker then
     local held = queue .. ':claims:' .. worker
-    local claims = read_or(0, 'SCARD', held)
+    local claims = own(redis.pcall('SCARD', held)) or 0
     if most_workers == 0 or looked > 0 and looked + claims > budget then
       reply[1] = 'more'
       break
@@ -41,7 +41,7 @@ for _, worker in ipairs(holders) do
 end
 
 table.sort(found, function(one, other) return tonumber(one[1]) < tonumber(other[1]) end)
-local any_cancelled, room = read_or(0, 'SCARD', cancelling) > 0, {left = max_bytes}
+local any_cancelled, room = (own(redis.pcall('SCARD', cancelling)) or 0) > 0, {left = max_bytes}
 for i = 1, math.min(limit, #found) do
   local claim, worker = found[i][1], found[i][2]
   local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or ''

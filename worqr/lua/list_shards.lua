@@ -12,6 +12,6 @@ local found = redis.call('GET', version)
 if found and found ~= wire_version then
   return {'version', found}
 end
-local reply = read_or({}, 'HGETALL', shards)
+local reply = own(redis.pcall('HGETALL', shards)) or {}
 table.insert(reply, 1, 'ok')
 return reply

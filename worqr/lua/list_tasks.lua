@@ -25,7 +25,7 @@ local function list(item)
   local id = job_id(item)
   local task = item
   if id then
-    local kept = read_or({}, 'HMGET', queue .. ':job:' .. id, 'task', 'state')
+    local kept = own(redis.pcall('HMGET', queue .. ':job:' .. id, 'task', 'state')) or {}
     task = kept[2] == 'waiting' and not listed[id] and kept[1] -- a job that was due in between has two positions in the lists
   end
   if task then
@@ -38,11 +38,15 @@ local function list(item)
 end
 
 if limit > 0 then
-  tolerant(read_items, from_front and suspects or queue, 0, from_front, max_bytes, list)
-  tolerant(read_items, from_front and queue or suspects, 0, from_front, max_bytes, list)
+  local epoch = own(redis.pcall('HGET', lanes, 'epoch')) or false
+  local function list_all(key)
+    tolerant(function() read_items(key, 0, from_front, max_bytes, list) end)
+  end
+  list_all(from_front and suspects or queue)
+  list_all(from_front and queue or suspects)
   for _, key in ipairs({queue .. ':lanes:ring', queue .. ':lanes:held'}) do
-    for _, lane in ipairs(read_or({}, 'ZRANGE', key, 0, limit - 1)) do
-      tolerant(read_items, lane_list(queue, lane, read_or(false, 'HGET', lanes, 'epoch')), 0, from_front, max_bytes, list)
+    for _, lane in ipairs(own(redis.pcall('ZRANGE', key, 0, limit - 1)) or {}) do
+      list_all(lane_list(queue, lane, epoch))
     end
   end
 end

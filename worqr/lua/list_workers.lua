@@ -19,12 +19,12 @@ local worker_stem, info_stem, work_map_stem, last = ARGV[4], ARGV[5], ARGV[6], A
 
 limit = math.max(1, limit)
 local workers, dead = {}, {}
-for _, worker in ipairs(read_or({}, 'SMEMBERS', registered)) do
+for _, worker in ipairs(own(redis.pcall('SMEMBERS', registered)) or {}) do
   if worker > after and (last == '' or worker <= last) then
     workers[#workers + 1] = worker
   end
 end
-for _, worker in ipairs(read_or({}, 'SMEMBERS', dying)) do
+for _, worker in ipairs(own(redis.pcall('SMEMBERS', dying)) or {}) do
   if worker > after and (last == '' or worker <= last) then
     workers[#workers + 1] = worker
     dead[worker] = 1
@@ -32,7 +32,7 @@ for _, worker in ipairs(read_or({}, 'SMEMBERS', dying)) do
 end
 table.sort(workers)
 local cursors, listed = {}, 0
-local reply = {'ok', read_or('', 'GET', leader) or '', cursors}
+local reply = {'ok', own(redis.pcall('GET', leader)) or '', cursors}
 for n, worker in ipairs(workers) do
   if n > limit or listed >= queue_limit then
     for start = n - 1, #workers - 1, limit do
@@ -40,9 +40,9 @@ for n, worker in ipairs(workers) do
     end
     break
   end
-  local queues = read_or({}, 'SMEMBERS', work_map_stem .. worker)
+  local queues = own(redis.pcall('SMEMBERS', work_map_stem .. worker)) or {}
   listed = listed + #queues
   reply[#reply + 1] = {worker, dead[worker] or 0, redis.call('PTTL', worker_stem .. worker),
-    read_or({}, 'HGETALL', info_stem .. worker), queues}
+    own(redis.pcall('HGETALL', info_stem .. worker)) or {}, queues}
 end
 return reply

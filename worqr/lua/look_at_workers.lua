@@ -13,6 +13,7 @@ local run_id = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or 
 local FOREIGN, beats = 'another application has written a key of another type', {}
 for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
   beats[#beats + 1] = worker
-  beats[#beats + 1] = read_or(FOREIGN, 'GET', worker_stem .. worker)
+  local beat = own(redis.pcall('GET', worker_stem .. worker))
+  beats[#beats + 1] = beat == nil and FOREIGN or beat
 end
-return {'ok', run_id, beats, read_or({}, 'SMEMBERS', dying)}
+return {'ok', run_id, beats, own(redis.pcall('SMEMBERS', dying)) or {}}

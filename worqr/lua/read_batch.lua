@@ -9,7 +9,7 @@
 local queue, batch = KEYS[1], KEYS[2]
 local id = ARGV[1]
 
-if read_or(0, 'HLEN', batch) == 0 then
+if (own(redis.pcall('HLEN', batch)) or 0) == 0 then
   return {'unknown'}
 end
 return {'ok', unpack(batch_entry(queue, id))}

@@ -23,10 +23,11 @@ local record = history_record(queue, workers, due, failed, counts, runs, now, 0,
 local last = math.floor(now / 60000 / step)
 local first = last - number + 1
 local from, to = first % length * HISTORY_BYTES, (last % length + 1) * HISTORY_BYTES - 1
-local reply = {'ok', record, tolerant(record_before, history, step, first, number) or false}
+local reply = {'ok', record, tolerant(function() return record_before(history, step, first, number) end) or false}
 if from < to then
-  reply[4] = read_or('', 'GETRANGE', history, from, to)
+  reply[4] = own(redis.pcall('GETRANGE', history, from, to)) or ''
 else -- in two parts, because the end of the ring lies between them
-  reply[4], reply[5] = read_or('', 'GETRANGE', history, from, -1), read_or('', 'GETRANGE', history, 0, to)
+  reply[4] = own(redis.pcall('GETRANGE', history, from, -1)) or ''
+  reply[5] = own(redis.pcall('GETRANGE', history, 0, to)) or ''
 end
 return reply

@@ -42,19 +42,19 @@ end
 local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attempts', 'progress', 'message',
   'error_type', 'error_message', 'error_traceback', 'error_fields'} -- all but the value
 
-local run = read_or(0, 'HEXISTS', active, 'claim') == 1 and read_record(active)
-local marked = run and read_or(0, 'SISMEMBER', cancelling, redis.call('HGET', active, 'claim')) or 0
-local queued, cleared = read_or(false, 'HGET', job, 'queued'), whole_number(read_or(0, 'HGET', counts, 'cleared'), 0, NEVER)
+local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active)
+local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
+local queued, cleared = own(redis.pcall('HGET', job, 'queued')), whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
 local kept = queued and not is_trashed(queued, cleared) and read_record(job)
 local results, records = {}, {}
 for _, key in ipairs({result, older_result}) do
-  local facts = read_or(0, 'HEXISTS', key, 'outcome') == 1 and {redis.call('PTTL', key)}
+  local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
   for _, name in ipairs(facts and RESULT or {}) do
     facts[#facts + 1], facts[#facts + 2] = name, redis.call('HGET', key, name)
   end
   results[#results + 1] = facts
 end
-local claim = read_or(nil, 'HGET', dead_letter_index, id)
+local claim = own(redis.pcall('HGET', dead_letter_index, id))
 while claim and #records < most do
   local record = read_record(queue .. ':aside:' .. claim)
   records[#records + 1] = record or nil

@@ -6,7 +6,7 @@
 -- RESEND safe: it only reads
 local part, part_members = KEYS[1], KEYS[2]
 
-local reply = read_or({}, 'HGETALL', part)
-table.insert(reply, 1, read_or(0, 'SCARD', part_members))
+local reply = own(redis.pcall('HGETALL', part)) or {}
+table.insert(reply, 1, own(redis.pcall('SCARD', part_members)) or 0)
 table.insert(reply, 1, 'ok')
 return reply

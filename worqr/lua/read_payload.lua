@@ -13,8 +13,8 @@ local id, claim = ARGV[1], ARGV[2]
 
 local task
 if claim == '' then
-  claim = read_or(nil, 'HGET', dead_letter_index, id)
-  task = read_or(nil, 'HGET', active, 'task') or read_or(nil, 'HGET', job, 'task')
+  claim = own(redis.pcall('HGET', dead_letter_index, id))
+  task = own(redis.pcall('HGET', active, 'task')) or own(redis.pcall('HGET', job, 'task'))
 else
   local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0))
   local named = item and job_id(item)

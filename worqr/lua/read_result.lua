@@ -21,7 +21,7 @@ local found, outcome = find_result(result, older_result, number)
 -- A dispatch that has ended and still has a record failed, and was retried.
 local live = (number == 0 or not found or outcome == 'failed') and find_live_record(active, job, counts, number)
 if live then
-  local ttl = whole_number(redis.call('HGET', live, 'result_ttl')) or tolerant(longest_result_ttl, queue) or 0
+  local ttl = whole_number(redis.call('HGET', live, 'result_ttl')) or tolerant(function() return longest_result_ttl(queue) end) or 0
   return {ttl > 0 and 'wait' or 'never'}
 end
 if not found then
@@ -30,7 +30,7 @@ if not found then
 end
 if not found then
   for _, key in ipairs(number > 0 and {active, job, result} or {}) do
-    if whole_number(read_or(0, 'HGET', key, 'first'), 0, NEVER) > number then
+    if whole_number(own(redis.pcall('HGET', key, 'first')), 0, NEVER) > number then
       return {'replaced'}
     end
   end

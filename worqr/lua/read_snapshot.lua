@@ -10,7 +10,7 @@
 local snapshot, watched = KEYS[1], KEYS[2]
 local watched_expire_s = ARGV[1]
 
-local stored = read_or(false, 'GET', snapshot)
+local stored = own(redis.pcall('GET', snapshot)) or false
 redis.call('SET', watched, '1', 'EX', watched_expire_s)
 local info = redis.pcall('INFO', 'memory')
 local memory = type(info) == 'string' and info or ''

@@ -46,7 +46,7 @@ from worqr.ops.consumers import (
 )
 from worqr.ops.dead_letters import (
     MAX_HEADS,
-    Claim,
+    DeadLetterClaim,
     DeadLetterList,
     DeadLetterPage,
     count_errors,
@@ -254,7 +254,7 @@ __all__ = [
     "Beat",
     "Call",
     "CancelReply",
-    "Claim",
+    "DeadLetterClaim",
     "DeadLetterList",
     "DeadLetterPage",
     "Dispatched",

@@ -15,7 +15,7 @@ MAX_HEADS: Final = 1024 * 1024
 """Bytes of payloads that one request reads to list the beginning of each. A hash field can only be read whole."""
 DeadLetterList = Literal["failed", "broken"]
 """One of the two dead-letter lists of a queue."""
-Claim = int | bytes
+DeadLetterClaim = int | bytes
 """A claim under which a task failed; as bytes if another program has written something else there."""
 
 
@@ -30,10 +30,10 @@ class DeadLetterPage:
     after: str
     after_ms: str
     number: int
-    records: list[tuple[Claim, dict[str, bytes]]]
+    records: list[tuple[DeadLetterClaim, dict[str, bytes]]]
 
 
-def _claim(stored: bytes) -> Claim:
+def _claim(stored: bytes) -> DeadLetterClaim:
     found = whole(stored)
     return stored if found is None or b"%d" % found != stored else found
 
@@ -82,10 +82,10 @@ def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
     return {text(name): value for name, value in pairs(flat)}
 
 
-def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Call[list[Claim]]:
+def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Call[list[DeadLetterClaim]]:
     """Return the claims under which up to MAX_ITEMS jobs failed, newest first. An id that is given twice yields two claims."""
 
-    def read(reply: Reply) -> list[Claim]:
+    def read(reply: Reply) -> list[DeadLetterClaim]:
         return [_claim(claim) for claim in reply[1:]]
 
     names = (keys.base, _list(keys, which), keys.dead_letter_index)
@@ -97,13 +97,13 @@ def _count(reply: Reply) -> int:
     return int(reply[1])
 
 
-def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[Claim]) -> Call[int]:
+def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Call[int]:
     """Turn up to MAX_ITEMS records into jobs; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
 
 
-def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[Claim]) -> Call[int]:
+def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Call[int]:
     """Drop up to MAX_ITEMS records; return how many."""
     names = (keys.base, _list(keys, which))
     return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)

@@ -7,7 +7,7 @@ overlapping firings enqueues one, however many pass.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from worqr import ops
 from worqr.client.firing import fire
@@ -16,10 +16,8 @@ from worqr.cron import Definition, Trigger, effective
 from worqr.inside import client_of, declarations_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh import Mesh
+from worqr.ops import MAX_PENDING
 from worqr.ops.replies import in_chunks
-
-MAX_PENDING: Final = 100
-"""The most firings of one schedule that wait for the end of a previous one; a leader keeps as many."""
 
 
 class BenchSchedules:

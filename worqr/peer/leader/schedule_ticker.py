@@ -26,8 +26,7 @@ from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
-from worqr.ops import DueSchedules, ScheduleRow, Tick
-from worqr.ops.schedules import MAX_PENDING
+from worqr.ops import MAX_PENDING, DueSchedules, ScheduleRow, Tick
 from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle
 from worqr.peer.leader.sweeper import NODE_PATIENCE
 from worqr.peer.registration import LEASE, ignore_outcome
