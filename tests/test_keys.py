@@ -54,7 +54,14 @@ def in_batches(queue: QueueKeys) -> dict[str, Callable[[str], str]]:
     """The keys of batches, and the channel for their changes; those that need one batch are made of its id or its token."""
     keys = BatchKeys(queue)
     made = {name: partial(_plainly, getattr(keys, name)) for name in ("batches", "outbox")}
-    return {**made, "batch": keys.batch, "parts": keys.parts, "part": keys.part, "members": keys.members}
+    return {
+        **made,
+        "batch": keys.batch,
+        "parts": keys.parts,
+        "part": keys.part,
+        "members": keys.members,
+        "follow_ups": keys.follow_ups,
+    }
 
 
 APPENDED = {":suspects", ":lanes", ":parts", ":members"}
@@ -146,6 +153,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "parts": "worqr:{Q1}:batch:X:parts",
         "part": "worqr:{Q1}:part:X",
         "members": "worqr:{Q1}:part:X:members",
+        "follow_ups": "worqr:{Q1}:part:X:follow_ups",
     }
     assert plain(REGISTRY) == {
         "base": "{worqr}",
@@ -231,7 +239,11 @@ def spellings(desk: Desk, key: str) -> list[str]:
         stem, _, end = make("*").partition("*")
         if key.startswith(stem) and key.endswith(end) and make(key[len(stem) : len(key) - len(end)]) == key:
             found.append(name)
-    found = [name for name in found if f"{name}:{key.rpartition(':')[2]}" not in {"batch:parts", "part:members"}]
+    found = [
+        name
+        for name in found
+        if f"{name}:{key.rpartition(':')[2]}" not in {"batch:parts", "part:members", "part:follow_ups"}
+    ]
     if found:
         return found
     for keys in (desk.q, QueueKeys(desk.prefix, "Q1", failures=True), desk.g):

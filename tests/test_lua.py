@@ -42,7 +42,7 @@ FILL_MEMORY = {
         "note_progress",
         "note_queues",
     ),
-    *("note_runs", "open_batch", "open_part", "sample_queue"),
+    *("hold_follow_ups", "note_runs", "open_batch", "open_part", "sample_queue"),
 }
 """What memory is filled by: refused when it is full. All else goes on."""
 # fmt: off
@@ -318,10 +318,8 @@ def test_unpack_is_bounded() -> None:
         ("_part", "ids, from, math.min(from + 999, #ids"),
         ("_part", "some"),  # 1000 at most
         ("_batch", "BATCH_FACTS"),
-        ("_batch", "follow_up[2]"),  # cmsgpack's
         ("read_batch", "batch_entry(queue, id"),  # three values
         ("open_batch", "parent"),  # cmsgpack's
-        ("put_follow_up", "options"),  # cmsgpack's
         ("take_outbox", "found[2][i + 1]"),  # cmsgpack's
         ("_history", "fields"),  # 38 at most
         ("_history", "totals"),  # 50
@@ -496,6 +494,7 @@ BATCH_NAMES = {
     "parts": "parts",
     "part": "part",
     "part_members": "members",
+    "follow_ups": "follow_ups",
 }
 """Those that are in batch_keys.py."""
 ROOM_NAMES = {"waiters"}
@@ -523,7 +522,7 @@ def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
         )
         other_names = {**NAMES, **LANE_NAMES, **BATCH_NAMES}
         of = getattr(owner, other_names.get(slot.name, slot.name))
-        meant = ("A", "B", "C", "new", "nobody", "runs", "done", "open", "last", SCATTERED, TOKEN, "ff" * 16)
+        meant = ("A", "B", "C", "new", "nobody", "runs", "done", "open", "last", SCATTERED, TOKEN, "ff" * 16, "dd" * 16)
         known = [of] if isinstance(of, str) else [of(each) for each in meant]
         assert key in known or (name, key) == ("drop_aside", q.broken)
     args = source.args[2:] if call.numbered else source.args

@@ -108,9 +108,11 @@ async def test_a_batch_of_printed_scripts_has_members_on_all_nodes(
 
     bases, token = [f"worqr:{{{queue}}}" for queue in QUEUES], "0123456789abcdef"
     home, batch, batches = bases[0], f"{bases[0]}:batch:b", f"{bases[0]}:batches"
-    facts = ("then", bases[1], "then_options", b"\x80", "then_task", b"next")
+    held = [bases[1], f"{bases[1]}:part:{token}:follow_ups"]
+    follow_up = ("then_options", b"\x80", "then_task", b"next")
+    assert ask(bases[1], "hold_follow_ups", held, home, "b", 604_800_000, *follow_up) == [b"ok"]
     keys = [f"{home}:producer:me", home, batch, batches]
-    assert ask(home, "open_batch", keys, 1, 1, "b", token, 60_000, 60_000, "", *facts) == [b"ok"]
+    assert ask(home, "open_batch", keys, 1, 1, "b", token, 60_000, 60_000, "", "then", bases[1]) == [b"ok"]
     for base in bases:
         opened = ask(home, "open_part", [home, batch, f"{batch}:parts", batches], "b", token, base, 1000)
         assert opened == [b"ok", b"1", 0, token.encode(), b"60000", b""]

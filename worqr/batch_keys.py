@@ -44,6 +44,12 @@ class BatchKeys:
         """SET of the ids of the members in this queue that have not ended for good."""
         return f"{self.part(token)}:members"
 
+    def follow_ups(self, token: str) -> str:
+        """HASH: the follow-ups that this queue holds for a batch of another home. Expires after a week if that is not opened,
+        and a day after the home has forgotten it.
+        """
+        return f"{self.part(token)}:follow_ups"
+
 
 def keys_at(prefix: str, base: str) -> QueueKeys:
     """Return the keys of the queue or shard whose base this is."""

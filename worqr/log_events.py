@@ -229,7 +229,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "scheduled jobs could not be put in line; the leader tries again in a second",
         "queue error repeated",
     ),
-    "relay": _event((INFO, ERROR), "messages about batches are late; the leader tries again", "queue error repeated"),
+    "relay": _event(
+        (INFO, ERROR),
+        "messages about batches are late, and the leader tries again; or a queue does not hold the follow-up of a batch",
+        "queue count error repeated",
+    ),
     "tick_schedules": _event(
         (INFO, WARNING, ERROR),
         "schedules are read late; WARNING: a schedule is fired by another leader only, or has missed firings",

@@ -10,6 +10,7 @@ import pytest
 from tests.model.batches import Batches, CancelledBatches, ClearedBatches, ReopenedBatches
 from tests.model.cancels import Cancels
 from tests.model.claims import Claims
+from tests.model.follow_ups import FollowUps
 from tests.model.lanes import Lanes
 from tests.model.leases import Leases
 from tests.model.limits import Limits
@@ -20,7 +21,7 @@ from tests.model.wakeups import Tokens, Wakeups
 
 MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
-    *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches),
+    *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
 )
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {

@@ -127,9 +127,26 @@ def opened(
 ) -> Opened:
     """A new batch; `facts` as open_batch has them."""
     queue = desk.q if home is None else home
+    facts = held(desk, queue, id, token, facts)
     call = ops.open_batch(queue, id, token, open_for_ms=open_for_ms, keep_ms=keep_ms, parent=parent, facts=facts)
     assert desk.call(call) == "ok"
+    for message in messages(desk, queue):
+        if message.kind == "keep":
+            desk.call(delivery(desk, message))
+            desk.call(ops.drop_outbox(queue, [message]))
     return Opened(desk, queue, id, token)
+
+
+def held(desk: Desk, home: QueueKeys, id: str, token: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Store follow-ups of other queues there, as a producer does; return the facts that the home gets."""
+    here, there = dict(facts), dict[str, dict[str, Any]]()
+    for kind in ("then", "otherwise"):
+        if facts.get(kind, home.base) != home.base:
+            own = there.setdefault(facts[kind], {"meta": facts["meta"]} if "meta" in facts else {})
+            own |= {name: here.pop(name) for name in (f"{kind}_options", f"{kind}_task")}
+    for base, own in there.items():
+        desk.call(ops.hold_follow_ups(keys_at(desk.prefix, base), token, home.base, id, own))
+    return here
 
 
 def messages(desk: Desk, queue: QueueKeys | None = None) -> list[OutboxMessage]:
@@ -149,8 +166,10 @@ def delivery(desk: Desk, message: OutboxMessage) -> Call[Any]:
     if message.kind == "cancel":
         token, version, home, name, keep, reason = told
         return ops.cancel_part(target, token, int(version), home, name, keep, reason)
-    token, ending, options, task = parts
-    return ops.put_follow_up(target, token.decode(), int(ending), options, task)
+    if message.kind == "keep":
+        return ops.keep_follow_ups(target, told[0], int(told[1]))
+    token, kind, ending = told[:3]
+    return ops.put_follow_up(target, token, kind, int(ending), parts[3])
 
 
 def relay(desk: Desk, *queues: QueueKeys) -> int:
@@ -184,6 +203,8 @@ def _wrong(desk: Desk, queue: QueueKeys, lost: Collection[tuple[str, str]]) -> I
                 members.setdefault(token, set()).add(key.decode().removeprefix(f"{queue.base}:{kind}:"))
     for key in client.scan_iter(match=_literally(stem) + "*", count=10_000):
         token = key.decode().removeprefix(stem)
+        if token.endswith(":follow_ups"):
+            continue
         if token.endswith(":members"):
             if not client.exists(key.decode().removesuffix(":members")):
                 yield f"the members of {token} have no part"

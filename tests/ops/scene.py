@@ -110,12 +110,15 @@ def set_scene(desk: Desk) -> Scene:
 
 SCATTERED = "5ca77e12ed" * 3
 AFAR = "afa12" * 6
+HELD = {"then_options": msgspec.msgpack.encode({"lane": "gold"}), "then_task": b"next"}
+"""A follow-up of a batch of another home."""
 
 
 def _set_batches(desk: Desk) -> tuple[int, int]:
     """Set batches: one that is open, with members that are due, wait in another queue and, later, in this one; one that has
-    ended, with a failed member; one whose last member A runs; one that is to be forgotten; and the closed part of a batch whose
-    home is another queue, with the report to it. Return the claim under which the member failed, and that of A."""
+    ended, with a failed member; one whose last member A runs; one that is to be forgotten, with a follow-up elsewhere; the closed
+    part of a batch whose home is another queue, with the report to it; and a follow-up that waits for the end of such a batch.
+    Return the claim under which the member failed, and that of A."""
     far = QueueKeys(desk.prefix, "Q2")
     ended = opened(desk, "ended", token=OTHER, meta='{"a":"b"}', **follow_up("otherwise", far))
     failed = ended.run("A", "member failed")
@@ -134,7 +137,9 @@ def _set_batches(desk: Desk) -> tuple[int, int]:
     [(base, version)] = sealed.parts
     desk.call(afar.close_part(base, version))
     desk.call(ops.finish_tasks(desk.q, "A", [ran]))
-    opened(desk, "old", token="01d" * 8, keep_ms=0).seal()
+    desk.call(ops.hold_follow_ups(desk.q, "ff" * 16, far.base, "far away", HELD))
+    desk.call(ops.keep_follow_ups(desk.q, "ff" * 16, 0))
+    opened(desk, "old", token="01d" * 8, keep_ms=0, **follow_up("otherwise", far)).seal()
     return failed, member
 
 
@@ -184,8 +189,10 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
         *(q, "new", "ee" * 16), open_for_ms=60_000, keep_ms=60_000, parent=member_of(q), facts=follow_up("then", q)
     ),
     "open_part": lambda q, g, scene: ops.open_part(q, "open", SCATTERED, "elsewhere"),
+    "hold_follow_ups": lambda q, g, scene: ops.hold_follow_ups(q, "dd" * 16, "elsewhere", "b", HELD),
+    "keep_follow_ups": lambda q, g, scene: ops.keep_follow_ups(q, "ff" * 16, 0),
     "put_follow_up": lambda q, g, scene: ops.put_follow_up(
-        q, "ff" * 16, 1, msgspec.msgpack.encode({"id": "@then", "lane": "gold"}), b"next"
+        q, "ff" * 16, "then", 1, msgspec.msgpack.encode({"added": 1, "finished": 1})
     ),
     "read_batch": lambda q, g, scene: ops.read_batch(q, "open"),
     "read_part": lambda q, g, scene: ops.read_part(q, SCATTERED),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
+import redis
 
 from tests.ops.batches import KEEP, OTHER, REASON, TOKEN, Opened, delivery, follow_up, messages, opened, relay, wrong
 from tests.ops.driver import FUTURE, PAST, Desk, Expires, claim, fields_of, record, reference
 from tests.ops.test_batches import far, field_of, home_record, part_record, stored
 from worqr import ops
 from worqr.batch_keys import BatchKeys
+from worqr.keys import QueueKeys
 from worqr.ops import BatchCheck, PartRow, Sealed
 
 DAY = 86_400_000
@@ -139,8 +142,6 @@ def test_close_part_waits_for_members_and_repeats_the_report(desk: Desk) -> None
     desk.call(batch.close_part(desk.q.base))
     assert messages(desk) == [first]
     assert desk.client.pttl(BatchKeys(desk.q).part(TOKEN)) > KEEP, "it does not expire before its batch has ended"
-    desk.call(batch.close_part(desk.q.base, 0))  # of an older version: the same
-    assert messages(desk) == [first]
     relay(desk)
     assert batch.state() == "ended"
 
@@ -225,45 +226,171 @@ def test_a_follow_up_has_the_options_of_its_call(desk: Desk) -> None:
 # A follow-up in another queue
 
 
-def test_a_follow_up_elsewhere_is_sent_and_stored_once_per_ending(desk: Desk) -> None:
+def held_in(desk: Desk, there: QueueKeys) -> dict[bytes, bytes]:
+    """What a queue holds of the follow-ups of the batch."""
+    return desk.client.hgetall(BatchKeys(there).follow_ups(TOKEN))
+
+
+def test_a_follow_up_elsewhere_is_stored_there_and_the_message_only_names_it(desk: Desk) -> None:
     there = far(desk)
-    batch = opened(desk, **both(desk, there))
-    held = batch.run("A", "x")
+    batch = opened(desk, **both(desk, there), meta='{"a":"b"}')
+    assert not {name for name in desk.state()[":batch:b"] if name.endswith(("_options", "_task"))}
+    stored = {b"home": desk.q.base.encode(), b"id": b"b", b"meta": b'{"a":"b"}'}
+    for kind in (b"then", b"otherwise"):
+        stored |= {kind + b"_options": b"\x80", kind + b"_task": kind}
+    assert held_in(desk, there) == stored
+    assert desk.client.pttl(BatchKeys(there).follow_ups(TOKEN)) == -1
+    claim = batch.run("A", "x")
     batch.seal()
-    desk.fail("A", held)
+    desk.fail("A", claim)
     [message] = messages(desk)
     follow = batch.follow_up_id("otherwise")
-    assert (message.topic, message.kind) == (f"follow_up {TOKEN} 1".encode(), "follow_up")
+    assert (message.topic, message.kind) == (f"release {TOKEN} 1".encode(), "release")
+    assert [bytes(part) for part in message.parts[:4]] == [there.base.encode(), TOKEN.encode(), b"otherwise", b"1"]
+    assert message.message.count(b"otherwise") == 1  # the kind, not the task
     assert batch.row().facts["follow_up"] == f"{there.base}\n{follow}"
     assert desk.call(ops.list_tasks(there, 9))[0] == 0
     call = delivery(desk, message)
     assert [desk.send(call), desk.send(call)] == [[b"ok"], [b"stored"]]
     assert desk.call(ops.list_tasks(there, 9)) == (1, [b"otherwise"])
-    part = BatchKeys(there).part(TOKEN)
-    assert desk.client.hgetall(part) == {b"follow_up 1": b"1"}
-    assert 0 < desk.client.pttl(part) <= DAY
+    record = desk.client.hgetall(there.job(follow))
+    counts = {"added": 1, "finished": 0, "failed": 1, "cancelled": 0, "endings": 1}
+    facts = msgspec.msgpack.decode(record[b"batch_ended"])
+    assert facts.pop("ended_at").isdigit()
+    assert facts == {"home": desk.q.base, "id": "b", "token": TOKEN, "meta": '{"a":"b"}', **counts}
     desk.call(ops.drop_outbox(desk.q, [message]))
-    assert desk.call(ops.retry_aside(desk.q, "failed", [held])) == 1
-    [held] = desk.take("A", 1)
-    finish(desk, held)
+    assert desk.call(ops.retry_aside(desk.q, "failed", [claim])) == 1
+    [claim] = desk.take("A", 1)
+    finish(desk, claim)
     [second] = messages(desk)
-    assert second.topic == f"follow_up {TOKEN} 2".encode()
+    assert second.topic == f"release {TOKEN} 2".encode()
     assert [desk.send(delivery(desk, each))[0] for each in (second, message, second)] == [b"ok", b"stored", b"stored"]
     assert desk.call(ops.list_tasks(there, 9)) == (2, [b"then", b"otherwise"])
     assert batch.row().facts["follow_up"] == f"{there.base}\n{batch.follow_up_id('then', 2)}"
+    assert held_in(desk, there) == {**stored, b"ending 1": b"1", b"ending 2": b"1"}
 
 
-def test_a_follow_up_comes_to_a_queue_that_has_a_part(desk: Desk) -> None:
+def test_follow_ups_elsewhere_expire_if_the_batch_is_not_opened_and_when_it_is_forgotten(desk: Desk) -> None:
+    there, key = far(desk), BatchKeys(far(desk)).follow_ups(TOKEN)
+    options = {"then_options": msgspec.msgpack.encode({}), "then_task": b"next"}
+    hold = ops.hold_follow_ups(there, TOKEN, desk.q.base, "b", options)
+    keep, forget = ops.keep_follow_ups(there, TOKEN, 0), ops.keep_follow_ups(there, TOKEN, DAY)
+    for call in (keep, forget):
+        with desk.nothing_changes():  # nothing is held yet
+            assert desk.send(call) == [b"ok"]
+    assert desk.send(hold) == [b"ok"]
+    assert 6 * DAY < desk.client.pttl(key) <= 7 * DAY
+    other = ops.hold_follow_ups(there, TOKEN, desk.q.base, "b", {**options, "then_task": b"another"})
+    with desk.nothing_changes():
+        assert [desk.send(hold), desk.send(other)] == [[b"ok"], [b"ok"]]
+    desk.call(keep)
+    assert desk.client.pttl(key) == -1
+    with desk.nothing_changes():
+        assert [desk.send(hold), desk.send(keep)] == [[b"ok"], [b"ok"]]
+    desk.call(forget)
+    desk.call(keep)  # a copy, too late
+    assert 0 < desk.client.pttl(key) <= DAY
+    facts = msgspec.msgpack.encode({})
+    assert desk.send(ops.put_follow_up(there, TOKEN, "then", 1, facts)) == [b"ok"]
+    desk.call(ops.keep_follow_ups(there, TOKEN, 1))
+    while desk.client.exists(key):
+        pass
+    with desk.nothing_changes():
+        assert desk.send(ops.put_follow_up(there, TOKEN, "then", 2, facts)) == [b"unknown"]
+
+
+def test_a_batch_is_forgotten_after_its_follow_up_elsewhere_is_enqueued(desk: Desk) -> None:
     there = far(desk)
-    batch = opened(desk, **follow_up("then", there))
-    batch.add("x", queue=there, expires="0")
+    batch = opened(desk, **follow_up("then", there), **follow_up("otherwise", desk.q), keep_ms=0)
     batch.seal()
-    desk.call(ops.cancel_job(there, "x", ""))
-    before = desk.client.pttl(BatchKeys(there).part(TOKEN))
-    call = ops.put_follow_up(there, TOKEN, 1, msgspec.msgpack.encode({"id": "@f"}), b"next")
-    assert desk.send(call) == [b"ok"]
-    assert desk.client.pttl(BatchKeys(there).part(TOKEN)) > before - 60_000
-    assert batch.part(there)[1]["follow_up 1"] == "1"
+    [release] = messages(desk)
+    desk.client.zadd(BatchKeys(desk.q).batches, {"b": PAST})
+    desk.call(ops.check_batches(desk.q))
+    assert batch.state() == "ended"
+    assert desk.client.zscore(BatchKeys(desk.q).batches, "b") > PAST
+    desk.call(delivery(desk, release))
+    desk.call(ops.drop_outbox(desk.q, [release]))
+    desk.client.zadd(BatchKeys(desk.q).batches, {"b": PAST})
+    desk.call(ops.check_batches(desk.q))
+    assert desk.call(ops.read_batch(desk.q, "b")) is None
+    [message] = messages(desk)
+    assert (message.topic, message.kind) == (f"keep {TOKEN} {there.base}".encode(), "keep")
+    assert desk.client.pttl(BatchKeys(there).follow_ups(TOKEN)) == -1
+    relay(desk)
+    assert 0 < desk.client.pttl(BatchKeys(there).follow_ups(TOKEN)) <= DAY
+    assert desk.call(ops.list_tasks(there, 9)) == (1, [b"next"])
+
+
+FACTS = msgspec.msgpack.encode({"added": 1})
+ODD: dict[str, tuple[str, int, bytes, str]] = {
+    "another kind": ("meta", 1, FACTS, "unknown"),
+    "another follow-up": ("otherwise", 1, FACTS, "unknown"),
+    "the ending zero": ("then", 0, FACTS, "ERR"),
+    "an ending of 16 digits": ("then", 10**15, FACTS, "ERR"),
+    "no facts": ("then", 1, b"", "ERR"),
+    "facts that are no MessagePack": ("then", 1, b"\xc1", "ERR"),
+    "facts that are no map": ("then", 1, msgspec.msgpack.encode(1), "ERR"),
+    "facts of other types": (
+        *("then", 1),
+        msgspec.msgpack.encode(
+            {"added": float("nan"), "failed": [], "finished": "x", "ended_at": 1, "cancel_reason": "??"}
+        ).replace(b"??", b"\xff\xff"),
+        "ok",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_message_about_a_follow_up_can_be_forged_and_changes_nothing_else(desk: Desk, case: str) -> None:
+    kind, ending, facts, reply = ODD[case]
+    opened(desk, home=far(desk), **follow_up("then", desk.q))
+    call = ops.put_follow_up(desk.q, TOKEN, kind, ending, facts)
+    if reply == "ok":
+        assert desk.send(call) == [b"ok"]
+        told = facts_of(started(desk))
+        assert told.pop("ended_at").isdigit()
+        counts = {"added": 0, "finished": 0, "failed": 0, "cancelled": 0, "endings": 1}
+        assert told == {"home": far(desk).base, "id": "b", "token": TOKEN, **counts}
+        return
+    with desk.nothing_changes():
+        if reply == "ERR":
+            with pytest.raises(redis.ResponseError, match="of a follow-up cannot be that"):
+                desk.send(call)
+        else:
+            assert desk.send(call) == [reply.encode()]
+
+
+@pytest.mark.parametrize("field", ["then_options", "then_task", "home", "id"])
+def test_a_held_follow_up_that_cannot_be_read_is_not_enqueued(desk: Desk, field: str) -> None:
+    opened(desk, home=far(desk), **follow_up("then", desk.q))
+    desk.client.hset(BatchKeys(desk.q).follow_ups(TOKEN), field, b"\xc1") if field != "then_task" else desk.client.hdel(
+        BatchKeys(desk.q).follow_ups(TOKEN), field
+    )
+    with desk.nothing_changes():
+        assert desk.send(ops.put_follow_up(desk.q, TOKEN, "then", 1, FACTS)) == [b"unknown"]
+
+
+@pytest.mark.parametrize("options", [b"", b"\xc1", b"\x01", msgspec.msgpack.encode({"run_at": "x"})])
+def test_a_follow_up_at_home_that_cannot_be_read_costs_no_other_job_its_end(desk: Desk, options: bytes) -> None:
+    batch = opened(desk, **follow_up("then", desk.q))
+    claim = batch.run("A", "x", fields={"result_ttl": "60000"})
+    batch.seal()
+    desk.client.hset(BatchKeys(desk.q).batch("b"), "then_options", options)
+    finish(desk, claim)
+    assert batch.state() == "ended"
+    assert "follow_up" not in batch.row().facts
+    assert desk.call(ops.list_tasks(desk.q, 9)) == (0, [])
+    assert desk.client.exists(desk.q.result("x"))
+
+
+def test_a_follow_up_that_an_earlier_version_stored_at_home_stays_in_the_outbox(desk: Desk) -> None:
+    there = far(desk)
+    batch = opened(desk)
+    desk.client.hset(BatchKeys(desk.q).batch("b"), mapping=follow_up("then", there))
+    batch.seal()
+    [message] = messages(desk)
+    assert (message.topic, message.kind) == (f"follow_up {TOKEN} 1".encode(), "follow_up")
+    assert [bytes(part) for part in message.parts] == [there.base.encode(), TOKEN.encode(), b"1", b"\x80", b"next"]
 
 
 # A member is put back

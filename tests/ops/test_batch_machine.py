@@ -18,7 +18,7 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.ops.batches import COUNTS, Opened, delivery, follow_up, messages, wrong
+from tests.ops.batches import COUNTS, Opened, delivery, follow_up, held, messages, relay, wrong
 from tests.ops.driver import BOOM, FUTURE, PAST, Desk, fields_of, job
 from tests.support.machines import run_machine
 from tests.support.servers import Server
@@ -139,6 +139,7 @@ class BatchMachine(RuleBasedStateMachine):
         facts: dict[str, bytes | str] = {"on_failed": "cancel"} if strict else {}
         for kind in kinds:
             facts |= follow_up(kind, self.queues[there], kind.encode())
+        facts = held(self.desk, home, batch.id, batch.token, facts)
         call = ops.open_batch(
             *(home, batch.id, batch.token), open_for_ms=10**9, keep_ms=KEEP, parent=parent, facts=facts
         )
@@ -438,6 +439,7 @@ class BatchMachine(RuleBasedStateMachine):
             self.client.hset(BatchKeys(batch.home).batch(batch.id), "ended_at", PAST)
         for queue in self.queues:
             self.check_home(queue)
+            relay(self.desk, queue)
             for worker in WORKERS:
                 self.desk.send(ops.stop_work(queue, worker, 100))
             for kind in ("failed", "broken"):

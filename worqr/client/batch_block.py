@@ -151,9 +151,14 @@ class OpenBatch(Batch):
         home = await (sharding.next_shard(keys) if given is None else sharding.shard_of_id(keys, given))
         name = f"@{self._token}{home.id_suffix}" if given is None else given
         facts: dict[str, bytes | str] = dict(plan.facts)
+        held: dict[QueueKeys, dict[str, bytes | str]] = {}
+        shown = {fact: value for fact, value in facts.items() if fact == "meta"}
         for what, call in (("then", plan.then), ("otherwise", plan.otherwise)):
             if call is not None:
-                facts |= await self._follow_up(home, what, call)
+                target, follow_up = await self._follow_up(home, what, call)
+                facts[what] = target.base
+                (facts if target == home else held.setdefault(target, dict(shown))).update(follow_up)
+        await self._hold(home, name, held)
         while True:
             outer = None if self._parent is None else await self._entry_of_parent(self._parent, home)
             reply = await self._client.link_to(home.name).call(
@@ -169,6 +174,8 @@ class OpenBatch(Batch):
                 break
             await self._parent._reopen(home)
         if reply == "exists":
+            for target in held:
+                await self._client.ask(ops.keep_follow_ups(target, self._token, 1))
             raise Duplicate(f"queue {queue!r} has a batch with the id {name!r} already: nothing was stored")
         self._renew_at = self._next_renewal()
         return home, name
@@ -177,8 +184,15 @@ class OpenBatch(Batch):
         await parent._locate_at(home.display_name)
         return cast("Mapping[str, object]", (await parent._entry(home))["batch"])
 
-    async def _follow_up(self, home: QueueKeys, what: str, given: Call[Any]) -> dict[str, bytes | str]:
-        """Return a follow-up as the home stores it: the base of its queue, its options and its task."""
+    async def _hold(self, home: QueueKeys, name: str, held: Mapping[QueueKeys, Mapping[str, bytes | str]]) -> None:
+        """Store the follow-ups of other queues there, with the rights of this program. Comes first: an open batch has them."""
+        for target, facts in held.items():
+            await self._client.ask(ops.hold_follow_ups(target, self._token, home.base, name, facts))
+
+    async def _follow_up(
+        self, home: QueueKeys, what: str, given: Call[Any]
+    ) -> tuple[QueueKeys, dict[str, bytes | str]]:
+        """Return the queue of a follow-up, and what is stored of it: its options and its task."""
         call = self._producer.follow_up(given)
         options, keys = follow_up_options(call._options, what), QueueKeys(self._client.settings.prefix, call.queue)
         if keys.queue == home.queue and "lane" not in options:
@@ -186,8 +200,7 @@ class OpenBatch(Batch):
         else:
             target = await self._client.sharding.shard_for_job(keys, options)
             self._client.link_to(target.name)
-        encoded = msgspec.msgpack.encode(options)
-        return {what: target.base, f"{what}_options": encoded, f"{what}_task": call.task}
+        return target, {f"{what}_options": msgspec.msgpack.encode(options), f"{what}_task": call.task}
 
     def _next_renewal(self) -> float:
         return time.monotonic() + self._plan.open_for_ms / 1000 / RENEWALS

@@ -5,11 +5,15 @@ message into the outbox of its queue, and tells the leader. The leader delivers 
 or wait for a batch. Every message may be delivered several times, in any order and by several programs at once: scripts ignore
 what is not newer than what they know. A message is deleted after its delivery, unless its topic has a newer one.
 
+Every program that may write to a queue may write to its outbox, and a leader may write to all queues. So no message carries a
+task: the one that enqueues a follow-up names what the producer of the batch has stored in that queue itself.
+
 Also here: the checks of batches, by which the leader makes up for lost messages and for producers that died.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -17,16 +21,20 @@ from worqr import ops
 from worqr.batch_keys import keys_at
 from worqr.errors import WorqrError
 from worqr.keys import QueueKeys
+from worqr.log_events import emit
 from worqr.ops import MESSAGES_AT_ONCE, BatchCheck, OutboxMessage
 from worqr.ops.replies import text
 from worqr.script_call import Call
 
 T = TypeVar("T")
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 MANY_ROUNDS: Final = 1000
 """Reads of one outbox in one call, so that a queue whose outbox is never empty delays no other queue for ever."""
 MOST_AT_ONCE: Final = 10_000
 """Messages that one read returns, if none of the first ones can be delivered."""
+MOST_DIGITS: Final = 15
 
 
 class Ask(Protocol):
@@ -47,6 +55,9 @@ class Relay:
         self._ask = ask
         self._prefix = prefix
         self._failed: dict[str, WorqrError] = {}
+        self._unknown: list[str] = []
+        self.old: set[str] = set()
+        """Topics of messages of an earlier form, which carry a task of another queue. They are not delivered, and stay."""
 
     def end(self) -> None:
         """End the pass. Raises the first error, if a queue could not be reached."""
@@ -62,9 +73,29 @@ class Relay:
             if delivered:
                 await self._ask(ops.drop_outbox(keys, delivered))
             elif len(found) < limit or limit == MOST_AT_ONCE:
-                return
+                break
             else:
                 limit = MOST_AT_ONCE  # look behind those that cannot be delivered now
+        self._tell_unknown(keys)
+
+    def _tell_unknown(self, keys: QueueKeys) -> None:
+        """Log the follow-ups that their queues do not hold, in one line."""
+        if self._unknown:
+            text = (
+                "%(count)d follow-ups of batches of queue %(queue)r were not enqueued, because their queues do not hold them: "
+                "dispatch the calls again (%(error)s)"
+            )
+            some = ", ".join(self._unknown[:3]) + (", ..." if len(self._unknown) > 3 else "")
+            emit(
+                logger,
+                "relay",
+                text,
+                level=logging.ERROR,
+                count=len(self._unknown),
+                queue=keys.display_name,
+                error=some,
+            )
+            self._unknown.clear()
 
     async def close_parts(self, token: str, batch: tuple[str, str, str], parts: Sequence[tuple[str, int]]) -> None:
         """Tell these parts, with their versions, that their batch is sealed, and deliver what they report."""
@@ -105,7 +136,10 @@ class Relay:
         return True
 
     async def _deliver(self, message: OutboxMessage) -> bool:
-        """Deliver one message. Returns False if its queue could not be reached."""
+        """Deliver one message. Returns False if its queue could not be reached, or if it is of an earlier form."""
+        if message.kind == "follow_up":
+            self.old.add(text(message.topic))
+            return False
         try:
             base, work = self._delivery(message)
         except (ValueError, TypeError, IndexError):
@@ -114,19 +148,30 @@ class Relay:
 
     def _delivery(self, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
         """Return the base of the queue that a message is for, and the coroutine that delivers it."""
-        base, *parts = message.parts
-        target = keys_at(self._prefix, text(base))
+        if message.kind == "release":
+            *names, facts = message.parts
+            base, token, kind, ending = (text(each) for each in names)
+            return base, self._release(keys_at(self._prefix, base), _token(token), kind, _number(ending), facts)
+        base, *parts = (text(each) for each in message.parts)
+        target = keys_at(self._prefix, base)
+        if message.kind == "keep":
+            token, kept_for = parts
+            return base, self._ask(ops.keep_follow_ups(target, _token(token), _number(kept_for)))
         if message.kind == "report":
-            batch, token, part, version, closed, counts = (text(each) for each in parts)
-            call = ops.report_part(target, batch, token, part, int(version), closed=closed == "1", counts=counts)
-            return target.base, self._ask(call)
+            batch, token, part, version, closed, counts = parts
+            six = " ".join(str(_number(each)) for each in counts.split(" "))
+            call = ops.report_part(target, batch, token, part, _number(version), closed=closed == "1", counts=six)
+            return base, self._ask(call)
         if message.kind == "cancel":
-            token, version, home, batch, keep, reason = (text(each) for each in parts)
-            return target.base, self._cancel_members(target, token, int(version), (home, batch, keep), reason)
-        if message.kind == "follow_up":
-            token, ending, options, task = parts
-            return target.base, self._ask(ops.put_follow_up(target, text(token), int(ending), options, task))
+            token, version, home, batch, keep, reason = parts
+            told = (home, batch, str(_number(keep)))
+            return base, self._cancel_members(target, _token(token), _number(version), told, reason)
         raise ValueError(message.kind)
+
+    async def _release(self, target: QueueKeys, token: str, kind: str, ending: int, facts: bytes) -> None:
+        """Enqueue a follow-up that another queue holds."""
+        if await self._ask(ops.put_follow_up(target, token, kind, ending, facts)) == "unknown":
+            self._unknown.append(f"@{token}.{kind} of {target.display_name!r}")
 
     async def _cancel_members(
         self, part: QueueKeys, token: str, version: int, batch: tuple[str, str, str], reason: str
@@ -135,6 +180,20 @@ class Relay:
         cursor: str | None = "0"
         while cursor is not None:
             cursor = await self._ask(ops.cancel_part(part, token, version, *batch, reason, cursor))
+
+
+def _number(value: str) -> int:
+    """Return a whole number as scripts write it. Raises ValueError for anything else."""
+    if not (value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS):
+        raise ValueError(value)
+    return int(value)
+
+
+def _token(value: str) -> str:
+    """Return the token of a batch, which is part of a key. Raises ValueError for anything else."""
+    if not (value.isascii() and value.isalnum()):
+        raise ValueError(value)
+    return value
 
 
 async def relay_messages(ask: Ask, prefix: str, keys: QueueKeys) -> None:
@@ -148,10 +207,18 @@ async def relay_messages(ask: Ask, prefix: str, keys: QueueKeys) -> None:
     relay.end()
 
 
-async def relay_and_check(ask: Ask, prefix: str, keys: QueueKeys) -> None:
-    """Check the batches of a queue that are due, and deliver its messages. Raises WorqrError if a request failed."""
+async def relay_and_check(ask: Ask, prefix: str, keys: QueueKeys) -> set[str]:
+    """Check the batches of a queue that are due, and deliver its messages.
+
+    Returns:
+        Topics of messages of an earlier form, which stay.
+
+    Raises:
+        WorqrError: a request failed.
+    """
     relay = Relay(ask, prefix)
     await relay.messages(keys)
     await relay.checks(keys)
     await relay.messages(keys)
     relay.end()
+    return relay.old

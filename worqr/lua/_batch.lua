@@ -1,12 +1,15 @@
 -- The record of a batch, at its home queue: which parts it has, and what follows when all have closed.
 -- The hash `:batch:ID` has the `token`, the `state` (open: its producer may add jobs; sealed; ended) and the follow-ups. Its field
--- `open` counts open parts. The hash `:batch:ID:parts` has for each part, by the base of its queue, its version, 1 while it is
+-- `open` counts open parts. A follow-up of this queue is in the record. One of another queue is stored there, in the hash
+-- `:part:TOKEN:follow_ups`, by the producer of the batch and with its rights: the record and the messages only name it.
+-- The hash `:batch:ID:parts` has for each part, by the base of its queue, its version, 1 while it is
 -- open, and its counters (part_counts). A version grows each time a part is opened again. Of two reports, the one with the higher
 -- version is the newer.
 -- The zset `:batches` has the batches by when the leader looks at them next.
 
 local FIRST_CHECK = 10000 -- ms after which the leader looks at a batch, doubled each time
 local LONGEST_CHECK = 300000
+local FOLLOW_UP_EXPIRE = 86400000 -- ms for which another queue holds follow-ups after the batch was forgotten
 local RENEWED_EVERY = 100 -- checks after which closed parts get a request too: else they might expire before the batch ends
 
 -- Returns the key of the record of a batch.
@@ -31,6 +34,17 @@ end
 local function known_part(text)
   local v, open, counts = string.match(text or '', '^(%d+) (%d) (.*)$')
   return tonumber(v) or 0, open == '1', counts or '0 0 0 0 0 0'
+end
+
+-- True if the text can be the counters of a part.
+local function is_counts(text)
+  local found = {string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')}
+  for _, each in ipairs(found) do
+    if not is_digits(each) then
+      return false
+    end
+  end
+  return #found == 6
 end
 
 -- Returns the parts of a batch: for each its base, its version, whether it is open, and its counters.
@@ -74,32 +88,89 @@ local function batch_totals(batch)
   return sums[1], sums[2], sums[3] + sums[5], sums[4]
 end
 
--- Stores the follow-up of a batch as a job of this queue. Returns how many tasks became claimable.
-local function store_follow_up(base, o, task)
+-- Returns the id of the follow-up in the queue `to` for the ending number `endings`.
+local function follow_up_id(to, token, kind, endings)
+  return '@' .. token .. '.' .. kind .. (endings > 1 and '.' .. digits(endings) or '') .. shard_suffix(to)
+end
+
+-- Returns the options of a follow-up, unpacked, or nil if they cannot be that. They are checked like those of a dispatch: the script that
+-- enqueues the follow-up may end other jobs too, and must not fail on it.
+local function follow_up_options(options)
+  local known, o = pcall(cmsgpack.unpack, options)
+  return known and type(o) == 'table' and not o.batch and not invalid_job(o, '') and o or nil
+end
+
+-- Enqueues a follow-up in this queue: its options `o` and its task. `facts`: what its run learns of the batch. `parent`: the batch that it
+-- becomes a member of, or false. Returns how many tasks became claimable.
+local function enqueue_follow_up(base, id, o, task, facts, parent)
   local number, now = next_token(base)
+  o.id, o.fields = id, o.fields or {}
+  o.fields.batch_ended = cmsgpack.pack(facts)
+  if parent then
+    o.fields.batch = parent
+    note_member(parent, 'added', id)
+  end
   store_token(base, number)
-  local _, ready = create_job(base, o.id, o, task, digits(number), o.run_at or now + (o.delay or 0), now, {})
-  count(base, 'enqueued', 1, {o.id})
+  local _, ready = create_job(base, id, o, task, digits(number), o.run_at or now + (o.delay or 0), now, {})
+  count(base, 'enqueued', 1, {id})
   return ready
 end
 
--- Sends the `follow_up` of the ending number `endings`: the base of its queue, its options (msgpack) and its task.
--- `facts`: what its run learns of the batch. `parent`: the batch that this one is a member of, or false; a follow-up in this queue becomes a
--- member of it, too. Returns how many tasks became claimable, and the follow-up: the base of its queue and its id.
-local function send_follow_up(base, token, kind, endings, follow_up, facts, parent)
-  local to, o, task = follow_up[1], cmsgpack.unpack(follow_up[2]), follow_up[3]
-  o.id = '@' .. token .. '.' .. kind .. (endings > 1 and '.' .. endings or '') .. shard_suffix(to)
-  o.fields = o.fields or {}
-  o.fields.batch_ended = cmsgpack.pack(facts)
+-- Sends the `follow_up` of the ending `facts.endings`: the base of its queue; and its options and its task, if that is this queue. One of
+-- another queue is held there: a message tells that queue to enqueue it. Returns how many tasks became claimable, and the follow-up:
+-- the base of its queue and its id; no id if its record was damaged.
+local function send_follow_up(base, kind, follow_up, facts, parent)
+  local to, token = follow_up[1], facts.token
+  local id = follow_up_id(to, token, kind, facts.endings)
+  local name = to .. '\n' .. id
   if to == base then
-    if parent then
-      o.fields.batch = parent
-      note_member(parent, 'added', o.id)
+    local o, task = follow_up_options(follow_up[2]), follow_up[3]
+    if not (o and task) then
+      return 0, nil
     end
-    return store_follow_up(base, o, task), to .. '\n' .. o.id
+    return enqueue_follow_up(base, id, o, task, facts, parent), name
+  elseif follow_up[3] then -- stored here by an earlier form of open_batch: no relay delivers it, see the wire reference
+    post(base, 'follow_up ' .. token .. ' ' .. digits(facts.endings),
+      {'follow_up', to, token, digits(facts.endings), follow_up[2], follow_up[3]})
+    return 0, name
   end
-  post(base, 'follow_up ' .. token .. ' ' .. endings, {'follow_up', to, token, endings, cmsgpack.pack(o), task})
-  return 0, to .. '\n' .. o.id
+  post(base, 'release ' .. token .. ' ' .. digits(facts.endings), {'release', to, token, kind, digits(facts.endings),
+    cmsgpack.pack({added = facts.added, finished = facts.finished, failed = facts.failed, cancelled = facts.cancelled,
+      ended_at = facts.ended_at, cancel_reason = facts.cancel_reason})})
+  return 0, name
+end
+
+-- Tells the other queues that hold follow-ups of a batch for how many ms to keep them; 0: until the next such message.
+local function post_keep(base, token, queues, ms)
+  for i, to in ipairs(queues) do
+    if to and to ~= base and to ~= queues[i - 1] then
+      post(base, 'keep ' .. token .. ' ' .. to, {'keep', to, token, digits(ms)})
+    end
+  end
+end
+
+-- True if a message that enqueues a follow-up of a batch in another queue was not delivered yet. Of the last 100 endings.
+local function has_release(base, batch)
+  local kept = redis.call('HMGET', batch, 'token', 'endings')
+  local last = tonumber(kept[2]) or 0
+  for ending = math.max(1, last - 99), last do
+    local topic = 'release ' .. (kept[1] or '') .. ' ' .. digits(ending)
+    if own(redis.pcall('HEXISTS', base .. ':outbox', topic)) == 1 then
+      return true
+    end
+  end
+  return false
+end
+
+-- Deletes the record of a batch. Other queues may then forget its follow-ups, a day later: a message that enqueues one may be on its way.
+local function forget_batch(base, id)
+  local batch = batch_key(base, id)
+  local kept = own(redis.pcall('HMGET', batch, 'token', 'then', 'otherwise')) or {}
+  if kept[1] then
+    post_keep(base, kept[1], {kept[2], kept[3]}, FOLLOW_UP_EXPIRE)
+  end
+  redis.call('DEL', batch, batch .. ':parts')
+  redis.call('ZREM', base .. ':batches', id)
 end
 
 -- Ends the batch if it is sealed and no part of it is open: its follow-up is put in line, `then` if all members have finished,
@@ -121,8 +192,10 @@ local function end_if_complete(base, id, now)
     local facts = {home = base, id = id, token = kept[3], added = added, finished = finished, failed = failed,
       cancelled = cancelled, endings = endings, ended_at = digits(now), meta = kept[5] or nil,
       cancel_reason = kept[6] or nil}
-    local sent, name = send_follow_up(base, kept[3], kind, endings, follow_up, facts, kept[7])
-    redis.call('HSET', batch, 'follow_up', name)
+    local sent, name = send_follow_up(base, kind, follow_up, facts, kept[7])
+    if name then
+      redis.call('HSET', batch, 'follow_up', name)
+    end
     ready = sent
   end
   if kept[7] then
@@ -207,9 +280,9 @@ local function check_entry(base, id, now)
   local checks = redis.call('HINCRBY', batch, 'checks', 1)
   check_batch_in(base, id, math.min(FIRST_CHECK * 2 ^ (checks - 1), LONGEST_CHECK), now)
   local kept = redis.call('HMGET', batch, 'token', 'cancel_reason', 'keep')
-  local entry = {id, kept[1], kept[2], kept[3] or '0'}
+  local entry = {id, kept[1], kept[2], is_digits(kept[3]) and kept[3] or '0'}
   for _, part in ipairs(parts_of(batch)) do
-    if part.open or checks % RENEWED_EVERY == 0 then
+    if part.v > 0 and is_line(part.base) and (part.open or checks % RENEWED_EVERY == 0) then
       entry[#entry + 1], entry[#entry + 2] = part.base, digits(part.v)
     end
   end

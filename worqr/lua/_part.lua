@@ -122,7 +122,7 @@ local function part_counts(base, token)
   local kept = own(redis.pcall('HMGET', part, 'added', 'finished', 'failed', 'cancelled', 'lost', 'failures'))
     or {}
   for i = 1, 6 do
-    kept[i] = kept[i] or '0'
+    kept[i] = is_digits(kept[i]) and kept[i] or '0'
   end
   return table.concat(kept, ' ')
 end

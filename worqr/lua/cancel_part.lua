@@ -16,16 +16,20 @@
 -- RESEND safe: a copy cancels what is left
 local queue, part, part_members = KEYS[1], KEYS[2], KEYS[3]
 local token, version, home, id, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local told = {token = token, number = version, home = home, id = id, keep = keep, sealed = true}
 local reason, cursor, budget = ARGV[6], ARGV[7], ARGV[8]
 
 check_types(queue)
+if not is_batch(told) then
+  return redis.error_reply('ERR the token, the version, the home, the id and keep of a batch cannot be that')
+end
 redis.call('SCARD', part_members)
 redis.call('ZCARD', queue .. ':batches')
 local holders = cursor == '0' and claim_holders(queue)
 if (tonumber(redis.call('HGET', part, 'v')) or 0) > version then
   return {'ok'}
 end
-open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})
+open_part(part, told)
 redis.call('HSET', part, 'cancel_reason', reason)
 drop_lost_members(queue, token, batch_field(token, home, id))
 if holders then

@@ -16,11 +16,12 @@ local ids = redis.call('ZRANGEBYSCORE', batches, '-inf', digits(now), 'LIMIT', 0
 local reply, ready = {#ids == limit and 'more' or 'ok'}, 0
 for _, id in ipairs(ids) do
   local batch = batch_key(queue, id)
-  local kept = own(redis.pcall('HMGET', batch, 'state', 'open_until', 'ended_at', 'keep', 'cancel_reason')) or {}
-  local state, forgotten_at = kept[1], (tonumber(kept[3]) or 0) + (tonumber(kept[4]) or 0)
-  if not state or state == 'ended' and forgotten_at <= now then
-    redis.call('DEL', batch, batch .. ':parts')
-    redis.call('ZREM', batches, id)
+  local kept = own(redis.pcall('HMGET', batch, 'state', 'open_until', 'ended_at', 'keep', 'token')) or {}
+  local state, forgotten_at = kept[5] and kept[1], (tonumber(kept[3]) or 0) + (tonumber(kept[4]) or 0)
+  if state == 'ended' and forgotten_at <= now and has_release(queue, batch) then
+    check_batch_in(queue, id, FIRST_CHECK, now)
+  elseif not state or state == 'ended' and forgotten_at <= now then
+    forget_batch(queue, id)
   elseif state == 'ended' then
     check_batch_in(queue, id, forgotten_at, 0)
   elseif state == 'open' and (tonumber(kept[2]) or 0) > now then

@@ -12,11 +12,15 @@
 -- RESEND safe: a copy reports the same again
 local queue, part = KEYS[1], KEYS[2]
 local token, version, home, id, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local told = {token = token, number = version, home = home, id = id, keep = keep, sealed = true}
 
 check_types(queue)
+if not is_batch(told) then
+  return redis.error_reply('ERR the token, the version, the home, the id and keep of a batch cannot be that')
+end
 redis.call('HLEN', part)
 redis.call('SCARD', part .. ':members')
-open_part(part, {number = version, home = home, id = id, keep = keep, sealed = true})
+open_part(part, told)
 drop_lost_members(queue, token, batch_field(token, home, id))
 local ready
 if redis.call('HEXISTS', part, 'closed') == 1 then

@@ -11,8 +11,9 @@
 -- ARGV[5] open_for ms without an addition after which the leader cancels it
 -- ARGV[6] keep ms for which the record is stored after the end
 -- ARGV[7] parent the option batch of a dispatch (msgpack), if it is a member of another batch; else empty
--- ARGV[8..] facts names and values: then and otherwise (base of the queue), then_options and otherwise_options (msgpack map),
---   then_task and otherwise_task (bytes), on_failed (cancel), meta (JSON)
+-- ARGV[8..] facts names and values: then and otherwise (base of the queue), on_failed (cancel), meta (JSON); and for a follow-up in this
+--   queue then_options and otherwise_options (msgpack map), then_task and otherwise_task (bytes): another one holds its own, see
+--   hold_follow_ups
 -- RETURNS ok | exists | closed (the part of the parent: open it again) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
@@ -23,17 +24,13 @@ local id, token, open_for, keep, parent = ARGV[3], ARGV[4], ARGV[5], ARGV[6], AR
 local FACTS = {['then'] = 'line', then_options = 'packed', then_task = 'string', otherwise = 'line',
   otherwise_options = 'packed', otherwise_task = 'string', on_failed = ' cancel ', meta = 'meta'}
 
--- Returns what is wrong with the fact `name`, as an error reply; nil if it is valid. The options of a follow-up are checked like
--- those of a dispatch: the script that ends the last job of the batch enqueues it, and must not fail on it.
-local function invalid_fact(name, value)
+-- True if the fact `name` may have this value.
+local function is_fact(name, value)
   local kind = FACTS[name]
   if kind == 'packed' then
-    local known, o = pcall(cmsgpack.unpack, value)
-    return invalid_job(known and type(o) == 'table' and not o.batch and o, '')
-  elseif not kind or not value or not (kind == 'line' and is_line(value) or valid_option(kind, value)) then
-    return redis.error_reply('ERR the fact ' .. name .. ' of a batch cannot be that')
+    return follow_up_options(value) ~= nil
   end
-  return nil
+  return kind and value and (kind == 'line' and is_line(value) or valid_option(kind, value))
 end
 
 check_types(queue)
@@ -46,15 +43,15 @@ local fields = {id = id, token = token, state = 'open', made_at = digits(now), o
   open_until = digits(now + tonumber(open_for)), keep = keep}
 for i = 8, #ARGV, 2 do
   local fact, value = ARGV[i], ARGV[i + 1]
-  local wrong = invalid_fact(fact, value)
-  if wrong then
-    return wrong
+  if not is_fact(fact, value) then
+    return redis.error_reply('ERR the fact ' .. fact .. ' of a batch cannot be that')
   end
   fields[fact] = value
 end
 for _, kind in ipairs({'then', 'otherwise'}) do
-  if fields[kind] and not (fields[kind .. '_options'] and fields[kind .. '_task']) then
-    return redis.error_reply('ERR the follow-up ' .. kind .. ' of a batch needs options and a task')
+  local is_here = fields[kind] == queue
+  if is_here ~= (fields[kind .. '_options'] ~= nil) or is_here ~= (fields[kind .. '_task'] ~= nil) then
+    return redis.error_reply('ERR the follow-up ' .. kind .. ' of a batch needs options and a task, and one of another queue has none here')
   end
 end
 if redis.call('HLEN', batch) > 0 then
@@ -69,5 +66,6 @@ end
 fields.parent = outer and enter_batch(outer, NESTED .. id) or nil
 write_hash(batch, fields)
 check_batch_in(queue, id, tonumber(open_for), now)
+post_keep(queue, token, {fields['then'] or false, fields.otherwise}, 0)
 wake(queue, count_members(queue))
 return {'ok'}

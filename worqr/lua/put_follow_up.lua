@@ -1,22 +1,36 @@
 #!lua flags=allow-oom
--- put_follow_up: stores the follow-up of a batch whose home is another queue as a job of this one, once for each ending.
+-- put_follow_up: enqueues a follow-up that this queue holds for a batch of another home, once for each ending.
 -- KEYS[1] queue LIST
--- KEYS[2] part HASH
--- ARGV[1] ending its number
--- ARGV[2] options of the job (msgpack)
--- ARGV[3] task
--- ARGV[4] kept_for ms for which the number of the ending is stored
--- RETURNS ok | stored (before)
+-- KEYS[2] follow_ups HASH
+-- ARGV[1] token of the batch
+-- ARGV[2] kind then or otherwise
+-- ARGV[3] ending its number
+-- ARGV[4] facts of the ending (msgpack map): added, finished, failed, cancelled, ended_at, cancel_reason
+-- RETURNS ok | stored (before) | unknown (this queue does not hold it)
 -- RESEND safe: fenced by the number of the ending
-local queue, part = KEYS[1], KEYS[2]
-local ending, options, task, kept_for = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local queue, follow_ups = KEYS[1], KEYS[2]
+local token, kind, ending, facts = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
 check_types(queue)
-if redis.call('HSETNX', part, 'follow_up ' .. ending, '1') == 0 then
+local known, ended = pcall(cmsgpack.unpack, facts)
+if not (known and type(ended) == 'table' and is_random(token) and is_digits(ending) and tonumber(ending) > 0) then
+  return redis.error_reply('ERR the token, the ending and the facts of a follow-up cannot be that')
+end
+local kept = own(redis.pcall('HMGET', follow_ups, 'home', 'id', 'meta', kind .. '_options', kind .. '_task',
+  'ending ' .. ending)) or {}
+local o, task = follow_up_options(kept[4]), kept[5]
+if kept[6] then
   return {'stored'}
+elseif not (o and task and is_line(kept[1]) and is_line(kept[2])) then
+  return {'unknown'}
 end
-if redis.call('HEXISTS', part, 'v') == 0 then
-  redis.call('PEXPIRE', part, kept_for)
+redis.call('HSET', follow_ups, 'ending ' .. ending, '1')
+local told = {home = kept[1], id = kept[2], meta = kept[3] or nil, token = token, endings = tonumber(ending)}
+for _, name in ipairs({'added', 'finished', 'failed', 'cancelled'}) do
+  told[name] = valid_option('whole', ended[name]) and ended[name] or 0
 end
-wake(queue, store_follow_up(queue, cmsgpack.unpack(options), task) + count_members(queue))
+told.ended_at = is_digits(ended.ended_at) and ended.ended_at or digits(now_ms())
+told.cancel_reason = type(ended.cancel_reason) == 'string' and is_utf8(ended.cancel_reason) and ended.cancel_reason or nil
+local id = follow_up_id(queue, token, kind, told.endings)
+wake(queue, enqueue_follow_up(queue, id, o, task, told, false) + count_members(queue))
 return {'ok'}

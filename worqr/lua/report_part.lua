@@ -12,12 +12,15 @@
 -- RETURNS ok
 -- RESEND safe: of two reports, the one with the lower version changes nothing; so does one of the same version after it closed
 local queue, batch, batches = KEYS[1], KEYS[2], KEYS[3]
-local id, token, part, version, closed, counts = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
+local id, token, part, version, closed, counts = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
 check_types(queue)
+if not (is_line(part) and is_digits(version) and is_counts(counts)) then
+  return redis.error_reply('ERR the part, the version and the counts of a report cannot be that')
+end
 redis.call('ZCARD', batches)
 redis.call('HLEN', batch)
 redis.call('HLEN', batch .. ':parts')
-local ready = take_report(queue, id, token, {part = part, v = version, closed = closed, counts = counts})
+local ready = take_report(queue, id, token, {part = part, v = tonumber(version), closed = closed, counts = counts})
 wake(queue, ready + count_members(queue))
 return {'ok'}

@@ -3,7 +3,8 @@
 -- KEYS[1] outbox HASH
 -- ARGV[1] limit messages, about
 -- RETURNS ok entry...: an entry is the topic, the message as it is stored, and its parts: report, home, id, token, part, version,
---   closed and counts; cancel, part, token, version, home, id, keep and reason; or follow_up, queue, token, ending, options and task
+--   closed and counts; cancel, part, token, version, home, id, keep and reason; release, queue, token, kind,
+--   ending and facts (msgpack map); or keep, queue, token and ms
 -- RESEND safe: it only reads
 local outbox = KEYS[1]
 local limit = tonumber(ARGV[1])

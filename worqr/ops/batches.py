@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -20,8 +20,8 @@ _CHECKS_AT_ONCE: Final = 20
 MESSAGES_AT_ONCE: Final = 100
 _CANCEL_MEMBERS: Final = 100
 """Members that one script cancels, about: each takes the server some 20 us."""
-_FOLLOW_UP_KEPT_MS: Final = 86_400_000
-"""ms for which a queue knows which follow-ups it has stored."""
+_UNOPENED_MS: Final = 7 * 86_400_000
+"""ms for which a queue holds the follow-ups of a batch whose home has not said yet that it was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A message of an outbox: its topic, the bytes that are stored, and what it says: report, cancel or follow_up, with the parts
-    that take_outbox documents.
+    """A message of an outbox: its topic, the bytes that are stored, and what it says: report, cancel, release or keep, with the
+    parts that take_outbox documents.
     """
 
     topic: bytes
@@ -111,7 +111,9 @@ def open_batch(
     parent: Mapping[str, object] | None = None,
     facts: Mapping[str, bytes | str],
 ) -> Call[Literal["ok", "exists", "closed"]]:
-    """Store the record of a batch. `parent`: the option `batch` of the batch that it is a member of."""
+    """Store the record of a batch. `parent`: the option `batch` of the batch that it is a member of. `facts` only has the base of
+    another queue for a follow-up there, see `hold_follow_ups`.
+    """
 
     def read(reply: Reply) -> Any:
         return expect("ok", "exists", "closed")(reply)
@@ -237,11 +239,34 @@ def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]
     return new_call("read_part", keys.base, names, (), read)
 
 
-def put_follow_up(keys: QueueKeys, token: str, ending: int, options: bytes, task: bytes) -> Call[str]:
-    """Store the follow-up of the ending with this number, if it is not stored yet: ok, or stored."""
-    args = (ending, options, task, _FOLLOW_UP_KEPT_MS)
-    names = (keys.base, BatchKeys(keys).part(token))
-    return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored"), size=len(task))
+def hold_follow_ups(keys: QueueKeys, token: str, home: str, id: str, facts: Mapping[str, bytes | str]) -> Call[str]:
+    """Store follow-ups of a batch in their queue, which is not the `home` of the batch, before the batch is opened."""
+    flat = tuple(part for fact in facts.items() for part in fact)
+    names, size = (keys.base, BatchKeys(keys).follow_ups(token)), sum(len(value) for value in flat)
+    return new_call("hold_follow_ups", keys.base, names, (home, id, _UNOPENED_MS, *flat), expect_ok, size=size)
+
+
+def keep_follow_ups(keys: QueueKeys, token: str, kept_for_ms: int) -> Call[str]:
+    """Tell a queue for how many ms it is to hold the follow-ups of a batch. 0: until the next such request."""
+    return new_call("keep_follow_ups", keys.base, (BatchKeys(keys).follow_ups(token),), (kept_for_ms,), expect_ok)
+
+
+def put_follow_up(keys: QueueKeys, token: str, kind: str, ending: int, facts: bytes) -> Call[str]:
+    """Enqueue the follow-up that this queue holds for the ending with this number, if it is not enqueued yet: ok, stored, or
+    unknown.
+    """
+    names = (keys.base, BatchKeys(keys).follow_ups(token))
+    args = (token, kind, ending, facts)
+    return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored", "unknown"))
+
+
+def _message(topic: bytes, message: bytes, stored: object) -> OutboxMessage:
+    """Return one message. Other programs can write to an outbox: what is no list of texts and numbers has the kind ""."""
+    found = cast("list[object]", stored) if isinstance(stored, list) else []
+    if not found or not all(isinstance(each, bytes | int) for each in found):
+        return OutboxMessage(topic, message, "", ())
+    kind, *parts = (each if isinstance(each, bytes) else b"%d" % each for each in cast("list[bytes | int]", found))
+    return OutboxMessage(topic, message, text(kind), parts)
 
 
 def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[OutboxMessage]]:
@@ -249,7 +274,7 @@ def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[Out
 
     def read(reply: Reply) -> list[OutboxMessage]:
         status_word(reply)
-        return [OutboxMessage(topic, message, text(kind), parts) for topic, message, (kind, *parts) in reply[1:]]
+        return [_message(*entry) for entry in reply[1:]]
 
     return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (limit,), read)
 

@@ -66,7 +66,9 @@ class OutboxRelay:
             if self._leads():
                 patience = NODE_PATIENCE if self._link.settings.clustered else LEASE
                 ask = partial(self._link.call, patience=patience)
-                await relay_and_check(ask, self._keys.prefix, QueueKeys.of(self._keys.prefix, queue))
+                self._tell_old(
+                    queue, await relay_and_check(ask, self._keys.prefix, QueueKeys.of(self._keys.prefix, queue))
+                )
         except Unavailable as error:
             text = "messages of queue %(queue)r are to be delivered again: %(error)s"
             emit(logger, "relay", text, queue=queue, error=str(error))
@@ -75,8 +77,18 @@ class OutboxRelay:
             text = "messages of queue %(queue)r about batches cannot be delivered, trying again: %(error)s"
             self._throttle.error(queue, "relay", text, queue=queue, error=str(error))
             self._expect(queue, RETRY_AFTER)
-        else:
-            self._throttle.resolve(queue)
         finally:
             self._under_way.discard(queue)
             self._more.set()
+
+    def _tell_old(self, queue: str, topics: set[str]) -> None:
+        """Log that messages of an earlier form are in the outbox; else, that the queue has no error any more."""
+        if not topics:
+            self._throttle.resolve(queue)
+            return
+        text = (
+            "%(count)d follow-ups of queue %(queue)r stay in its outbox, because an earlier version of worqr stored them with "
+            "their tasks: enqueue the tasks yourself, and HDEL the fields (%(error)s)"
+        )
+        some = ", ".join(sorted(topics)[:3])
+        self._throttle.error(queue, "relay", text, count=len(topics), queue=queue, error=some)
