@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha1
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ OPERATORS_ONLY = {
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
     *("ask_worker", "list_batches", "list_policies"),
 }
-RELAY_SCRIPTS = {"take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up"}
+RELAY_SCRIPTS = {"take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up", "keep_follow_ups"}
 """What the relay of messages between queues sends."""
 SCRIPTS = {
     "producer": {
@@ -79,7 +80,7 @@ SCRIPTS = {
             "job_status",
             "read_result",
         ),
-        *("note_queues", "list_shards", "declare_shards"),
+        *("note_queues", "list_shards", "hold_follow_ups"),
         *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
         *RELAY_SCRIPTS,
     },
@@ -230,15 +231,29 @@ NEVER = {"operator": {"rpush"}}
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_has_the_commands_of_its_scripts_and_no_other(role: str) -> None:
     needed = set().union(*(reachable(script(name).source) for name in SCRIPTS[role]))
-    assert commands_in(lines()[role]) == needed - NEVER.get(role, set()) | BESIDE
+    beside = BESIDE - {"script|load"} if role == "viewer" else BESIDE
+    assert commands_in(lines()[role]) == needed - NEVER.get(role, set()) | beside
+
+
+def test_the_user_for_everything_has_the_commands_of_all_roles_and_no_other() -> None:
+    more = {"select", "wait"} | on_a_cluster()
+    assert commands_in(all_lines()[EVERYTHING]) == set().union(*(commands_in(lines()[role]) for role in ROLES)) | more
+
+
+def test_a_connection_that_may_not_ask_loads_as_much_as_the_page_says() -> None:
+    [megabytes] = re.findall(r"every connection loads all scripts again, ([\d.]+) MB", PAGE.read_text("utf-8"))
+    size = sum(len(each.source) for each in all_scripts()) / 1e6
+    assert abs(size - float(megabytes)) < 0.5, size
 
 
 def test_no_role_has_a_command_that_reaches_beyond_its_keys() -> None:
-    everything = set().union(*(commands_in(rules) for rules in lines().values()))
+    everything = set().union(*(commands_in(rules) for rules in all_lines().values()))
     assert not everything & {
         "eval",
         "keys",
         "scan",
+        "randomkey",
+        "dbsize",
         "flushall",
         "flushdb",
         "config",
@@ -247,7 +262,7 @@ def test_no_role_has_a_command_that_reaches_beyond_its_keys() -> None:
         "function",
         "acl",
     }
-    for rules in lines().values():
+    for rules in all_lines().values():
         assert rules[0] == "reset"
         assert not [rule for rule in rules if rule.startswith(("+@", "allkeys", "allchannels", "~*", "&*"))]
 
@@ -287,6 +302,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Ca
         "ask_worker": [ops.ask_worker(g, "A", "", "5"), ops.ask_worker(g, "nobody", "drain", "")],
         "override_schedule": [ops.override_schedule(g, "s", b"")],
         "list_events": [ops.list_events(g, 9, "0")],
+        "list_workers": [ops.list_workers(g, last="A")],
         "tick_schedules": [ops.tick_schedules(g)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
         "stop_work": [ops.stop_work(q, "A", 99)],
@@ -376,10 +392,12 @@ def test_no_right_of_a_role_is_idle(users: Users, role: str) -> None:
             idle.append(item)
         users.client.execute_command("ACL", "LOG", "RESET")
         client.close()
-    also = {"&worqr:{*"} if role == "viewer" else set[str]()  # for events and results, which it hears and never sends
-    assert (
-        set(idle) == IDLE.keys() - (set() if role == "producer" else {"+info"}) | also
-    )  # the others look at the memory
+    known = IDLE.keys() - (set() if role == "producer" else {"+info"})  # the others look at the memory
+    if (
+        role == "viewer"
+    ):  # it may not load scripts; the channels are for events and results, which it hears and never sends
+        known = known - {"+script|load"} | {"&worqr:{*"}
+    assert set(idle) == known
 
 
 # Stories: programs as applications write them, each with the rights of its role alone
@@ -402,6 +420,11 @@ class Hands:
             raise worqr.Failure("on purpose")
         if task == b"nonsense":
             raise worqr.Broken("cannot be read")
+        if task == b"steps" and await worqr.step("half", lambda: "done") == "done" and not worqr.current().failures:
+            await worqr.current().save(b"state")
+            raise worqr.Retry(delay=0)
+        if task == b"steps":
+            return worqr.current().saved or b"nothing"
         return b"did " + task
 
     async def saw(self, task: bytes, times: int = 1) -> None:
@@ -462,7 +485,12 @@ async def produce(mesh: worqr.Mesh, hands: Hands) -> None:
     assert await batch.cancel()
     assert (await batch.wait(PATIENCE)).failed + (await inner.wait(PATIENCE)).cancelled == 2
 
-    wide = mesh.queue("wide", shards=3)
+    job = await q.dispatch(b"steps", result_ttl=60)
+    assert await job.result(timeout=PATIENCE) == b"state"
+    lanes = mesh.queue("lanes")  # served, with a limit
+    made = [await lanes.dispatch(b"l", lane=f"{n % 2}", max_length=1, wait=PATIENCE, result_ttl=60) for n in range(6)]
+    assert {await job.result(timeout=PATIENCE) for job in made} == {b"did l"}
+    wide = mesh.queue("wide")  # a worker has declared its shards
     assert await wide.enqueue(b"a", b"b", b"c", b"d") == 4
     await wide.dispatch(b"x", id="x", delay=60)
     assert (await wide.job("x").cancel()).waiting == 1
@@ -493,11 +521,14 @@ async def test_a_producer_and_a_peer_have_the_rights_for_their_day(users: Users)
     fired, failures, hands = trio.Event(), list[worqr.Failed](), Hands()
     peers.every(0.25, peers.call("ticks", b""), name="s")
     policy = worqr.RetryPolicy(min_backoff=0.05, max_failures=3)
+    desk.client.hset(desk.g.shards, "wide", 3)
     async with serving(peers, "Q1", hands, retry=policy, on_failure=failures.append) as peer, producer.connect():
         await hands.saw(b"x")
         await hands.saw(b"z")
         async with trio.open_nursery() as nursery:
             await nursery.start(peer.serve, "ticks", lambda task: trio.from_thread.run_sync(fired.set))
+            one = worqr.Limit(1)
+            await nursery.start(partial(peer.serve, "lanes", hands, limit=worqr.Limit(2), lanes=worqr.Lanes(limit=one)))
             await produce(producer, hands)
             await producer.queue("Q1").dispatch(b"promoted", delay=0.2)
             await producer.queue("Q1").enqueue(b"again", b"nonsense")
@@ -752,6 +783,161 @@ async def listed(aside: worqr.Aside) -> int:
     return len(await aside.list())
 
 
+# A producer that is limited to some queues
+
+
+def limited(rules: list[str]) -> list[str]:
+    """The rules of a producer for the queues mail.* alone, as the page says it."""
+    return [rule.replace("worqr:{*", "worqr:{mail.*") for rule in rules]
+
+
+def raw(value: bytes | str) -> bytes:
+    """A text as the scripts pack it."""
+    data = value if isinstance(value, bytes) else value.encode()
+    return b"\xda" + len(data).to_bytes(2, "big") + data
+
+
+@pytest.mark.leaves("*")
+async def test_a_limited_producer_starts_nothing_in_other_queues_by_a_batch(
+    users: Users, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor by a message in the outbox of its own queue: the leader, who may do more, delivers it."""
+    peers, hands, paid = users.mesh("peer"), Hands(), Hands()
+    mesh = worqr.Mesh(users.grant("producer", limited(lines()["producer"])), prefix=users.prefix, patience=PATIENCE)
+    async with (
+        serving(peers, "mail.send", hands) as peer,
+        mesh.connect(),
+        trio.open_nursery() as nursery,
+    ):
+        await nursery.start(peer.serve, "mail.done", hands)
+        await nursery.start(peer.serve, "payments", paid)
+        transfer = mesh.call("payments", b"evil")
+        for options in ({"then": transfer}, {"otherwise": transfer}, {"queue": "payments"}):
+            with pytest.raises(worqr.RefusedByServer, match="NOPERM|permission|access"):
+                async with mesh.batch(**{"queue": "mail.send", **options}):  # type: ignore[arg-type]
+                    raise AssertionError
+        with pytest.raises(worqr.RefusedByServer):
+            async with mesh.batch(queue="mail.send") as batch:
+                await batch.dispatch(transfer)
+        assert not [
+            key for key in dump(users.client, users.prefix) if b"{payments}:part" in key or b"{payments}:batch" in key
+        ]
+        # an honest batch of two of its queues, whose follow-up is in the other one
+        async with mesh.batch(queue="mail.send", then=mesh.call("mail.done", b"next")) as batch:
+            await batch.dispatch(mesh.call("mail.send", b"a"))
+        await hands.saw(b"next")
+        forge(users, mesh.queue("mail.send").name)
+        # its own follow-up, put in line by the same round of the leader
+        async with mesh.batch(queue="mail.send", then=mesh.call("mail.done", b"last")) as batch:
+            await batch.dispatch(mesh.call("mail.send", b"b"))
+        await hands.saw(b"last")
+        await eventually(partial(trio.to_thread.run_sync, partial(users.client.hlen, outbox(users, "mail.send"))), 1)
+        assert paid.seen == []
+        nursery.cancel_scope.cancel()
+    [left] = users.client.hkeys(outbox(users, "mail.send"))
+    assert left == b"follow_up old 1", "it was never delivered, and it is not lost"
+    assert "nothing delivers them (1): " in caplog.text.lower()
+    assert "of queue 'mail.send' were not enqueued, because their queues do not hold them" in caplog.text
+
+
+def outbox(users: Users, queue: str) -> str:
+    return f"{users.prefix}:{{{queue}}}:outbox"
+
+
+def forge(users: Users, queue: str) -> None:
+    """Write messages into the outbox of a queue, as the limited producer may, which would enqueue a task in `payments`."""
+    target, token = f"{users.prefix}:{{payments}}", "T" * 20
+    record = {"then": target, "then_options": b"\x80", "then_task": b"evil", "token": token, "state": "sealed"}
+    eve = users.by_hand("producer")
+    for topic, *parts in [
+        ("follow_up old 1", "follow_up", target, token, "1", b"\x80", b"evil"),
+        ("a", "release", target, token, "then", "1", b"\x80"),
+        ("b", "release", target, token, "then", "1", msgspec.msgpack.encode({"task": "evil", "then_task": "evil"})),
+        ("c", "release", f"{target}:part:x", token, "then", "1", b"\x80"),
+        ("d", "keep", target, token, "0"),
+        ("e", "report", target, "b", token, target, "9", "1", "1 1 0 0 0 0"),
+        ("f", "report", target, "b", token, target, "x", "1", "1 1"),
+        ("g", "cancel", target, token, "1", target, "b", "60000", "why"),
+        ("h", "cancel", target, "t:x", "1e9", "", "b", "x", "why"),
+        ("i", "hold", target, token, b"evil"),
+        ("j",),
+    ]:
+        eve.hset(outbox(users, queue), topic, bytes([0x90 + len(parts)]) + b"".join(map(raw, parts)))
+    own = f"{users.prefix}:{{{queue}}}"
+    eve.hset(f"{own}:batch:forged", mapping={**record, "keep": "60000", "open": "0"})
+    eve.zadd(f"{own}:batches", {"forged": 1})
+    eve.publish(f"{{{users.prefix}}}:due", f"0 {own}")
+    eve.close()
+
+
+@pytest.mark.leaves("*")
+async def test_a_producer_declares_shards_only_with_the_right_that_the_page_names(users: Users) -> None:
+    [row] = re.findall(
+        r"^\| `(.*:shards.*)` \| a producer that declares `shards=`", PAGE.read_text("utf-8"), re.MULTILINE
+    )
+    mesh = users.mesh("producer")
+    mesh.queue("wide", shards=3)
+    with pytest.raises(worqr.RefusedByServer, match="refused declare_shards"):
+        async with mesh.connect():
+            await mesh.queue("wide").enqueue(b"x")
+    url = users.grant("producer", [*lines()["producer"], *shlex.split(row)])
+    allowed = worqr.Mesh(url, prefix=users.prefix, patience=PATIENCE)
+    allowed.queue("wide", shards=3)
+    async with allowed.connect():
+        assert await allowed.queue("wide").enqueue(b"x") == 1
+    users.grant("producer")
+    again = worqr.Mesh(mesh.url, prefix=users.prefix, patience=PATIENCE)
+    again.queue("wide", shards=3)  # as it is stored
+    async with again.connect():
+        assert await again.queue("wide").enqueue(b"x") == 1
+
+
+# A viewer, which may not load scripts
+
+
+@pytest.mark.leaves("*")
+async def test_a_viewer_is_told_who_loads_the_scripts(users: Users) -> None:
+    viewer = users.mesh("viewer")
+    users.client.script_flush()
+    remedy = "start a worker or producer of the same version of worqr once, .*grant the user .script.load"
+    with pytest.raises(worqr.RefusedByServer, match=f"refused to load the script list_shards: NOPERM.*{remedy}"):
+        async with viewer.connect():
+            raise AssertionError
+    async with users.mesh("producer").connect():
+        pass
+    async with viewer.connect():
+        assert await viewer.queues() == []
+        assert (await viewer.queue("Q1").info()).waiting == 0
+
+
+ODD_NUMBERS = ("0", "-1", "1e15", "-1e15", "9007199254740993", "nan", "inf", "-inf", "", "x")
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS["viewer"]))
+@pytest.mark.leaves("*")
+def test_a_viewer_cannot_keep_the_server_busy_by_an_argument(users: Users, name: str) -> None:
+    desk = seated(users)
+    scene = set_scene(desk)
+    declared(desk)
+    users.grant("viewer")
+    client = users.server.client(
+        username=f"{users.prefix}-viewer", password=SECRET, driver_info=None, socket_timeout=PATIENCE
+    )
+    for call in [next_call(desk, scene, name), *more_calls(desk.q, desk.g, scene).get(name, ())]:
+        desk.send(call)
+        for position in range(len(call.args)):
+            for odd in ODD_NUMBERS:
+                args = [*call.args[:position], odd, *call.args[position + 1 :]]
+                try:
+                    client.evalsha(call.script.sha, len(call.keys), *call.keys, *args)
+                except redis.ResponseError:
+                    pass
+                except redis.exceptions.TimeoutError:
+                    users.client.script_kill()
+                    raise AssertionError(f"argument {position + 1} of {name} is {odd!r}: it does not end") from None
+    client.close()
+
+
 # What a role may not do, whoever uses its credential and however
 
 Q, G = "worqr:{Q1}", "{worqr}"
@@ -763,6 +949,7 @@ TASKS, LISTS, CLAIMS, REGISTRY, PAUSE = (
     "pause and delete",
 )
 MAY = {
+    EVERYTHING: {TASKS, LISTS, CLAIMS, REGISTRY, PAUSE},
     "producer": set[str](),
     "peer": {TASKS, LISTS, CLAIMS, REGISTRY, PAUSE},
     "operator": {TASKS, LISTS, PAUSE},
@@ -792,9 +979,20 @@ TRIES: list[tuple[str, tuple[str | int, ...]]] = [
     (PAUSE, ("HSET", f"{G}:schedules", "paused s", 1)),
 ]
 NOBODY: list[tuple[str | int, ...]] = [
-    *(("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("SCAN", 0), ("CONFIG", "GET", "*"), ("SHUTDOWN",), ("ACL", "LIST")),
+    *(
+        ("FLUSHALL",),
+        ("FLUSHDB",),
+        ("KEYS", "*"),
+        ("SCAN", 0),
+        ("RANDOMKEY",),
+        ("DBSIZE",),
+        ("CONFIG", "GET", "*"),
+        ("SHUTDOWN",),
+        ("ACL", "LIST"),
+    ),
     *(("MODULE", "LIST"), ("DEBUG", "JMAP"), ("REPLICAOF", "NO", "ONE"), ("SCRIPT", "FLUSH"), ("CLIENT", "LIST")),
-    *(("MONITOR",), ("EVAL", "return 1", 0), ("FUNCTION", "LIST"), ("BRPOP", Q, 1)),
+    *(("MONITOR",), ("EVAL", "return 1", 0), ("FUNCTION", "LIST"), ("BRPOP", Q, 1), ("SCRIPT", "KILL")),
+    *(("PUBSUB", "CHANNELS"), ("FUNCTION", "FLUSH"), ("FCALL", "x", 0), ("MOVE", Q, 1), ("MEMORY", "STATS")),
     *(("LPUSH", "other:{Q1}", "x"), ("LPUSH", "worqr", "x"), ("HGET", "other:{Q1}:counts", "x"), ("GET", "secret")),
     *(
         ("SADD", "{other}:queues", "x"),
@@ -817,8 +1015,8 @@ def is_refused(client: redis.Redis, words: tuple[str | int, ...]) -> bool:
 
 
 def scripted(client: redis.Redis, words: tuple[str | int, ...]) -> bool:
-    """Would it refuse that in a script?"""
-    return not client.execute_command("EVALSHA", client.script_load(RELAY), 0, *words)
+    """Would it refuse that in a script? That is loaded already."""
+    return not client.execute_command("EVALSHA", sha1(RELAY.encode()).hexdigest(), 0, *words)
 
 
 RELAY = """#!lua
@@ -833,11 +1031,13 @@ return 1
 """
 
 
-@pytest.mark.parametrize("role", [*ROLES, "shop"])
+@pytest.mark.parametrize("role", [EVERYTHING, *ROLES, "shop"])
 @pytest.mark.leaves("*")
 def test_a_role_may_not_do_what_is_not_its_own(users: Users, role: str) -> None:
-    users.grant(role)
+    users.grant(role, all_lines()[role])
     client = users.by_hand(role)
+    users.client.script_load(RELAY)
+    assert is_refused(client, ("SCRIPT", "LOAD", "return 1")) == (role in {"viewer", "shop"})
 
     def named(words: tuple[str | int, ...]) -> tuple[str | int, ...]:
         mine = (str(w).replace("worqr:", f"{users.prefix}:").replace("{worqr}", f"{{{users.prefix}}}") for w in words)
@@ -1180,9 +1380,16 @@ async def test_a_day_on_a_cluster(node: Server) -> None:
         url = users.grant(role, [*lines()[role], *more]).replace("redis://", "redis+cluster://")
         meshes[role] = worqr.Mesh(url, prefix="worqr", patience=PATIENCE)
     meshes["peer"].every(3600, meshes["peer"].call("ticks", b""), name="s")
+    meshes["peer"].queue("wide", shards=3)
     hands = Hands()
-    async with serving(meshes["peer"], "Q1", hands), meshes["producer"].connect():
+    async with (
+        serving(meshes["peer"], "Q1", hands) as peer,
+        meshes["producer"].connect(),
+        trio.open_nursery() as nursery,
+    ):
+        await nursery.start(peer.serve, "lanes", hands)
         await produce(meshes["producer"], hands)
+        nursery.cancel_scope.cancel()
     hands = Hands()
     async with serving(meshes["peer"], "Q3", hands, on_failure=fail_too), meshes["operator"].connect():
         await operate(meshes["operator"], meshes["peer"], hands, "Q3")

@@ -575,7 +575,10 @@ def message(number: int, home: str) -> ops.OutboxMessage:
 
 
 async def test_what_another_application_has_put_there_is_dropped() -> None:
-    posted = [ops.OutboxMessage(b"x", b"x", kind, [b"p:{x}", b"?"]) for kind in ("report", "cancel", "follow_up", "?")]
+    odd = [[b"p:{x}", b"?"], [b"p:{x}", b"t", b"then", b"1e9", b""], [b"p:{x}", b"t:x", b"then", b"1", b""], []]
+    odd += [[b"p:{x}", b"b", b"t", b"p:{y}", b"1", b"1", b"1 1 x 0 0 0"], [b"p:{x}", b"t", b"-1"], [b"\xff"] * 9]
+    kinds = ("report", "cancel", "release", "keep", "?", "")
+    posted = [ops.OutboxMessage(b"x", b"x", kind, parts) for kind in kinds for parts in odd]
 
     async def ask(call: Any) -> Any:
         if call.script.name == "take_outbox":
@@ -585,6 +588,43 @@ async def test_what_another_application_has_put_there_is_dropped() -> None:
 
     await relay_messages(ask, "p", QueueKeys("p", "part"))
     assert posted == []
+
+
+async def test_what_it_has_put_there_is_read_whatever_it_is() -> None:
+    read = ops.take_outbox(QueueKeys("p", "part")).read
+    stored = [
+        None,
+        b"x",
+        5,
+        [],
+        [1, 2],
+        [None, b"x"],
+        [b"keep", [b"x"]],
+        [b"follow_up", b"p:{x}", b"t", 1, b"", b"task"],
+    ]
+    found = read([b"ok", *([b"topic", b"message", each] for each in stored)])
+    assert [message.kind for message in found] == [*[""] * 4, "1", "", "", "follow_up"]
+    assert found[-1].parts == [b"p:{x}", b"t", b"1", b"", b"task"]
+
+
+async def test_a_follow_up_that_its_queue_does_not_hold_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    parts = [b"p:{there}", b"token", b"then", b"1", b"\x80"]
+    posted = [ops.OutboxMessage(b"%d" % n, b"m", "release", parts) for n in range(5)]
+    replies = iter(["ok", "unknown", "stored", "unknown", "unknown"])
+
+    async def ask(call: Any) -> Any:
+        if call.script.name == "take_outbox":
+            return list(posted)
+        if call.script.name == "put_follow_up":
+            return next(replies)
+        posted.clear()
+        return "ok"
+
+    await relay_messages(ask, "p", QueueKeys("p", "part"))
+    [line] = caplog.records
+    assert line.levelname == "ERROR"
+    assert line.getMessage().startswith("relay: 3 follow-ups of batches of queue 'part' were not enqueued")
+    assert "@token.then of 'there'" in line.getMessage()
 
 
 async def test_a_part_that_cannot_be_told_delays_no_other_check() -> None:

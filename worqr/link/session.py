@@ -36,6 +36,10 @@ from worqr.link.wire_form import NOT_YET, NotRedis, ReplyReader, as_sent, new_re
 from worqr.lua import Script
 from worqr.script_call import Call
 
+LOAD_REMEDY: Final = (
+    "this user may not load scripts: start a worker or producer of the same version of worqr once, which loads them, or grant "
+    "the user +script|load"
+)
 PER_SEND: Final = 64
 """Requests to pack before the first bytes are sent: the server works on them while the next ones are packed."""
 
@@ -279,6 +283,8 @@ class Session:
                 text += "; it is a node of a cluster: write redis+cluster://"
             case ErrorAction.NOSCRIPT:
                 text = f"the server refused to load the script {script.name}: {self._unloadable[script.sha]}"
+                if self._unloadable[script.sha].word == "NOPERM":
+                    text += "; " + LOAD_REMEDY
             case ErrorAction.FULL:
                 return QueueFull(
                     "the server is out of memory (maxmemory), nothing was stored; let queues drain, or add memory"

@@ -41,7 +41,7 @@ local RIGHTS = [[
   HINCRBY @:lanes:running 1 1, HINCRBY @:part:1 1 1, HKEYS @:lanes:rules, HKEYS @:workers, HLEN @:policy:1,
   HMGET @:aside:1 1, HMGET @:batch:1 1, HMGET @:lanes:rules 1, HMGET @:limits 1, HRANDFIELD @:waiters 16,
   HSCAN @:outbox 0, HSET @:active:1 1 1, HSET @:aside 1 1, HSET @:aside:1 1 1, HSET @:batch:1 1 1,
-  HSET @:batch:1:parts 1 1, HSET @:fired 1 1, HSET @:lanes 1 1, HSETNX @:job:1 1 1, HSTRLEN @:active:1 1,
+  HSET @:batch:1:parts 1 1, HSET @:part:1:follow_ups 1 1, HSET @:fired 1 1, HSET @:lanes 1 1, HSETNX @:job:1 1 1, HSTRLEN @:active:1 1,
   LINDEX @:claim:1 0, LLEN @, LPOP @:claim:1, LPOS @:claim:1 1, LPUSH @ 1, LPUSH @:lane:0:1 1,
   LRANGE @:starts:1 0 1, LRANGE @:starts:1:1 0 1, LREM @ 0 1, LSET @:claim:1 0 1, PERSIST @:part:1,
   PEXPIRE @:result:1 1, PTTL @:counts, PUBLISH @:room:1 1, PUBLISH @:wake:1 1, PUBSUB NUMSUB @:events,

@@ -152,7 +152,7 @@ end
 -- True if a message that enqueues a follow-up of a batch in another queue was not delivered yet. Of the last 100 endings.
 local function has_release(base, batch)
   local kept = redis.call('HMGET', batch, 'token', 'endings')
-  local last = tonumber(kept[2]) or 0
+  local last = is_digits(kept[2]) and tonumber(kept[2]) or 0
   for ending = math.max(1, last - 99), last do
     local topic = 'release ' .. (kept[1] or '') .. ' ' .. digits(ending)
     if own(redis.pcall('HEXISTS', base .. ':outbox', topic)) == 1 then

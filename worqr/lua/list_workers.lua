@@ -17,6 +17,7 @@ local registered, dying, leader = KEYS[1], KEYS[2], KEYS[3]
 local after, limit, queue_limit = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local worker_stem, info_stem, work_map_stem, last = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
+limit = math.max(1, limit)
 local workers, dead = {}, {}
 for _, worker in ipairs(redis.call('SMEMBERS', registered)) do
   if worker > after and (last == '' or worker <= last) then

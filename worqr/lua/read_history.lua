@@ -18,6 +18,7 @@ local history = KEYS[7]
 local step, number = tonumber(ARGV[1]), tonumber(ARGV[2])
 
 local now, length = now_ms(), HISTORY_LENGTHS[step]
+number = math.max(1, math.min(number, length))
 local record = history_record(queue, workers, due, failed, counts, runs, now, 0, -1)
 local last = math.floor(now / 60000 / step)
 local first = last - number + 1

@@ -87,8 +87,8 @@ class OutboxRelay:
             self._throttle.resolve(queue)
             return
         text = (
-            "%(count)d follow-ups of queue %(queue)r stay in its outbox, because an earlier version of worqr stored them with "
-            "their tasks: enqueue the tasks yourself, and HDEL the fields (%(error)s)"
+            "messages in the outbox of queue %(queue)r have the form of an earlier version of worqr, which carries a task of "
+            "another queue. Nothing delivers them (%(count)d): enqueue the tasks yourself if you trust them, then HDEL %(error)s"
         )
         some = ", ".join(sorted(topics)[:3])
         self._throttle.error(queue, "relay", text, count=len(topics), queue=queue, error=some)
