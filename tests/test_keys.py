@@ -31,6 +31,7 @@ CHANNELS = {
     "cancelled_channel",
     "events_channel",
     "event_ids_channel",
+    "event_ends_channel",
     "wake_channel",
     "due_channel",
     "snapshots_channel",
@@ -114,6 +115,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "cancelled_channel": "worqr:{Q1}_cancelled",
         "events_channel": "worqr:{Q1}:events",
         "event_ids_channel": "worqr:{Q1}:event_ids",
+        "event_ends_channel": "worqr:{Q1}:event_ends",
     }
     assert {name: make("X") for name, make in makers(QUEUE).items()} == {
         "claims": "worqr:{Q1}:claims:X",

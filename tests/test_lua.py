@@ -318,6 +318,7 @@ def test_unpack_is_bounded() -> None:
         ("_part", "ids, from, math.min(from + 999, #ids"),
         ("_part", "some"),  # 1000 at most
         ("_batch", "BATCH_FACTS"),
+        ("_queue", "ends[n]"),  # six values
         ("read_batch", "batch_entry(queue, id"),  # three values
         ("open_batch", "parent"),  # cmsgpack's
         ("take_outbox", "found[2][i + 1]"),  # cmsgpack's

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.call import Call as Call
     from worqr.client.dead_letters import Aside as Aside
     from worqr.client.events import ConnectionEvent as ConnectionEvent
+    from worqr.client.events import EndedTask as EndedTask
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
     from worqr.client.queue import Queue as Queue
@@ -114,7 +115,7 @@ _HOMES = {
     "worqr.client.batch_block": "BatchOptions",
     "worqr.client.call": "Call",
     "worqr.client.dead_letters": "Aside",
-    "worqr.client.events": "ConnectionEvent Event",
+    "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
     "worqr.client.raw_options": "EnqueueOptions",

@@ -242,6 +242,11 @@ class QueueKeys:
         """Channel: ``counter n`` and then one id a line, right before that event, if some of its tasks have an id."""
         return f"{self.base}:event_ids"
 
+    @property
+    def event_ends_channel(self) -> str:
+        """Channel: ``counter n`` and then how the first 100 of its runs ended, right before that event, if a client listens."""
+        return f"{self.base}:event_ends"
+
     def claims(self, worker: str) -> str:
         """SET of the claims that `worker` holds."""
         return f"{self.base}:claims:{worker}"

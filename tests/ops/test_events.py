@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,85 @@ def test_dispatched_claimed_and_finished_jobs_are_named_and_plain_tasks_are_not(
         ("claimed", 3, ["x", "y"]),
         ("finished", 3, ["x", "y"]),
     ]
+
+
+BIG = b"\xff" * 1500
+ENDS = {
+    "a result": (b"x", ("json", b"1"), ["A", "x", None, "json", b"1", None, None]),
+    "a large result": (b"x", ("bytes", BIG), ["A", "x", None, "bytes", BIG[:1024], None, None]),
+    "no result": (b"x", None, ["A", "x", None, None, None, None, None]),
+    "a result of none": (b"x", ("none", b""), ["A", "x", None, None, None, None, None]),
+    "a plain task": (BIG, None, ["A", None, BIG[:1024], None, None, None, None]),
+    "an empty task": (b"", None, ["A", None, b"", None, None, None, None]),
+}
+
+
+def unpacked(message: bytes) -> tuple[str, list[list[Any]]]:
+    """The event, and the values of each end; ids and words as texts."""
+    event, lengths, rest = message.split(b"\n", 2)
+    values: list[Any] = []
+    for length in map(int, lengths.split()):
+        values.append(None if length < 0 else rest[:length])
+        rest = rest[max(0, length) :]
+    assert rest == b""
+    runs = [values[i : i + 7] for i in range(0, len(values), 7)]
+    return event.decode(), [
+        [value if n in (2, 4) or value is None else value.decode() for n, value in enumerate(run)] for run in runs
+    ]
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_how_a_run_finished_is_published_to_those_who_listen_to_that(desk: Desk, case: str) -> None:
+    task, result, expected = ENDS[case]
+    desk.enter("A")
+    desk.put(task) if expected[1] is None else dispatch(desk, "x", fields={"result_ttl": "60000"})
+    first = desk.start("A", 1).first
+    call = ops.finish_tasks(desk.q, "A", [first], {first: result} if result else {})  # type: ignore[dict-item]
+    with desk.listening(desk.q.events_channel, desk.q.event_ends_channel) as heard:
+        assert desk.send(call) == [b"ok"]
+        desk.send(call)
+    (channel, ends), last = heard
+    assert channel.endswith(":event_ends")
+    assert last[1] == b"finished 1"
+    assert unpacked(ends) == ("finished 1", [expected])
+
+
+@pytest.mark.parametrize("kind", ["failed", "broken"])
+def test_how_a_run_failed_is_published_to_those_who_listen_to_that(desk: Desk, kind: str) -> None:
+    desk.enter("A")
+    dispatch(desk, "x")
+    desk.put(b"plain")
+    first = desk.start("A", 2).first
+    error = replace(BOOM, message="é" * 1000)
+    with desk.listening(desk.q.events_channel, desk.q.event_ends_channel) as heard:
+        for claim in (first, first + 1):
+            desk.call(ops.fail_task(desk.q, "A", claim, error, broken=kind == "broken"))
+    (_, job_end), _, (_, plain_end), _ = heard
+    text = "é" * 512  # a KiB
+    assert unpacked(job_end) == (f"{kind} 1", [["A", "x", None, None, None, BOOM.type, text]])
+    assert unpacked(plain_end) == (f"{kind} 1", [["A", None, b"plain", None, None, BOOM.type, text]])
+
+
+def test_the_ends_of_a_hundred_runs_are_published(desk: Desk) -> None:
+    desk.enter("A")
+    dispatch(desk, *(f"{n}" for n in range(250)))
+    first = desk.start("A", 250).first
+    with desk.listening(desk.q.events_channel, desk.q.event_ends_channel) as heard:
+        desk.call(ops.finish_tasks(desk.q, "A", [first + n for n in range(250)]))
+    event, ends = unpacked(heard[0][1])
+    assert (event, [end[1] for end in ends]) == ("finished 250", [f"{n}" for n in range(100)])
+
+
+def test_nothing_is_published_to_those_who_listen_to_the_ends_alone_or_to_the_events_alone(desk: Desk) -> None:
+    desk.enter("A")
+    desk.put(b"a", b"b")
+    first = desk.start("A", 2).first
+    with desk.listening(desk.q.event_ends_channel) as heard:
+        desk.call(ops.finish_tasks(desk.q, "A", [first]))
+    assert heard == []
+    with desk.listening(desk.q.events_channel) as heard:
+        desk.call(ops.finish_tasks(desk.q, "A", [first + 1]))
+    assert heard == [(":events", b"finished 1")]
 
 
 def test_generated_ids_are_told_too(desk: Desk) -> None:

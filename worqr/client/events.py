@@ -2,8 +2,8 @@
 ``mesh.connection_events()``.
 
 A script publishes an event after it has counted it, and only while a client listens. It publishes the ids before, on a channel
-of their own, so that listeners of older versions still understand the event. The two messages of one event arrive one after the
-other, because one script publishes both.
+of their own, so that listeners of older versions still understand the event; and how runs ended on a third one, only while a
+client listens to that. The messages of one event arrive one after the other, because one script publishes all of them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Final, Literal
 
 from worqr import ops
@@ -21,11 +22,29 @@ from worqr.client.notifications import POLL_EVERY, EventStream, subscribed_to
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
 from worqr.log_events import emit
+from worqr.ops.replies import error_of, text
+from worqr.records import RemoteError
 
 logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
 
 BUFFERED: Final = 1000
 """Events that an iterator keeps for a slow reader. If there are more, it drops the oldest."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTask:
+    """How one run ended for good. See `Event.ends`. Of a long text there is the first KiB."""
+
+    worker: str
+    """The id of the worker that ran it. If it was lost with its worker, of that worker."""
+    id: str | None = None
+    """The id of the job; None for a plain task."""
+    task: bytes | None = None
+    """The payload of a plain task; None for a job, which `Queue.read` finds by its id."""
+    result: bytes | None = None
+    """The result as it is stored: JSON, or the bytes that a raw handler returned. None: none is kept."""
+    error: RemoteError | None = None
+    """The type and the message of the error, of events ``failed`` and ``broken``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,8 @@ class Event:
     """The ids of those tasks that have one, at most 100. A plain task gets an id when it is retried, stalls or moves to the
     dead-letter queue.
     """
+    ends: tuple[EndedTask, ...] = ()
+    """How those runs ended, at most 100: of events ``finished``, ``failed`` and ``broken``, if you passed ``ends=True``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +88,57 @@ class _EventDecoder:
         self._name = name
         self._keys = keys
         self._put = put
-        self._ids_event: Event | None = None
+        self._ahead: dict[str, Event] = {}
 
     def on_message(self, channel: str, message: bytes) -> None:
-        """Decode a message of one of the two channels. Called in the loop."""
-        event, *ids = message.decode("utf-8", "replace").split("\n")
-        kind, _, count = event.partition(" ")
+        """Decode a message of one of the channels. Called in the loop."""
+        event, _, rest = message.partition(b"\n")
+        kind, _, count = event.decode("utf-8", "replace").partition(" ")
         try:
-            received = Event(self._name, kind, int(count), tuple(ids))
+            received = Event(self._name, kind, int(count))
+            if channel == self._keys.event_ids_channel:
+                received = replace(received, ids=tuple(rest.decode("utf-8", "replace").split("\n")))
+            elif channel == self._keys.event_ends_channel:
+                received = replace(received, ends=_ends(rest))
         except ValueError:
             emit(logger, "events", "queue %(queue)r: ignored a message of another program", queue=self._name)
             return
-        named, self._ids_event = self._ids_event, None
-        if channel == self._keys.event_ids_channel:
-            self._ids_event = received
+        if channel == self._keys.events_channel:
+            ahead, self._ahead = self._ahead.values(), {}
+            same = [each for each in ahead if (each.type, each.count) == (received.type, received.count)]
+            ids, ends = (
+                next((found for each in same if (found := getattr(each, name))), ()) for name in ("ids", "ends")
+            )
+            self._put(replace(received, ids=ids, ends=ends))
         else:
-            same = named is not None and (named.type, named.count) == (received.type, received.count)
-            self._put(named if named is not None and same else received)
+            self._ahead[channel] = received
 
     def on_subscribed(self) -> None:
-        """Forget the ids of an event that was lost with the connection. Called after each subscription."""
-        self._ids_event = None
+        """Forget what belongs to an event that was lost with the connection. Called after each subscription."""
+        self._ahead.clear()
+
+
+def _ends(packed: bytes) -> tuple[EndedTask, ...]:
+    """Return how runs ended: after a line with the lengths of all values, -1 for none, there are seven values for each run.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    line, _, texts = packed.partition(b"\n")
+    lengths = [int(length) for length in line.split()]
+    ends = list(accumulate(max(0, length) for length in lengths))
+    if len(lengths) % 7 or any(length < -1 for length in lengths) or ends[-1:] != [len(texts)]:
+        raise ValueError("the lengths do not fit")
+    values = [None if length < 0 else texts[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+    found: list[EndedTask] = []
+    for worker, name, task, _, result, error_type, message in zip(*[iter(values)] * 7, strict=True):
+        job = None if name is None else text(name)
+        found.append(EndedTask(text(worker or b""), job, task, result, error_of(error_type, message)))
+    return tuple(found)
 
 
 @asynccontextmanager
-async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIterator[Event]]:
+async def events_of(client: Client, queue: QueueKeys, *, ends: bool) -> AsyncGenerator[AsyncIterator[Event]]:
     """Return the events of a queue, from all of its shards."""
     link = client.link
     stream = EventStream[Event](link, BUFFERED)
@@ -99,7 +146,7 @@ async def events_of(client: Client, queue: QueueKeys) -> AsyncGenerator[AsyncIte
         stack.enter_context(stream)
         for keys in await client.sharding.shards(queue):
             decoder = _EventDecoder(queue.display_name, keys, stream.put)
-            channels = (keys.events_channel, keys.event_ids_channel)
+            channels = (keys.events_channel, keys.event_ids_channel, *((keys.event_ends_channel,) if ends else ()))
             await stack.enter_async_context(subscribed_to(link, channels, decoder.on_message, decoder.on_subscribed))
         yield stream
 

@@ -353,14 +353,18 @@ class Queue(QueueOperations):
             await sleep(self._client.link, time.monotonic() - began)
             began = time.monotonic()
 
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
+    def events(self, *, ends: bool = False) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Return a block in which you receive the events of this queue, as an iterator of `Event`.
 
         Events are not guaranteed: they are lost while the connection is lost, and the oldest when you are more than 1,000
         behind. They are published only while a program listens. The iterator ends with the block. If several tasks share it,
         each event goes to one of them.
 
+        Args:
+            ends: Also fill `Event.ends`, which says how runs ended: the worker, and the result or the error. The server then
+                publishes up to 1 KiB more for each of them.
+
         Returns:
             An async context manager, which gives the iterator.
         """
-        return events_of(self._client, self._keys)
+        return events_of(self._client, self._keys, ends=ends)

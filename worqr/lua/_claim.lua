@@ -75,8 +75,8 @@ local function entry_of(base, item)
   return entry, fields
 end
 
--- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, and
--- the id, if it is a job. The last five parameters are those of end_job. The caller removes the claim from the worker's set
+-- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, the id,
+-- if it is a job, and the item. The last five parameters are those of end_job. The caller removes the claim from the worker's set
 -- of claims.
 local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
   local item = redis.pcall('LPOP', base .. ':claim:' .. claim)
@@ -85,7 +85,7 @@ local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
     return false
   end
   local id = job_id(item)
-  return id and end_job(base, id, outcome, facts, ttl, now, none_blocked) or 0, id
+  return id and end_job(base, id, outcome, facts, ttl, now, none_blocked) or 0, id, item
 end
 
 -- Marks `claim` for cancellation and publishes it. The worker that holds it then asks which of its claims are marked.

@@ -137,7 +137,8 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
     note_member(task.fields.batch, 'failed', task.id)
   end
   redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
-  count(base, failure.kind, 1, {task.id})
+  count(base, failure.kind, 1, {task.id}, nil, nil,
+    {{policy.worker, task.job or false, task.task, false, failure.error_type, failure.error_message}})
   if not task.job then
     return 0
   end

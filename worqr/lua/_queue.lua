@@ -47,10 +47,28 @@ local function renew_counts(base)
   end
 end
 
+-- Returns how the first 100 of the runs `ends` ended, as text: a line with the lengths of all values, -1 for none, and the values
+-- without anything between them, at most 1 KiB of each. An end is the worker, the id of a job (false: a plain task), the payload, its
+-- result (the words kind and value, each in front of what it is), the type and the message of its error.
+-- LATER: few programs listen.
+local function packed_ends(ends)
+  local lengths, values = {}, {}
+  for n = 1, math.min(#ends, 100) do
+    local worker, id, task, result, error_type, error_message = unpack(ends[n])
+    local kind = result and result[2] ~= 'none' and result[2]
+    for _, value in ipairs({worker, id, not id and task, kind, kind and result[4], error_type or false, error_message or false}) do
+      values[#values + 1] = value and string.sub(value, 1, 1024) or ''
+      lengths[#lengths + 1] = value and #values[#values] or -1
+    end
+  end
+  return table.concat(lengths, ' ') .. '\n' .. table.concat(values)
+end
+
 -- Adds `n` to the counter `field` of the queue and publishes the queue event, with the first 100 ids. `ids`: those of the
 -- jobs (nil: none). `reply`, instead of ids: the reply of a start, where the entry of a job ends with its id.
 -- `subscribers`: the reply of NUMSUB for the queue's events, if the script asked before it collected ids (nil: ask).
-local function count(base, field, n, ids, subscribers, reply)
+-- `ends`: of each run that has ended, see packed_ends, for those who listen to these too (nil: none).
+local function count(base, field, n, ids, subscribers, reply, ends)
   if n == 0 then
     return
   end
@@ -58,7 +76,8 @@ local function count(base, field, n, ids, subscribers, reply)
     redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
   end
   local events = base .. ':events'
-  subscribers = subscribers or redis.pcall('PUBSUB', 'NUMSUB', events)
+  subscribers = subscribers or ends and redis.pcall('PUBSUB', 'NUMSUB', events, base .. ':event_ends')
+    or redis.pcall('PUBSUB', 'NUMSUB', events)
   if not subscribers[2] or subscribers[2] == 0 then
     return
   end
@@ -69,6 +88,9 @@ local function count(base, field, n, ids, subscribers, reply)
   end
   if #named > 0 then -- first, on a channel of its own: subscribers without ids still get the plain event
     redis.pcall('PUBLISH', base .. ':event_ids', event .. '\n' .. table.concat(named, '\n'))
+  end
+  if ends and #ends > 0 and (subscribers[4] or 0) > 0 then
+    redis.pcall('PUBLISH', base .. ':event_ends', event .. '\n' .. packed_ends(ends))
   end
   redis.pcall('PUBLISH', events, event)
 end

@@ -25,8 +25,9 @@ local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
 local unheld = unheld_status(workers, worker)
 local no_result = {'kind', 'none', 'value', ''}
 local ttl, now = tonumber(redis.call('HGET', policy, 'result_ttl')) or 0, not none_blocked and now_ms()
-local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events')
+local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events', queue .. ':event_ends')
 local ids = subscribers[2] and subscribers[2] > 0 and {}
+local ends = ids and {} or nil
 
 local results_of = {}
 for i = 3, 2 + 3 * results, 3 do
@@ -45,11 +46,11 @@ for from = 3 + 3 * results, #ARGV, 1000 do
   local held = redis.call('SMISMEMBER', claims, unpack(named))
   redis.call('SREM', claims, unpack(named))
   for i, claim in ipairs(named) do
-    local status, id = held[i] == 1 and 'finished' or unheld, nil
+    local status, id, item = held[i] == 1 and 'finished' or unheld, nil, nil
     if held[i] == 1 then
       status = anything_marked and take_cancel_request(queue, claim) and 'cancelled' or status
       local put
-      put, id = end_claim(queue, claim, status, results_of[claim] or no_result, ttl, now, none_blocked)
+      put, id, item = end_claim(queue, claim, status, results_of[claim] or no_result, ttl, now, none_blocked)
       if status == 'cancelled' then
         count(queue, 'cancelled', 1, {id})
       elseif not put then
@@ -61,6 +62,7 @@ for from = 3 + 3 * results, #ARGV, 1000 do
       finished = finished + 1
       if ids then
         ids[#ids + 1] = id
+        ends[#ends + 1] = {worker, id or false, item, results_of[claim] or no_result}
       end
     else
       reply[#reply + 1] = claim
@@ -69,7 +71,7 @@ for from = 3 + 3 * results, #ARGV, 1000 do
   end
   freed = freed + free_room(queue, named, held)
 end
-count(queue, 'finished', finished, ids, subscribers)
+count(queue, 'finished', finished, ids, subscribers, nil, ends)
 ready = ready + count_members(queue)
 wake(queue, math.max(ready, freed, suspects_wait and 1 or 0))
 return reply
