@@ -103,10 +103,15 @@ async def test_a_run_knows_what_its_dispatch_said(mesh: worqr.Mesh) -> None:
         await q.enqueue(b"raw")
         await runs.wait(1)
         run_at = now() + timedelta(milliseconds=60)
-        await q.dispatch(b"job", id="x", meta={"trace": "7\u20ac", "": ""}, run_at=run_at)
+        retry = worqr.RetryPolicy(max_failures=7, min_backoff=0.5, max_backoff=9, jitter=False, retry_on=(OSError,))
+        await q.dispatch(b"job", id="x", meta={"trace": "7\u20ac", "": ""}, run_at=run_at, retry=retry, timeout=1.5)
+        options = (await q.read("x")).options
         await runs.wait(2)
         await eventually(q.running, [])
     raw, job = runs.contexts
+    assert raw.options == {}
+    known = {"max_failures": 7, "min_backoff": 0.5, "max_backoff": 9.0, "jitter": False, "timeout": 1.5}
+    assert job.options == options == {**known, "retry_on": "OSError"}
     assert (raw.id, raw.meta, raw.scheduled_for) == (f"@{raw.fence}", {}, None)
     assert abs((raw.run_at - now()).total_seconds()) < 20
     assert (job.id, job.meta, job.scheduled_for) == ("x", {"trace": "7\u20ac", "": ""}, None)

@@ -16,6 +16,7 @@ from tests.peer.tools import Held, Runs, Spy, eventually, serving, spying, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from worqr.client import notifications
 from worqr.lua import script
 from worqr.peer import control_channel, reconciler
 
@@ -67,6 +68,23 @@ def mark_all(client: redis.Redis, prefix: str, worker: str) -> set[bytes]:
     claims = client.smembers(f"{prefix}:{{Q1}}:claims:{worker}")
     client.sadd(f"{prefix}:{{Q1}}:cancelling", *claims)
     return claims  # type: ignore[return-value]
+
+
+async def test_a_cancel_of_one_running_job_reaches_its_worker_on_the_cancel_channel_alone(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)  # no look: messages go there and back
+    monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
+    held = Held()
+    async with other.connect(), serving(mesh, "Q1", held, room=1) as peer:  # which is full, and asks for no more tasks
+        job = await other.queue("Q1").dispatch(b"a", id="x")
+        await held.wait(1)
+        with server.client().pubsub() as heard:
+            heard.subscribe(f"{prefix}:{{Q1}}:wake:{peer.id}")
+            assert heard.get_message(timeout=PATIENCE)
+            assert await job.cancel(wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
+            assert heard.get_message() is None
+        assert held.cancelled == [(b"a", "cancel")]
 
 
 async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelled_claims(

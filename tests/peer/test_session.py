@@ -21,11 +21,44 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
-from worqr.link import boottime
+from worqr.link import Link, boottime
 from worqr.lua import script
 from worqr.ops import Beat
 from worqr.peer.registration import Registration
 from worqr.script_call import Call
+
+
+async def test_two_heartbeats_of_three_may_be_lost(new_mesh: NewMesh, server: Server, prefix: str) -> None:
+    """The key of a worker has a keepalive of 3 s, and gets it again before two thirds of that are left."""
+    mesh = new_mesh()
+    async with mesh.join() as peer:
+        key = f"{{{prefix}}}:worker:{peer.id}"
+        for _ in range(10):  # a busy machine may delay a beat, or this look at it
+            least, until_then = math.inf, time.monotonic() + 3.2
+            while time.monotonic() < until_then:
+                least = min(least, await trio.to_thread.run_sync(server.look.pttl, key))
+                await trio.sleep(0.02)
+            if least >= 1800:
+                return
+    raise AssertionError(f"{least} ms were left of the keepalive")
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("keepalive", [1, 3, 60, 3600])
+async def test_a_beat_is_sent_each_second_or_three_times_in_a_keepalive(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch, keepalive: float
+) -> None:
+    asked: list[float] = []
+    make = Link.heartbeat
+
+    def heartbeat(self: Link, **options: Any) -> Any:
+        asked.append(options["every"])
+        return make(self, **options)
+
+    monkeypatch.setattr(Link, "heartbeat", heartbeat)
+    async with new_mesh(keepalive=keepalive).join():
+        pass
+    assert asked == [min(1.0, keepalive / 3)]
 
 
 async def test_a_peer_declared_dead_cancels_what_runs_and_comes_back(

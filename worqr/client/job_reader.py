@@ -37,7 +37,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         size=latest.size if latest else None,
         plain="twin" in fields,
         meta=meta_of(_text(fields, "meta")),
-        options=_options(fields),
+        options=own_options(fields),
         dispatched=None if "twin" in fields else _moment((_number(fields, "first") or 0) / 1000),
         scheduled_for=_moment(_number(fields, "scheduled_for")),
         expires_at=_expires_at(fields),
@@ -139,7 +139,8 @@ def _error(fields: Mapping[str, bytes], *, traceback: bool) -> RemoteError | Non
     return RemoteError(kind, message, _text(fields, "error_traceback"), fields_of(_text(fields, "error_fields")))
 
 
-def _options(fields: Mapping[str, bytes]) -> dict[str, int | float | bool | str]:
+def own_options(fields: Mapping[str, bytes]) -> dict[str, int | float | bool | str]:
+    """Return the options that the dispatch of a job set, from its record. Times are in seconds."""
     found: dict[str, int | float | bool | str] = {}
     for name in sorted(POLICY_FIELDS & fields.keys()):
         number = _number(fields, name)

@@ -56,7 +56,8 @@ local function packed_ends(ends)
   for n = 1, math.min(#ends, 100) do
     local worker, id, task, result, error_type, error_message = unpack(ends[n])
     local kind = result and result[2] ~= 'none' and result[2]
-    for _, value in ipairs({worker, id, not id and task, kind, kind and result[4], error_type or false, error_message or false}) do
+    local value_of = kind and result[4]
+    for _, value in ipairs({worker, id, not id and task, kind, value_of, error_type or false, error_message or false}) do
       values[#values + 1] = value and string.sub(value, 1, 1024) or ''
       lengths[#lengths + 1] = value and #values[#values] or -1
     end

@@ -51,7 +51,8 @@ end
 for _, kind in ipairs({'then', 'otherwise'}) do
   local is_here = fields[kind] == queue
   if is_here ~= (fields[kind .. '_options'] ~= nil) or is_here ~= (fields[kind .. '_task'] ~= nil) then
-    return redis.error_reply('ERR the follow-up ' .. kind .. ' of a batch needs options and a task, and one of another queue has none here')
+    return redis.error_reply('ERR the follow-up ' .. kind
+      .. ' of a batch needs options and a task, and one of another queue has none here')
   end
 end
 if redis.call('HLEN', batch) > 0 then

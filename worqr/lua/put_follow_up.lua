@@ -30,7 +30,8 @@ for _, name in ipairs({'added', 'finished', 'failed', 'cancelled'}) do
   told[name] = valid_option('whole', ended[name]) and ended[name] or 0
 end
 told.ended_at = is_digits(ended.ended_at) and ended.ended_at or digits(now_ms())
-told.cancel_reason = type(ended.cancel_reason) == 'string' and is_utf8(ended.cancel_reason) and ended.cancel_reason or nil
+local reason = ended.cancel_reason
+told.cancel_reason = type(reason) == 'string' and is_utf8(reason) and reason or nil
 local id = follow_up_id(queue, token, kind, told.endings)
 wake(queue, enqueue_follow_up(queue, id, o, task, told, false) + count_members(queue))
 return {'ok'}

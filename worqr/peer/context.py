@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Final, overload
 
 from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
+from worqr.client.job_reader import own_options
 from worqr.errors import UsageError
 from worqr.peer.futures import wait_done
 from worqr.peer.run import Run, RunHost, Save, current_run, failed_of
@@ -136,6 +137,13 @@ class Context:
         if b"failed" in record:
             return failed_of(self._run, self.queue).meta
         return meta_of(record.get(b"meta", b"").decode())
+
+    @property
+    def options(self) -> Mapping[str, int | float | bool | str]:
+        """The options of its own that the dispatch set, such as ``timeout`` and ``max_failures``; times in seconds. Others are
+        those of the handler. As in `JobRecord.options`.
+        """
+        return own_options({name.decode("utf-8", "replace"): value for name, value in (self._run.record or {}).items()})
 
     @property
     def attempt(self) -> int:
@@ -280,7 +288,20 @@ class ListContext(Context):
 
 
 _OF_ONE_CALL: Final = frozenset(
-    ("task", "fence", "failures", "stalls", "timeouts", "id", "lane", "run_at", "scheduled_for", "meta", "attempt")
+    (
+        "task",
+        "fence",
+        "failures",
+        "stalls",
+        "timeouts",
+        "id",
+        "lane",
+        "run_at",
+        "scheduled_for",
+        "meta",
+        "options",
+        "attempt",
+    )
 ) | {"last_attempt", "saved", "save", "save_now"}
 """The properties of a `Context` that a run of several calls does not have."""
 
