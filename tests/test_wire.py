@@ -34,7 +34,7 @@ from tests.ops.scene import set_scene
 from tests.peer.conftest import without_scans
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving, until
 from tests.support.children import ROOT
-from tests.support.leaks import delete_all, dump
+from tests.support.leaks import EXPIRING, delete_all, dump
 from tests.support.npm import packages
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
@@ -99,6 +99,14 @@ def test_every_key_has_its_type_in_the_table() -> None:
                 assert key in heard, key
     producers = {"worqr:{Q1}:producer:X": "hash", "{worqr}:producer:X": "hash"}  # which the link spells
     assert told == {**spelled, **producers}
+
+
+def test_the_keys_that_tests_may_leave_to_expire_are_those_of_the_table() -> None:
+    told = {key for row in rows(PAGE, "Keys") for key in words(row[0]) if "expire" in row[2]}
+    stems = {re.sub(r"(W1|ID|X|TOKEN|MS(:LANE)?|TOKEN:follow_ups)$", "*", key) for key in told}
+    assert {key.replace("worqr:{Q1}", "{*}*").removeprefix("{worqr}:") for key in stems} - {
+        "{*}*:part:*:follow_ups"
+    } == {*EXPIRING}
 
 
 def test_what_is_in_the_server_is_as_the_table_says(server: Server, prefix: str) -> None:

@@ -9,6 +9,13 @@ from typing import Any, NamedTuple
 import redis
 
 ALWAYS_LEFT = ("version",)
+EXPIRING = (
+    *("{*}*:result:*", "{*}*:older_result:*", "{*}*:taken:*", "{*}*:paused", "{*}*:starts:*", "{*}*:waiters"),
+    *("{*}*:part:*", "{*}*:counts", "{*}*:runs", "{*}*:recent", "{*}*:history", "{*}*:history10", "{*}*:fired"),
+    *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
+    *("log", "schedules", "schedules_due", "schedules_seen", "leader"),
+)
+"""The keys that may expire, by their `short` names, as the page about the wire says. Any other key that does is a leak."""
 
 
 class Entry(NamedTuple):
@@ -56,15 +63,19 @@ def short(key: bytes, prefix: str) -> str:
 
 
 def leaks(client: redis.Redis, prefix: str, allow: Iterable[str] = ()) -> dict[str, Entry]:
-    """Keys that neither expire, nor hold waiting tasks, nor match one of the patterns `allow` (on the `short` name)."""
+    """Keys that hold no waiting tasks, match none of the patterns `allow` (on the `short` name), and expire not as documented."""
     patterns = (*ALWAYS_LEFT, *allow)
     return {
         name: entry
         for key, entry in dump(client, prefix).items()
-        if not entry.expires
-        and not _holds_waiting_tasks(name := short(key, prefix))
-        and not any(fnmatchcase(name, pattern) for pattern in patterns)
+        if not _holds_waiting_tasks(name := short(key, prefix))
+        and not _matches(name, patterns)
+        and not (entry.expires and _matches(name, EXPIRING))
     }
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _holds_waiting_tasks(name: str) -> bool:
