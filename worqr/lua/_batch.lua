@@ -188,7 +188,7 @@ local function end_if_complete(base, id, now)
   check_batch_in(base, id, whole_number(kept[4], 0), now)
   local kind, ready = (finished < added or kept[6]) and 'otherwise' or 'then', 0
   local follow_up = redis.call('HMGET', batch, kind, kind .. '_options', kind .. '_task')
-  if follow_up[1] and follow_up[3] then
+  if follow_up[1] then
     local facts = {home = base, id = id, token = kept[3], added = added, finished = finished, failed = failed,
       cancelled = cancelled, endings = endings, ended_at = digits(now), meta = kept[5] or nil,
       cancel_reason = kept[6] or nil}
