@@ -199,17 +199,22 @@ def test_only_what_is_needed_is_sent_each_after_what_it_needs_itself() -> None:
     known |= library(["local function middle()\n  return LOW\nend\n", "local LOW = 1\n"])
     assert (
         assemble("-- why\nreturn top() + LOW\n", known)
-        == """local LOW = 1
-local function middle()
-  return LOW
+        == """local function middle()
+  return 1
 end
 local function top()
   return middle()
 end
-return top() + LOW
+return top() + 1
 """
     )
     assert assemble("return 1\n", known) == "return 1\n"
+
+
+def test_a_number_or_a_text_is_sent_in_place_of_its_name_and_a_table_is_not() -> None:
+    known = library(["local WORD = 'a word'\nlocal LIST = {1, 2}\nlocal SUM = 1 + 1\n"])
+    sent = assemble("return {WORD, 'WORD', LIST, SUM}\n", known)
+    assert sent == "local LIST = {1, 2}\nlocal SUM = 1 + 1\nreturn {'a word', 'WORD', LIST, SUM}\n"
 
 
 def test_a_function_may_call_itself_but_not_one_that_calls_it() -> None:

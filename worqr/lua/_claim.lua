@@ -6,7 +6,10 @@ local LAST_TOKEN = 9000000000000000 -- the clock in the year 2255. A larger toke
 -- Returns the queue's next fencing token, and the clock in milliseconds. The token is above the last one and above the
 -- clock, so that it never decreases.
 local function next_token(base)
-  local last = whole_number(redis.call('HGET', base .. ':counts', 'fence'), 0, LAST_TOKEN)
+  local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
+  if not (last >= 0 and last <= LAST_TOKEN) then
+    last = 0
+  end
   local time = redis.call('TIME')
   return math.max(last + 1, time[1] * 1000000 + time[2]), time[1] * 1000 + math.floor(time[2] / 1000)
 end

@@ -52,10 +52,8 @@ local function valid_option(kind, value)
   elseif kind == 'whole' or kind == 'positive' then
     local least = kind == 'whole' and 0 or 1
     return type(value) == 'number' and value >= least and value < 1e15 and value == math.floor(value)
-  elseif kind == 'time' or kind == 'delay' then
-    return valid_option('whole', value) and value <= (kind == 'time' and LATEST or LONGEST_DELAY)
-  elseif kind == 'digits' or kind == 'time_text' then
-    return is_digits(value) and (kind == 'digits' or tonumber(value) <= LATEST)
+  elseif kind == 'digits' then
+    return is_digits(value)
   elseif kind == 'id' then
     return type(value) == 'string' and #value <= 200 and string.find(value, '^[^@]') and not string.find(value, '%c')
       and is_utf8(value)
@@ -69,6 +67,10 @@ local function valid_option(kind, value)
     return valid_fields(value)
   elseif kind == 'batch' then
     return is_batch(value)
+  elseif kind == 'time' or kind == 'delay' then
+    return valid_option('whole', value) and value <= (kind == 'time' and LATEST or LONGEST_DELAY)
+  elseif kind == 'time_text' then
+    return is_digits(value) and tonumber(value) <= LATEST
   elseif string.find(kind, '^ ') then
     return type(value) == 'string' and not string.find(value, ' ') and string.find(kind, ' ' .. value .. ' ', 1, true)
   end
@@ -98,7 +100,7 @@ local function find_job(base, id)
     'update_high', 'update_policy', 'saved_size')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
   local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
-  local trashed = kept[1] and is_trashed(kept[2], whole_number(cleared[1], 0, NEVER)) and (cleared[2] or '') or nil
+  local trashed = kept[1] and whole_number(kept[2], NEVER, NEVER) <= whole_number(cleared[1], 0, NEVER) and (cleared[2] or '') or nil
   local taken = redis.call('GET', base .. ':taken:' .. id)
   if trashed then
     taken = false

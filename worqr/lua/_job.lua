@@ -39,7 +39,7 @@ local function find_live_record(active, job, counts, number)
   end
   local kept = own(redis.pcall('HMGET', job, 'queued', 'first', 'last')) or {}
   if kept[1] and covers(number, kept[2], kept[3])
-    and not is_trashed(kept[1], whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)) then
+    and whole_number(kept[1], NEVER, NEVER) > whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER) then
     return job
   end
   return nil
@@ -190,7 +190,7 @@ end
 -- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
 local function cancel_queued(base, id, ttl, reason)
   local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued', 'lane')) or {}
-  if not kept[1] or is_trashed(kept[2], cleared_up_to(base)) then -- gone, or in the trash
+  if not kept[1] or whole_number(kept[2], NEVER, NEVER) <= cleared_up_to(base) then -- gone, or in the trash
     return 0
   end
   if kept[1] == 'waiting' then

@@ -10,7 +10,7 @@ local REPLIES_EXPIRE = 3600
 local function replied(producer, number, lowest)
   assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
-  local low = whole_number(kept[2], 0, NEVER)
+  local low = tonumber(kept[2]) or 0
   if tonumber(number) < low then
     return {'late'}
   end
@@ -19,14 +19,16 @@ local function replied(producer, number, lowest)
     local is_read, reply = pcall(cmsgpack.unpack, kept[1])
     return is_read and type(reply) == 'table' and reply or redis.error_reply('ERR the stored reply to this request cannot be read')
   end
-  return nil, low, whole_number(kept[3], nil, NEVER)
+  return nil, low, tonumber(kept[3])
 end
 
 -- Stores `reply` under `number`, and deletes the replies below `lowest`, at most 1000 at a time. `low` and `oldest` are
 -- from replied.
 local function remember(producer, number, lowest, reply, low, oldest)
   low = math.max(tonumber(lowest), low)
-  oldest = oldest or low
+  if not (oldest and oldest >= 0 and oldest <= low) then -- none is stored yet, or another program wrote it
+    oldest = low
+  end
   local above = math.min(low, oldest + 1000)
   local gone = {}
   for n = oldest, above - 1 do

@@ -11,21 +11,22 @@ local function repeated_start(base, admission, number)
     return {'not_serving'}
   end
   local last, first, taken, suspect = string.match(admission, '^(%d+) (%d+) (%d+) (%d+)$')
-  last, first, taken = whole_number(last), whole_number(first, nil, NEVER), whole_number(taken, nil, MOST_WANTED)
-  if not (last and first and taken) then
+  last = tonumber(last)
+  if last and number > last then
+    return nil, suspect
+  end
+  first, taken = whole_number(first, nil, NEVER), whole_number(taken, nil, MOST_WANTED)
+  if not (first and taken) or last > LARGEST then
     return nil, '0' -- another program wrote it
   elseif number < last then
     return {'late'}
   end
-  if number == last then
-    local reply = {'ok', digits(first)}
-    for i = 0, taken - 1 do
-      local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
-      reply[#reply + 1] = entry_of(base, item) or false
-    end
-    return reply
+  local reply = {'ok', digits(first)}
+  for i = 0, taken - 1 do
+    local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
+    reply[#reply + 1] = entry_of(base, item) or false
   end
-  return nil, suspect
+  return reply
 end
 
 -- True if the job was to begin before now and never began.

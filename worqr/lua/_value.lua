@@ -36,11 +36,13 @@ end
 -- Adds `n` to the number in a field of a hash. Returns the sum. What is no number there, or too large a one, begins anew at `n`. A
 -- key of another type is an error.
 local function add_to(key, field, n)
-  local sum = own(redis.pcall('HINCRBY', key, field, n), 'integer', 'overflow')
-  if not sum then
+  local sum = redis.pcall('HINCRBY', key, field, n)
+  if type(sum) ~= 'number' then
+    own(sum, 'integer', 'overflow')
     redis.call('HSET', key, field, n)
+    return n
   end
-  return sum or n
+  return sum
 end
 
 -- Returns what the function `read` returns, which must not write, or nil if it cannot read what another application has
@@ -113,12 +115,12 @@ local function write_hash(key, fields)
     flat[#flat + 1] = name
     flat[#flat + 1] = value
   end
-  for from = 1, #flat, 1000 do
-    local last = math.min(from + 999, #flat)
-    if not own(redis.pcall('HSET', key, unpack(flat, from, last))) then
-      redis.call('DEL', key)
-      redis.call('HSET', key, unpack(flat, from, last))
-    end
+  if not own(redis.pcall('HSET', key, unpack(flat, 1, math.min(#flat, 1000)))) then
+    redis.call('DEL', key)
+    redis.call('HSET', key, unpack(flat, 1, math.min(#flat, 1000)))
+  end
+  for from = 1001, #flat, 1000 do -- another program may have written any number of steps
+    redis.call('HSET', key, unpack(flat, from, math.min(from + 999, #flat)))
   end
 end
 

@@ -29,6 +29,7 @@ _TOKEN: Final = re.compile(
 _DEFINED: Final = re.compile(r"local (?:function (\w+)\(|(\w+) =)")
 _OTHER_CODE: Final = re.compile(r"(?<=\n)(?!end\n|\}\n|\]\]\n)\S")
 """A line that is neither indented nor the end of a definition."""
+_LITERAL: Final = re.compile(r"local \w+ = (\d+|'[^'\n]*')\n")
 _LATER: Final = "-- LATER"
 _MADE_LATER: Final = """local made_{name}
 local function make_{name}()
@@ -57,6 +58,9 @@ class Definition:
     """Every name in it that may be another definition's, in the order of appearance."""
     later: bool
     """The comment in front of it has a line that begins with ``-- LATER``: it is made at its first call."""
+    literal: str = ""
+    """The value of a constant that is a number or a text, as it is written. It is sent in place of the name: a function that uses
+    a variable outside it takes longer to make."""
 
 
 def tokens(text: str) -> Iterator[Token]:
@@ -134,7 +138,8 @@ def _definition(words: list[Token], *, later: bool) -> Definition:
     if not found or _OTHER_CODE.search(code):
         raise ValueError(f"more or less than `local function name(` or `local NAME =`: {code!r}")
     name: str = found[1] or found[2]
-    return Definition(name, code, tuple(each for each in uses if each != name), later)
+    literal = _LITERAL.fullmatch(code)
+    return Definition(name, code, tuple(each for each in uses if each != name), later, literal[1] if literal else "")
 
 
 def library(modules: Iterable[str]) -> dict[str, Definition]:
@@ -153,13 +158,19 @@ def library(modules: Iterable[str]) -> dict[str, Definition]:
 
 
 def assemble(body: str, known: Mapping[str, Definition]) -> str:
-    """Return the body without comments, after all definitions that it needs.
+    """Return the body without comments, after all definitions that it needs. Constants are literals in it.
 
     Raises:
         ValueError: definitions call each other in a circle.
     """
     code, uses = _scan(tokens(body))
-    return _linked(uses, known, frozenset()) + code
+    return with_literals(_linked(uses, known, frozenset()) + code, known)
+
+
+def with_literals(code: str, known: Mapping[str, Definition]) -> str:
+    """Return the code with the literals of constants in place of their names."""
+    literals = {each.name: each.literal for each in known.values() if each.literal}
+    return "".join([literals.get(text, text) if kind == "name" else text for kind, text in tokens(code)])
 
 
 def _linked(uses: tuple[str, ...], known: Mapping[str, Definition], outer: frozenset[str]) -> str:
@@ -171,7 +182,7 @@ def _linked(uses: tuple[str, ...], known: Mapping[str, Definition], outer: froze
     parts: list[str] = []
     for name in _in_order(uses, known):
         each = known[name]
-        if name not in here:
+        if name not in here or each.literal:
             continue
         if each.later:
             code = _linked(each.uses, known, outer | here) + each.code
