@@ -7,6 +7,7 @@ import re
 from tools.pages import DOCS
 
 REFERENCE = DOCS / "reference"
+TITLES = ("default", "failure handlers")
 
 
 def section(page: str, heading: str) -> str:
@@ -29,7 +30,19 @@ def columns(page: str, heading: str, skipped: int = 0) -> dict[str, dict[str, st
     """The first word of each row -> title of a column -> cell."""
     titles, *found = table(page, heading, skipped)
     assert all(len(row) == len(titles) for row in found), f"{page}, {heading}: a row has another number of cells"
-    return {words(row[0])[0]: dict(zip(titles, row, strict=True)) for row in found}
+    return {words(row[0])[0]: _split(dict(zip(titles, row, strict=True))) for row in found}
+
+
+def _split(row: dict[str, str]) -> dict[str, str]:
+    """Divide the cell `value`: the type, then lines that begin with a title, and the bounds."""
+    if "value" not in row:
+        return row
+    found = {**row, "bounds": ""}
+    found["type"], *lines = row["value"].split("<br>")
+    for line in lines:
+        title, colon, text = line.partition(": ")
+        found |= {title: text} if colon and title in TITLES else {"bounds": line}
+    return found
 
 
 def words(cell: str) -> list[str]:

@@ -96,7 +96,7 @@ def test_the_fields_of_an_update() -> None:
 
 def test_the_fields_of_the_retry_policy() -> None:
     assert list(POLICY) == [field.name for field in fields(worqr.RetryPolicy)]
-    for title, policy in (("default", Policy()), ("default of failure handlers", PATIENT)):
+    for title, policy in (("default", Policy()), ("failure handlers", PATIENT)):
         expected = {name: getattr(policy, name) for name in POLICY if not name.endswith("_on")}
         assert literals({name: {"default": row[title]} for name, row in POLICY.items()}) == expected
     assert {row["default"] for name, row in POLICY.items() if name.endswith("_on")} == {"all", "none"}
