@@ -105,14 +105,18 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
         if not accepted(desk, call):
             assert fingerprint(desk) == before, key
             refused += 1
-    assert refused or name in {
-        "post_scan",
-        "note_event",
-        "drop_history",
-        "keep_follow_ups",
-        "read_snapshot",
-        *READS,
-    }  # which replaces whatever is there, writes only into a log, deletes whatever is there, and three times takes it for nothing
+    assert (
+        refused
+        or name
+        in {
+            "post_scan",
+            "note_event",
+            "drop_history",
+            "keep_follow_ups",
+            "read_snapshot",
+            *READS,
+        }
+    )  # which replaces whatever is there, writes only into a log, deletes whatever is there, and three times takes it for nothing
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:
