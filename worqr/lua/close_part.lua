@@ -14,7 +14,6 @@ local queue, part = KEYS[1], KEYS[2]
 local token, version, home, id, keep = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
 local told = {token = token, number = version, home = home, id = id, keep = keep, sealed = true}
 
-version = whole_number(version, 0)
 check_types(queue)
 if not is_batch(told) then
   return redis.error_reply('ERR the token, the version, the home, the id and keep of a batch cannot be that')
