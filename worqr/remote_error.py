@@ -74,7 +74,7 @@ def describe(error: BaseException) -> Description:
     if remote is None:
         kind, message, found = name_of(type(subject)), texts.text(subject)[:LONGEST_MESSAGE], _fields_of(subject)
     else:
-        kind, message, found = remote.type, remote.message, remote.fields
+        kind, message, found = remote.type, remote.message, dict(remote.fields)
     if others:
         message = f"{message} (and {others:,} more)"
     return Description(RemoteError(kind, message, lines[-LONGEST_TRACEBACK:], found), line)

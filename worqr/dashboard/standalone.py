@@ -206,7 +206,7 @@ def _keep_to_http1() -> None:
     async def stay(_protocol: H11Protocol, _request: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    H11Protocol._check_protocol = stay  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    H11Protocol._check_protocol = stay  # type: ignore[method-assign, assignment]  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_free(settings: Settings) -> None:
