@@ -313,7 +313,7 @@ async def test_nobody_waits_for_the_server_to_say_something(own_server: Server, 
         await held(task)
         start = trio.current_time()
         for n in range(1000):
-            worqr.current().progress(n)
+            worqr.current().progress(n / 1000)
         spoken.append(trio.current_time() - start)
 
     mesh = worqr.Mesh(own_server.url, prefix=prefix, keepalive=30)
