@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -203,15 +202,22 @@ class FunctionDefinition:
         del handler.__wrapped__  # `inspect` would report the signature of the function
         return handler
 
+    def _change_of(self, result: Any) -> str:
+        """Return what a caller would get instead of a result; empty if nothing else, or if code of its class raises."""
+        try:
+            return self.codec.result_change(result)
+        except BaseException as error:  # what keeps it from being encoded is said when it is encoded
+            raise_ctrl_c(error)
+            return ""
+
     def _noted(self, result: Any) -> Any:
         """Return a result. Log once if its caller would get another type or value, of the first results of this process."""
         if self._unchecked_results:
             self._unchecked_results -= 1
-            if change := self.codec.result_change(result):
+            if change := self._change_of(result):
                 self._unchecked_results = 0
                 text = "a result of %(function)r is kept as JSON has it: %(change)s"
-                with suppress(Exception):  # a log handler of the user must not decide about a task that has run
-                    emit(logger, "result.changed", text, function=self.name, change=change)
+                emit(logger, "result.changed", text, function=self.name, change=change)
         return result
 
     def _make_list_handler(self) -> Callable[[Any], Any]:
