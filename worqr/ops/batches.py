@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -102,11 +102,12 @@ def _row(entry: Sequence[Any]) -> BatchRow:
     return BatchRow(exact(name), {text(field): exact(value) for field, value in pairs(facts)}, parts)
 
 
-def _outbox_message(topic: bytes, message: bytes, stored: Sequence[Any]) -> OutboxMessage:
+def _outbox_message(topic: bytes, message: bytes, stored: object = None) -> OutboxMessage:
     """Return a message. One that another program wrote may have anything in it, and has no kind then."""
-    if not stored or not all(isinstance(part, bytes | int) for part in stored):
+    found = cast("list[object]", stored) if isinstance(stored, list) else []
+    if not found or not all(isinstance(part, bytes | int) for part in found):
         return OutboxMessage(topic, message, "", ())
-    kind, *parts = (part if isinstance(part, bytes) else b"%d" % part for part in stored)
+    kind, *parts = (part if isinstance(part, bytes) else b"%d" % part for part in cast("list[bytes | int]", found))
     return OutboxMessage(topic, message, text(kind), parts)
 
 
