@@ -44,7 +44,7 @@ local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attem
 
 local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active)
 local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
-local queued, cleared = own(redis.pcall('HGET', job, 'queued')), whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
+local queued, cleared = own(redis.pcall('HGET', job, 'queued')) or false, whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
 local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job)
 local results, records = {}, {}
 for _, key in ipairs({result, older_result}) do
