@@ -24,8 +24,13 @@ from benchmarks.chaos.workload import (
 
 LONGEST_EXPIRY: Final = 31 * 24 * 3600.0
 """Seconds: counters and lists of names are kept for 30 days."""
-MAY_STAY: Final = (f"{{{PREFIX}}}:version", f"{PREFIX}:{{*}}:batch:*", f"{PREFIX}:{{*}}:batches")
-"""Keys without an expiry that are no leak: the leader deletes batches when their `keep` has passed."""
+MAY_STAY: Final = (
+    f"{{{PREFIX}}}:version",
+    f"{PREFIX}:{{*}}:batch:*",
+    f"{PREFIX}:{{*}}:batches",
+    f"{PREFIX}:{{*}}:part:*:follow_ups",
+)
+"""Keys without an expiry that are no leak: the leader deletes batches when their `keep` has passed, and then their follow-ups."""
 
 
 def results(case: Case) -> Iterator[Violation]:

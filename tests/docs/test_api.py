@@ -70,6 +70,7 @@ def test_a_class_says_which_members_it_shows(name: str) -> None:
 def _init_of(kind: type) -> str:
     ours = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "worqr"]
     own = [each for base in ours for each in vars(base).values() if inspect.isfunction(each)]
+    own = [inspect.unwrap(each) for each in own]
     return "".join(inspect.getsource(each) for each in own if "worqr" in each.__code__.co_filename)
 
 
