@@ -6,6 +6,7 @@ import ast
 import builtins
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Iterator
 from itertools import pairwise
@@ -166,8 +167,15 @@ def test_a_type_checker_knows_each_option_of_a_schedule_and_no_other(method: str
 # Docstrings
 
 
+def home_of(kind: type[Any]) -> str:
+    """The module that defines a class. Public errors say that it is `worqr`, where people import them from."""
+    if kind.__module__ != "worqr":
+        return kind.__module__
+    return next(name for name in ("worqr.errors", "worqr.policy") if vars(sys.modules[name]).get(kind.__name__) is kind)
+
+
 def tree_of(kind: type[Any]) -> ast.ClassDef:
-    source = Path(inspect.getsourcefile(kind) or "").read_text("utf-8")
+    source = Path(sys.modules[home_of(kind)].__file__ or "").read_text("utf-8")
     return next(
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == kind.__name__
     )
@@ -233,7 +241,7 @@ def public(kind: type[Any], modules: dict[str, griffe.Module]) -> Iterator[griff
     """A class and its public members, as griffe reads them, those of private or base classes in worqr too."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] == "worqr":
-            found = modules["worqr"][f"{base.__module__.removeprefix('worqr.')}.{base.__qualname__}"]
+            found = modules["worqr"][f"{home_of(base).removeprefix('worqr.')}.{base.__qualname__}"]
             yield found
             for name, member in found.members.items():
                 if not name.startswith("_") and not member.is_alias:

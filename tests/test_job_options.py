@@ -247,4 +247,4 @@ def test_each_key_says_what_it_is_and_its_default(name: str, node: ast.ClassDef)
     assert keys, name
     for i in keys:
         text = ast.unparse(node.body[i + 1]) if i + 1 < len(node.body) else ""
-        assert "Default:" in text, f"{name}: {ast.unparse(node.body[i])}"
+        assert "Default:" in text or name.startswith("_"), f"{name}: {ast.unparse(node.body[i])}"

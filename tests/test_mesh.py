@@ -225,7 +225,7 @@ async def refused(mesh: worqr.Mesh, error: type[Exception], words: str, within: 
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        (f"http://user:{SECRET}@localhost/", "http://user:.*must begin with redis://"),
+        (f"http://user:{SECRET}@localhost/", r"http://\*\*\*@.*must begin with redis://"),
         (f"redis://user:{SECRET}@localhost:99999/", "port"),
         (f"redis://user:{SECRET}@localhost/abc", "'abc' should be a number"),
         (f"redis://user:{SECRET}#@localhost/", "as %23"),

@@ -80,9 +80,7 @@ async def test_an_observer_learns_how_runs_ended(mesh: worqr.Mesh) -> None:
     assert found == {
         ("mail-1", None): EndedTask(worker, "mail-1", result=b"GOOD"),
         ("mail-2", None): EndedTask(worker, "mail-2"),
-        ("mail-3", None): EndedTask(
-            worker, "mail-3", error=worqr.RemoteError("worqr.Failure", "on purpose", "")
-        ),
+        ("mail-3", None): EndedTask(worker, "mail-3", error=worqr.RemoteError("worqr.Failure", "on purpose", "")),
         (None, b"plain"): EndedTask(worker, task=b"plain"),
     }
 

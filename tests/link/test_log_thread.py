@@ -46,7 +46,7 @@ def test_a_handler_that_blocks_blocks_neither_the_line_nor_the_end() -> None:
             log_thread._thread.join(PATIENCE)
 
 
-def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_filter_that_raises_costs_no_line_of_other_handlers(caplog: pytest.LogCaptureFixture) -> None:
     log_thread = LogThread()
 
     class Broken(logging.Filter):
@@ -63,4 +63,4 @@ def test_a_handler_that_raises_costs_only_its_line(caplog: pytest.LogCaptureFixt
         log_thread.stop()
     finally:
         logger.removeFilter(broken)
-    assert [record.getMessage() for record in caplog.records] == ["link.lost: good"]
+    assert [record.getMessage() for record in caplog.records] == ["link.lost: bad", "link.lost: good"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import wraps
 from itertools import islice
@@ -133,13 +133,6 @@ class Batch:
             set_job(late, jobs[0])
             raise late
         return jobs[0]
-
-    if not TYPE_CHECKING:  # a type checker knows the signature
-        _explained = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
-
-        @wraps(dispatch)
-        async def dispatch(self, *args, **kwargs):
-            return await self._explained(*args, **kwargs)
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         """Add jobs, a thousand in one round trip.
@@ -427,3 +420,17 @@ def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
     waiting = iter(calls)
     while some := list(islice(waiting, MAX_ITEMS)):
         yield some
+
+
+def _explained(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    call = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
+
+    @wraps(dispatch)
+    async def explained(self: object, *args: Any, **kwargs: Any) -> Any:
+        return await call(self, *args, **kwargs)
+
+    return explained
+
+
+if not TYPE_CHECKING:  # a type checker knows the signature
+    Batch.dispatch = _explained(Batch.dispatch)
