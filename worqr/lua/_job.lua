@@ -211,8 +211,8 @@ end
 local function store_cancel_reason(base, id, reason, last)
   local active = base .. ':active:' .. id
   local run = own(redis.pcall('HMGET', active, 'claim', 'worker')) or {}
-  if not run[1] then
-    return nil
+  if not run[1] or own(redis.pcall('LINDEX', base .. ':claim:' .. run[1], 0)) ~= MARKER .. id then
+    return nil -- it does not run, or another program wrote the claim
   end
   redis.call('HSET', active, 'cancel_reason', reason)
   if last then

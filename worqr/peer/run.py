@@ -32,6 +32,13 @@ PolicyFields = tuple[tuple[bytes, bytes], ...]
 
 _BECOMING: Final = threading.Lock()
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
+_NUMBERS: Final = frozenset(
+    (
+        *(b"run_at", b"queued", b"expires", b"expires_at", b"retried_at", b"scheduled_for", b"latest"),
+        *(b"failures", b"stalls", b"timeouts", b"saved_number", b"saved_size"),
+    )
+)
+"""Fields of a record that are whole numbers, beside those of its policy."""
 
 
 class Save(NamedTuple):
@@ -202,9 +209,11 @@ class Run(Generic[Host]):
         else:
             record = self.record = JobFields(zip(entry[::2], entry[1::2], strict=True))
             self.task = record[b"task"]
-            record[b"id"].decode()  # it has to be text, wherever it is used
-            own = tuple([(name, value) for name, value in record.items() if name in _POLICY_FIELDS])
-            self.policy = host.policy_with(own) if own else host.policy
+            check_fields(record)
+            if _POLICY_FIELDS.isdisjoint(record):
+                self.policy = host.policy
+            else:
+                self.policy = host.policy_with(tuple([each for each in record.items() if each[0] in _POLICY_FIELDS]))
 
     # Reading it
 
@@ -372,6 +381,19 @@ class Timer:
         """Return the run of this timer, if the timer was not stopped before."""
         run, self.run = self.run, None
         return run
+
+
+def check_fields(record: JobFields) -> None:
+    """Raise ValueError if the id of a job is no text, or a number in its record is none: another program has written it.
+
+    Such a job does not run, because nobody can tell when, or how often, it should. Its policy is checked where it is read.
+    """
+    record[b"id"].decode()
+    if not all(map(bytes.isdigit, [value for name, value in record.items() if name in _NUMBERS])):
+        wrong = {
+            name.decode(): value[:40] for name, value in record.items() if name in _NUMBERS and not value.isdigit()
+        }
+        raise ValueError(f"these fields are no whole numbers: {wrong}")
 
 
 def check_thread() -> None:
