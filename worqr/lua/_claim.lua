@@ -148,7 +148,7 @@ end
 local function claims_in(held, most)
   local sorted = own(redis.pcall('SORT_RO', held, 'LIMIT', 0, most or -1), 'double')
   local claims = {}
-  for _, claim in ipairs(sorted or own(redis.pcall('SMEMBERS', held)) or {}) do
+  for _, claim in ipairs(sorted or own(redis.pcall('SORT_RO', held, 'ALPHA')) or {}) do
     claims[#claims + 1] = string.find(claim, '^%d+$') and claim or nil
   end
   if not sorted then

@@ -136,7 +136,7 @@ local function send_report(base, token)
   local kept = redis.call('HMGET', part_key(base, token), 'home', 'id', 'v', 'closed')
   local home, id, v, closed, counts = kept[1], kept[2], whole_number(kept[3], 0), kept[4] or '0', part_counts(base, token)
   if not (home and id) then
-    return 0 -- another program has removed them: there is nobody to report to
+    return 0 -- another program has removed them, and with them where to report
   end
   local can_report = home == base and pcall(function()
     check_types(base)

@@ -386,7 +386,7 @@ class Timer:
 def check_fields(record: JobFields) -> None:
     """Raise ValueError if the id of a job is no text, or a number in its record is none: another program has written it.
 
-    Such a job does not run, because nobody can tell when, or how often, it should. Its policy is checked where it is read.
+    Such a job does not run: its record does not tell when, or how often, it should. Its policy is checked where it is read.
     """
     record[b"id"].decode()
     if not all(map(bytes.isdigit, [value for name, value in record.items() if name in _NUMBERS])):
