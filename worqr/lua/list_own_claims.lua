@@ -7,7 +7,7 @@
 -- RETURNS ok claim... | not_serving
 -- RESEND safe: it only reads
 local workers, claims = KEYS[1], KEYS[2]
-local worker, limit = ARGV[1], ARGV[2]
+local worker, limit = ARGV[1], tonumber(ARGV[2])
 
 if not admission_of(workers, worker) then
   return {'not_serving'}
