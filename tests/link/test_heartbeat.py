@@ -25,6 +25,8 @@ from worqr.link.loop_monitor import LoopMonitor, LoopState
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 
+pytestmark = pytest.mark.leaves("beat")  # the key that is renewed here, which expires
+
 BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 
 
