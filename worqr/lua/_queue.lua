@@ -244,6 +244,8 @@ local function clear(base, why)
   if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked', trash .. ':lanes') > 0 then
     return nil
   end
+  redis.call('HLEN', base .. ':counts') -- a key of another type is an error before anything is moved
+  redis.call('HLEN', base .. ':lanes')
   local waiting = queued_length(base)
   for _, part in ipairs(TRASHED_KEYS) do
     if redis.call('EXISTS', base .. part) == 1 then
