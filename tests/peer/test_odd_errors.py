@@ -37,7 +37,9 @@ async def joined(mesh: worqr.Mesh) -> AsyncGenerator[worqr.Peer]:
         async with mesh.join(concurrency=4, grace=0) as peer:
             yield peer
             await until(lambda: peer._engine.scheduler.running == 0, what="a slot is not free")
-            assert peer.health().ready
+            await until(
+                lambda: peer.health().ready, what="the worker is not ready"
+            )  # its asyncio loop may just have been busy
 
 
 async def ends(jobs: dict[str, worqr.Job[Any]]) -> dict[str, Any]:
