@@ -120,6 +120,8 @@ class Relay:
 
     def _delivery(self, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
         """Return the base of the queue that a message is for, and the coroutine that delivers it."""
+        if not message.kind:
+            raise ValueError("worqr writes no such messages")
         base, *parts = message.parts
         target = keys_at(self._prefix, text(base))
         if message.kind == "report":
