@@ -264,6 +264,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "scheduled jobs could not be put in line; the leader tries again in a second",
         "queue error repeated",
     ),
+    "adopt_claims": _event(
+        (WARNING, INFO, DEBUG),
+        "no worker holds tasks that were taken, and they are given back; INFO: the leader may not look for such tasks",
+        "queue count error",
+    ),
     "relay": _event(
         (INFO, ERROR),
         "messages about batches are late, and the leader tries again; one that cannot be read was dropped; or a queue does not "

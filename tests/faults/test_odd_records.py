@@ -19,6 +19,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
 from worqr.batch_keys import BatchKeys
+from worqr.peer.leader import scanner, sweeper
 
 VALUES = (b"", b"abc", b"-1", b"1.5", b"1e308", b"nan", b"inf", b"1" + b"0" * 20, b"\xff\xfe", b"x" * 10_000, b"\xc1")
 FIELDS = (
@@ -239,3 +240,27 @@ async def test_while_it_is_in_a_batch(scene: Scene) -> None:
     assert counted["added"] == len(jobs)
     assert counted["finished"] + counted["failed"] + counted["lost"] == len(jobs)
     assert work.runs[b"otherwise"] == 1
+
+
+async def test_when_the_claims_of_a_worker_are_removed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tasks run elsewhere, whatever is in their records; what another worker runs stays with it."""
+    monkeypatch.setattr(sweeper, "CLAIM_AGE", 0.0)
+    monkeypatch.setattr(scanner, "SCAN_EVERY", 0.2)
+    work = Work()
+    scene.enqueue()
+    scene.hold("forgotten")
+    scene.spoil(scene.q.active)
+    scene.client.delete(scene.q.claims("forgotten"), scene.q.workers, scene.q.policy("forgotten"))
+    scene.client.srem(scene.desk.g.registered, "forgotten")
+    held = Work(holds=True)
+    async with serving(scene.mesh, "Q2", held), serving(scene.mesh, "Q1", work, retry=QUICK):
+        await scene.mesh.queue("Q2").enqueue(b"long")
+        await scene.ends(work)
+        held.gate.set()
+        await until(lambda: not scene.client.exists(f"{scene.desk.prefix}:{{Q2}}:claims"))
+    assert held.runs == {b"long": 1}
+    said = [record for record in caplog.records if record.getMessage().startswith("adopt_claims")]
+    assert {record.queue for record in said} == {"Q1"}  # type: ignore[attr-defined]
+    assert sum(record.count for record in said) == len(ODD) + 2 * HONEST  # type: ignore[attr-defined]

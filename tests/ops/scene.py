@@ -199,6 +199,8 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
     "report_part": lambda q, g, scene: ops.report_part(q, "last", TOKEN, q.base, 1, closed=True, counts="1 0 1 0 0 1"),
     "seal_batch": lambda q, g, scene: ops.seal_batch(q, "open", SCATTERED),
     "take_outbox": lambda q, g, scene: ops.take_outbox(q),
+    "adopt_claims": lambda q, g, scene: ops.adopt_claims(q, "new", ["A"], [7, scene.raw, 8]),
+    "find_claims": lambda q, g, scene: ops.find_claims(q, "0", 10_000, 0),
     "adopt_worker": lambda q, g, scene: ops.adopt_worker(g, "nobody", "Q1"),
     "cancel_all": lambda q, g, scene: ops.cancel_all(q),
     "cancel_claims": lambda q, g, scene: ops.cancel_claims(q, [scene.raw, scene.twin, 1], reason="why"),
@@ -313,6 +315,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
 
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
+    "adopt_claims": lambda desk: desk.client.rpush(desk.q.claim(7), "held by nobody"),
     "check_batches": lambda desk: desk.client.zadd(
         BatchKeys(desk.q).batches, dict.fromkeys(("old", "open", "last", "nobody"), PAST)
     ),

@@ -86,7 +86,9 @@ local function invalid_job(o, task)
     if not OPTION_KINDS[name] then
       return redis.error_reply('ERR a dispatch has no such option: ' .. name)
     elseif not valid_option(OPTION_KINDS[name], value) then
-      return redis.error_reply('ERR the option ' .. name .. ' of a dispatch cannot be that')
+      local is_time = OPTION_KINDS[name] == 'time' or OPTION_KINDS[name] == 'time_text'
+      return redis.error_reply('ERR the option ' .. name .. ' of a dispatch cannot be that'
+        .. (is_time and ': it must be whole milliseconds since 1970, and not after the year 9999' or ''))
     end
   end
   return nil

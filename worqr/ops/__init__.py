@@ -39,8 +39,11 @@ from worqr.ops.batches import (
     take_outbox,
 )
 from worqr.ops.consumers import (
+    FoundClaims,
     ReleasedClaims,
+    adopt_claims,
     fail_worker,
+    find_claims,
     start_work,
     stop_work,
 )
@@ -260,6 +263,7 @@ __all__ = [
     "Dispatched",
     "DueSchedules",
     "Everything",
+    "FoundClaims",
     "FoundTask",
     "Inspected",
     "JobPage",
@@ -293,6 +297,7 @@ __all__ = [
     "WorkerHeartbeats",
     "WorkerRow",
     "WorkersPage",
+    "adopt_claims",
     "adopt_worker",
     "ask_worker",
     "cancel_all",
@@ -321,6 +326,7 @@ __all__ = [
     "fail_worker",
     "file_tasks",
     "find_aside",
+    "find_claims",
     "find_task",
     "finish_tasks",
     "fire_schedule",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING
-from worqr.ops.replies import MAX_ITEMS, Reply, new_call, status_word
+from worqr.ops.replies import MAX_ITEMS, Reply, new_call, status_word, text, texts
 from worqr.script_call import Call
 
 _CHANGES: Final[tuple[Literal["", "limits", "lanes"], ...]] = ("", "limits", "lanes")
@@ -62,6 +64,42 @@ def _read_released(reply: Reply) -> ReleasedClaims:
 def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
     """Stop serving the queue; call again while there is more."""
     return new_call("stop_work", keys.base, (keys.base,), (worker, limit), _read_released, numbered=True)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundClaims:
+    """Reply of find_claims: the server that was asked, the cursor of the next call (0: this was the last), and keys of claims."""
+
+    run_id: str
+    cursor: str
+    keys: list[str]
+
+
+def find_claims(keys: QueueKeys, cursor: str, budget: int, older_ms: int) -> Call[FoundClaims | None]:
+    """Look at some keys of the server, or of the node of this queue, for claims of any queue that are older than that.
+
+    Returns None if the user may not look at the names of all keys.
+    """
+
+    def read(reply: Reply) -> FoundClaims | None:
+        if status_word(reply) == "denied":
+            return None
+        return FoundClaims(text(reply[1]), text(reply[2]), texts(reply[3:]))
+
+    pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", keys.prefix) + ":{*:claim:*"
+    return new_call("find_claims", keys.base, (keys.base,), (cursor, budget, pattern, older_ms), read)
+
+
+def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Sequence[int]) -> Call[int]:
+    """Give those claims that no worker holds to `worker`, which is no worker of the registry. Returns how many these are.
+
+    `known`: all workers of the registry.
+    """
+    names = (keys.base, keys.workers, keys.claims(worker))
+    args = (worker, "\n".join(known), *claims)
+    return new_call(
+        "adopt_claims", keys.base, names, args, lambda reply: int(reply[1]) if status_word(reply) == "ok" else 0
+    )
 
 
 def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:

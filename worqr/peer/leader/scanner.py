@@ -25,6 +25,7 @@ from worqr.peer.known_queues import KnownQueues
 from worqr.peer.leader.history_sampler import HistorySampler
 from worqr.peer.leader.queue_inspector import QueueInspector
 from worqr.peer.leader.scan_poster import ScanPoster
+from worqr.peer.leader.sweeper import ClaimFinder
 from worqr.peer.registration import LEASE
 from worqr.peer.unserved_queue_reporter import UnservedQueueReporter
 
@@ -59,6 +60,7 @@ class Scanner:
         self._unserved = UnservedQueueReporter()
         self._throttle = ErrorThrottle(logger)
         self._poster = ScanPoster(link, keys, HistorySampler(link, keys, limit=history_queues, leads=leads))
+        self._claims = ClaimFinder(link, keys)
         self._began = time.monotonic()
         self._soon = trio.Event()
 
@@ -73,6 +75,7 @@ class Scanner:
         self._unserved.begin(self._began)
         self._inspector.begin()
         self._poster.begin()
+        self._claims.begin()
         self._soon.set()
 
     def rescan(self) -> None:
@@ -123,6 +126,7 @@ class Scanner:
         await self._poster.post(waiting, complete=not self._unfinished, server_ms=server_ms, refused=refused)
         for name in [name for name, queue in found.items() if queue.trash]:
             await self._inspector.purge(name)
+        await self._claims.look(list(found))
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
         if time.monotonic() - self._began >= FORGET_AFTER:
             await self._forget(self._known.unused(found, self._names.server_ms))

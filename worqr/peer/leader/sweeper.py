@@ -1,4 +1,5 @@
-"""`Sweeper`: gives back the claims of dead workers, queue by queue, then removes the worker.
+"""`Sweeper`: gives back the claims of dead workers, queue by queue, then removes the worker. `ClaimFinder`: finds claims that no
+worker holds.
 
 The leader's checks determine which workers are dead, and whose recovery another leader left unfinished. Up to `SWEEP_AT_ONCE`
 workers are recovered at the same time, in parallel with the checks. Every step may be repeated, by this leader or by another.
@@ -7,18 +8,22 @@ workers are recovered at the same time, in parallel with the checks. Every step 
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import trio
 
 from worqr import ops
+from worqr.batch_keys import keys_at
 from worqr.errors import Unavailable, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
+from worqr.ops import MAX_ITEMS
 from worqr.peer.error_throttle import ErrorThrottle, LineLimit
 from worqr.peer.registration import LEASE, ignore_outcome
 
@@ -31,6 +36,12 @@ NODE_PATIENCE = 0.5
 """Seconds that a chore waits for a queue of a cluster. Its node may be unavailable while the registry is not."""
 UNREACHABLE_FOR = 1.0
 """Seconds for which a queue that did not reply is not tried again, for any worker."""
+KEYS_AT_ONCE = 1000
+"""Keys that one request for claims looks at, which takes the server less than a millisecond."""
+REQUESTS_AT_ONCE = 3
+"""Such requests in one scan. A server with a million keys is looked through in 17 minutes."""
+CLAIM_AGE = 60.0
+"""Seconds. A younger claim that no worker holds is not looked for: most runs have ended by then."""
 LONGEST_PAUSE = 5.0
 """Seconds between two tries of a recovery that the server refuses, at most."""
 
@@ -191,3 +202,85 @@ class Sweeper:
         text += ", %(failed)d moved to its dead-letter queue, because too many workers died with them: worqr failed %(queue)r"
         fields = {"worker": worker, "queue": queue, "returned": returned, "failed": failed}
         emit_fields(logger, "fail_worker", text, fields, level=logging.ERROR)
+
+
+class ClaimFinder:
+    """Finds claims that no worker holds, while this peer leads. Changed only in the loop.
+
+    Every script that makes a claim puts it into the set of its worker. So such a claim is left over when another program, or the
+    eviction of keys, has removed a set. Claims are looked for among the names of all keys, because nothing else names them.
+
+    In one step, the server checks that no worker holds a claim, and gives it to a worker id that is never registered. That id is
+    declared dead, and its claims are recovered like those of any dead worker. If the leader dies first, the next scan finds it.
+    """
+
+    def __init__(self, link: Link, keys: RegistryKeys) -> None:
+        self._link = link
+        self._keys = keys
+        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+        self._claim_key = re.compile(rf"({re.escape(keys.prefix)}:{{[^{{}}]*}}(?:-shard)?(?:-fail)?):claim:(\d+)")
+        self._queues: Sequence[str] = ()
+        self._turn = 0
+        self._cursors: dict[str, str] = {}
+        self._servers: dict[str, str] = {}
+        self._denied = False
+
+    def begin(self) -> None:
+        """This peer leads now: ask again what the server refused when it led before."""
+        self._denied = False
+
+    async def look(self, queues: Sequence[str]) -> None:
+        """Look at some more keys of the server; on a cluster, of the nodes of these queues in turn."""
+        self._queues = queues or self._queues
+        try:
+            for _ in range(REQUESTS_AT_ONCE if self._queues else 0):
+                if self._denied or not await self._look_once():
+                    return
+        except Unavailable as error:
+            text = "claims that no worker holds were not looked for: %(error)s"
+            emit(logger, "adopt_claims", text, level=logging.DEBUG, error=str(error))
+        except WorqrError as error:
+            text = "claims that no worker holds cannot be looked for: %(error)s"
+            emit(logger, "adopt_claims", text, level=logging.DEBUG, error=str(error))
+
+    async def _look_once(self) -> bool:
+        """Send one request. Return False if it was the last one of a pass over a server."""
+        self._turn += 1
+        queue = self._queues[self._turn % len(self._queues)]
+        server = self._servers.get(queue, "")
+        keys, cursor = QueueKeys.of(self._keys.prefix, queue), self._cursors.get(server, "0")
+        call = ops.find_claims(keys, cursor, KEYS_AT_ONCE, round(CLAIM_AGE * 1000))
+        found = await self._link.call(call, patience=self._patience)
+        if found is None:
+            self._denied = True
+            text = "claims that no worker holds are not looked for, because the user may not: add +scan to its rights"
+            emit(logger, "adopt_claims", text, level=logging.INFO)
+            return False
+        self._servers[queue] = found.run_id
+        if found.run_id == server or cursor == "0":
+            self._cursors[found.run_id] = found.cursor
+        await self._adopt(found.keys)
+        return found.cursor != "0"
+
+    async def _adopt(self, names: Iterable[str]) -> None:
+        """Give those of these claims that no worker holds to an id of their own."""
+        claims: defaultdict[str, set[int]] = defaultdict(set)
+        for name in names:
+            if parts := self._claim_key.fullmatch(name):
+                claims[parts[1]].add(int(parts[2]))
+        if not claims:
+            return
+        look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
+        for base, some in claims.items():
+            keys, unchecked = keys_at(self._keys.prefix, base), sorted(some)
+            for start in range(0, len(unchecked), MAX_ITEMS):
+                await self._adopt_some(keys, [*look.beats, *look.dying], unchecked[start : start + MAX_ITEMS])
+
+    async def _adopt_some(self, keys: QueueKeys, known: Sequence[str], claims: Sequence[int]) -> None:
+        worker = f"lost-claims:{secrets.token_hex(8)}"
+        adopted = await self._link.call(ops.adopt_claims(keys, worker, known, claims), patience=self._patience)
+        if adopted:
+            text = "queue %(queue)r: no worker holds %(count)d tasks that were taken; they are given back"
+            emit(logger, "adopt_claims", text, queue=keys.display_name, count=adopted)
+            ready = ops.adopt_worker(self._keys, worker, keys.name)
+            await self._link.call(ready, patience=LEASE)
