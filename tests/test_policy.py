@@ -436,3 +436,10 @@ def test_a_death_in_a_group_is_a_death() -> None:
     error = Stalled(error_from_text("Stalled", "its process was killed"))
     group = ExceptionGroup("made by what was around it", [KeyError(), ExceptionGroup("", [error])])
     assert decide_retry(group, PLAIN, 0, 0) == RetryDecision("retry", error, 2.0, stalled=True)
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_FIELDS - {"retry_on", "fail_on"}))
+@pytest.mark.parametrize("odd", ["", "abc", "-1", "1.5", "1e308", "nan", "9" * 16, "\u00b2"])
+def test_a_number_that_no_dispatch_could_have_stored_is_an_error(name: str, odd: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Policy().with_overrides({name: odd})

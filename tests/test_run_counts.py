@@ -79,6 +79,12 @@ def test_a_job_waited_since_it_was_ready(record: dict[bytes, bytes], waited: int
     assert waited_ms(record, FENCE) == waited
 
 
+@pytest.mark.parametrize("odd", [b"", b"abc", b"-1", b"1.5", b"1e308", b"nan", b"\xff", b"9" * 5000])
+def test_a_time_that_is_no_number_is_unknown(odd: bytes) -> None:
+    assert waited_ms({b"run_at": odd, b"queued": odd}, FENCE) is None
+    assert waited_ms({b"run_at": b"%d" % (FENCE // 1000 - 7), b"queued": odd}, FENCE) == 7
+
+
 def test_runs_of_one_reply_are_counted_together() -> None:
     counts = RunCounts()
     assert not counts

@@ -547,7 +547,9 @@ WRONG = [
         {"id": wrong}
         for wrong in ("", "@7", "a\n", "x" * 201, b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xf0\x9f\xe2\x82\xac\x98\x80")
     ),
-    *({"delay": wrong} for wrong in (-1, 0.5, float("nan"), float("inf"), 2**63, 10**15)),
+    *({"delay": wrong} for wrong in (-1, 0.5, float("nan"), float("inf"), 2**63, 10**15, 2 * 10**14 + 1)),
+    *({"run_at": wrong} for wrong in (-1, 0.5, 253402300800000, 999_999_999_999_999)),  # the last year of dates is 9999
+    *({name: "253402300800000"} for name in ("expires_at", "scheduled_for")),
     *({"expires": wrong} for wrong in ("", "-1", "1e3", "1.5", "9" * 16)),
     *(
         {"unique_for": 0, "id": "x"},

@@ -295,7 +295,7 @@ class Policy:
             value = record[name]
             if name.endswith("_on"):
                 own[name] = _split(value)
-            elif not value.isdigit() or len(value) > MOST_POLICY_DIGITS:
+            elif not value.isdecimal() or len(value) > MOST_POLICY_DIGITS:
                 raise ValueError(f"its {name} is no whole number, but {value[:40]!r}")
             elif name in {"min_backoff", "max_backoff", "timeout", "result_ttl"}:
                 own[name] = int(value) / 1000

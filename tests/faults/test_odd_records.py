@@ -229,6 +229,7 @@ async def test_while_it_is_in_a_batch(scene: Scene) -> None:
     desk.put(*(b"raw %d" % n for n in range(HONEST)))
     scene.spoil(scene.q.job, but="lane")
     batch.seal()
+    scene.client.hset(BatchKeys(scene.q).outbox, mapping={f"odd {n}": value for n, value in enumerate(VALUES)})
     async with serving(scene.mesh, "Q1", work, retry=QUICK):
         await until(lambda: set(scene.left()) == set())
         with trio.fail_after(PATIENCE):
@@ -240,6 +241,7 @@ async def test_while_it_is_in_a_batch(scene: Scene) -> None:
     assert counted["added"] == len(jobs)
     assert counted["finished"] + counted["failed"] + counted["lost"] == len(jobs)
     assert work.runs[b"otherwise"] == 1
+    assert not scene.client.exists(BatchKeys(scene.q).outbox), "what is no message is dropped"
 
 
 async def test_when_the_claims_of_a_worker_are_removed(
