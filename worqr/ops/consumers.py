@@ -10,7 +10,7 @@ from typing import Final, Literal
 from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING
 from worqr.ops.replies import MAX_ITEMS, Reply, new_call, status_word, text, texts
-from worqr.script_call import Call
+from worqr.script_call import Argument, Call
 
 _CHANGES: Final[tuple[Literal["", "limits", "lanes"], ...]] = ("", "limits", "lanes")
 
@@ -96,7 +96,7 @@ def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Seq
     `known`: all workers of the registry.
     """
     names = (keys.base, keys.workers, keys.claims(worker))
-    args = (worker, "\n".join(known), *claims)
+    args: tuple[Argument, ...] = (worker, "\n".join(known), *claims)
     return new_call(
         "adopt_claims", keys.base, names, args, lambda reply: int(reply[1]) if status_word(reply) == "ok" else 0
     )
