@@ -42,6 +42,8 @@ REQUESTS_AT_ONCE = 3
 """Such requests in one scan. A server with a million keys is looked through in 17 minutes."""
 CLAIM_AGE = 60.0
 """Seconds. A younger claim that no worker holds is not looked for: most runs have ended by then."""
+PASS_EVERY = 20.0
+"""Seconds between two passes over all keys of a server. So a leader with little to do sends hardly any requests for it."""
 LONGEST_PAUSE = 5.0
 """Seconds between two tries of a recovery that the server refuses, at most."""
 
@@ -223,18 +225,22 @@ class ClaimFinder:
         self._turn = 0
         self._cursors: dict[str, str] = {}
         self._servers: dict[str, str] = {}
+        self._rests_until = 0.0
         self._denied = False
 
     def begin(self) -> None:
-        """This peer leads now: ask again what the server refused when it led before."""
-        self._denied = False
+        """This peer leads now: look at once, and ask again what the server refused when it led before."""
+        self._denied, self._rests_until = False, 0.0
 
     async def look(self, queues: Sequence[str]) -> None:
         """Look at some more keys of the server; on a cluster, of the nodes of these queues in turn."""
         self._queues = queues or self._queues
+        if self._denied or not self._queues or time.monotonic() < self._rests_until:
+            return
         try:
-            for _ in range(REQUESTS_AT_ONCE if self._queues else 0):
-                if self._denied or not await self._look_once():
+            for _ in range(REQUESTS_AT_ONCE):
+                if not await self._look_once():
+                    self._rests_until = time.monotonic() + PASS_EVERY / max(1, len(self._cursors))
                     return
         except Unavailable as error:
             text = "claims that no worker holds were not looked for: %(error)s"
