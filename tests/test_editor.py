@@ -19,6 +19,7 @@ import pytest
 import pytest_worqr
 import worqr
 import worqr.testing
+from tests.support.cases import of_each
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr.handler_options import HandlerOptions, ListHandlerOptions
@@ -61,7 +62,7 @@ def shown(value: object) -> set[str]:
     return {name for name in dir(value) if not name.startswith("_")} - of_builtins
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@of_each("name", CLASSES)
 def test_a_class_has_no_name_beside_the_face(name: str) -> None:
     assert shown(CLASSES[name]) - promised(CLASSES[name]) == set()
 
@@ -190,7 +191,7 @@ def fields_of(kind: type[Any]) -> Iterator[tuple[str, bool]]:
             yield node.target.id, isinstance(text, ast.Constant) and isinstance(text.value, str)
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@of_each("name", CLASSES)
 def test_each_field_of_the_face_has_a_docstring_under_it(name: str) -> None:
     assert [field for field, told in fields_of(CLASSES[name]) if not told] == []
 

@@ -26,6 +26,7 @@ from starlette.types import Message
 import worqr
 import worqr.testing
 from tests.peer.tools import eventually, until
+from tests.support.cases import of_each
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from tests.test_argument_codec import NOON
@@ -71,7 +72,7 @@ def told(default: object) -> str:
 LINES = list(face())
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("class ")])
+@of_each("line", [line for line in LINES if line.startswith("class ")])
 def test_a_class_of_the_face_is_there(line: str) -> None:
     match = re.fullmatch(r"class ([\w.]+)(?:\((.*)\))?", line)
     assert match
@@ -82,7 +83,7 @@ def test_a_class_of_the_face_is_there(line: str) -> None:
         assert match[1] in worqr.__all__
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if re.match(r"[\w.]+: ", line)])
+@of_each("line", [line for line in LINES if re.match(r"[\w.]+: ", line)])
 def test_the_fields_of_the_face_are_there(line: str) -> None:
     name, _, fields = line.partition(": ")
     kind = find(name)
@@ -93,7 +94,7 @@ def test_the_fields_of_the_face_are_there(line: str) -> None:
     assert set(fields.split(", ")) <= given | set_by_init
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.endswith(")") and not line.startswith("class ")])
+@of_each("line", [line for line in LINES if line.endswith(")") and not line.startswith("class ")])
 def test_a_call_of_the_face_can_be_made(line: str) -> None:
     match = re.fullmatch(r"(async )?([\w.]+)\((.*)\)", line)
     assert match

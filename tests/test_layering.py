@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import worqr
+from tests.support.cases import of_each
 
 PACKAGE = Path(__file__).parent.parent / "worqr"
 
@@ -115,7 +116,7 @@ def read(path: Path) -> Module:
 
 MODULES = [read(path) for path in sorted(PACKAGE.rglob("*.py"))]
 NAMES = {module.name for module in MODULES}
-of_each_module = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name or "worqr")
+of_each_module = of_each("module", MODULES, lambda module: module.name or "worqr")
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -252,7 +253,7 @@ def test_only_the_link_imports_redis(module: Module) -> None:
         assert not {"redis", "valkey", "hiredis"} & {name.partition(".")[0] for name in imports(module.tree)}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.part in PURE], ids=lambda module: module.name)
+@of_each("module", [m for m in MODULES if m.part in PURE], lambda module: module.name)
 def test_pure_modules_know_no_loop_and_no_network(module: Module) -> None:
     tops = {name.partition(".")[0] for name in imports(module.tree)}
     allowed = {"time"} if module.name == "tracebacks" else set[str]()  # it stops to read an error that takes too long

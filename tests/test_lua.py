@@ -16,6 +16,7 @@ import pytest
 import worqr.lua
 from tests.ops.batches import TOKEN
 from tests.ops.scene import CALLS, NO_SCENE, SCATTERED
+from tests.support.cases import of_each
 from worqr import ops
 from worqr.batch_keys import BatchKeys
 from worqr.cron import AHEAD_MS
@@ -122,7 +123,7 @@ def own_slots(source: Source) -> tuple[list[Slot], list[Slot]]:
 # Headers
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_a_header_has_all_its_lines(name: str) -> None:
     source = read(name)
     assert re.match(rf"-- {name}: \S", source.title)
@@ -136,7 +137,7 @@ def test_a_header_has_all_its_lines(name: str) -> None:
     assert re.match(r"safe: \w.{10}", source.resend[0])
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_every_slot_is_bound_to_the_name_that_the_header_gives_it(name: str) -> None:
     source = read(name)
     bound: dict[str, str] = {}
@@ -151,7 +152,7 @@ def test_every_slot_is_bound_to_the_name_that_the_header_gives_it(name: str) -> 
     assert bound == expected
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_no_slot_appears_but_where_it_is_bound(name: str) -> None:
     source = read(name)
     bindings = sum(len(SLOTS.findall(line)) for line in source.body.splitlines() if re.match(r"local .*\[\d+\]", line))
@@ -188,7 +189,7 @@ def rest_lines(source: Source, slot: Slot) -> list[str]:
     raise AssertionError(f"ARGV[{first}..] {slot.name} is bound to no name")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_what_a_header_returns_the_body_returns(name: str) -> None:
     source = read(name)
     everything = reached(name)
@@ -200,7 +201,7 @@ def test_what_a_header_returns_the_body_returns(name: str) -> None:
     assert {word for word in answered if not re.search(rf"\b{word}\b", source.returns)} == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     source = read(name)
     assert source.numbered == ([slot.name for slot in source.keys][:1] == ["producer"])
@@ -212,7 +213,7 @@ def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     assert ("late" in source.words) == (source.numbered or name == "start_tasks")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_flags_are_right(name: str) -> None:
     """no-writes: it may run on a replica, and when memory is full. allow-oom: it must go on when memory is full."""
     writes = commands(reached(name)) - READS
@@ -223,12 +224,12 @@ def lines_of_code(text: str) -> int:
     return len(strip(text).splitlines())
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_bodies_are_short(name: str) -> None:
     assert lines_of_code(read(name).body) <= 60
 
 
-@pytest.mark.parametrize("name", MODULES)
+@of_each("name", MODULES)
 def test_the_functions_of_modules_are_short(name: str) -> None:
     text = (FOLDER / f"{name}.lua").read_text("utf-8")
     assert {each.name for each in definitions(text) if lines_of_code(each.code) > 40} == set()
@@ -276,7 +277,7 @@ def test_only_commands_that_we_know() -> None:
     assert {stem for stem in SCRIPTS if "SCAN" in commands(reached(stem))} == {"find_claims"}
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@of_each("stem", STEMS)
 def test_no_trap_of_lua_or_redis_in_it(stem: str) -> None:
     text = (FOLDER / f"{stem}.lua").read_text("utf-8")
     code = re.sub(r"--.*", "", text)
@@ -355,7 +356,7 @@ def test_every_function_of_a_module_is_called_by_a_script() -> None:
     assert {name for name, each in shared().items() if each.literal and name in sent} == set()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_no_variable_has_the_name_of_a_shared_function(name: str) -> None:
     """It would hide the function, and the script would be sent with a function that it does not call."""
     functions = {name for name, each in shared().items() if each.code.startswith("local function")}
@@ -378,7 +379,7 @@ def sent_body(name: str) -> str:
     return with_literals(strip(read(name).body), shared()) + ("end)\n" if read(name).numbered else "")
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: str) -> None:
     source = script(name).source
     assert source.startswith("#!lua")
@@ -392,7 +393,7 @@ def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: st
     assert defined - helpers == needed_names
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_everything_is_defined_before_it_is_used(name: str) -> None:
     """Lua takes a name that is not yet defined for a global, and the server refuses those when the line runs."""
     scopes: list[set[str]] = [set()]
@@ -422,7 +423,7 @@ MOST_LOCALS, MOST_UPVALUES = 200, 60
 """The limits of Lua 5.1 for one function. The main part of a script is a function too."""
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_no_function_comes_near_the_limits_of_lua(name: str) -> None:
     """Counted too high: each local variable of the body with all definitions, and each name that a function does not define."""
     source, body = script(name).source, sent_body(name)
@@ -445,7 +446,7 @@ def blocks_of(source: str, made_later: re.Pattern[str]) -> Iterator[tuple[str, s
         yield from blocks_of(code, made_later)
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_nothing_but_comments_is_left_out_of_what_is_sent(name: str) -> None:
     assert "--" not in script(name).source
     assert "\n\n" not in script(name).source
@@ -455,7 +456,7 @@ def test_nothing_but_comments_is_left_out_of_what_is_sent(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_the_sha_is_the_one_the_server_will_know_it_by(name: str) -> None:
     assert script(name).sha == hashlib.sha1(script(name).source.encode()).hexdigest()
 
@@ -506,7 +507,7 @@ ROOM_NAMES = {"waiters"}
 """Those that are in room_keys.py."""
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@of_each("name", SCRIPTS)
 def test_an_operation_fills_the_slots_of_its_script(name: str) -> None:
     q, g = QueueKeys("p", "Q1"), RegistryKeys("p")
     call = CALLS[name](q, g, NO_SCENE)

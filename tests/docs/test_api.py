@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 import pytest_worqr
 import worqr
 import worqr.dashboard
@@ -16,6 +14,7 @@ import worqr.metrics
 import worqr.otel
 import worqr.probes
 import worqr.testing
+from tests.support.cases import of_each
 from tests.support.children import ROOT
 from tools.pages import DOCS
 
@@ -56,7 +55,7 @@ def object_named(name: str) -> Any:
 CLASSES = {name: members for name, members in entries() if isinstance(object_named(name), type)}
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@of_each("name", CLASSES)
 def test_a_class_says_which_members_it_shows(name: str) -> None:
     members = CLASSES[name]
     assert members is not None, "without a list, all members would be shown"
@@ -84,6 +83,6 @@ def promised_members(name: str) -> set[str]:
     return found - taken - {"__init__", "__aenter__", "__anext__"}  # blocks and loops are in the text
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@of_each("name", CLASSES)
 def test_a_class_shows_all_members_that_are_promised(name: str) -> None:
     assert promised_members(name) - set(CLASSES[name] or ()) == set()

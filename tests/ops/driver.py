@@ -181,8 +181,12 @@ class Desk:
 
     def all_keys(self) -> list[bytes]:
         """Every key under the prefix."""
-        patterns = f"{self.prefix}:{{*", f"{{{self.prefix}}}:*"
-        return sorted(key for pattern in patterns for key in self.client.scan_iter(match=pattern, count=10_000))
+        return sorted(key for pattern in self.patterns for key in self.client.scan_iter(match=pattern, count=10_000))
+
+    @property
+    def patterns(self) -> tuple[str, str]:
+        """That all keys of the prefix match."""
+        return f"{self.prefix}:{{*", f"{{{self.prefix}}}:*"
 
     def put(self, *tasks: bytes, front: bool = False) -> None:
         assert self.call(ops.enqueue(self.q, tasks, front=front)) == len(tasks)
