@@ -44,6 +44,8 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PATIENCE = 60.0
+ENDS_WITHIN = 20.0
+"""Seconds after its last line in which a program ends, or its last command is still to start. Then it is one that goes on."""
 """Seconds in which a program prints its next line, or ends."""
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>\w+)(?P<attributes>[^\n]*)\n(?P<code>.*?)^(?P=indent)(?P=ticks)$",
@@ -274,8 +276,7 @@ class Reader:
         try:
             if output is not None:
                 process.wait_for(output)
-                several = "\n" in block.code.strip()  # then the last command may only just start
-                if not _ends_soon(process, within=20 if several else 2):
+                if not _ends_soon(process, within=ENDS_WITHIN):
                     process.interrupt()
                     process.ended()
                     assert "Traceback" not in process.output, f"{block}:\n{process.output}"

@@ -80,13 +80,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("pieces", RIGHT.values(), ids=RIGHT)
-def test_a_page_that_is_right(read: Callable[..., None], pieces: list[str]) -> None:
+def test_a_page_that_is_right(read: Callable[..., None], pieces: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools.pages, "ENDS_WITHIN", 1.0)
     read(*pieces)
 
 
 @pytest.mark.parametrize("pieces", WRONG.values(), ids=WRONG)
 def test_a_page_that_is_wrong(read: Callable[..., None], pieces: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools.pages, "PATIENCE", 1.0)  # nothing comes, however long one waits
+    monkeypatch.setattr(tools.pages, "ENDS_WITHIN", 1.0)
     with pytest.raises((AssertionError, yaml.YAMLError)):
         read(*pieces)
 

@@ -228,8 +228,8 @@ from worqr.errors import Unavailable
 from worqr.link import Link, LinkSettings, TrioDriver
 
 async def main():
-    settings = LinkSettings(sys.argv[1], patience=1.5)
-    old, new = Link(settings, TrioDriver()), Link(settings, TrioDriver())
+    old = Link(LinkSettings(sys.argv[1], patience=60), TrioDriver())
+    new = Link(LinkSettings(sys.argv[1], patience=1.5), TrioDriver())
     old.start()
     await old.wait_ready()
     taken = []
