@@ -44,9 +44,9 @@ from typing import IO
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PATIENCE = 60.0
+"""Seconds in which a program prints its next line, or ends."""
 ENDS_WITHIN = 20.0
 """Seconds after its last line in which a program ends, or its last command is still to start. Then it is one that goes on."""
-"""Seconds in which a program prints its next line, or ends."""
 FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>\w+)(?P<attributes>[^\n]*)\n(?P<code>.*?)^(?P=indent)(?P=ticks)$",
     re.DOTALL | re.MULTILINE,
