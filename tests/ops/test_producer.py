@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import redis
 
 from tests.ops.driver import Desk
 from worqr import ops
@@ -93,6 +94,19 @@ def test_a_number_may_be_as_large_as_a_float_is_exact(desk: Desk) -> None:
     assert put(desk, number, number - 1) == [b"ok", 1]
     assert put(desk, number - 2, 1) == [b"late"]
     assert kept(desk) == {number}
+
+
+@pytest.mark.parametrize("odd", ["", "abc", "-1", "1.5", "1e308", "inf", "nan", str(2**53), "1" + "0" * 20])
+def test_a_number_that_is_none_is_refused_and_where_it_is_stored_it_stops_nothing(desk: Desk, odd: str) -> None:
+    call = ops.enqueue(desk.q, [b"a"])
+    keys = (f"{desk.q.base}:producer:X", *call.keys)
+    for numbers in (odd, 1), (1, odd):
+        with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="whole numbers below 2"):
+            desk.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, *numbers, *call.args)
+    for field in "low", "oldest":
+        desk.client.hset(keys[0], field, odd)
+        assert put(desk, 1, 1)[0] == b"ok"
+        desk.client.delete(keys[0])
 
 
 @pytest.mark.parametrize("make", [

@@ -40,7 +40,7 @@ end
 -- Returns a record of the queue at `now`. `age`: ms for which the oldest task has waited, if it is a plain task, or -1.
 local function history_record(queue, workers, due, failed, counts, runs, now, since, age)
   local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
-  local run_at = in_front and stored_number(own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at')))
+  local run_at = in_front and whole_number(own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at')))
   if run_at then
     age = math.max(0, now - run_at)
   end

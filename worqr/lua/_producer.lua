@@ -4,13 +4,15 @@
 -- in steps.
 
 local REPLIES_EXPIRE = 3600
+local EXACT = 9007199254740991 -- above it, a number plus 1 may be the same number, and no loop over such numbers ends
 
 -- Returns the reply to a request seen before. Returns {'late'} for one that the producer abandoned or has the reply of.
 -- Returns for a new one: nil, and the stored 'low' and 'oldest'.
 local function replied(producer, number, lowest)
-  assert(tonumber(number) and tonumber(lowest), 'the number of a request and the lowest unanswered one must be numbers')
+  assert(whole_number(number, nil, EXACT) and whole_number(lowest, nil, EXACT),
+    'the number of a request and the lowest unanswered one must be whole numbers below 2^53')
   local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
-  local low = tonumber(kept[2]) or 0
+  local low = whole_number(kept[2], 0, EXACT)
   if tonumber(number) < low then
     return {'late'}
   end
@@ -19,14 +21,14 @@ local function replied(producer, number, lowest)
     local is_read, reply = pcall(cmsgpack.unpack, kept[1])
     return is_read and type(reply) == 'table' and reply or redis.error_reply('ERR the stored reply to this request cannot be read')
   end
-  return nil, low, tonumber(kept[3])
+  return nil, low, whole_number(kept[3], nil, EXACT)
 end
 
 -- Stores `reply` under `number`, and deletes the replies below `lowest`, at most 1000 at a time. `low` and `oldest` are
 -- from replied.
 local function remember(producer, number, lowest, reply, low, oldest)
   low = math.max(tonumber(lowest), low)
-  if not (oldest and oldest >= 0 and oldest <= low) then -- none is stored yet, or another program wrote it
+  if not (oldest and oldest <= low) then -- none is stored yet, or another program wrote it
     oldest = low
   end
   local above = math.min(low, oldest + 1000)

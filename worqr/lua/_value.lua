@@ -68,11 +68,6 @@ local function is_digits(value)
   return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
 end
 
--- Returns a stored number, such as a time in ms; nil if it is missing, or is something else.
-local function stored_number(value)
-  return is_digits(value) and tonumber(value) or nil
-end
-
 -- True if the text is valid UTF-8.
 local function is_utf8(text)
   if not string.find(text, '[\128-\255]') then

@@ -18,7 +18,7 @@ FLUSH_WITHIN = 5
 """Seconds for flushing the standard streams. A thread of the parent may have held their locks when it was forked."""
 
 count: int = 0
-"""How many forks lie between the first process and this one. Code that calls a handler compares it before and after."""
+"""How many forks lie between the first process and this one."""
 
 
 def _after_in_child() -> None:
@@ -27,6 +27,19 @@ def _after_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_in_child)
+
+
+class EndForks:
+    """Around the call of a handler: a fork that comes out of it ends here, by a return or by an error."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = count
+
+    def __exit__(self, _type: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if count != self._before:
+            leave_fork(error)
 
 
 def leave_fork(error: BaseException | None) -> NoReturn:

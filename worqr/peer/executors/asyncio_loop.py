@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Final
 import trio
 
 from worqr.log_events import emit
-from worqr.peer import forks
+from worqr.peer.forks import EndForks
 from worqr.peer.executors.offloaded import OffloadedRun
 from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
 from worqr.peer.handlers import Handler, name_of, named_after
@@ -450,7 +450,9 @@ class AsyncioRun(OffloadedRun):
         try:
             if self._raise_cancel is not None:
                 raise asyncio.CancelledError
-            self._note_value(await self._call(), self._max_result)
+            with EndForks():
+                value = await self._handler(self._task)
+            self._note_value(value, self._max_result)
         except KeyboardInterrupt as error:
             self._error = error
             if self._owner.owned_by_application:  # the program must receive Ctrl-C too
@@ -465,19 +467,6 @@ class AsyncioRun(OffloadedRun):
                 return
             self._note_error(with_trio_remedy(error))
         self._end()
-
-    async def _call(self) -> object:
-        """Call the handler. A fork that comes out of it ends here."""
-        before = forks.count
-        try:
-            value = await self._handler(self._task)
-        except BaseException as error:
-            if forks.count != before:
-                forks.leave_fork(error)
-            raise
-        if forks.count != before:
-            forks.leave_fork(None)
-        return value
 
     def _end(self, state: AsyncioRunState = AsyncioRunState.ENDED) -> None:
         self._state = state

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from worqr.peer import forks
+from worqr.peer.forks import EndForks
 from worqr.peer.executors.offloaded import OffloadedRun, no_abort
 from worqr.peer.executors.stacks import describe, thread_frames
 from worqr.peer.handlers import Handler, is_unrun, name_of, named_after
@@ -56,15 +56,8 @@ class Threads:
         around_thread = self._around_thread
 
         def call(task: Any) -> object:
-            before = forks.count
-            try:
+            with EndForks():
                 result = handler(task)
-            except BaseException as error:
-                if forks.count != before:
-                    forks.leave_fork(error)
-                raise
-            if forks.count != before:
-                forks.leave_fork(None)
             return refuse_awaitable(handler, result)
 
         if around_thread is None:

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 from worqr.embedded import use_embedded
 from worqr.errors import UsageError
-from worqr.peer import forks
+from worqr.peer.forks import EndForks
 from worqr.peer.executors.processes.child_reports import ChildProgress, ChildSaves, Pipe
 from worqr.peer.executors.processes.child_runs import ProcessHost, run_of
 from worqr.peer.executors.processes.importable import Name, resolve
@@ -178,15 +178,8 @@ def _import(name: Name, what: str) -> Any:
 
 
 def _call(handler: Callable[[Any], object], task: object) -> object:
-    before = forks.count
-    try:
+    with EndForks():
         result = handler(task)
-    except BaseException as error:
-        if forks.count != before:
-            forks.leave_fork(error)
-        raise
-    if forks.count != before:
-        forks.leave_fork(None)
     if is_unrun(result):
         raise TypeError(f"{handler!r} returned {type(result).__name__}, not run yet: a process calls plain functions")
     return result
