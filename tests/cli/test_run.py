@@ -26,6 +26,8 @@ LONG = 30.0
 """Seconds for a process to start or to end, however slow the machine."""
 
 RUN = "import sys; from worqr.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
+HEARS_HANGUPS = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n{RUN}"
+"""Also if the tests run under nohup, which children inherit."""
 HASTY = f"from worqr.hosting import service; service.WARN_AFTER, service.EXIT_AFTER = 0.2, 0.5\n{RUN}"
 """What refuses to end is ended soon."""
 
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.timeout(150)  # many processes, one after the other
 def run(spawn: Callable[..., Child], server: Server, prefix: str) -> Run:
     """`await run("--grace", "5")`: ``worqr run tests.cli.app:mesh`` on the tests' server, once it has started."""
 
-    async def start(*options: str, code: str = RUN, target: str = "tests.cli.app:mesh") -> Child:
+    async def start(*options: str, code: str = HEARS_HANGUPS, target: str = "tests.cli.app:mesh") -> Child:
         child = spawn(code, target, "--prefix", prefix, *options, env={"WORQR_URL": server.url})
         await started(child)
         return child

@@ -221,6 +221,7 @@ async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     await mesh._client.ask(ops.post_scan(keys, ["Q1"]))
     assert await mesh._client.ask(ops.list_policies(QueueKeys(prefix, "Q9"))) == ([], 0)
     assert await mesh._client.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
+    assert await mesh._client.ask(ops.adopt_claims(QueueKeys(prefix, "Q9"), "nobody:2", [], [1])) == 0
 
 
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
