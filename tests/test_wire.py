@@ -497,7 +497,7 @@ def test_a_request_without_numbers_is_an_error_before_anything_is_written(
 ) -> None:
     client = server.client()
     for name, rest in (("enqueue", [-1, 0, b"a"]), ("dispatch_jobs", [0, b"\x80", b"a"])):
-        with pytest.raises(redis.ResponseError, match="must be numbers"):
+        with pytest.raises(redis.ResponseError, match="must be whole numbers"):
             client.register_script(script(name).source)(["worqr:{Q1}:producer:me", "worqr:{Q1}"], [*numbers, *rest])
     assert not list(client.scan_iter("worqr:{Q1}*"))
 
