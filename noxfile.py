@@ -132,6 +132,13 @@ def check_reports(session: nox.Session) -> None:
 
 
 @nox.session
+def house(session: nox.Session) -> None:
+    """Print how much house there is: files, lines, the walks through the files, what an import costs."""
+    session.install("-e", ".[all]")
+    session.run("python", "-m", "tools.house")
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation in .site, and fail on a broken link; with --serve: show it, and build it again at each change."""
     session.install("-e", ".[all]", *group("docs"))

@@ -17,7 +17,7 @@ from benchmarks.measuring import Bar, Plan, Row, Table
 from benchmarks.server import bare, fill
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
-from worqr.peer.cpu import usable_cores
+from worqr.peer.scheduler import usable_cores
 
 PREFIX = "worqr"
 SECONDS = 45.0

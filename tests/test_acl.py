@@ -36,7 +36,7 @@ from worqr import ops
 from worqr.cron import Definition
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
-from worqr.metrics.fleet_reader import FleetReader
+from worqr.metrics.fleet import FleetReader
 from worqr.ops import OutboxMessage
 from worqr.script_call import Call
 

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from worqr import Broken, UsageError
 from worqr.argument_codec import ArgumentCodec, Arguments
-from worqr.peer.results import encode_result
+from worqr.peer.run import encode_result
 
 if TYPE_CHECKING:
     from nowhere import Nothing  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]

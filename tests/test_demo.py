@@ -24,10 +24,20 @@ from worqr.cli import demo as demo_command
 from worqr.cli.demo import display
 from worqr.cli.demo import state as states
 from worqr.cli.demo import worker_processes as processes
-from worqr.cli.demo.report import Report, decode, encode
-from worqr.cli.demo.state import DemoState, FileResults, Killed, LongTask, WorkerRow
+from worqr.cli.demo.state import (
+    Counted,
+    DemoState,
+    FileResults,
+    Killed,
+    LongTask,
+    Report,
+    WorkerRow,
+    count_file,
+    decode,
+    encode,
+    find_files,
+)
 from worqr.cli.demo.summary import Line, is_good, summarise
-from worqr.cli.demo.workload import Counted, count_file, find_files
 
 ESCAPE = "\x1b"
 

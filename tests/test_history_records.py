@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.history import COUNTERS, NO_RUNS
 from worqr.history_records import (
+    COUNTERS,
     FROM_ZERO,
+    NO_RUNS,
     RECORD_BYTES,
     Record,
     decode_record,

@@ -16,11 +16,8 @@ from tests.ops.driver import Desk, desk_on
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.support.servers import Server
 from worqr import ops
-from worqr.batch_keys import BatchKeys
 from worqr.errors import UsageError
-from worqr.keys import MARKER, MAX_NAME, QueueKeys, RegistryKeys, check_name
-from worqr.lane_keys import LaneKeys
-from worqr.room_keys import RoomKeys
+from worqr.keys import MARKER, MAX_NAME, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys, check_name
 
 QUEUE = QueueKeys("worqr", "Q1")
 REGISTRY = RegistryKeys("worqr")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 import worqr
-from worqr.list_codec import ListCodec
+from worqr.argument_codec import ListCodec
 
 
 @dataclass

@@ -62,7 +62,7 @@ def emitted() -> Iterator[tuple[str, str, ast.Call]]:
                 if isinstance(given, ast.Name) and given.id == "event":
                     assert module in PASSED_ON | {"worqr.peer.task_log"}, f"{module}:{call.lineno}"
                 yield from ((module, event, call) for event in strings(given))
-            if name == "append" and module == "worqr.link.loop_monitor":
+            if name == "append" and module == "worqr.link.heartbeat":
                 yield module, "loop.turns", call
 
 

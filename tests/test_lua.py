@@ -18,13 +18,10 @@ from tests.ops.batches import TOKEN
 from tests.ops.scene import CALLS, NO_SCENE, SCATTERED
 from tests.support.cases import of_each
 from worqr import ops
-from worqr.batch_keys import BatchKeys
 from worqr.cron import AHEAD_MS
-from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
 from worqr.lua import all_scripts, script
 from worqr.lua.assembler import Definition, definitions, library, names, strip, tokens, with_literals
-from worqr.room_keys import RoomKeys
 
 FOLDER = Path(worqr.lua.__file__).parent
 STEMS = sorted(path.stem for path in FOLDER.glob("*.lua"))

@@ -23,7 +23,7 @@ from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.children import Child
 from tests.support.leaks import dump
 from tests.support.servers import Server
-from worqr.link import live_connection
+from worqr.link import session
 
 SECRET = "pa55:w0rd"
 
@@ -338,7 +338,7 @@ async def test_enqueueing_while_the_server_is_away(
     own_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        live_connection, "IDLE_CHECK", 0.0
+        session, "IDLE_CHECK", 0.0
     )  # a server may stop in less: what is sent then may have taken effect
     mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
     async with mesh.connect():

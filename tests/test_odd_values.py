@@ -31,8 +31,8 @@ from worqr.cron import Definition
 from worqr.dashboard import Dashboard, admin
 from worqr.errors import WorqrBug, WorqrError
 from worqr.keys import MARKER
-from worqr.metrics.fleet_reader import FleetReader
-from worqr.peer.leader import failure_detector
+from worqr.metrics.fleet import FleetReader
+from worqr.peer.leader import leader
 
 pytestmark = pytest.mark.leaves("*")
 
@@ -826,7 +826,7 @@ async def test_a_leader_removes_workers_whose_id_is_not_utf_8(mesh: worqr.Mesh, 
 async def test_a_lease_that_nobody_holds_is_taken_over(
     lease: bytes, mesh: worqr.Mesh, raw: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "STALE_AFTER", 0.5)
+    monkeypatch.setattr(leader, "STALE_AFTER", 0.5)
     raw.set(f"{{{prefix}}}:leader", lease)
     async with mesh.join() as peer:
         await until(lambda: str(raw.get(f"{{{prefix}}}:leader")).startswith(f"b'{peer.id} "))

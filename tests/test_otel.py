@@ -33,7 +33,7 @@ from tests import traced
 from tests.peer.tools import until
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from worqr.client.firing import fire
+from worqr.client.schedules import fire
 from worqr.cron import Definition
 from worqr.keys import QueueKeys
 from worqr.otel import Tracing

@@ -23,12 +23,11 @@ from tests.test_metrics import RAN, mesh_info, queue, values
 from worqr.cron import Schedule
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
-from worqr.metrics.catalogue import FLEET, PEER
+from worqr.metrics.catalogue import FLEET, PEER, Samples
 from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
-from worqr.metrics.samples import Samples
 from worqr.otel import measure_mesh, measure_workers
-from worqr.otel.instruments import observe
+from worqr.otel.measuring import observe
 from worqr.validation import from_ms
 
 DURATION = "messaging.process.duration"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.queue_age import MAX_SAMPLES, QueuePlaces, count_taken
+from worqr.mesh_records import MAX_SAMPLES, QueuePlaces, count_taken
 
 SAMPLE_EVERY = 3.0
 STEP = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import worqr
-from worqr.relocation import Relocation, relocate
+from worqr.embedded import Relocation, relocate
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ import worqr
 from tests.peer.tools import Held, Runs, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import SETTINGS, Server, free_port
-from worqr.link.server_errors import as_connection_lost
+from worqr.link.connection import as_connection_lost
 
 SECRET = "k3y/pass word"
 YEAR = dt.timedelta(days=365)

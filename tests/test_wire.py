@@ -41,11 +41,8 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tools.pages import DOCS, blocks_of
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import MARKER, QueueKeys, RegistryKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
 from worqr.lua import script
-from worqr.room_keys import RoomKeys
 
 pytestmark = [pytest.mark.one_server, pytest.mark.timeout(180)]
 

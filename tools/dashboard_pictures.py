@@ -24,13 +24,11 @@ from typing import Any, Final
 import trio
 
 import worqr
-from worqr.cli.demo.shop import feed, make_mesh, prepare
-from worqr.cli.demo.shop_dashboard import WORKER
+from worqr.cli.demo.shop_dashboard import WORKER, feed, make_mesh, prepare
 from worqr.cli.demo.worker_processes import start_workers
 from worqr.dashboard import standalone
 from worqr.embedded import open_embedded
-from worqr.history import COUNTERS
-from worqr.history_records import MINUTE_RECORDS, RECORD_BYTES, TEN_MINUTE_RECORDS, Record, encode_record
+from worqr.history_records import COUNTERS, MINUTE_RECORDS, RECORD_BYTES, TEN_MINUTE_RECORDS, Record, encode_record
 from worqr.keys import QueueKeys
 from worqr.run_counts import RUN_BUCKETS, RUN_FIELDS, RUN_SUM, WAIT_BUCKETS, WAIT_FIELDS, WAIT_SUM
 

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from worqr.job_states import DISPLAY_NAMES, TRANSACTIONS, State, moves
 from worqr.peer.engine import DEFAULT_KEEPALIVE
-from worqr.peer.leader.failure_detector import CHECK_EVERY, MISSING_FOR
+from worqr.peer.leader.leader import CHECK_EVERY, MISSING_FOR
 from worqr.peer.leader.scanner import SCAN_EVERY
-from worqr.peer.registration import BEAT_EVERY
+from worqr.peer.session import BEAT_EVERY
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 STYLE = """\

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchInfo as BatchInfo
     from worqr.batches import BatchRef as BatchRef
     from worqr.client.batch import Batch as Batch
-    from worqr.client.batch_block import BatchOptions as BatchOptions
+    from worqr.client.batch import BatchOptions as BatchOptions
     from worqr.client.blocking import BlockingMesh as BlockingMesh
     from worqr.client.blocking import BlockingQueue as BlockingQueue
     from worqr.client.blocking_batch import BlockingBatch as BlockingBatch
@@ -32,7 +32,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.raw_options import EnqueueOptions as EnqueueOptions
     from worqr.cron import Schedule as Schedule
     from worqr.cron import ScheduleOverride as ScheduleOverride
-    from worqr.ended_runs import EndedRun as EndedRun
     from worqr.errors import BatchEnded as BatchEnded
     from worqr.errors import BatchFailed as BatchFailed
     from worqr.errors import ClaimLost as ClaimLost
@@ -51,28 +50,27 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WorqrBug as WorqrBug
     from worqr.errors import WorqrError as WorqrError
     from worqr.errors import WrongVersion as WrongVersion
-    from worqr.functions.blocking_function import BlockingFunction as BlockingFunction
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
+    from worqr.functions.function import BlockingFunction as BlockingFunction
     from worqr.functions.function import Bound as Bound
     from worqr.functions.function import Function as Function
     from worqr.functions.function import PlainBound as PlainBound
     from worqr.functions.function import SyncFunction as SyncFunction
     from worqr.functions.function import SyncListFunction as SyncListFunction
     from worqr.functions.registry import Registry as Registry
+    from worqr.functions.registry import ScheduleOptions as ScheduleOptions
     from worqr.functions.registry import TaskDecorator as TaskDecorator
-    from worqr.functions.schedule_registry import ScheduleOptions as ScheduleOptions
     from worqr.handler_options import HandlerOptions as HandlerOptions
     from worqr.handler_options import ListHandlerOptions as ListHandlerOptions
-    from worqr.history import History as History
-    from worqr.history import HistoryPoint as HistoryPoint
-    from worqr.history import RunTimes as RunTimes
+    from worqr.history_records import History as History
+    from worqr.history_records import HistoryPoint as HistoryPoint
+    from worqr.history_records import RunTimes as RunTimes
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
-    from worqr.lanes import Lanes as Lanes
+    from worqr.limits import Lanes as Lanes
     from worqr.limits import Limit as Limit
-    from worqr.matches import Matches as Matches
     from worqr.mesh import Mesh as Mesh
     from worqr.mesh_records import AppInfo as AppInfo
     from worqr.mesh_records import Health as Health
@@ -81,15 +79,15 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.mesh_records import MeshInfo as MeshInfo
     from worqr.mesh_records import QueueInfo as QueueInfo
     from worqr.mesh_records import WorkerInfo as WorkerInfo
-    from worqr.peer.claims import Claim as Claim
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
+    from worqr.peer.context import step as step
+    from worqr.peer.context import step_now as step_now
+    from worqr.peer.lifespans import Middleware as Middleware
+    from worqr.peer.manual_consumer import Claim as Claim
     from worqr.peer.manual_consumer import Claims as Claims
-    from worqr.peer.middleware import Middleware as Middleware
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
-    from worqr.peer.steps import step as step
-    from worqr.peer.steps import step_now as step_now
     from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
@@ -98,8 +96,10 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import RetryPolicy as RetryPolicy
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
+    from worqr.records import EndedRun as EndedRun
     from worqr.records import Failed as Failed
     from worqr.records import JobRecord as JobRecord
+    from worqr.records import Matches as Matches
     from worqr.records import RemoteError as RemoteError
     from worqr.records import Status as Status
     from worqr.records import TaskInfo as TaskInfo
@@ -107,12 +107,11 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.validation import Seconds as Seconds
 
 _HOMES = {
+    "worqr.batches": "BatchInfo BatchRef",
+    "worqr.client.batch": "Batch BatchOptions",
     "worqr.client.blocking": "BlockingMesh BlockingQueue",
     "worqr.client.blocking_batch": "BlockingBatch",
     "worqr.client.blocking_jobs": "BlockingJob",
-    "worqr.batches": "BatchInfo BatchRef",
-    "worqr.client.batch": "Batch",
-    "worqr.client.batch_block": "BatchOptions",
     "worqr.client.call": "Call",
     "worqr.client.dead_letters": "Aside",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
@@ -120,33 +119,29 @@ _HOMES = {
     "worqr.client.queue": "Queue",
     "worqr.client.raw_options": "EnqueueOptions",
     "worqr.cron": "Schedule ScheduleOverride",
-    "worqr.ended_runs": "EndedRun",
     "worqr.errors": (
-        "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated PayloadTooLarge "
-        "QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError WrongVersion"
+        "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated "
+        "PayloadTooLarge QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError "
+        "WrongVersion"
     ),
-    "worqr.functions.blocking_function": "BlockingFunction",
-    "worqr.functions.function": "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction",
-    "worqr.functions.registry": "Registry TaskDecorator",
-    "worqr.functions.schedule_registry": "ScheduleOptions",
+    "worqr.functions.function": (
+        "AsyncFunction AsyncListFunction BlockingFunction Bound Function PlainBound SyncFunction SyncListFunction"
+    ),
+    "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",
-    "worqr.history": "History HistoryPoint RunTimes",
+    "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
     "worqr.job_options": "JobOptions Update",
-    "worqr.lanes": "Lanes",
-    "worqr.limits": "Limit",
-    "worqr.matches": "Matches",
+    "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
-    "worqr.peer.claims": "Claim",
-    "worqr.peer.context": "Context current",
+    "worqr.peer.context": "Context current step step_now",
+    "worqr.peer.lifespans": "Middleware",
+    "worqr.peer.manual_consumer": "Claim Claims",
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
-    "worqr.peer.middleware": "Middleware",
-    "worqr.peer.manual_consumer": "Claims",
-    "worqr.peer.steps": "step step_now",
     "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy",
-    "worqr.records": "CancelCount Ended Failed JobRecord RemoteError Status TaskInfo Try",
+    "worqr.records": "CancelCount Ended EndedRun Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

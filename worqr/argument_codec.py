@@ -7,19 +7,108 @@ msgspec encodes and checks the types that it supports; pydantic does so for its 
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 import msgspec.inspect
 
 from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError, did_you_mean
-from worqr.json_types import annotated, check_known, decoder_of, is_known
 from worqr.policy import Broken
-from worqr.validation import encode_json
+from worqr.validation import encode_json, is_model, name_of
+
+# The types that JSON can carry: which annotations can be used, and the decoder of each. Pure.
+#
+# msgspec decodes and checks the types that it supports; pydantic does so for its models.
+
+
+def decoder_of(hint: Any) -> Callable[[bytes], Any]:
+    """Return a function that decodes JSON as the type `hint`."""
+    return msgspec.json.Decoder(hint, dec_hook=_decode_custom).decode
+
+
+def annotated(function: Callable[..., object]) -> object:
+    """Return the object that has the annotations of a callable."""
+    while isinstance(function, partial):
+        function = cast("Callable[..., object]", function.func)  # pyright: ignore[reportUnknownMemberType]
+    known = inspect.isroutine(function) or hasattr(function, "__wrapped__")
+    return function if known else type(function).__call__
+
+
+def _decode_custom(kind: type[Any], value: Any) -> Any:
+    """Decode a type that msgspec does not support: a pydantic model, by pydantic's rules for JSON.
+
+    The error texts of pydantic quote the payload, which must not be logged, so the texts without values are used.
+    """
+    if kind is object:
+        return value
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        errors = getattr(error, "errors", None)
+        if errors is None:
+            raise
+        found = errors(include_input=False, include_url=False, include_context=False)
+        texts = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found]
+    raise ValueError(f"{kind.__name__}: {'; '.join(texts)}")
+
+
+def is_known(hint: object) -> bool:
+    """Return True if JSON can carry the type `hint`."""
+    try:
+        return all(map(_is_serializable, _customs(msgspec.inspect.type_info(hint), set())))
+    except TypeError:
+        return False
+
+
+def check_known(name: str, what: str, hint: object) -> None:
+    """Raise UsageError if JSON cannot carry the type `hint` of the parameter `what`, or of the ``return``, of `name`."""
+    about = f"{name}: {'what it returns' if what == 'return' else f'parameter {what!r}'}"
+    try:
+        info = msgspec.inspect.type_info(hint)
+    except TypeError as error:
+        raise UsageError(f"{about} has a type that cannot travel: {error}") from None
+    for custom in _customs(info, set()):
+        if hasattr(custom, "__pydantic_fields__") and not is_model(custom):
+            raise UsageError(
+                f"{about} has the type {name_of(custom)}: of pydantic, take a BaseModel; the checks of its "
+                "dataclasses would not be made"
+            )
+        if not _is_serializable(custom):
+            raise UsageError(
+                f"{about} has the type {name_of(custom)}, which JSON does not know; take a dataclass, a msgspec.Struct, a "
+                "pydantic model, or what names the thing (an id)"
+            )
+
+
+def _is_serializable(custom: type) -> bool:
+    """Return True if JSON supports a value that msgspec does not: a pydantic model; or, for ``object``, a JSON value."""
+    return is_model(custom) or custom is object
+
+
+def _customs(info: object, seen: set[int]) -> Iterator[type]:
+    """Yield the types inside `info` that msgspec does not support, and pydantic's dataclasses, whose checks it would not run."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType) or _is_pydantic_dataclass(info):
+        yield cast("Any", info).cls
+    elif isinstance(info, tuple | list):
+        for each in cast("tuple[object, ...]", info):
+            yield from _customs(each, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _customs(getattr(info, name), seen)
+
+
+def _is_pydantic_dataclass(info: object) -> bool:
+    return isinstance(info, msgspec.inspect.DataclassType) and hasattr(info.cls, "__pydantic_fields__")
+
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -344,3 +433,89 @@ def _argument_struct(parameters: list[inspect.Parameter], hints: Mapping[str, An
 def _same_value(value: object) -> Callable[[], object]:
     """Return a factory of the default itself: like in Python, a mutable default is shared."""
     return lambda: value
+
+
+# Encode one call of a function that takes a list: a call is one element of the list. Pure.
+#
+# The payload is the JSON of the element, or the element itself if it is ``bytes``.
+
+
+_LISTS: Final[tuple[object, ...]] = (
+    *(list, collections.abc.Sequence, collections.abc.MutableSequence),
+    *(collections.abc.Collection, collections.abc.Iterable),
+)
+_ANY: Final[tuple[object, ...]] = (Any, object)
+
+
+class ListCodec(ArgumentCodec):
+    """Encodes and decodes one element of the list that a function takes.
+
+    Raises:
+        UsageError: the function does not take exactly one list, or returns something else than a list or None.
+    """
+
+    def _signature_of(self, function: Any) -> inspect.Signature:
+        parameters = list(super()._signature_of(function).parameters.values())
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if (
+            len(parameters) != 1
+            or parameters[0].kind not in kinds
+            or parameters[0].default is not inspect.Parameter.empty
+        ):
+            raise UsageError(
+                f"{self.name}: with batch_size, a function takes one list of calls and nothing else, as in "
+                "def index(pages: list[Page])"
+            )
+        annotation = parameters[0].annotation
+        one = annotation.partition("[")[2][:-1] if isinstance(annotation, str) else _element_of(annotation)
+        kind = inspect.Parameter.POSITIONAL_ONLY
+        return inspect.Signature([parameters[0].replace(kind=kind, annotation=one or inspect.Parameter.empty)])
+
+    def _hints_of(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        hints = super()._hints_of(found)
+        return {
+            name: self._result(hint) if name == "return" else self._element(name, hint) for name, hint in hints.items()
+        }
+
+    def _element(self, name: str, hint: Any) -> Any:
+        """Return the type of one call."""
+        element = _element_of(hint)
+        if element is None:
+            raise UsageError(
+                f"{self.name}: with batch_size, the function gets a list of calls, and its parameter {name!r} is no list: "
+                f"annotate it as in `{name}: list[{getattr(hint, '__name__', 'Page')}]`"
+            )
+        return element
+
+    def _result(self, hint: Any) -> Any:
+        """Return the type of the result of one call: what the list may have, except exceptions."""
+        if hint in _ANY or hint is NoneType:
+            return hint
+        choices = _choices(hint)
+        kept: list[Any] = [NoneType] if NoneType in choices else []
+        for choice in choices:
+            element = None if choice is NoneType else _element_of(choice)
+            if choice is not NoneType and element is None:
+                raise UsageError(
+                    f"{self.name}: with batch_size, the function returns None or a list with one outcome for each call, and "
+                    f"it is annotated to return {hint!r}: write `-> list[str | Exception]` for results that are str"
+                )
+            kept += [each for each in _choices(element) if element is not None and not _is_exception(each)]
+        return Union[tuple(kept)] if kept else NoneType  # noqa: UP007 - of a tuple
+
+
+def _element_of(hint: Any) -> Any:
+    """Return the type of the elements of a list type; None if it is another type."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if hint in _ANY or hint in _LISTS:
+        return Any
+    return get_args(hint)[0] if get_origin(hint) in _LISTS and get_args(hint) else None
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+
+
+def _is_exception(hint: object) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BaseException)

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from worqr.batch_keys import keys_at
 from worqr.errors import UsageError
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, keys_at
 from worqr.records import BatchRef as BatchRef
 from worqr.remote_error import meta_of
 from worqr.stored_values import whole

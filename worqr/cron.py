@@ -1,7 +1,7 @@
 """Schedules: when a firing is due, and what happens to firings that were missed or overlap.
 
 No I/O and no clock. A `Definition` is a schedule as stored in the registry; a `Trigger` computes its firings. A
-firing is its nominal time: whole milliseconds since the epoch, the same for every peer. `worqr.functions.schedule_registry`
+firing is its nominal time: whole milliseconds since the epoch, the same for every peer. `worqr.functions.registry`
 declares the schedules of an application, `worqr.peer.leader.schedule_ticker` fires them.
 
 A cron expression means local time of its zone. If a local time does not exist (clocks go forward), the next existing time fires

@@ -13,7 +13,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
-from worqr.lanes import check_lane
+from worqr.limits import check_lane
 from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
 from worqr.validation import Seconds, check_count, check_text, seconds, to_ms
 

@@ -12,6 +12,150 @@ from typing import Final
 
 from worqr.errors import UsageError
 
+# The keys of the lanes of a queue: name, type, lifetime.
+#
+# `worqr/lua/_lanes.lua` and ``_turns.lua`` say what is in them. All but the rules are deleted when no lane has a task or a
+# claim.
+
+
+@dataclass(frozen=True, slots=True)
+class LaneKeys:
+    """The keys of the lanes of `queue`."""
+
+    queue: QueueKeys
+
+    @property
+    def base(self) -> str:
+        """HASH: the epoch, the number of references in lanes, and the state of the turns."""
+        return f"{self.queue.base}:lanes"
+
+    @property
+    def ring(self) -> str:
+        """ZSET of the lanes of which a task may start, by turn."""
+        return f"{self.base}:ring"
+
+    @property
+    def held(self) -> str:
+        """ZSET of the lanes with tasks of which none may start, by turn."""
+        return f"{self.base}:held"
+
+    @property
+    def idle(self) -> str:
+        """ZSET of lanes without tasks, by the turn that is remembered of them."""
+        return f"{self.base}:idle"
+
+    @property
+    def names(self) -> str:
+        """ZSET of the lanes with tasks, all with the score 0, so by name."""
+        return f"{self.base}:names"
+
+    @property
+    def opens(self) -> str:
+        """ZSET of lanes by the time in ms at which they may start tasks again, if time alone decides it."""
+        return f"{self.base}:opens"
+
+    @property
+    def claims(self) -> str:
+        """HASH: claim -> its lane; also a colon and the id of each suspect that waits: it has its place in the lane already."""
+        return f"{self.base}:claims"
+
+    @property
+    def running(self) -> str:
+        """HASH: lane -> how many of `claims` are of it."""
+        return f"{self.base}:running"
+
+    @property
+    def rules(self) -> str:
+        """HASH: what workers declare, and what an operator has set; the latter stays until it is cleared."""
+        return f"{self.base}:rules"
+
+    @property
+    def trash(self) -> str:
+        """ZSET of the lanes of a deleted queue that are still to be purged."""
+        return f"{self.queue.trash}:lanes"
+
+    def tasks(self, lane: str, epoch: int = 0) -> str:
+        """LIST: the references of a lane. Each clearing of the queue begins a new epoch."""
+        return f"{self.queue.base}:lane:{epoch}:{lane}"
+
+    def starts(self, period: str, lane: str) -> str:
+        """LIST: the starts of a lane in the last `period` ms, as `QueueKeys.starts`."""
+        return f"{self.queue.starts(period)}:{lane}"
+
+
+# The keys of batches: name, type, lifetime.
+#
+# `worqr/lua/_batch.lua` and ``_part.lua`` say what is in them.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchKeys:
+    """The keys of the batches whose home is `queue`, of its parts of batches, and its outbox."""
+
+    queue: QueueKeys
+
+    @property
+    def batches(self) -> str:
+        """ZSET of the ids of batches by the time in ms at which the leader looks at them next, and of ended ones by that at which
+        they are forgotten.
+        """
+        return f"{self.queue.base}:batches"
+
+    @property
+    def outbox(self) -> str:
+        """HASH: topic -> a message for another queue, as msgpack, until it is delivered."""
+        return f"{self.queue.base}:outbox"
+
+    def batch(self, id: str) -> str:
+        """HASH: the record of a batch, until its `keep` after its end. Also the channel for its changes."""
+        return f"{self.queue.base}:batch:{id}"
+
+    def parts(self, id: str) -> str:
+        """HASH: the base of a queue -> version, state and counters of its part of a batch, as the home knows them."""
+        return f"{self.batch(id)}:parts"
+
+    def part(self, token: str) -> str:
+        """HASH: what this queue knows of a batch; expires a day after the `keep` of the batch, counted from its last member."""
+        return f"{self.queue.base}:part:{token}"
+
+    def members(self, token: str) -> str:
+        """SET of the ids of the members in this queue that have not ended for good."""
+        return f"{self.part(token)}:members"
+
+    def follow_ups(self, token: str) -> str:
+        """HASH: the follow-ups that this queue holds for a batch of another home. Expires after a week if that is not opened,
+        and a day after the home has forgotten it.
+        """
+        return f"{self.part(token)}:follow_ups"
+
+
+def keys_at(prefix: str, base: str) -> QueueKeys:
+    """Return the keys of the queue or shard whose base this is."""
+    name = base[len(prefix) + 1 :]
+    return QueueKeys.of(prefix, name[1:-1] if name.endswith("}") else name)
+
+
+# The key and the channel of producers that wait for room in a queue.
+#
+# `worqr/lua/_room.lua` says what is in them.
+
+
+@dataclass(frozen=True, slots=True)
+class RoomKeys:
+    """The key and the channel of the producers that wait for room in `queue`."""
+
+    queue: QueueKeys
+
+    @property
+    def waiters(self) -> str:
+        """HASH: the name of a call that waits -> what it waits for; expires 10 s after the last of them."""
+        return f"{self.queue.base}:waiters"
+
+    def channel(self, name: str) -> str:
+        """Channel: the number of a call of one program that has room now."""
+        return f"{self.queue.base}:room:{name}"
+
+
 MAX_NAME: Final = 200
 """Bytes of UTF-8 in a queue name, a prefix or a worker label."""
 
@@ -131,7 +275,7 @@ class QueueKeys:
 
     @property
     def recent(self) -> str:
-        """LIST of the runs that ended last (`worqr.ended_runs`), the last one first, expires a day after it; only with
+        """LIST of the runs that ended last (`worqr.records`), the last one first, expires a day after it; only with
         ``serve(recent=...)``.
         """
         return f"{self.base}:recent"

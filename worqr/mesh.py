@@ -8,36 +8,31 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
-from worqr.client.async_context import async_block
-from worqr.client.batch import Batch
+from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
 from worqr.client.blocking import BlockingMesh
 from worqr.client.call import Call, named_call
-from worqr.client.connections import CONNECT, JOIN, check_loop
-from worqr.client.fleet import Fleet
+from worqr.client.connections import CONNECT, JOIN, async_block, check_loop
+from worqr.client.fleet import Fleet, JobFinder
 from worqr.client.inspection import queues_of
 from worqr.client.job import Job
-from worqr.client.job_finder import JobFinder
-from worqr.client.mesh_batches import Batches
-from worqr.client.mesh_client import MeshClient
+from worqr.client.mesh_client import MeshClient, queue_of
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
 from worqr.client.settings import ClientSettings
-from worqr.client.traced import queue_of
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.declarations import Declarations
 from worqr.functions.registry import Registry
 from worqr.handler_options import AsyncRunsIn
 from worqr.hosting import service
-from worqr.hosting.peer_factory import PeerFactory
-from worqr.hosting.settings import WorkerSettings
+from worqr.hosting.peer_factory import PeerFactory, WorkerSettings
 from worqr.hosting.thread_peer import ThreadPeer
 from worqr.keys import QueueKeys, check_name
 from worqr.link import GivenCredentials
 from worqr.mesh_records import QueueInfo
 from worqr.peer.context import current
-from worqr.peer.middleware import Middleware
+from worqr.peer.lifespans import Middleware
 from worqr.peer.options import JoinOptions
 from worqr.peer.peer import Peer
 from worqr.peer.settings import HISTORY_QUEUES
@@ -45,6 +40,45 @@ from worqr.peer.starvation_detector import StarvationDetector
 from worqr.shard_layout import check_shards
 from worqr.tracing import Tracing
 from worqr.validation import Seconds
+
+# `Batches`: makes batches. `Mesh` inherits it.
+
+
+BATCH_OPTIONS: Final = (
+    "write `async with mesh.batch(...) as batch:`, or without an event loop `with mesh.blocking.batch(...) as batch:`"
+)
+
+
+class Batches:
+    """The part of `Mesh` that makes batches. Its calls need ``mesh.connect()`` or ``join()``."""
+
+    _client: MeshClient
+
+    @async_block(BATCH_OPTIONS)
+    async def batch(self, *, parent: Batch | None = None, **options: Unpack[BatchOptions]) -> AsyncGenerator[Batch]:
+        """Make a batch: jobs of any functions and queues that are counted, watched and cancelled together.
+
+        Add jobs in the block with ``batch.dispatch(call)``; they may run at once. The end of the block seals the batch, and an
+        error in it cancels the batch. When all jobs have ended for good, one follow-up is enqueued: `then` if all have finished,
+        else `otherwise`. A batch without jobs ends at once, with `then`.
+
+        Args:
+            parent: A batch that this one is a job of: it does not end before. The batch of a running job is
+                ``mesh.current_batch()``.
+            **options: See `BatchOptions`.
+
+        Yields:
+            Batch: The batch.
+
+        Raises:
+            UsageError: An option does not exist or is not valid; or outside `connect` and `join`.
+            Duplicate: The home queue has a batch with this id, which has not ended, or ended less than its `keep` ago.
+            BatchEnded: `parent` has ended, or was cancelled.
+            Unavailable: The server did not reply within `patience`.
+        """
+        async with batch_block(self._client.new_batch(plan_of(options), parent)) as batch:
+            yield batch
+
 
 R = TypeVar("R")
 if TYPE_CHECKING:

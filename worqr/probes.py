@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.mesh_records import Health
-from worqr.peer.readings import PeerReadings
+from worqr.peer.peer import PeerReadings
 
 __all__ = ["HasHealth", "serve"]
 

@@ -114,7 +114,7 @@ class RunCounts:
             counts[WAIT_FIELDS[_wait_bucket_of(size)]] += sizes.count(size)
 
     def keep(self, runs: Iterable[bytes]) -> None:
-        """Keep runs that have ended, as they are stored (`worqr.ended_runs`). The last ones stay if there are too many."""
+        """Keep runs that have ended, as they are stored (`worqr.records`). The last ones stay if there are too many."""
         self._ended.extend(runs)
 
     def take(self) -> tuple[dict[str, int], tuple[bytes, ...]]:

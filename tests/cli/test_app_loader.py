@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command
-from worqr.cli.app_loader import ImportFailed, load_mesh
 from worqr.cli.errors import CommandFailed
+from worqr.cli.run import ImportFailed, load_mesh
 
 FILES = {
     "shop/__init__.py": "",

@@ -14,7 +14,7 @@ from tests.ops.test_read_history import put
 from tests.support.servers import Server
 from worqr import ops
 from worqr.cli import terminal
-from worqr.history import COUNTERS
+from worqr.history_records import COUNTERS
 from worqr.keys import RegistryKeys
 
 

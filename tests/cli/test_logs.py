@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worqr.cli.logs import LINE, JsonFormatter, PlainFormatter, set_up_logging
+from worqr.cli.run import LINE, JsonFormatter, PlainFormatter, set_up_logging
 
 
 def nothing_is_set_up() -> None:

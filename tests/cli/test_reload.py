@@ -15,7 +15,7 @@ from tests.cli.conftest import Command
 from tests.peer.tools import eventually, until
 from tests.support.children import ROOT, Child
 from tests.support.servers import Server
-from worqr.cli.reload import describe_change, scan
+from worqr.cli.run import describe_change, scan
 
 LONG = 30.0
 

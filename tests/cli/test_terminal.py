@@ -32,7 +32,7 @@ from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.cli import formatting, main
+from worqr.cli import main, output
 from worqr.cli.output import escape
 from worqr.cli.queue_table import QUEUES, queue_row
 from worqr.cli.terminal import Column, lay_out, number
@@ -120,18 +120,18 @@ def test_every_counter_of_a_queue_fits_80_columns() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (formatting.short_worker_id("shop:5192469913ffdb87b2c0a57664731699"), "shop:51924699"),
-        (formatting.short_worker_id("a:b:5192469913ffdb87b2c0a57664731699"), "a:b:51924699"),
-        (formatting.short_worker_id("shop:ab12"), "shop:ab12"),
-        (formatting.short_worker_id(None), "-"),
-        (formatting.short_duration(3.44), "3.4 s"),
-        (formatting.short_duration(720), "12 min"),
-        (formatting.short_duration(7300), "2 h"),
-        (formatting.short_duration(200_000), "2 d"),
-        (formatting.short_duration(float("inf")), "never"),
-        (formatting.percent(0.5), "50%"),
-        (formatting.percent(17), "17"),
-        (formatting.short_time(None), "-"),
+        (output.short_worker_id("shop:5192469913ffdb87b2c0a57664731699"), "shop:51924699"),
+        (output.short_worker_id("a:b:5192469913ffdb87b2c0a57664731699"), "a:b:51924699"),
+        (output.short_worker_id("shop:ab12"), "shop:ab12"),
+        (output.short_worker_id(None), "-"),
+        (output.short_duration(3.44), "3.4 s"),
+        (output.short_duration(720), "12 min"),
+        (output.short_duration(7300), "2 h"),
+        (output.short_duration(200_000), "2 d"),
+        (output.short_duration(float("inf")), "never"),
+        (output.percent(0.5), "50%"),
+        (output.percent(17), "17"),
+        (output.short_time(None), "-"),
     ],
 )
 def test_values_are_short(value: str, text: str) -> None:
@@ -140,9 +140,9 @@ def test_values_are_short(value: str, text: str) -> None:
 
 def test_a_time_of_today_has_no_date() -> None:
     now = datetime.now(UTC)
-    assert formatting.short_time(now) == now.astimezone().strftime("%H:%M:%S")
+    assert output.short_time(now) == now.astimezone().strftime("%H:%M:%S")
     other = now + timedelta(days=30)
-    assert formatting.short_time(other) == other.astimezone().strftime("%Y-%m-%d %H:%M")
+    assert output.short_time(other) == other.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 # The command, on a pseudo-terminal

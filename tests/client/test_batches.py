@@ -22,7 +22,7 @@ from worqr.client import notifications
 from worqr.client.outbox_relay import Relay, relay_messages
 from worqr.keys import QueueKeys
 from worqr.link import Link
-from worqr.peer.leader import outbox_relay as leader_relay
+from worqr.peer.leader import leader as leader_relay
 
 pytestmark = [
     pytest.mark.one_server,

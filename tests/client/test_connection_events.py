@@ -11,7 +11,7 @@ import worqr
 from tests.peer.tools import Runs, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.link.watchers import Change, Watchers
+from worqr.link.log_thread import Change, Watchers
 
 
 async def test_a_lost_server_and_its_return_are_told(own_server: Server, prefix: str) -> None:

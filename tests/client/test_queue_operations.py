@@ -17,7 +17,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.client import job_finder
+from worqr.client import fleet
 from worqr.keys import QueueKeys
 from worqr.shard_layout import shards_of
 
@@ -255,7 +255,7 @@ async def test_the_longest_running_tasks_come_first_whoever_runs_them(
         assert [task.claim for task in running] == [str(context.fence) for context in held.contexts]
         assert [task.id for task in await q.running(2)] == ["job 0", "job 1"]
         for limit in (1, 2, 4):
-            monkeypatch.setattr("worqr.client.running.RUNNING_AT_ONCE", limit)
+            monkeypatch.setattr("worqr.client.inspection.RUNNING_AT_ONCE", limit)
             assert await q.running() == running
         found: list[str | None] = []
         page = await q.jobs(state="active", limit=4)
@@ -370,7 +370,7 @@ async def test_many_of_several_workers_and_jobs_with_the_reason(mesh: worqr.Mesh
 
 
 async def test_thousands_are_cancelled_in_several_requests(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worqr.client.queue_operations.MAX_ITEMS", 3)
+    monkeypatch.setattr("worqr.client.queue.MAX_ITEMS", 3)
     held = Held()
     async with mesh.connect(), serving(mesh, "Q1", held):
         q = mesh.queue("Q1")
@@ -413,7 +413,7 @@ async def test_a_job_that_waits_for_its_next_try_is_tried_now(mesh: worqr.Mesh) 
 
 
 async def test_many_run_now_in_several_requests(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worqr.client.queue_operations.MAX_ITEMS", 2)
+    monkeypatch.setattr("worqr.client.queue.MAX_ITEMS", 2)
     async with mesh.connect():
         q = mesh.queue("Q1")
         ids = [f"job {n}" for n in range(5)]
@@ -428,7 +428,7 @@ async def test_many_run_now_in_several_requests(mesh: worqr.Mesh, monkeypatch: p
 
 
 async def test_an_id_is_found_in_all_queues_that_know_it(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_finder, "AT_ONCE", 2)
+    monkeypatch.setattr(fleet, "AT_ONCE", 2)
     async with mesh.connect():
         for n in range(5):
             await mesh.queue(f"Q{n}").enqueue(b"a")

@@ -25,8 +25,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client import notifications
 from worqr.client.room import RoomChannel
-from worqr.keys import QueueKeys
-from worqr.room_keys import RoomKeys
+from worqr.keys import QueueKeys, RoomKeys
 
 WAITERS = "{*}:waiters"
 """Entries of calls that gave up; they expire."""

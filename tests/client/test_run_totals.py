@@ -11,8 +11,8 @@ import worqr
 from tests.ops.driver import Desk, desk_on
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client import run_totals
-from worqr.client.run_totals import SETTLED_AFTER, RunTotalsReader
+from worqr.client import inspection
+from worqr.client.inspection import SETTLED_AFTER, RunTotalsReader
 from worqr.keys import QueueKeys
 from worqr.script_call import Call
 
@@ -52,7 +52,7 @@ async def test_a_queue_is_read_while_its_counters_move_and_a_while_longer(
             return await call_all(calls)
 
         monkeypatch.setattr(mesh._client.link, "call_all", counted)
-        monkeypatch.setattr(run_totals, "monotonic", lambda: now[0])
+        monkeypatch.setattr(inspection, "monotonic", lambda: now[0])
         other = QueueKeys(desk.prefix, Q2)
         ran(desk, desk.q, 1, ok=1, rs=5)
         infos = [queue("Q1", finished=1), queue(Q2, finished=1), queue("never used")]

@@ -17,8 +17,16 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server, keep_one_kind
 from worqr.dashboard import Dashboard, Viewer, admin
 from worqr.dashboard.access import Scope
-from worqr.history import COUNTERS, NO_RUNS, NO_WAITS
-from worqr.history_records import MINUTE_RECORDS, RECORD_BYTES, TEN_MINUTE_RECORDS, Record, encode_record
+from worqr.history_records import (
+    COUNTERS,
+    MINUTE_RECORDS,
+    NO_RUNS,
+    NO_WAITS,
+    RECORD_BYTES,
+    TEN_MINUTE_RECORDS,
+    Record,
+    encode_record,
+)
 from worqr.keys import QueueKeys
 from worqr.link.session import Session
 

@@ -26,7 +26,7 @@ from tests.dashboard.conftest import write_quiet_hour
 from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
-from worqr.dashboard import Dashboard, admin, histories
+from worqr.dashboard import Dashboard, admin, graphs
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -146,10 +146,18 @@ class Tab:
         return self.page.locator(f'[data-k="{key}"]').first.text_content()
 
     def wait_for(self, expression: str) -> None:
-        """Wait until an expression is true. Playwright's own way evaluates a text in the page, which the policy forbids."""
-        deadline = time.monotonic() + PATIENCE
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < deadline, expression
+        """Wait until an expression is true. Playwright's own way evaluates a text in the page, which the policy forbids.
+
+        In a page that is still being loaded, an element may be missing, and the expression raises.
+        """
+        deadline, raised = time.monotonic() + PATIENCE, None
+        while True:
+            try:
+                if self.page.evaluate(expression):
+                    return
+            except sync_api.Error as error:
+                raised = error
+            assert time.monotonic() < deadline, f"{expression} {raised or ''}"
             self.page.wait_for_timeout(30)
 
 
@@ -388,7 +396,7 @@ EventSource.prototype.addEventListener = function (name, listener) {
 def test_graphs_are_drawn_again_but_not_under_the_pointer(
     site: Running, server_of_session: Server, open_tab: Callable[..., Tab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(histories, "FRESH", 0.5)
+    monkeypatch.setattr(graphs, "FRESH", 0.5)
     write_quiet_hour(server_of_session, PREFIX, "redrawn")
     site.enqueue("redrawn", b"1")
     tab = open_tab(timezone_id="Asia/Kolkata")

@@ -9,9 +9,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from worqr.dashboard import figures
-from worqr.dashboard.charts import Chart, Series, chart, compact, nice_scale, sparkline, time_ticks
-from worqr.dashboard.graphs import PLANS, graphs_of, sparkline_of
-from worqr.history import NO_RUNS, History, HistoryPoint, RunTimes
+from worqr.dashboard.graphs import (
+    PLANS,
+    Chart,
+    Series,
+    chart,
+    compact,
+    graphs_of,
+    nice_scale,
+    sparkline,
+    sparkline_of,
+    time_ticks,
+)
+from worqr.history_records import NO_RUNS, History, HistoryPoint, RunTimes
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

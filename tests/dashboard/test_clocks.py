@@ -23,7 +23,7 @@ class FiveHoursAhead(datetime):
 
 @pytest.fixture
 def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("state", "pages"):
+    for module in ("state", "app"):
         monkeypatch.setattr(f"worqr.dashboard.{module}.datetime", FiveHoursAhead)
 
 

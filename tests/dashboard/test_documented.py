@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from tools.dashboard_pictures import PASTS, SHOTS, records_of
-from worqr.cli.demo.shop import make_mesh
-from worqr.dashboard.pages import NAVIGATION
+from worqr.cli.demo.shop_dashboard import make_mesh
+from worqr.dashboard.app import NAVIGATION
 from worqr.dashboard.routes import ROUTES
 from worqr.inside import declarations_of
 

@@ -21,8 +21,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import free_port
 from worqr.dashboard import doors, standalone
 from worqr.dashboard.doors import check_password, hash_password, read_passwords
-from worqr.dashboard.standalone import Settings, build, check_settings
-from worqr.dashboard.tokens import token_line
+from worqr.dashboard.standalone import Settings, build, check_settings, token_line
 from worqr.errors import UsageError
 
 PASSWORD = "correct horse"

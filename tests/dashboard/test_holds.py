@@ -16,8 +16,7 @@ from tests.ops.driver import Desk
 from tests.support.servers import Server
 from worqr import Limit
 from worqr.dashboard import Viewer
-from worqr.dashboard.holds import hold_text, hold_word, lanes_text, limits_text, may_run, pause_text
-from worqr.dashboard.state import needs_of
+from worqr.dashboard.state import hold_text, hold_word, lanes_text, limits_text, may_run, needs_of, pause_text
 from worqr.mesh_records import AppInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")

@@ -21,7 +21,7 @@ from tests.dashboard.conftest import Batches, Site, write_quiet_hour
 from tests.dashboard.scene import open_scene
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.dashboard import histories, live, reader, reading
+from worqr.dashboard import graphs, live, reader, reading
 from worqr.dashboard.graphs import Graphs
 from worqr.dashboard.live import News, _Sent  # pyright: ignore[reportPrivateUsage]
 from worqr.dashboard.looks import Looks
@@ -311,7 +311,7 @@ def test_graphs_are_sent_when_they_are_others_than_before() -> None:
 async def test_the_graphs_of_a_queue_are_drawn_again(
     connected: worqr.Mesh, site: Site, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(histories, "FRESH", 0.2)
+    monkeypatch.setattr(graphs, "FRESH", 0.2)
     await connected.queue("drawn").enqueue(b"1")
     write_quiet_hour(server, connected.prefix, "drawn")
     async with opened(site, "view=queue&name=drawn&range=8h&tab=scheduled") as stream:

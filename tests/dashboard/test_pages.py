@@ -18,12 +18,12 @@ from tests.ops.driver import Desk
 from tests.peer.tools import eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.client.queue_operations import QueueOperations
+from worqr.client.queue import QueueOperations
 from worqr.dashboard import Viewer, admin, figures, operator, reader
-from worqr.dashboard.advice import advice, request_text
 from worqr.dashboard.graphs import PLANS
 from worqr.dashboard.notices import notice
 from worqr.dashboard.numbers import state_numbers
+from worqr.dashboard.reading import advice, request_text
 from worqr.dashboard.routes import ROUTES
 from worqr.dashboard.state import MeshState, Rates, age_text, needs_of, rates_between
 from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo

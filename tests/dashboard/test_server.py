@@ -11,9 +11,9 @@ import worqr
 from tests.dashboard.conftest import Site
 from tests.support.servers import Server
 from worqr.dashboard import reader
-from worqr.dashboard.server_facts import Fact, facts_of
+from worqr.dashboard.server_page import Fact, facts_of
 from worqr.link import ServerReport
-from worqr.link.server_stats import MOST_CLIENTS
+from worqr.link.link import MOST_CLIENTS
 
 NOW = 1_700_000_000
 WELL = {
@@ -145,7 +145,7 @@ async def test_many_connections_are_not_listed(
     connected: worqr.Mesh, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MOST_CLIENTS == 2000
-    monkeypatch.setattr("worqr.link.server_stats.MOST_CLIENTS", 0)
+    monkeypatch.setattr("worqr.link.link.MOST_CLIENTS", 0)
     page = (await site.get("/server")).text
     assert "Memory" in page
     assert "Connections by name" not in page

@@ -7,8 +7,8 @@ import pytest
 import worqr
 from tests.dashboard.conftest import Site
 from worqr.dashboard import Dashboard
+from worqr.dashboard.app import TraceLinks
 from worqr.dashboard.standalone import Settings, build
-from worqr.dashboard.trace_links import TraceLinks
 from worqr.errors import UsageError
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -18,29 +18,20 @@ from tests.docs.tables import REFERENCE, columns, rows, section, words
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr import cron, ops, policy, validation
-from worqr.batch_keys import BatchKeys
 from worqr.client import notifications
 from worqr.client.settings import MAX_PATIENCE
 from worqr.cron import Definition, Trigger, at, ms_of
-from worqr.functions import schedule_registry
+from worqr.functions import registry
 from worqr.handler_options import PATIENT
 from worqr.hosting import service
-from worqr.keys import QueueKeys, RegistryKeys
-from worqr.link import answer_timeout, server_info
+from worqr.keys import BatchKeys, QueueKeys, RegistryKeys
+from worqr.link import answer_timeout, connection
 from worqr.link import settings as link_settings
-from worqr.link.server_errors import _ACTIONS  # pyright: ignore[reportPrivateUsage]
+from worqr.link.connection import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import (
-    asyncio_lifespan,
-    consumer_shutdown,
-    progress,
-    reconciler,
-    registration,
-    schedule_declarer,
-    unserved_queue_reporter,
-)
-from worqr.peer.leader import due_jobs, leader, schedule_ticker
+from worqr.peer import asyncio_lifespan, consumer_runner, engine, reconciler, session
+from worqr.peer.leader import leader, scanner, schedule_ticker
 from worqr.peer.options import GRACE
 
 SOURCE = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "worqr").rglob("*.py")))
@@ -85,23 +76,23 @@ def numbers(heading: str, column: int, skipped: int = 0) -> list[float]:
 def test_the_times_are_those_of_the_code() -> None:
     settings, mesh = LinkSettings("redis://localhost"), worqr.Mesh()
     assert numbers("Intervals and limits", 1) == [
-        *(registration.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
-        *(leader.CHECK_EVERY, leader.MISSING_FOR, registration.LEASE),
+        *(session.BEAT_EVERY, answer_timeout(mesh.keepalive), mesh.keepalive),
+        *(leader.CHECK_EVERY, leader.MISSING_FOR, session.LEASE),
         *(
             leader.SCAN_EVERY,
-            unserved_queue_reporter.GRACE,
+            scanner.GRACE,
             reconciler.RECONCILE_EVERY,
             mesh.block_limit,
             settings.patience,
         ),
-        *(GRACE, consumer_shutdown.LEAVE_PATIENCE, due_jobs.AT_MOST_EVERY),
+        *(GRACE, consumer_runner.LEAVE_PATIENCE, leader.AT_MOST_EVERY),
         *(validation.MAX_FAILURES, validation.MAX_STALLS, policy.MAX_TIMEOUTS),
         *(policy.MIN_BACKOFF, policy.MAX_BACKOFF),
         *(
             PATIENT.max_failures,
             PATIENT.min_backoff,
             PATIENT.max_backoff,
-            progress.SEND_EVERY,
+            engine.SEND_EVERY,
             notifications.POLL_EVERY,
             notifications.POLL_EVERY,
         ),
@@ -113,8 +104,8 @@ def test_the_times_are_those_of_the_code() -> None:
 def test_the_times_of_a_shutdown_are_those_of_the_code() -> None:
     found = [float(re.findall(r"(\d+) s", row[1])[0]) for row in rows("timing.md", "Shutdown")]
     assert found == [
-        *(GRACE, service.WARN_AFTER, service.EXIT_AFTER, consumer_shutdown.DETACH_AFTER),
-        *(asyncio_lifespan.LEAVE_WITHIN, consumer_shutdown.LEAVE_PATIENCE),
+        *(GRACE, service.WARN_AFTER, service.EXIT_AFTER, consumer_runner.DETACH_AFTER),
+        *(asyncio_lifespan.LEAVE_WITHIN, consumer_runner.LEAVE_PATIENCE),
     ]
     assert schedule_ticker.UNSEEN_MS == 86_400_000, "a schedule that nobody declares is kept for a day"
 
@@ -147,7 +138,7 @@ def test_the_environment_variables_are_those_that_are_read() -> None:
 
 def test_the_oldest_servers_are_those_that_are_let_in() -> None:
     found = {row[0]: tuple(map(int, row[1].split("."))) for row in rows("settings.md", "Server versions")}
-    assert found == server_info._OLDEST  # pyright: ignore[reportPrivateUsage]
+    assert found == connection._OLDEST  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_extras_are_those_there_are() -> None:
@@ -269,18 +260,18 @@ def test_a_cron_expression_fires_when_the_page_says(row: list[str]) -> None:
 
 def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     bounds = {row[0]: row[1] for row in rows("schedules.md", "Bounds")}
-    assert bounds["period of `every`"] == f"at least {schedule_registry.MIN_PERIOD:g} s"
-    assert bounds["payload of a scheduled call"] == f"{schedule_registry.MAX_TASK // 1024} KiB"
+    assert bounds["period of `every`"] == f"at least {registry.MIN_PERIOD:g} s"
+    assert bounds["payload of a scheduled call"] == f"{registry.MAX_TASK // 1024} KiB"
     assert bounds["cron expression"] == f"{cron.LONGEST_EXPRESSION} characters"
     assert bounds["name of a time zone"] == f"{cron.LONGEST_ZONE} characters"
-    assert bounds["missed firings that are made up for"] == f"{schedule_registry.MAX_CATCH_UP}"
+    assert bounds["missed firings that are made up for"] == f"{registry.MAX_CATCH_UP}"
     assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{schedule_ticker.MAX_PENDING};")
     text = section("schedules.md", "Missed firings")
     assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
     for heading, words_of_code in (
-        ("Missed firings", [*schedule_registry.MISFIRES]),
-        ("Overlap", [*schedule_registry.OVERLAPS]),
+        ("Missed firings", [*registry.MISFIRES]),
+        ("Overlap", [*registry.OVERLAPS]),
     ):
         assert [words(row[0])[0].strip('"') for row in rows("schedules.md", heading) if "`" in row[0]] == words_of_code
-    assert schedule_declarer.REDECLARE == 600
+    assert schedule_ticker.REDECLARE == 600
     assert cron.AHEAD_MS == 60_000

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import trio
 
 import worqr
-from worqr.client.batch_block import OpenBatch
+from worqr.client.batch import OpenBatch
 from worqr.inside import engine_of
 from worqr.keys import QueueKeys
 

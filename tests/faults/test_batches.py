@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.client import notifications
-from worqr.link.wire_form import slot_of
+from worqr.link.session import slot_of
 from worqr.lua import script
 
 assert cluster, cluster_of_module  # fixtures

@@ -18,12 +18,10 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.test_metrics import values
 from worqr import ops
-from worqr.history import COUNTERS
-from worqr.history_records import MINUTE_RECORDS, TEN_MINUTE_RECORDS, decode_records
+from worqr.history_records import COUNTERS, MINUTE_RECORDS, TEN_MINUTE_RECORDS, decode_records
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import script
-from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
-from worqr.metrics.fleet_reader import FleetReader
+from worqr.metrics.fleet import FleetMetrics, FleetReader, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
 from worqr.run_counts import OUTCOMES, run_bucket
 from worqr.testing.clock import bench_scripts

@@ -18,7 +18,7 @@ from tests.peer.tools import QUICK, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.batch_keys import BatchKeys
+from worqr.keys import BatchKeys
 from worqr.peer.leader import scanner, sweeper
 
 VALUES = (b"", b"abc", b"-1", b"1.5", b"1e308", b"nan", b"inf", b"1" + b"0" * 20, b"\xff\xfe", b"x" * 10_000, b"\xc1")

@@ -12,7 +12,7 @@ import worqr
 from worqr.client.call import Call, named_call
 from worqr.cron import Definition
 from worqr.errors import UsageError
-from worqr.functions.schedule_registry import MAX_TASK
+from worqr.functions.registry import MAX_TASK
 
 REPORT: Call[Any] = Call("report", (), {"region": "eu"}, b'{"region":"eu"}')
 

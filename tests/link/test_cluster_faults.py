@@ -23,17 +23,13 @@ from tests.support.patience import PATIENCE
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
 from worqr.link.cluster_router import ClusterRouter
-from worqr.link.node_client import NodeClient
-from worqr.link.rebalancer import Rebalancer
-from worqr.link.request import Request, Trouble
-from worqr.link.request_queue import GUILTY_AFTER
+from worqr.link.node_client import NodeClient, Rebalancer
+from worqr.link.request_queue import GUILTY_AFTER, Request, Trouble
+from worqr.link.session import slot_of
 from worqr.link.settings import Endpoint
-from worqr.link.subscription import receive_all
-from worqr.link.subscriptions import Subscriptions
-from worqr.link.thread_driver import ThreadDriver
-from worqr.link.thread_limits import run_blocking
+from worqr.link.subscriptions import Subscriptions, receive_all
+from worqr.link.thread_driver import ThreadDriver, run_blocking
 from worqr.link.topology import NodeEndpoint, ShardEndpoint
-from worqr.link.wire_form import slot_of
 from worqr.script_call import Call
 
 LOW, HIGH = "Q0", "Q2"

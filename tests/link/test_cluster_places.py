@@ -17,7 +17,7 @@ from tests.link.test_subscriptions import listener
 from tests.support.clusters import Cluster, Node, cluster, cluster_of_module, move_slot, wait
 from tests.support.servers import programs
 from worqr.errors import RefusedByServer
-from worqr.link.wire_form import slot_of
+from worqr.link.session import slot_of
 
 assert cluster, cluster_of_module  # fixtures
 

@@ -22,7 +22,7 @@ from worqr import ops
 from worqr.errors import NotReplicated, RefusedByServer, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
-from worqr.link.wire_form import slot_of
+from worqr.link.session import slot_of
 from worqr.lua import Script
 from worqr.script_call import Call
 

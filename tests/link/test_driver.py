@@ -101,7 +101,7 @@ class _Steps(trio.abc.Instrument):
         self.timers = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.timers += task.name == "worqr.link.timers"
+        self.timers += task.name == "worqr.link.driver"
 
 
 async def test_timers_that_are_set_and_cancelled_wake_no_task() -> None:

@@ -18,9 +18,9 @@ from tests.link.scripts import echo, lines, notice, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
 from worqr.errors import RefusedByServer, Unavailable
+from worqr.link.connection import cause_of, is_unknown_host
+from worqr.link.connector import Outage
 from worqr.link.log_thread import LogThread
-from worqr.link.outage import Outage
-from worqr.link.reasons import cause_of, is_unknown_host
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.mesh import Mesh
 

@@ -18,10 +18,9 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
-from worqr.link.beat_connection import Sent
-from worqr.link.endpoints import resolver_for
+from worqr.link.connection import resolver_for
+from worqr.link.heartbeat import LoopMonitor, LoopState, Sent
 from worqr.link.log_thread import LogThread
-from worqr.link.loop_monitor import LoopMonitor, LoopState
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 

@@ -13,8 +13,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
-from worqr.link.request import MergedRequest, Request, give_up
-from worqr.link.request_queue import RequestQueue
+from worqr.link.request_queue import MergedRequest, Request, RequestQueue, give_up
 from worqr.lua import script
 
 Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")

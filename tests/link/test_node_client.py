@@ -23,12 +23,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.link.scripts import script
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
-from worqr.link import LinkSettings, Request, connector, live_connection, node_client, outage, pipeline, timers
+from worqr.link import LinkSettings, Request, connector, driver, node_client, session
+from worqr.link.connection import ServerInfo, resolver_for
 from worqr.link.connector import State
-from worqr.link.endpoints import resolver_for
 from worqr.link.log_thread import LogThread
 from worqr.link.node_client import NodeClient
-from worqr.link.server_info import ServerInfo
 from worqr.link.session import Phase, Session
 from worqr.link.settings import Endpoint
 from worqr.script_call import Call, Merge
@@ -211,7 +210,7 @@ class Chaos(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in (timers, connector, node_client, pipeline, live_connection, outage):
+        for module in (driver, connector, node_client, node_client, session, connector):
             self.patch.setattr(module, "time", self.clock)
         self.driver, self.server = FakeDriver(self.clock), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.link.test_request_queue import request
-from worqr.link.request import Request
-from worqr.link.request_queue import GUILTY_AFTER, RequestQueue
+from worqr.link.request_queue import GUILTY_AFTER, Request, RequestQueue
 
 BASES = ("a", "b", "c")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worqr.link.pubsub_state import Channels, Listener
+from worqr.link.subscriptions import Channels, Listener
 
 
 def confirm(channels: Channels[Listener], *names: bytes) -> None:

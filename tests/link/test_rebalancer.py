@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worqr.link.rebalancer import SlotOrder
+from worqr.link.node_client import SlotOrder
 
 A, B = "pipe of A", "pipe of B"
 

@@ -18,16 +18,15 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
-from worqr.link import Link, LinkSettings, TrioDriver, replication
-from worqr.link.replication import FIRST_SLICE, LONGEST_SLICE, Replication
-from worqr.link.request import Request
+from worqr.link import Link, LinkSettings, TrioDriver, request_queue
+from worqr.link.request_queue import FIRST_SLICE, LONGEST_SLICE, Replication, Request
 from worqr.script_call import Call
 
 assert all((mine, own_pair, pair, pair_of_module))  # fixtures
 
 pytestmark = pytest.mark.usefixtures(wait_for_replicas.__name__)
 
-WITHIN = replication.REPLICAS_WAIT
+WITHIN = request_queue.REPLICAS_WAIT
 """Before these tests set another one."""
 
 Say = Callable[[float], None]
@@ -127,7 +126,7 @@ async def test_not_met_in_time_is_told_and_the_task_is_there_once(
 def test_the_time_is_two_seconds_or_what_is_left_of_the_callers_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replication, "REPLICAS_WAIT", WITHIN)
+    monkeypatch.setattr(request_queue, "REPLICAS_WAIT", WITHIN)
     asking = Replication()
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 101.0)
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 129.0)

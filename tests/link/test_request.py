@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.link.scripts import ECHO
 from worqr import lua
-from worqr.link import request
-from worqr.link.request import FORGET_AFTER, Request, SequenceNumbers
+from worqr.link import request_queue
+from worqr.link.request_queue import FORGET_AFTER, Request, SequenceNumbers
 from worqr.script_call import Call
 
 
@@ -65,7 +65,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(request, "time", clock)
+    monkeypatch.setattr(request_queue, "time", clock)
     return clock
 
 

@@ -9,9 +9,18 @@ from pathlib import Path
 from tests.link.scripts import append, echo
 from worqr import lua
 from worqr.errors import Unavailable
-from worqr.link.clocks import boottime
-from worqr.link.request import SEND_AGAIN_WITHIN, Request, Trouble, WorkerHandle, too_old
-from worqr.link.request_queue import GUILTY_AFTER, MAX_BYTES, MAX_CALLS, RequestQueue
+from worqr.link.log_thread import boottime
+from worqr.link.request_queue import (
+    GUILTY_AFTER,
+    MAX_BYTES,
+    MAX_CALLS,
+    SEND_AGAIN_WITHIN,
+    Request,
+    RequestQueue,
+    Trouble,
+    WorkerHandle,
+    too_old,
+)
 
 
 def request(

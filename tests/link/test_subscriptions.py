@@ -20,9 +20,8 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Subscription, TrioDriver
-from worqr.link.connection import pack
+from worqr.link.connection import pack, resolver_for
 from worqr.link.connector import State
-from worqr.link.endpoints import resolver_for
 from worqr.link.log_thread import LogThread
 from worqr.link.subscriptions import Subscriptions, _PubSubConnection
 

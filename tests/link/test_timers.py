@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from worqr.link.timers import Timers
+from worqr.link.driver import Timers
 
 
 def test_callbacks_run_in_the_order_of_their_times_and_once() -> None:

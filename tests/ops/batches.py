@@ -12,8 +12,7 @@ import msgspec
 
 from tests.ops.driver import Desk, job
 from worqr import ops
-from worqr.batch_keys import BatchKeys, keys_at
-from worqr.keys import QueueKeys
+from worqr.keys import BatchKeys, QueueKeys, keys_at
 from worqr.ops import BatchRow, Dispatched, OutboxMessage
 from worqr.script_call import Call
 

@@ -13,8 +13,7 @@ import redis
 from tests.ops.driver import FENCE
 from tests.ops.job_rules import DELAY, LATER, NOW
 from tests.support.patience import PATIENCE
-from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import LaneKeys, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
 from worqr.script_call import Call
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from tests.ops.driver import Desk
 from worqr import ops
-from worqr.keys import MARKER
-from worqr.lane_keys import LaneKeys
+from worqr.keys import MARKER, LaneKeys
 from worqr.ops import LaneRow
 
 

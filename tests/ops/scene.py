@@ -13,11 +13,8 @@ from tests.ops.batches import OTHER, REASON, TOKEN, Opened, follow_up, opened
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import MARKER, QueueKeys, RegistryKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
 from worqr.ops import OutboxMessage, ScheduleRow, Tick
-from worqr.room_keys import RoomKeys
 from worqr.script_call import Call
 
 KEPT = {"result_ttl": "60000"}

@@ -12,8 +12,7 @@ from tests.ops.batches import KEEP, OTHER, REASON, TOKEN, Opened, delivery, foll
 from tests.ops.driver import FUTURE, PAST, Desk, Expires, claim, fields_of, record, reference
 from tests.ops.test_batches import far, field_of, home_record, part_record, stored
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import QueueKeys
+from worqr.keys import BatchKeys, QueueKeys
 from worqr.ops import BatchCheck, PartRow, Sealed
 
 DAY = 86_400_000

@@ -14,8 +14,7 @@ from tests.ops.batches import TOKEN, Opened, delivery, follow_up, messages, open
 from tests.ops.driver import BOOM, FUTURE, Desk, fields_of
 from tests.ops.schedules import TASK, T
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import QueueKeys
+from worqr.keys import BatchKeys, QueueKeys
 from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 

@@ -23,8 +23,7 @@ from tests.ops.driver import BOOM, FUTURE, PAST, Desk, fields_of, job
 from tests.support.machines import run_machine
 from tests.support.servers import Server
 from worqr import ops
-from worqr.batch_keys import BatchKeys, keys_at
-from worqr.keys import QueueKeys
+from worqr.keys import BatchKeys, QueueKeys, keys_at
 from worqr.ops import OutboxMessage
 
 WORKERS = ("A", "B")

@@ -22,8 +22,7 @@ from tests.ops.batches import (
 )
 from tests.ops.driver import FUTURE, PAST, Desk, claim, job, record, reference
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import QueueKeys
+from worqr.keys import BatchKeys, QueueKeys
 from worqr.ops import OpenedPart, PartRow
 
 DAY = 86_400_000

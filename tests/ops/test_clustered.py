@@ -14,7 +14,7 @@ from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.support.clusters import open_node
 from tests.support.patience import PATIENCE
 from worqr.keys import NONEXISTENT
-from worqr.link.wire_form import as_sent, slot_of
+from worqr.link.session import as_sent, slot_of
 from worqr.lua import all_scripts
 from worqr.script_call import Call
 

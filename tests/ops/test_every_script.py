@@ -15,8 +15,7 @@ from tests.ops.scene import AFAR, CALLS, SCATTERED, Scene, fingerprint, next_cal
 from tests.ops.schedules import declared
 from tests.support.clusters import open_node
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import QueueKeys
+from worqr.keys import BatchKeys, QueueKeys
 from worqr.lua import all_scripts, script
 from worqr.script_call import Call
 

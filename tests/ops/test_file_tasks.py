@@ -9,8 +9,7 @@ from tests.ops.driver import PAST, Desk, Expires, claim, digest, fields_of, payl
 from tests.ops.lanes import rows_of, wrong
 from tests.ops.test_lanes import declare, fill, finish, ids
 from worqr import ops
-from worqr.keys import MARKER
-from worqr.lane_keys import LaneKeys
+from worqr.keys import MARKER, LaneKeys
 
 
 def file(desk: Desk, worker: str, lanes: dict[int, str]) -> dict[int, str]:

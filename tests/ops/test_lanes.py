@@ -17,7 +17,7 @@ import redis
 from tests.ops.driver import BOOM, Desk, claim, fields_of, job
 from tests.ops.lanes import rows_of, wrong
 from worqr import ops
-from worqr.lane_keys import LaneKeys
+from worqr.keys import LaneKeys
 
 MINUTE = 60_000
 

@@ -14,7 +14,7 @@ import redis
 from tests.ops.driver import FUTURE, Desk, Expires, job
 from worqr import ops
 from worqr.errors import QueueFull
-from worqr.room_keys import RoomKeys
+from worqr.keys import RoomKeys
 from worqr.script_call import Call
 
 

@@ -7,8 +7,8 @@ import redis
 
 from tests.ops.driver import FUTURE, Desk, Expires
 from worqr import ops
-from worqr.history import COUNTERS
 from worqr.history_records import (
+    COUNTERS,
     FIRST,
     FROM_ZERO,
     MINUTE_RECORDS,

@@ -15,10 +15,20 @@ import trio
 import worqr
 from tests.peer.tools import Held, until
 from worqr.hosting import peer_factory
-from worqr.peer import adaptive_concurrency, cpu
-from worqr.peer.adaptive_concurrency import LAG_HIGH, AdaptiveConcurrency, ConcurrencyController, Sample
-from worqr.peer.cpu import CpuMeter, default_processes, usable_cores
-from worqr.peer.scheduler import AUTO_MAX, AUTO_START, Scheduler, Share
+from worqr.peer import scheduler as scheduling
+from worqr.peer.scheduler import (
+    AUTO_MAX,
+    AUTO_START,
+    LAG_HIGH,
+    AdaptiveConcurrency,
+    ConcurrencyController,
+    CpuMeter,
+    Sample,
+    Scheduler,
+    Share,
+    default_processes,
+    usable_cores,
+)
 
 pytestmark = pytest.mark.one_server
 
@@ -292,7 +302,7 @@ def test_a_quota_bounds_the_cores(tmp_path: Path, files: dict[str, str], cores: 
 def test_a_quota_bounds_the_default_number_of_processes(
     tmp_path: Path, quota: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    monkeypatch.setattr(scheduling.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     for name, text in (("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/cpu.max", f"{quota} 100000\n")):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
@@ -302,9 +312,9 @@ def test_a_quota_bounds_the_default_number_of_processes(
 
 def test_what_threads_could_not_run_for_want_of_a_core_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([{"1": 0, "2": 5 * 10**9}, {"1": 3 * 10**9, "3": 10**9}])  # thread 2 has ended, 3 is new
-    monkeypatch.setattr(cpu, "_wait_times", lambda: next(waits))
-    monkeypatch.setattr(cpu.time, "process_time", iter([1.0, 1.5]).__next__)
-    monkeypatch.setattr(cpu.time, "monotonic", iter([10.0, 12.0]).__next__)
+    monkeypatch.setattr(scheduling, "_wait_times", lambda: next(waits))
+    monkeypatch.setattr(scheduling.time, "process_time", iter([1.0, 1.5]).__next__)
+    monkeypatch.setattr(scheduling.time, "monotonic", iter([10.0, 12.0]).__next__)
     assert CpuMeter().wanted() == (0.5 + 3 + 1) / 2
 
 
@@ -315,7 +325,7 @@ def test_a_thread_that_computes_wants_a_core() -> None:
 
 
 async def test_a_sample_says_how_much_cpu_was_used_and_how_late_the_loop_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.3)
+    monkeypatch.setattr(scheduling, "ADJUST_EVERY", 0.3)
     scheduler = Scheduler(10)
     scheduler.take(Share(), 1, first=True)
     seen = await watched(scheduler, lambda: busy(0.4))
@@ -328,9 +338,9 @@ async def test_it_looks_seldom_while_nothing_runs(monkeypatch: pytest.MonkeyPatc
     looks: list[int] = []
     scheduler = Scheduler(10)
     monkeypatch.setattr(Scheduler, "is_limiting", property(lambda _self: bool(looks.append(1))))
-    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.4)
-    monkeypatch.setattr(adaptive_concurrency, "IDLE_EVERY", 0.2)
-    monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.001)
+    monkeypatch.setattr(scheduling, "ADJUST_EVERY", 0.4)
+    monkeypatch.setattr(scheduling, "IDLE_EVERY", 0.2)
+    monkeypatch.setattr(scheduling, "PROBE_EVERY", 0.001)
     await watched(scheduler, lambda: None)
     assert len(looks) <= 3
     scheduler.take(Share(), 1, first=True)
@@ -359,7 +369,7 @@ async def watched(scheduler: Scheduler, meanwhile: Callable[[], object]) -> Samp
 
 
 async def test_a_sample_says_the_most_that_was_held_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.01)
+    monkeypatch.setattr(scheduling, "ADJUST_EVERY", 0.01)
     scheduler = Scheduler(100)
 
     def work() -> None:
@@ -382,7 +392,7 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
         return IDLE
 
     monkeypatch.setattr(AdaptiveConcurrency, "_measure", watch)
-    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 60)
+    monkeypatch.setattr(scheduling, "ADJUST_EVERY", 60)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(AdaptiveConcurrency(scheduler).adjust_once, ConcurrencyController(2))
         await trio.testing.wait_all_tasks_blocked()
@@ -390,7 +400,7 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
         scheduler.used -= 2
     assert found == [10]
     scheduler.take(Share(), 12, first=True)
-    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.01)
+    monkeypatch.setattr(scheduling, "ADJUST_EVERY", 0.01)
     await AdaptiveConcurrency(scheduler).adjust_once(ConcurrencyController(2))  # but not for ever
     assert found == [10, 22]
 
@@ -435,7 +445,7 @@ async def test_auto_climbs_to_hundreds_while_runs_wait(mesh: worqr.Mesh, monkeyp
 
 
 async def test_auto_shrinks_while_the_cpu_is_full(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptive_concurrency, "usable_cores", lambda: 3.0)
+    monkeypatch.setattr(scheduling, "usable_cores", lambda *_: 3.0)
     scripted(monkeypatch, [Sample(3, 0.001, 0, False)])
     left = 2000
 
@@ -460,9 +470,9 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real thing, in tenths of seconds; where it settles is measured by the benchmark, not here."""
-    monkeypatch.setattr(adaptive_concurrency, "ADJUST_EVERY", 0.1)
-    monkeypatch.setattr(adaptive_concurrency, "PROBE_EVERY", 0.01)
-    monkeypatch.setattr(adaptive_concurrency, "usable_cores", lambda: 2.0)
+    monkeypatch.setattr(scheduling, "ADJUST_EVERY", 0.1)
+    monkeypatch.setattr(scheduling, "PROBE_EVERY", 0.01)
+    monkeypatch.setattr(scheduling, "usable_cores", lambda *_: 2.0)
 
     async def computes(_task: bytes) -> None:
         busy(0.03)
@@ -477,7 +487,7 @@ async def test_a_peer_that_computes_does_not_grow_and_one_that_waits_does(
             serving.cancel_scope.cancel()
         await until(lambda: peer._engine.scheduler.running == 0)
         for name in ("LAG_HIGH", "LAG_LOW", "CPU_HIGH", "CPU_LOW"):  # other programs may keep the machine busy
-            monkeypatch.setattr(adaptive_concurrency, name, getattr(adaptive_concurrency, name) * 100)
+            monkeypatch.setattr(scheduling, name, getattr(scheduling, name) * 100)
         held = Held()
         await nursery.start(partial(peer.serve, "Q1", held))
         await held.wait(200, within=30)

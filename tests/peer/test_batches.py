@@ -15,9 +15,8 @@ from tests.peer.tools import eventually, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.batch_keys import BatchKeys
-from worqr.keys import QueueKeys
-from worqr.peer.leader import outbox_relay
+from worqr.keys import BatchKeys, QueueKeys
+from worqr.peer.leader import leader
 
 pytestmark = [
     pytest.mark.one_server,
@@ -191,16 +190,16 @@ async def test_a_member_whose_record_was_lost_is_counted_as_failed(nets: Nets, s
 async def test_what_cannot_be_delivered_is_tried_again_and_logged(
     nets: Nets, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "worqr.peer.leader.outbox_relay")
-    monkeypatch.setattr(outbox_relay, "RETRY_AFTER", 0.05)
-    original, left = outbox_relay.relay_and_check, [worqr.Unavailable("down", sent=False), worqr.RefusedByServer("no")]
+    caplog.set_level("INFO", "worqr.peer.leader.leader")
+    monkeypatch.setattr(leader, "RETRY_AFTER", 0.05)
+    original, left = leader.relay_and_check, [worqr.Unavailable("down", sent=False), worqr.RefusedByServer("no")]
 
     async def fail_first(*args: Any) -> None:
         if left:
             raise left.pop(0)
         await original(*args)
 
-    monkeypatch.setattr(outbox_relay, "relay_and_check", fail_first)
+    monkeypatch.setattr(leader, "relay_and_check", fail_first)
     mesh = nets.mesh
     async with mesh.join():
         while left:  # the producer may deliver the messages of a batch before the leader does
@@ -230,13 +229,13 @@ async def test_a_new_leader_delivers_what_the_old_one_has_left(
     nets: Nets, new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first leader stands still in the middle of the delivery, and leaves. What it has not confirmed, the next one does."""
-    original, held = outbox_relay.relay_and_check, trio.Event()
+    original, held = leader.relay_and_check, trio.Event()
 
     async def stand_still(*_: Any) -> None:
         held.set()
         await trio.sleep_forever()
 
-    monkeypatch.setattr(outbox_relay, "relay_and_check", stand_still)
+    monkeypatch.setattr(leader, "relay_and_check", stand_still)
     mesh = nets.mesh
     async with mesh.connect():
         async with new_mesh().join() as first:
@@ -246,6 +245,6 @@ async def test_a_new_leader_delivers_what_the_old_one_has_left(
             await mesh.queue("work").delete()
             with trio.fail_after(PATIENCE):
                 await held.wait()
-            monkeypatch.setattr(outbox_relay, "relay_and_check", original)
+            monkeypatch.setattr(leader, "relay_and_check", original)
         async with mesh.join():
             assert (await last_seen(batch)).state == "ended"

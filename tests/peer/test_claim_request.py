@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from worqr.peer.claim_request import ClaimRequest, RequestState
+from worqr.peer.scheduler import ClaimRequest, RequestState
 
 IDLE, WANTED, IN_FLIGHT, AGAIN = RequestState
 

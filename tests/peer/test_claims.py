@@ -16,7 +16,7 @@ from tests.peer.tools import QUICK, Runs, at_most, eventually, serving, spying, 
 from tests.support.leaks import dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.peer import consumer_shutdown
+from worqr.peer import consumer_runner
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 WAITING_JOBS = ("{Q1}:job:*", "{Q1}:twins:*")
@@ -569,7 +569,7 @@ async def test_drain_ends_iteration_and_waits_for_what_is_held(mesh: worqr.Mesh)
 async def test_a_drain_that_ran_out_of_patience_cancels_what_is_held(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_shutdown, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
+    monkeypatch.setattr(consumer_runner, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
     q = mesh.queue("Q1")
     async with mesh.join() as peer, trio.open_nursery() as nursery:
         reasons: list[tuple[str, str | None]] = []

@@ -19,9 +19,9 @@ from tests.support.servers import Server
 from worqr.keys import QueueKeys
 from worqr.ops import StartReply
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
-from worqr.peer.registration import Registration
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import PATIENCE, Pool, Scheduler, Share
+from worqr.peer.session import Registration
 from worqr.peer.settles import Settles
 from worqr.policy import Policy
 

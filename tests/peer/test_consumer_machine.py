@@ -27,9 +27,9 @@ from worqr.keys import QueueKeys
 from worqr.ops import StartReply
 from worqr.peer.consumer import ConsumerServices, HandlerConsumer
 from worqr.peer.lifecycle import Lifecycle, Phase
-from worqr.peer.registration import Registration
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.scheduler import Pool, Scheduler, Share
+from worqr.peer.session import Registration
 from worqr.policy import Policy
 
 EXAMPLES = int(os.environ.get("WORQR_MACHINE_EXAMPLES", "150"))

@@ -459,7 +459,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
     new_mesh: NewMesh, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second request would overwrite the reply that the server keeps of the first, and take the worker off those that wait."""
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.1)
+    monkeypatch.setattr("worqr.peer.consumer_runner.DETACH_AFTER", 1.1)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 
@@ -493,7 +493,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
 async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_once(
     new_mesh: NewMesh, proxy: FaultProxy, outage: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.1)
+    monkeypatch.setattr("worqr.peer.consumer_runner.DETACH_AFTER", 1.1)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     begun, let_go, runs = threading.Event(), threading.Event(), Runs()
 

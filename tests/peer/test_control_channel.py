@@ -18,7 +18,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.client import notifications
 from worqr.lua import script
-from worqr.peer import control_channel, reconciler
+from worqr.peer import reconciler
 
 pytestmark = pytest.mark.one_server
 
@@ -159,7 +159,7 @@ async def test_a_busy_worker_sends_nothing_for_a_foreign_task(mesh: worqr.Mesh, 
 async def test_of_many_idle_workers_a_few_ask_for_a_foreign_task(
     new_mesh: NewMesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_channel, "random", lambda: 0.5)
+    monkeypatch.setattr(reconciler, "random", lambda: 0.5)
     runs, client, many, tasks = Runs(), server.client(), 20, 20
     async with AsyncExitStack() as stack:
         meshes = [new_mesh() for _ in range(2)]

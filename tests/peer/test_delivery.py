@@ -17,7 +17,7 @@ from tests.peer.tools import Held, Runs, eventually, serving, spying, until
 from tests.support.leaks import dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.peer import consumer_shutdown
+from worqr.peer import consumer_runner
 
 
 def numbers(n: int, start: int = 0) -> list[bytes]:
@@ -161,7 +161,7 @@ async def test_an_idle_peer_costs_about_a_request_a_second(new_mesh: NewMesh, se
 async def test_what_runs_goes_back_to_the_front_in_its_old_order_when_its_peer_leaves(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_shutdown, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
+    monkeypatch.setattr(consumer_runner, "UNWIND_WITHIN", PATIENCE)  # nobody takes so long, whatever the machine does
     held, runs = Held(), Runs()
 
     async def handler(task: bytes) -> None:

@@ -15,9 +15,8 @@ import trio.testing
 import worqr
 from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.patience import PATIENCE
-from worqr.peer.deadlines import Deadlines
 from worqr.peer.engine import Engine
-from worqr.peer.slots import Slots
+from worqr.peer.slots import Deadlines, Slots
 
 pytestmark = pytest.mark.one_server
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from worqr.ops import UNUSED_MS, Inspected
-from worqr.peer import known_queues
-from worqr.peer.known_queues import FRESH, FRESH_AT_ONCE, MAX_WAITING, QUIET_AT_ONCE, UNSEEN_AT_ONCE, KnownQueues
+from worqr.peer.leader import scanner
+from worqr.peer.leader.scanner import FRESH, FRESH_AT_ONCE, MAX_WAITING, QUIET_AT_ONCE, UNSEEN_AT_ONCE, KnownQueues
 
 NOTHING = Inspected(0, 0, 0, 0, 0, None, False, [], {}, 0, None, None)
 LATE = 10_000_000_000.0
@@ -192,5 +192,5 @@ def test_if_they_are_many_they_are_told_in_turns() -> None:
     known = KnownQueues()
     found = {name: queue(waiting=1, workers=["A"]) for name in many(2 * MAX_WAITING + 50)}
     told = [known.waiting(found) for _ in range(3)]
-    assert {len(set(each)) for each in told} == {known_queues.MAX_WAITING}
+    assert {len(set(each)) for each in told} == {scanner.MAX_WAITING}
     assert {name for each in told for name in each} == set(found)

@@ -22,7 +22,7 @@ from tests.peer.tools import Held, Runs, eventually, serving, spying, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
-from worqr.peer.leader.due_jobs import DueJobPromoter
+from worqr.peer.leader.leader import DueJobPromoter
 
 
 def numbers(n: int) -> list[bytes]:

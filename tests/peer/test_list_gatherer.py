@@ -7,8 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.peer.list_gatherer import ListGatherer
-from worqr.peer.list_run import ListItem, ListRun
+from worqr.peer.list_run import ListGatherer, ListItem, ListRun
 from worqr.peer.run import RunHost
 from worqr.policy import Policy
 

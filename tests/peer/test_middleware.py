@@ -404,7 +404,7 @@ async def test_timing_and_error_reports(new_mesh: NewMesh, expects_left: Any) ->
 
 async def test_runs_without_middleware_are_not_slower(mesh: worqr.Mesh) -> None:
     """The handler itself is called: nothing stands in between."""
-    from worqr.peer.middleware import with_middleware
+    from worqr.peer.lifespans import with_middleware
 
     async def handler(task: bytes) -> None: ...
 

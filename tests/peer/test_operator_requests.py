@@ -10,7 +10,7 @@ import trio
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Held, Runs, eventually, serving, until
-from worqr.peer.operator_requests import OperatorRequests
+from worqr.peer.session import OperatorRequests
 
 
 async def worker(mesh: worqr.Mesh) -> worqr.WorkerInfo:

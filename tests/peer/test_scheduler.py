@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import worqr
-from worqr.peer.claim_request import ClaimRequest
-from worqr.peer.scheduler import AUTO_MAX, PATIENCE, Pool, Scheduler, Share
+from worqr.peer.scheduler import AUTO_MAX, PATIENCE, ClaimRequest, Pool, Scheduler, Share
 
 TRIP = 0.001
 """Seconds that an answer takes."""

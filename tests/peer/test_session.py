@@ -24,7 +24,7 @@ from worqr.keys import QueueKeys
 from worqr.link import Link, boottime
 from worqr.lua import script
 from worqr.ops import Beat
-from worqr.peer.registration import Registration
+from worqr.peer.session import Registration
 from worqr.script_call import Call
 
 

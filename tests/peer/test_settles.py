@@ -19,7 +19,7 @@ from tests.support.servers import Server
 from worqr import RefusedByServer
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
-from worqr.peer.registration import Registration
+from worqr.peer.session import Registration
 from worqr.peer.settles import CROWDED, Settles
 
 pytestmark = pytest.mark.one_server

@@ -109,7 +109,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers are left behind after 1.2 s."""
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.2)
+    monkeypatch.setattr("worqr.peer.consumer_runner.DETACH_AFTER", 1.2)
 
 
 def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
@@ -354,7 +354,7 @@ async def test_a_peer_whose_block_raises_leaves_without_a_stuck_handler(
 async def test_what_else_ran_goes_back_before_the_stuck_handler_ends(
     mesh: worqr.Mesh, other: worqr.Mesh, stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1000)
+    monkeypatch.setattr("worqr.peer.consumer_runner.DETACH_AFTER", 1000)
     held = Held()
     async with other.connect():
         q, q2 = other.queue("Q1"), other.queue("Q2")
@@ -482,7 +482,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.2)
+    monkeypatch.setattr("worqr.peer.consumer_runner.DETACH_AFTER", 1.2)
     stubborn.raises = KeyError
     async with other.connect(), new_mesh(url=proxy.url).join() as peer:
         q = other.queue("Q1")
@@ -546,8 +546,8 @@ def test_a_process_ends_whatever_sticks_in_its_threads(spawn: Callable[..., Chil
 async def test_a_coroutine_that_swallows_its_cancellation_keeps_the_peer_and_is_reported_now_and_then(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.DETACH_AFTER", 1.05)
-    monkeypatch.setattr("worqr.peer.consumer_shutdown.REMIND", 0.1)
+    monkeypatch.setattr("worqr.peer.consumer_runner.DETACH_AFTER", 1.05)
+    monkeypatch.setattr("worqr.peer.consumer_runner.REMIND", 0.1)
     runs, go = Runs(), False
 
     async def swallowing(task: bytes) -> None:

@@ -13,9 +13,8 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, serving, until
 from worqr.ops import Inspected
-from worqr.peer import unserved_queue_reporter
 from worqr.peer.leader import scanner
-from worqr.peer.unserved_queue_reporter import (
+from worqr.peer.leader.scanner import (
     COMPARED,
     GRACE,
     LINES,
@@ -36,7 +35,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     """The lines about unserved queues since the last call."""
 
     def taken() -> list[str]:
-        found = [record.getMessage() for record in caplog.records if record.name == unserved_queue_reporter.__name__]
+        found = [record.getMessage() for record in caplog.records if record.name == scanner.__name__]
         caplog.clear()
         return found
 
@@ -193,7 +192,7 @@ def test_few_names_are_compared(lines: Lines, monkeypatch: pytest.MonkeyPatch) -
         compared.append(len(known))
         return ""
 
-    monkeypatch.setattr(unserved_queue_reporter, "did_you_mean", did_you_mean)
+    monkeypatch.setattr(scanner, "did_you_mean", did_you_mean)
     served = {f"served-{n}": SERVED for n in range(COMPARED - 1)}
     seen_for_long(UnservedQueueReporter(), {**served, **{f"Q{n}": WAITS for n in range(5)}})
     assert len(lines()) == 5
@@ -204,7 +203,7 @@ async def test_the_leader_says_so(
     mesh: worqr.Mesh, new_mesh: NewMesh, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scanner, "SCAN_EVERY", 0.5)
-    monkeypatch.setattr(unserved_queue_reporter, "GRACE", 0.5)
+    monkeypatch.setattr(scanner, "GRACE", 0.5)
     q, said = mesh.queue("shop.sned"), list[str]()
 
     def told() -> bool:

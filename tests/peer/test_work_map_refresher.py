@@ -14,14 +14,14 @@ from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer import work_map_refresher
+from worqr.peer import consumers
 
 pytestmark = pytest.mark.one_server
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_map_refresher, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(consumers, "CHECK_EVERY", 0.05)
 
 
 async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import JsonLines, QueueName, duration_option, flag
 from worqr.cli.output import escape, format_time, print_error, print_json, shorten
-from worqr.cli.parsing import parse_duration
+from worqr.cli.parsing import (
+    JsonLines,
+    QueueName,
+    duration_option,
+    flag,
+    parse_duration,
+    queue_by_name,
+    unknown_queue_hint,
+)
 from worqr.cli.terminal import Column, is_terminal, number, show_facts, show_table
 from worqr.errors import NoResult, did_you_mean
 from worqr.inside import client_of
@@ -36,8 +42,8 @@ BATCHES: Final = (
     number("finished", "done", always=True),
     number("failed", style="red"),
     number("cancelled", "canc"),
-    Column("made", plain=format_time, shown=formatting.short_time),
-    Column("ended", plain=format_time, shown=formatting.short_time),
+    Column("made", plain=format_time, shown=output.short_time),
+    Column("ended", plain=format_time, shown=output.short_time),
     Column("why cancelled", plain=lambda reason: reason or "-", shown=lambda reason: reason or "", note=True),
 )
 
@@ -123,7 +129,7 @@ def batch(
 
 async def _change(mesh: Mesh, handle: Batch, reason: str | None) -> str:
     """Cancel the batch, or without a reason put its failed jobs back. Return what was done."""
-    from worqr.client.noted_batches import cancel_and_note, retry_and_note
+    from worqr.client.batch import cancel_and_note, retry_and_note
 
     if reason is None:
         count = await retry_and_note(client_of(mesh), handle)

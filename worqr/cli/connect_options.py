@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from cyclopts import Parameter
 
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.option_types import duration_option
-from worqr.cli.parsing import parse_duration
+from worqr.cli.parsing import duration_option, parse_duration
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh

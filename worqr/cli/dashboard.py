@@ -17,9 +17,8 @@ from cyclopts import Parameter
 
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.option_types import flag
 from worqr.cli.output import print_error
-from worqr.cli.parsing import parse_duration
+from worqr.cli.parsing import flag, parse_duration
 from worqr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def dashboard(
     On 127.0.0.1 it prints an address with a token, which works once. Other addresses need a login.
     """
     try:
-        from worqr.dashboard import doors, standalone, tokens
+        from worqr.dashboard import doors, standalone
     except ModuleNotFoundError as error:
         raise CommandFailed(
             f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
@@ -150,7 +149,7 @@ def dashboard(
         print(_hashed(login.hash, doors.hash_password))
         return
     if login.new_token:
-        print(_added_token(login, tokens.new_token(), tokens.token_line))
+        print(_added_token(login, standalone.new_token(), standalone.token_line))
         return
     address, port = _address(bind)
     settings = standalone.Settings(

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import QueueName, flag, time_option
 from worqr.cli.output import escape, escape_bytes, format_time, payload_fields, print_error, print_json, shorten
-from worqr.cli.parsing import parse_time
+from worqr.cli.parsing import QueueName, flag, parse_time, queue_by_name, time_option, unknown_queue_hint
 from worqr.cli.terminal import Column, number, show_table
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class Selection:
 ONLY_IDS: Final = Selection()
 COLUMNS: Final = (
     Column("id", fit="fold"),
-    Column("failed at", "when", plain=format_time, shown=formatting.short_time),
+    Column("failed at", "when", plain=format_time, shown=output.short_time),
     Column("reason", always=True),
     number("failures", "fails"),
     number("stalls"),

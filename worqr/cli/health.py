@@ -10,9 +10,8 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.option_types import duration_option
 from worqr.cli.output import escape
-from worqr.cli.parsing import parse_duration
+from worqr.cli.parsing import duration_option, parse_duration
 from worqr.errors import UsageError
 from worqr.http_server import BindAddress
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import JsonLines, QueueName
 from worqr.cli.output import escape, format_time, print_error, print_json
+from worqr.cli.parsing import JsonLines, QueueName, queue_by_name, unknown_queue_hint
 from worqr.cli.terminal import Column, is_terminal, number, show_table
-from worqr.client.history import MAX_MINUTES
-from worqr.history import COUNTERS, History, HistoryPoint, RunTimes, sum_of_times
+from worqr.client.inspection import MAX_MINUTES
+from worqr.history_records import COUNTERS, History, HistoryPoint, RunTimes, sum_of_times
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -35,11 +34,11 @@ def _exact_millis(seconds: float | None) -> str:
 
 
 def _time(title: str, short: str = "") -> Column:
-    return Column(title, short, plain=_exact_millis, shown=formatting.millis, right=True)
+    return Column(title, short, plain=_exact_millis, shown=output.millis, right=True)
 
 
 HISTORY: Final = (
-    Column("until", plain=format_time, shown=formatting.short_time),
+    Column("until", plain=format_time, shown=output.short_time),
     number("enqueued", "enq", always=True),
     number("finished", "done", always=True),
     number("retried", "retr"),
@@ -50,7 +49,7 @@ HISTORY: Final = (
     number("waiting", "wait", always=True),
     number("running", "run"),
     number("workers", "wrkrs"),
-    Column("oldest", plain=formatting.exact_seconds, shown=formatting.short_duration, right=True),
+    Column("oldest", plain=output.exact_seconds, shown=output.short_duration, right=True),
     _time("run p50"),
     _time("run p95"),
     _time("wait p95"),
@@ -161,7 +160,7 @@ def _curves(found: History, width: int) -> list[str]:
     curves.append(_Curve("waiting", waiting, f"{points[-1].waiting or 0:,} now"))
     if (p95 := found.runs.quantile(0.95)) is not None:
         slow = [None if point.is_gap else point.runs.quantile(0.95) or 0.0 for point in points]
-        curves.append(_Curve("run p95", slow, formatting.millis(p95)))
+        curves.append(_Curve("run p95", slow, output.millis(p95)))
     return [f"  {curve.title:9}{curve.line(max(10, width))}  {curve.total}" for curve in curves]
 
 

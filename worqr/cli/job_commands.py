@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import QueueName, flag
 from worqr.cli.output import escape, escape_bytes, format_time, payload_fields, print_error, print_json, shorten
+from worqr.cli.parsing import QueueName, flag, queue_by_name, unknown_queue_hint
 from worqr.cli.task_commands import error_text, status_fields, whole_characters
 from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
 
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 
 STATE_STYLES: Final = {"failed": "bold red", "cancelled": "yellow", "active": "green", "finished": "green"}
 TRIES: Final = (
-    Column("ended at", "ended", plain=format_time, shown=formatting.short_time),
-    Column("took", plain=formatting.exact_seconds, shown=formatting.short_duration, right=True),
-    Column("worker", shown=formatting.short_worker_id, fit="fold", least=13),
+    Column("ended at", "ended", plain=format_time, shown=output.short_time),
+    Column("took", plain=output.exact_seconds, shown=output.short_duration, right=True),
+    Column("worker", shown=output.short_worker_id, fit="fold", least=13),
     Column("reason"),
     Column("error", style="red", fit="cut", least=30, spare=True),
 )
@@ -114,7 +113,7 @@ def _show(record: JobRecord, *, named: bool) -> None:
 def _facts(record: JobRecord) -> dict[str, str]:
     found = record.status
     terminal = is_terminal()
-    worker = formatting.short_worker_id(found.worker) if terminal else found.worker or "-"
+    worker = output.short_worker_id(found.worker) if terminal else found.worker or "-"
     return {
         "state": found.state,
         "attempts": str(found.attempts),
@@ -127,9 +126,7 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "since": format_time(found.since),
         "deadline": format_time(record.deadline),
         "cancelled": record.cancel_reason or "yes" if record.cancelling else "-",
-        "progress": "-"
-        if found.progress is None
-        else (formatting.percent if terminal else "{:g}".format)(found.progress),
+        "progress": "-" if found.progress is None else (output.percent if terminal else "{:g}".format)(found.progress),
         "message": shorten(found.message),
         "dispatched": format_time(record.dispatched),
         "expires": format_time(record.expires_at),

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import QueueName, flag
 from worqr.cli.output import escape, print_error, print_json
+from worqr.cli.parsing import QueueName, flag, queue_by_name, unknown_queue_hint
 from worqr.cli.terminal import Column, number, show_table
 from worqr.limits import describe_limits
 
@@ -86,4 +85,4 @@ def why_held(lane: LaneInfo) -> str:
         reason = "limit reached" if lane.held_for is None else "rate reached"
     else:
         return ""
-    return reason if lane.held_for is None else f"{reason}, for {formatting.short_duration(lane.held_for)}"
+    return reason if lane.held_for is None else f"{reason}, for {output.short_duration(lane.held_for)}"

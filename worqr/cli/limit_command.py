@@ -9,10 +9,8 @@ from cyclopts import Parameter
 
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import QueueName, flag
 from worqr.cli.output import escape, print_error, print_json
-from worqr.cli.parsing import parse_rate
+from worqr.cli.parsing import QueueName, flag, parse_rate, queue_by_name, unknown_queue_hint
 from worqr.cli.queue_table import what_may_start
 from worqr.limits import Limit, describe_limits
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.option_types import JsonLines, flag
 from worqr.cli.output import escape, format_time, print_error, print_json, worker_fields
+from worqr.cli.parsing import JsonLines, flag
 from worqr.cli.queue_table import QUEUES, is_unserved, queue_row
 from worqr.cli.terminal import Column, is_terminal, number, show_table
 from worqr.client.inspection import queues_of
@@ -69,7 +69,7 @@ MARKED: Final = {
 """What a terminal shows of a worker that is not ready."""
 
 WORKERS: Final = (
-    Column("worker", shown=formatting.short_worker_id, fit="fold"),
+    Column("worker", shown=output.short_worker_id, fit="fold"),
     Column("host", fit="fold", least=8, spare=True),
     Column("pid", right=True),
     Column("app", plain=lambda app: app or "-", hidden=True),  # the id begins with it
@@ -78,20 +78,20 @@ WORKERS: Final = (
     Column(
         "last beat",
         "beat",
-        plain=formatting.exact_seconds,
-        shown=formatting.short_duration,
+        plain=output.exact_seconds,
+        shown=output.short_duration,
         style=lambda age: "bold red" if age > LATE_AFTER else "",
         right=True,
         always=True,
     ),
     Column(
         "lag",
-        plain=formatting.exact_seconds,
-        shown=formatting.short_duration,
+        plain=output.exact_seconds,
+        shown=output.short_duration,
         style=lambda lag: "bold red" if lag > LATE_LOOP else "",
         right=True,
     ),
-    Column("since", plain=format_time, shown=formatting.short_time),
+    Column("since", plain=format_time, shown=output.short_time),
     Column("state", shown=lambda state: MARKED.get(state, ""), note=True),
     Column("request", note=True),
     Column(
@@ -209,7 +209,7 @@ def _ask_workers(
             if json:
                 print_json({"worker": worker, "what": what, "concurrency": concurrency})
                 continue
-            name = formatting.short_worker_id(worker) if is_terminal() else worker
+            name = output.short_worker_id(worker) if is_terminal() else worker
             request = what or f"concurrency {concurrency}"
             print(f"Asked worker {escape(name)}: {request}; `worqr workers` shows whether it has answered")
 
@@ -228,7 +228,7 @@ def evict_workers(ids: WorkerIds, /, *, connect: ConnectOptions = FROM_ENVIRONME
         found = {match_worker_id(each, known) for each in ids}
         for worker in sorted(found, key=lambda worker: (worker in known, worker)):  # unknown ids first: they raise
             await mesh.evict(worker)
-            name = formatting.short_worker_id(worker) if is_terminal() else worker
+            name = output.short_worker_id(worker) if is_terminal() else worker
             print(f"Evicted worker {escape(name)}; its tasks are back in their queues")
 
     run_connected(connect, command)

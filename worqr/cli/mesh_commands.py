@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.option_types import JsonLines, flag
 from worqr.cli.output import format_time, print_error, print_json, worker_fields
+from worqr.cli.parsing import JsonLines, flag
 from worqr.cli.terminal import Column, number, show_facts, show_table
-from worqr.snapshots import MAX_UNHEALTHY
+from worqr.mesh_records import MAX_UNHEALTHY
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
@@ -50,11 +50,11 @@ def info(
 
 
 LOG: Final = (
-    Column("time", plain=format_time, shown=formatting.short_time),
+    Column("time", plain=format_time, shown=output.short_time),
     Column("kind", style=lambda kind: "bold red" if kind == "dead" else ""),
     Column("who"),
     Column("queue", fit="fold"),
-    Column("worker", shown=formatting.short_worker_id, fit="fold"),
+    Column("worker", shown=output.short_worker_id, fit="fold"),
     Column("n", plain=lambda count: "-" if count is None else str(count), right=True),
     Column("details", fit="cut", least=16, words=True, spare=True),
 )
@@ -133,8 +133,8 @@ def _facts(found: MeshInfo) -> dict[str, str]:
     }
     read = "read by the leader" if found.source == "leader" else "read directly"
     return {
-        "leader": formatting.short_worker_id(found.leader) if found.leader else "none: no worker leads the mesh",
-        "read": f"{formatting.short_time(found.at)}, {read}",
+        "leader": output.short_worker_id(found.leader) if found.leader else "none: no worker leads the mesh",
+        "read": f"{output.short_time(found.at)}, {read}",
         "queues": f"{len(found.queues) + found.queues_left_out:,}",
         "paused": f"{sum(queue.paused is not None for queue in found.queues):,}",
         **{name: f"{total:,}" for name, total in sums.items()},

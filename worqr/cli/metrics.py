@@ -18,8 +18,7 @@ from worqr.cli.output import escape
 from worqr.cli.parsing import parse_duration
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
-from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
-from worqr.metrics.fleet_reader import GIVE_UP_AFTER, FleetReader
+from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh

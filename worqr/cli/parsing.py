@@ -5,11 +5,77 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from cyclopts import Parameter
 
 from worqr.cli.errors import InvalidArguments
+from worqr.cli.output import print_error
+from worqr.errors import WorqrError, did_you_mean
+from worqr.inside import client_of
 from worqr.limits import Limit
+
+if TYPE_CHECKING:
+    from worqr.client.queue import Queue
+    from worqr.mesh import Mesh
+
+
+# The queue that a command names: its handle, and hints for a name that no task or worker uses.
+
+
+def queue_by_name(mesh: Mesh, name: str) -> Queue:
+    """Return the queue of this name; ``{Q1}-fail``, as lists show it, is the failure queue of Q1."""
+    from worqr.client.queue import queue_named
+
+    return queue_named(mesh.queue, name)
+
+
+async def unknown_queue_hint(mesh: Mesh, name: str) -> str:
+    """Return what to say if the mesh has no queue of this name; empty if it has."""
+    from worqr.client.inspection import queue_names
+    from worqr.keys import QueueKeys, RegistryKeys
+
+    names = await queue_names(client_of(mesh).ask, RegistryKeys(mesh.prefix))
+    known = {QueueKeys.of(mesh.prefix, each).display_name for each in names}
+    if name in known:
+        return ""
+    hint = did_you_mean(name, known, "`worqr queues` lists those in use")
+    return f"no queue {name!r} is in use; {hint}"
+
+
+async def warn_if_unserved(mesh: Mesh, name: str) -> None:
+    """Print on the standard error that no worker serves the queue; print nothing if the user may not look."""
+    from worqr.client.inspection import nearest_served
+
+    with suppress(WorqrError):
+        if not (await queue_by_name(mesh, name).info()).workers:
+            hint = await nearest_served(client_of(mesh), name)
+            print_error(f"no worker serves queue {name!r} now; {hint or 'its tasks run when a worker serves it'}")
+
+
+# Types of options that several commands share. Each is an annotation for cyclopts, with its help text.
+
+
+def flag(help: str) -> Parameter:
+    """An option without a value."""
+    return Parameter(help=help, show_default=False)
+
+
+def duration_option(help: str) -> Parameter:
+    """An option whose value is a duration; `worqr.cli.parsing.parse_duration` reads it."""
+    return Parameter(help=help, metavar="DURATION")
+
+
+def time_option(help: str) -> Parameter:
+    """An option whose value is a time; `worqr.cli.parsing.parse_time` reads it."""
+    return Parameter(help=help, metavar="TIME")
+
+
+QueueName = Annotated[str, Parameter(help="Name of the queue.")]
+JsonLines = Annotated[bool, flag("Print JSON Lines: one object per entry, with all fields.")]
+
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")

@@ -14,10 +14,20 @@ from cyclopts import Parameter
 from worqr.cli import STDIN
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.named_queue import queue_by_name, warn_if_unserved
-from worqr.cli.option_types import QueueName, duration_option, flag, time_option
 from worqr.cli.output import escape, escape_bytes, payload_fields, print_error, print_json
-from worqr.cli.parsing import parse_arguments, parse_duration, parse_pairs, parse_time, text_like_json
+from worqr.cli.parsing import (
+    QueueName,
+    duration_option,
+    flag,
+    parse_arguments,
+    parse_duration,
+    parse_pairs,
+    parse_time,
+    queue_by_name,
+    text_like_json,
+    time_option,
+    warn_if_unserved,
+)
 from worqr.client.room import PART
 from worqr.errors import Duplicate, WorqrError
 from worqr.ops import MAX_ITEMS

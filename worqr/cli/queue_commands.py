@@ -10,10 +10,8 @@ from cyclopts import Parameter
 
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import QueueName, duration_option, flag
 from worqr.cli.output import escape, print_error, print_json
-from worqr.cli.parsing import parse_duration
+from worqr.cli.parsing import QueueName, duration_option, flag, parse_duration, queue_by_name, unknown_queue_hint
 from worqr.records import CancelCount
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.terminal import Column, number
 from worqr.limits import HELD_BACK, describe_limits
 
@@ -27,7 +27,7 @@ QUEUES: Final = (
         shown=lambda alone: "no worker serves it" if alone else "",
         note=True,
     ),
-    Column("oldest job", "oldest", plain=formatting.exact_seconds, shown=formatting.short_duration, right=True),
+    Column("oldest job", "oldest", plain=output.exact_seconds, shown=output.short_duration, right=True),
     Column(
         "paused",
         plain=lambda reason: "" if reason is None else reason or "yes",
@@ -59,6 +59,4 @@ def what_may_start(info: QueueInfo) -> str:
 def why_held_back(info: QueueInfo) -> str:
     """Return why no task may start now, and for how long; empty if one may."""
     reason = HELD_BACK[info.held_back]
-    return (
-        reason if info.held_for is None or not reason else f"{reason}, for {formatting.short_duration(info.held_for)}"
-    )
+    return reason if info.held_for is None or not reason else f"{reason}, for {output.short_duration(info.held_for)}"

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import json
 import logging
 import os
+import pkgutil
 import signal
-from collections.abc import Callable, Generator
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from types import FrameType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeGuard
 
 from cyclopts import Parameter
 
-from worqr.cli.app_loader import ImportFailed, load_mesh
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, InvalidArguments
-from worqr.cli.logs import Level, set_up_logging
-from worqr.cli.option_types import duration_option, flag
-from worqr.cli.parsing import parse_duration
-from worqr.cli.reload import command_without_reload, follow_supervisor, supervise
+from worqr.cli.output import print_error
+from worqr.cli.parsing import duration_option, flag, parse_duration
 from worqr.client.connections import EMBEDDED, url_or_default
 from worqr.errors import UsageError, WorqrBug, WorqrError
-from worqr.hosting.service import EXIT_AFTER, Service, exit_after
+from worqr.hosting.service import EXIT_AFTER, LINE, PlainFormatter, Service, exit_after, refuse_run
 from worqr.http_server import BindAddress
 from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
@@ -31,6 +41,384 @@ from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+
+
+# Import the application of ``worqr run package.module:mesh``, and return its mesh.
+#
+# The errors say what is wrong with the name: it is a path, the module does not exist, or the module has no mesh. What the
+# worker does with the mesh is in `worqr.cli.run`.
+
+
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+class ImportFailed(CommandFailed):
+    """The user's module raised an exception while it was imported.
+
+    Attributes:
+        exc_info: the exception; its traceback begins in the user's own code.
+    """
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        self.exc_info: ExcInfo = type(error), error, _users(error.__traceback__)
+        super().__init__(f"{name} could not be imported:", "".join(traceback.format_exception(*self.exc_info)))
+
+
+def load_mesh(target: str) -> Mesh[Any]:
+    """Return the mesh that ``package.module:name`` names; without a name, the only mesh of the module.
+
+    The module is imported, from the current folder first. If ``DJANGO_SETTINGS_MODULE`` is set, Django is set up before.
+
+    Raises:
+        ImportFailed: the module raised an exception.
+        CommandFailed: the module or the name does not exist, or it is not a mesh.
+    """
+    name, colon, attribute = target.partition(":")
+    if os.sep in name or name.endswith(".py"):
+        dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
+        raise CommandFailed(
+            f"{target!r} is a path; name the module as Python imports it: {dotted}:{attribute or 'mesh'}"
+        )
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise CommandFailed(f"{target!r} is not the name of a mesh: type package.module:mesh")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    _set_up_django()
+    module = _import(name)
+    return _attribute(module, attribute) if colon else _only_mesh(module)
+
+
+def _set_up_django() -> None:
+    """Set up Django if this process belongs to a Django project: modules that import models need its applications.
+
+    Raises:
+        ImportFailed: Django's settings, or an application, raised an exception.
+    """
+    settings = os.environ.get("DJANGO_SETTINGS_MODULE")
+    if not settings or importlib.util.find_spec("django") is None:
+        return
+    try:
+        with refuse_run():
+            importlib.import_module("django").setup()
+    except (Exception, SystemExit) as error:
+        raise ImportFailed(
+            f"Django's settings DJANGO_SETTINGS_MODULE={settings}, or an application that they name,", error
+        ) from None
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        with refuse_run():
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}.") and _users(error.__traceback__) is None:
+            raise CommandFailed(_no_module(name, error.name)) from None
+        raise ImportFailed(name, error) from None
+    except (Exception, SystemExit) as error:
+        raise ImportFailed(name, error) from None
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the frames of this module and of the import system at its beginning."""
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
+            return trace
+        trace = trace.tb_next
+    return None
+
+
+def _no_module(name: str, missing: str) -> str:
+    parent, _, last = missing.rpartition(".")
+    try:
+        path = importlib.import_module(parent).__path__ if parent else [os.getcwd()]
+    except AttributeError:
+        return f"there is no module {name!r}: {parent} is a module, not a package"
+    siblings = [module.name for module in pkgutil.iter_modules(path)]
+    hint = _hint(last, siblings, f"{parent}." if parent else "")
+    where = f"in the package {parent}" if parent else f"in {os.getcwd()}, nor among the installed packages"
+    return f"there is no module {missing!r} {where}{hint}"
+
+
+def _hint(name: str, known: Iterable[str], before: str = "") -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {before + close[0]!r}?" if close else ""
+
+
+def _is_mesh(value: object) -> TypeGuard[Mesh[Any]]:
+    from worqr.mesh import Mesh
+
+    return isinstance(value, Mesh)
+
+
+def _meshes(module: ModuleType) -> dict[str, Mesh[Any]]:
+    """Return the meshes of a module by name, each once, private names last."""
+    found: list[tuple[str, Mesh[Any]]] = []
+    for name, value in sorted(vars(module).items(), key=lambda item: item[0].startswith("_")):
+        if _is_mesh(value) and not any(value is mesh for _, mesh in found):
+            found.append((name, value))
+    return dict(found)
+
+
+def _only_mesh(module: ModuleType) -> Mesh[Any]:
+    found = _meshes(module)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise CommandFailed(
+            f"there is no worqr.Mesh in {module.__name__} ({module.__file__}); add one: mesh = worqr.Mesh()"
+        )
+    which = " or ".join(f"{module.__name__}:{name}" for name in found)
+    raise CommandFailed(f"there are {len(found)} meshes in {module.__name__}; choose one: {which}")
+
+
+def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
+    value: Any = module
+    for name in dotted.split("."):
+        if not hasattr(value, name):
+            hint = _hint(name, dir(value))
+            meshes = _meshes(module)
+            choices = f"; its meshes: {', '.join(meshes)}" if meshes and not hint else ""
+            raise CommandFailed(f"there is no {name!r} in {module.__name__} ({module.__file__}){hint}{choices}")
+        value = getattr(value, name)
+    if _is_mesh(value):
+        return value
+    kind = f"the class {value.__qualname__}" if isinstance(value, type) else f"of type {type(value).__qualname__}"
+    meshes = _meshes(module)
+    choices = f"; its meshes: {', '.join(meshes)}" if meshes else ""
+    raise CommandFailed(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{choices}")
+
+
+# Logging of ``worqr run``, on the standard error: lines for people, or JSON Lines for programs.
+#
+# If the user's module has set up logging, its set-up stays, except with ``--log-json``.
+
+
+Level = Literal["debug", "info", "warning", "error"]
+
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_RESERVED: Final = ("time", "level", "logger", "message", "exception", "stack")
+
+
+def set_up_logging(level: Level | None, *, as_json: bool) -> None:
+    """Log to the standard error, unless logging is set up already and `as_json` is False. worqr logs `level` and above."""
+    root, own = logging.getLogger(), logging.getLogger("worqr")
+    number = logging.getLevelNamesMapping()[(level or "info").upper()]
+    if as_json or not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(LINE))
+        root.handlers[:] = [handler]
+        root.setLevel(number)
+    if level is not None or own.level == logging.NOTSET:
+        own.setLevel(number)
+
+
+class JsonFormatter(logging.Formatter):
+    """Format each record as a JSON object on one line.
+
+    The fields are ``time`` (UTC), ``level``, ``logger`` and ``message``; ``exception`` and ``stack`` if the record has them; and
+    the values of ``extra`` under their own names.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_text:
+            found["exception"] = record.exc_text
+        elif record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            found["stack"] = record.stack_info
+        for name, value in vars(record).items():
+            if name not in _STANDARD_FIELDS:
+                found[f"extra_{name}" if name in _RESERVED else name] = value
+        try:
+            return json.dumps(found, default=str, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):  # `extra` has keys that are not text, a reference cycle, or NaN
+            return json.dumps({name: _plain(value) for name, value in found.items()})
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, str | int | None) else repr(value)
+
+
+# ``worqr run --reload``: a supervisor that restarts the worker, its child, when a ``.py`` file of the project changes.
+#
+# Supervisor and child share the terminal, so a debugger works in a handler, and Ctrl-C reaches both. A pipe connects them. The
+# supervisor writes into it how urgently the child should stop: see `worqr.hosting.service.StopLevel`. The end of the pipe means
+# that the supervisor has ended. Repeated messages do no harm.
+
+
+CONTROL_PIPE: Final = "WORQR_RELOAD_PIPE"
+"""The environment variable with the file descriptor of the child's end of the pipe."""
+POLL_EVERY: Final = 0.3
+"""Seconds between two checks of the files; a change takes effect when two checks in a row find the same."""
+STOP_WITHIN: Final = 10.0
+"""Seconds that a child has to cancel its handlers and give their tasks back; then it is killed."""
+SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "env", "build", "dist"})
+
+Snapshot = dict[str, tuple[int, int]]
+"""Each file with the time of its last change and its size."""
+
+
+def supervise(command: Sequence[str], folder: Path) -> int:
+    """Run `command` as a child, and restart it after each change below `folder`, until a signal; return the exit code."""
+    supervisor = _Supervisor(command, folder)
+    before = [
+        (number, signal.signal(number, supervisor.on_signal))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    try:
+        return supervisor.run()
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+class _Supervisor:
+    """The supervisor. Its signal handler changes `_urgency`; `run` changes everything else."""
+
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        self._command = command
+        self._folder = folder
+        self._urgency = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._control = -1
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: pass it on. The child may have received it from the terminal, too."""
+        self._urgency = max(1, self._urgency + (number != signal.SIGHUP))
+        self._send_request(self._urgency)
+
+    def run(self) -> int:
+        """Run and restart the child until a signal comes; return the exit code."""
+        known = scan(self._folder)
+        self._start()
+        while True:
+            code = self._wait(POLL_EVERY)
+            if code is not None and self._urgency:
+                return code
+            if self._urgency or (now := scan(self._folder)) == known:
+                continue
+            now = self._wait_unchanged(now)
+            print_error(f"{describe_change(known, now)} changed; restarting")
+            known = now
+            self._stop_child()
+            if self._urgency:
+                return 0
+            self._start()
+
+    def _wait_unchanged(self, now: Snapshot) -> Snapshot:
+        """Return the files as soon as two checks in a row find the same."""
+        while True:
+            time.sleep(POLL_EVERY)
+            before, now = now, scan(self._folder)
+            if now == before:
+                return now
+
+    def _start(self) -> None:
+        child_end, self._control = os.pipe()
+        environment = {**os.environ, CONTROL_PIPE: str(child_end)}
+        try:
+            self._child = subprocess.Popen(self._command, env=environment, pass_fds=(child_end,))
+        finally:
+            os.close(child_end)
+        self._send_request(self._urgency)  # a signal may have come before there was a child
+
+    def _wait(self, seconds: float) -> int | None:
+        """Return the exit code of the child if it has ended. Log it once, unless the supervisor is stopping too."""
+        if self._child is None:
+            time.sleep(seconds)
+            return 0 if self._urgency else None
+        try:
+            code = self._child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        self._forget_child()
+        if not self._urgency:
+            print_error(f"the worker ended with exit code {code}; it restarts when a file changes")
+        return code if code >= 0 else 1
+
+    def _stop_child(self) -> None:
+        """Stop the child: it cancels its handlers, and their tasks return to their queues."""
+        child = self._child
+        if child is None:
+            return
+        self._send_request(2)
+        try:
+            child.wait(STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            print_error(
+                f"the worker did not end within {STOP_WITHIN:g} s and was killed; its tasks return to their queues within 5 s"
+            )
+            child.kill()
+            child.wait()
+        self._forget_child()
+
+    def _forget_child(self) -> None:
+        self._child = None
+        os.close(self._control)
+        self._control = -1
+
+    def _send_request(self, urgency: int) -> None:
+        if urgency and self._control >= 0:
+            with contextlib.suppress(OSError):  # the child has ended
+                os.write(self._control, str(min(urgency, 3)).encode())
+
+
+def scan(folder: Path) -> Snapshot:
+    """Return all Python files below `folder`, except those in hidden folders and virtual environments."""
+    return dict(_files(os.fspath(folder)))
+
+
+def _files(folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return  # the file was removed meanwhile
+    if any(entry.name == "pyvenv.cfg" for entry in entries):
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in SKIPPED:
+            continue
+        with contextlib.suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path)
+            elif entry.name.endswith(".py"):
+                status = entry.stat()
+                yield entry.path, (status.st_mtime_ns, status.st_size)
+
+
+def describe_change(before: Snapshot, now: Snapshot) -> str:
+    """Return the changed files as a text for people."""
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return os.path.relpath(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def follow_supervisor(request_stop: Callable[[int], None]) -> bool:
+    """In a child, call `request_stop` in a thread with each message of the supervisor. Return False without a supervisor."""
+    number = os.environ.pop(CONTROL_PIPE, "")
+    if not number:
+        return False
+    threading.Thread(target=_read_requests, args=(int(number), request_stop), name="worqr-reload", daemon=True).start()
+    return True
+
+
+def _read_requests(pipe: int, request_stop: Callable[[int], None]) -> None:
+    while request := os.read(pipe, 64):
+        request_stop(int(max(request.decode())))
+    request_stop(2)  # the supervisor has ended
+
+
+def command_without_reload() -> list[str]:
+    """Return the command line of this process, without `--reload`, for the child."""
+    return [sys.executable, "-m", "worqr", *(word for word in sys.argv[1:] if word != "--reload")]
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 

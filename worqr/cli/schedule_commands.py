@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed
-from worqr.cli.named_queue import warn_if_unserved
-from worqr.cli.option_types import JsonLines
 from worqr.cli.output import escape, format_time, print_error, print_json
+from worqr.cli.parsing import JsonLines, warn_if_unserved
 from worqr.cli.terminal import Column, show_table
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 COLUMNS: Final = (
     Column("schedule", fit="fold"),
     Column("times", fit="cut"),
-    Column("next run", plain=format_time, shown=formatting.short_time),
-    Column("last run", plain=format_time, shown=formatting.short_time, always=True),
+    Column("next run", plain=format_time, shown=output.short_time),
+    Column("last run", plain=format_time, shown=output.short_time, always=True),
     Column(
         "paused",
         plain=lambda paused: "yes" if paused else "",

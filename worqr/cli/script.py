@@ -9,8 +9,8 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.option_types import flag
 from worqr.cli.output import print_json
+from worqr.cli.parsing import flag
 from worqr.cli.terminal import Column, show_table
 from worqr.errors import did_you_mean
 from worqr.lua import Script, all_scripts

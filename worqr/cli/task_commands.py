@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.named_queue import queue_by_name, unknown_queue_hint
-from worqr.cli.option_types import JsonLines, QueueName, flag
 from worqr.cli.output import escape_bytes, format_time, payload_fields, print_error, print_json, shorten
+from worqr.cli.parsing import JsonLines, QueueName, flag, queue_by_name, unknown_queue_hint
 from worqr.cli.terminal import Column, show_table
 
 if TYPE_CHECKING:
-    from worqr.ended_runs import EndedRun
     from worqr.mesh import Mesh
-    from worqr.records import RemoteError, Status, TaskInfo
+    from worqr.records import EndedRun, RemoteError, Status, TaskInfo
 
 State = Literal["waiting", "scheduled", "blocked", "active"]
 
@@ -36,14 +34,14 @@ RUNNING: Final = (
     Column("queue", fit="fold", least=11),
     Column("id", plain=_or_dash, fit="fold", least=11),
     Column("claim", plain=_or_dash, hidden=True),
-    Column("worker", plain=_or_dash, shown=formatting.short_worker_id, fit="fold", least=13),
-    Column("since", plain=format_time, shown=formatting.short_time),
+    Column("worker", plain=_or_dash, shown=output.short_worker_id, fit="fold", least=13),
+    Column("since", plain=format_time, shown=output.short_time),
     Column("attempt", "try", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),
     Column(
         "progress",
         "done",
         plain=lambda progress: "-" if progress is None else f"{progress:g}",
-        shown=formatting.percent,
+        shown=output.percent,
         right=True,
     ),
     Column("message", fit="cut", spare=True),
@@ -83,7 +81,7 @@ def running(
 
 JOBS: Final = (
     Column("id", plain=_or_dash, fit="fold", always=True),
-    Column("run at", plain=format_time, shown=formatting.short_time),
+    Column("run at", plain=format_time, shown=output.short_time),
     Column("attempts", "tries", right=True),
     Column("error", style="red", fit="cut", least=24, spare=True),
     TASK,
@@ -129,9 +127,9 @@ RECENT: Final = (
     Column("id", plain=_or_dash, fit="fold", least=11, always=True),
     Column("claim", hidden=True),
     Column("outcome", style=lambda outcome: "" if outcome == "ok" else "red"),
-    Column("started", plain=format_time, shown=formatting.short_time),
-    Column("took", plain=lambda seconds: f"{seconds:.3f} s", shown=formatting.millis, right=True),
-    Column("worker", shown=formatting.short_worker_id, fit="fold", least=13),
+    Column("started", plain=format_time, shown=output.short_time),
+    Column("took", plain=lambda seconds: f"{seconds:.3f} s", shown=output.millis, right=True),
+    Column("worker", shown=output.short_worker_id, fit="fold", least=13),
     Column("error", plain=_or_dash, style="red", fit="cut", spare=True),
 )
 

@@ -2,7 +2,7 @@
 
 This module wraps coroutines of other modules. A call runs the coroutine of the same name to its end in the calling thread. All
 plain threads of the process share one link (`worqr.client.connections`). There is no second client, and nothing here sends
-requests itself. ``fn.blocking`` is in `worqr.functions.blocking_function`.
+requests itself. ``fn.blocking`` is in `worqr.functions.function`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.queue import Queue
 from worqr.client.raw_options import EnqueueOptions, check_names
-from worqr.ended_runs import EndedRun
 from worqr.foreign import MESH_ATTRIBUTES, QUEUE, no_such_attribute
-from worqr.history import History
+from worqr.history_records import History
 from worqr.job_options import JobOptions
-from worqr.matches import Matches
 from worqr.mesh_records import LogEntry, MeshInfo, QueueInfo, WorkerInfo
 from worqr.ops import MAX_ITEMS
-from worqr.records import CancelCount, JobRecord, Status, TaskInfo
+from worqr.records import CancelCount, EndedRun, JobRecord, Matches, Status, TaskInfo
 from worqr.validation import Seconds
 
 R = TypeVar("R")

@@ -10,8 +10,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack
 
 from worqr.batches import BatchInfo
-from worqr.client.batch import Batch
-from worqr.client.batch_block import BatchOptions
+from worqr.client.batch import Batch, BatchOptions
 from worqr.client.blocking_jobs import BlockingJob, entered, run_coroutine
 from worqr.client.call import Call
 from worqr.client.client import Client

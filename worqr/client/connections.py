@@ -10,13 +10,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from functools import wraps
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar
 
 from worqr import ops
-from worqr.client.queue_registration import NotedQueues
 from worqr.client.room import RoomChannels
 from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
@@ -36,7 +38,98 @@ from worqr.link import (
     run_blocking,
 )
 
+# `NotedQueues`: when a producer stores the names of its queues, for `mesh.queues()`. Pure, except for the clock.
+
+
+MANY_NAMES: Final = 10_000
+"""Names that one connection remembers. A program that uses more queues stores their names more often."""
+
+
+class NotedQueues:
+    """Decides when the name of a queue is noted in the server: at its first use, then every NOTE_EVERY seconds while it is used.
+
+    From any thread.
+
+    Attributes:
+        until: when each name must be stored again, on the monotonic clock, the earliest first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.until: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self.until)
+
+    def is_due(self, queue: str) -> bool:
+        """Return True if the name is to be noted now; it counts as noted then."""
+        now = time.monotonic()
+        if now < self.until.get(queue, now):
+            return False
+        with self._lock:
+            self.until.pop(queue, None)
+            self.until[queue] = now + ops.NOTE_EVERY
+            for oldest in list(islice(self.until, 2)):  # each new name removes up to two old ones
+                if self.until[oldest] <= now or len(self.until) > MANY_NAMES:
+                    del self.until[oldest]
+        return True
+
+    def forget(self, queue: str) -> None:
+        """Let the next use store the name again, because the server did not store it."""
+        with self._lock:
+            self.until.pop(queue, None)
+
+
+# `async_block`: a context manager for ``async with`` that raises a helpful error when it is used in another way.
+
+
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class _AsyncBlock(AbstractAsyncContextManager[T]):
+    __slots__ = ("_block", "_hint")
+
+    def __init__(self, block: AbstractAsyncContextManager[T, bool | None], hint: str) -> None:
+        self._block = block
+        self._hint = hint
+
+    async def __aenter__(self) -> T:
+        return await self._block.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> bool | None:
+        return await self._block.__aexit__(kind, error, trace)
+
+    if not TYPE_CHECKING:  # a type checker reports `with` and `await`, because the methods are missing
+
+        def __enter__(self) -> NoReturn:
+            raise UsageError(self._hint)
+
+        def __exit__(self, *error: object) -> None:
+            """Never called. Without it, Python would raise an error of its own before it calls `__enter__`."""
+
+        def __await__(self) -> NoReturn:
+            raise UsageError(self._hint)
+
+
+def async_block(
+    hint: str,
+) -> Callable[[Callable[P, AsyncGenerator[T]]], Callable[P, AbstractAsyncContextManager[T, bool | None]]]:
+    """Return ``asynccontextmanager`` for a method that raises UsageError with `hint` if it is used with ``with`` or ``await``."""
+
+    def decorate(generator: Callable[P, AsyncGenerator[T]]) -> Callable[P, AbstractAsyncContextManager[T, bool | None]]:
+        make = asynccontextmanager(generator)
+
+        @wraps(generator)
+        def block(*args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T, bool | None]:
+            return _AsyncBlock(make(*args, **kwargs), hint)
+
+        return block
+
+    return decorate
+
 
 CONNECT: Final = (
     "mesh.connect() needs `async with`: write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). "

@@ -2,24 +2,428 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
-from typing import Final, Literal, TypeVar
+from itertools import chain, islice
+from time import monotonic
+from typing import Any, Final, Literal, TypeVar
 
 from worqr import ops
 from worqr.client.client import Client
-from worqr.client.stats import merge_queue_info, queue_names, task_info_of, worker_info
 from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
+from worqr.history_records import MINUTE_RECORDS, TEN_MINUTE_RECORDS, History, add_points, history_points
+from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.mesh_records import QueueInfo, WorkerInfo
-from worqr.ops import MAX_ITEMS, JobPage, Unstarted
-from worqr.records import TaskInfo
+from worqr.limits import add_limits
+from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo, is_in_use, unreadable_of
+from worqr.ops import (
+    MAX_ITEMS,
+    RUNNING_AT_ONCE,
+    Inspected,
+    JobPage,
+    JobState,
+    QueuesPage,
+    RunningTask,
+    Step,
+    StoredHistory,
+    TaskSummary,
+    Unstarted,
+    WorkerRow,
+    list_queues,
+)
+from worqr.records import Status, TaskInfo
 from worqr.script_call import Call
-from worqr.snapshots import is_in_use, unreadable_of
-from worqr.stored_values import as_bytes, exact, readable
+from worqr.stored_values import as_bytes, exact, readable, whole
+from worqr.validation import check_count, check_text, from_ms, moment
+
+# The running tasks of a queue, the longest-running first: pages of many workers and of all shards, merged. And the names of
+# claims, which operators pass back.
+
+
+_CLAIM: Final = re.compile(r"(\d{1,16})(?:~([0-9A-Za-z]+))?", re.ASCII)
+
+Place = tuple[int, int]
+"""A claim and the place of its shard among the shards: the order in which tasks of all shards are listed."""
+START: Final[Place] = (0, -1)
+
+
+async def longest_running(
+    client: Client, shards: Sequence[QueueKeys], limit: int, after: Place = START, worker: str = ""
+) -> list[tuple[Place, TaskInfo]]:
+    """Return up to `limit` running tasks, the longest-running first, after a place in this order; of one worker, or of all."""
+    found: list[tuple[Place, TaskInfo]] = []
+    while True:
+        most = min(limit - len(found), RUNNING_AT_ONCE)
+        page = await _page(client, shards, most, after, worker)
+        found += page
+        if len(page) < most or len(found) == limit:
+            return found
+        after = page[-1][0]
+
+
+async def list_active(client: Client, shards: Sequence[QueueKeys], limit: int, cursor: str) -> list[TaskInfo]:
+    """Return a page of the running tasks, the longest-running first, after a cursor; each with its cursor."""
+    shard, claim = parse_cursor(cursor, "active", len(shards))
+    if claim and not claim.isdecimal():
+        raise UsageError(f"after= must be the cursor of an entry of jobs(state='active'), not {cursor!r}")
+    after = (int(claim), shard) if claim else START
+    found = await longest_running(client, shards, limit, after)
+    return [replace(info, cursor=f"active {n} {claim}") for (claim, n), info in found]
+
+
+async def _page(
+    client: Client, shards: Sequence[QueueKeys], limit: int, after: Place, only: str
+) -> list[tuple[Place, TaskInfo]]:
+    claim, last = after
+    after_claim = {keys: claim if n <= last else claim - 1 for n, keys in enumerate(shards)}
+    first = await ask_each(client, shards, lambda keys: _ask(keys, limit, after_claim[keys], only=only))
+    found: list[tuple[Place, TaskInfo]] = []
+    for n, keys in enumerate(shards):
+        page = first[n]
+        tasks = page.tasks
+        while page.more:
+            before = tasks[-1].claim if len(tasks) == limit else 0
+            page = await client.ask(_ask(keys, limit, after_claim[keys], page.worker, before, only))
+            tasks = sorted([*tasks, *page.tasks], key=_claim_of)[:limit]
+        found += [((each.claim, n), running_task(keys, each)) for each in tasks]
+    return sorted(found, key=lambda each: each[0])[:limit]
+
+
+def _ask(
+    keys: QueueKeys, limit: int, after_claim: int, worker: str = "", before_claim: int = 0, only: str = ""
+) -> ops.Call[ops.RunningPage]:
+    return ops.list_running(
+        keys, limit, after_worker=worker, after_claim=max(0, after_claim), before_claim=before_claim, only=only
+    )
+
+
+def _claim_of(task: RunningTask) -> int:
+    return task.claim
+
+
+def running_task(keys: QueueKeys, seen: RunningTask) -> TaskInfo:
+    """Return a running task in the form for people."""
+    return replace(
+        task_info_of(seen.summary),
+        worker=seen.worker,
+        since=from_ms(seen.claim / 1000),
+        claim=claim_name(keys, seen.claim),
+        cancelling=seen.cancelling,
+        deadline=deadline_of(seen.claim, seen.summary.timeout_ms),
+    )
+
+
+def deadline_of(claim: int, timeout_ms: int | None) -> datetime | None:
+    """Return when a run takes too long that has `timeout_ms`."""
+    return from_ms(claim / 1000 + timeout_ms) if timeout_ms else None
+
+
+def claim_name(keys: QueueKeys, claim: int) -> str:
+    """Return the name of a claim, which is unique in its queue: shards count their claims apart."""
+    return f"{claim}~{keys.tag}" if keys.tag else str(claim)
+
+
+def claim_of(keys: QueueKeys, name: str) -> tuple[QueueKeys, int]:
+    """Return the shard and the number of the claim of this name.
+
+    Raises:
+        UsageError: It is not the name of a claim.
+    """
+    match = _CLAIM.fullmatch(name) if isinstance(name, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if match is None:
+        raise UsageError(f"a claim is the `claim` of a task in queue.running(), not {repr(name)[:100]}")
+    return replace(keys, tag=match[2] or ""), int(match[1])
+
+
+# Convert replies of the server into the values that users read, with all shards of a queue combined.
+
 
 T = TypeVar("T")
+
+COUNTED_ONCE: Final = frozenset({"paused", "resumed"})
+"""Totals of operations that each shard counts. For a queue of several shards they count once."""
+
+
+async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], keys: RegistryKeys) -> list[str]:
+    """Return the names of all queues that are served, hold something, or were used lately.
+
+    A page begins with the most recently noted names. A name that is noted again between two pages is missing in the later page.
+    So the function reads the list again from the top, down to the names that were noted meanwhile.
+    """
+    found: dict[str, None] = {}
+    since = 0.0
+    while True:
+        page = await ask(list_queues(keys))
+        found.update(dict.fromkeys(page.names))
+        began, pages = page.now_ms, 1
+        while page.next is not None and min(page.names.values()) >= since:
+            page = await ask(list_queues(keys, page.next))
+            found.update(dict.fromkeys(page.names))
+            pages += 1
+        if pages == 1:
+            return list(found)
+        since = float(began)
+
+
+def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence[float | None] = ()) -> QueueInfo:
+    """Return the sum of the shards. It is paused if a shard is, and a worker that serves several shards counts once.
+
+    Args:
+        name: the queue's name.
+        shards: what the server returned of each shard.
+        estimates: the ages of the oldest tasks, for shards with a plain task at the front.
+    """
+    counts: Counter[str] = Counter()
+    for each in shards:
+        counts.update(each.counts)
+    if len(shards) > 1:
+        for kind in COUNTED_ONCE & counts.keys():
+            counts[kind] = max(each.counts.get(kind, 0) for each in shards)
+    oldest = max((each.oldest_ms for each in shards if each.oldest_ms is not None), default=None)
+    estimated = max((age for age in estimates if age is not None), default=None)
+    age_estimated = estimated is not None and (oldest is None or estimated > oldest / 1000)
+    return QueueInfo(
+        name=readable(name),
+        waiting=sum(each.waiting for each in shards),
+        scheduled=sum(each.due for each in shards),
+        blocked=sum(each.blocked for each in shards),
+        running=sum(each.running for each in shards),
+        failed=sum(each.failed for each in shards),
+        broken=sum(each.broken for each in shards),
+        paused=next((each.paused for each in shards if each.paused is not None), None),
+        oldest_job=None if oldest is None else oldest / 1000,
+        workers=len({worker for each in shards for worker in each.workers}),
+        counts=dict(counts),
+        age=estimated if age_estimated else None if oldest is None else oldest / 1000,
+        age_estimated=age_estimated,
+        limits=add_limits(each.limits for each in shards),
+        limits_overridden=any(each.overridden for each in shards),
+        held_back=_held_back(shards),
+        held_for=min((each.opens_in_ms / 1000 for each in shards if each.opens_in_ms is not None), default=None),
+        lanes=sum(each.lanes for each in shards),
+        held_lanes=sum(each.held_lanes for each in shards),
+        batches=sum(each.batches for each in shards),
+        relay_pending=any(each.needs_relay for each in shards),
+        open_batches=sum(each.open_batches for each in shards),
+        due_soon=sum(each.due_soon for each in shards),
+    )
+
+
+def _held_back(shards: Sequence[Inspected]) -> Literal["", "paused", "concurrency", "rate", "lanes"]:
+    """Return why no task may start: a shard is paused, or all of them are at a limit."""
+    if any(each.paused is not None for each in shards):
+        return "paused"
+    if any(each.room != 0 for each in shards):
+        return ""
+    if any(each.only_held for each in shards):
+        return "lanes"
+    return "concurrency" if any(each.opens_in_ms is None for each in shards) else "rate"
+
+
+def _facts(state: JobState) -> dict[str, Any]:
+    """Return the fields of a `Status`."""
+    run_at = moment(state.run_at_ms)
+    return {
+        "state": DISPLAY_NAMES.get(state.state, state.state),
+        "worker": state.worker,
+        "since": None if state.claim is None else from_ms(state.claim / 1000),
+        "run_at": run_at,
+        "progress": state.progress,
+        "message": state.message,
+        "failures": state.failures,
+        "attempts": state.attempts,
+        "error": state.error,
+        "waits_for": state.waits_for if state.state in {"waiting", "due", "blocked"} else "",
+        "next_run": run_at if state.state == "due" else None,
+    }
+
+
+def status_of(state: JobState) -> Status:
+    """Return the status of a job."""
+    return Status(**_facts(state))
+
+
+def task_info_of(summary: TaskSummary) -> TaskInfo:
+    """Return one task of a list."""
+    found = TaskInfo(**_facts(summary.state), id=summary.id, task=summary.task, size=summary.size)
+    return replace(found, place=summary.place, lane=summary.lane) if summary.place is not None else found
+
+
+def interleave(lists: Sequence[list[T]], limit: int) -> list[T]:
+    """Return up to `limit` items, one of each list in turn, because their order across shards is not known."""
+    if len(lists) == 1:
+        return lists[0]
+    rounds = range(max(map(len, lists)))
+    return [items[n] for n in rounds for items in lists if n < len(items)][:limit]
+
+
+def worker_info(row: WorkerRow, leader: str) -> WorkerInfo:
+    """Return a worker. `leader`: the worker id of the leader."""
+    facts, ttl_ms = row.facts, row.ttl_ms
+    request, requested_at = _request(facts.get("request", ""))
+    keepalive_ms = whole(facts.get("keepalive_ms"), 0)
+    age = 0.0 if ttl_ms == -1 else max(0, keepalive_ms - ttl_ms) / 1000 if ttl_ms >= 0 else float("inf")
+    return WorkerInfo(
+        id=readable(row.worker),
+        host=facts.get("host", ""),
+        pid=whole(facts.get("pid"), 0),
+        app=facts.get("app", ""),
+        version=facts.get("version", ""),
+        queues=frozenset([readable(QueueKeys.of("", queue).display_name) for queue in row.queues]),
+        running=whole(facts.get("running"), 0),
+        room=whole(facts.get("room"), 0),
+        beat_age=age,
+        state=_state(row),
+        leads=row.worker == leader,
+        started=moment(whole(facts.get("started"))),
+        full_since=moment(whole(facts.get("full_since"))),
+        lag=None if (lag_ms := whole(facts.get("lag_ms"))) is None else lag_ms / 1000,
+        python=facts.get("python", ""),
+        threads=whole(facts.get("threads")),
+        processes=whole(facts.get("processes")),
+        request=request,
+        requested_at=requested_at,
+        answer=facts.get("answer", "").partition(" ")[2],
+    )
+
+
+def _request(stored: str) -> tuple[str, datetime | None]:
+    """Return what an operator asked of a worker, and when. The first word is its id: the time in ms, or later."""
+    number, _, wanted = stored.partition(" ")
+    requested_at = whole(number)
+    if requested_at is None:
+        return "", None
+    mode, _, concurrency = wanted.partition(" ")
+    parts = ["" if mode == "-" else mode, "" if concurrency == "-" else f"concurrency {concurrency}"]
+    return ", ".join(filter(None, parts)), from_ms(requested_at)
+
+
+def _state(row: WorkerRow) -> Literal["ready", "quiet", "leaving", "missing", "dead"]:
+    if row.dead:
+        return "dead"
+    if row.ttl_ms == -2:
+        return "missing"
+    states: dict[str, Literal["leaving", "quiet"]] = {"1": "leaving", "2": "quiet"}
+    return states.get(row.facts.get("leaving", ""), "ready")
+
+
+# `RunTotalsReader`: reads the totals of the runs of many queues, again and again. Queues that rest are not read again.
+
+
+SETTLED_AFTER: Final = 15.0
+"""Seconds after which all runs of a queue that rests have been counted. A worker sends the counts of 100 queues each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The totals of one queue. `changed_at`: when its counters were first seen to be `counts`, by this process's clock."""
+
+    counts: Mapping[str, int]
+    changed_at: float
+    read_at: float
+    totals: Mapping[str, int]
+
+
+class RunTotalsReader:
+    """Reads the totals of runs for one caller, who calls it again and again."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, _Known] = {}
+
+    async def read(self, queues: Iterable[QueueInfo]) -> dict[str, Mapping[str, int]]:
+        """Return the totals of these queues by field, without the queues that have none. All shards of a queue are one."""
+        now = monotonic()
+        wanted = {info.name: self._as_of(info, now) for info in queues if info.counts}
+        moved = [name for name, known in wanted.items() if known.read_at < known.changed_at + SETTLED_AFTER]
+        prefix = self._client.settings.prefix
+        shards = await all_shards(self._client, [QueueKeys.of(prefix, name) for name in moved])
+        replies = iter(await self._client.link.call_all([ops.read_runs(keys) for _, each in shards for keys in each]))
+        for name, each in shards:
+            totals: Counter[str] = Counter()
+            for reply in islice(replies, len(each)):
+                totals.update(reply)
+            wanted[name] = _Known(wanted[name].counts, wanted[name].changed_at, now, totals)
+        self._known = wanted
+        return {name: known.totals for name, known in wanted.items() if known.totals}
+
+    def _as_of(self, info: QueueInfo, now: float) -> _Known:
+        known = self._known.get(info.name)
+        if known is not None and known.counts == info.counts:
+            return known
+        return _Known(info.counts, now, float("-inf"), {})
+
+
+# Reads the stored records of queues, and turns them into points: ``queue.history()``, and many queues in one round trip.
+
+
+MAX_MINUTES: Final = 10 * TEN_MINUTE_RECORDS
+
+
+async def read_history(client: Client, keys: QueueKeys, minutes: object) -> History:
+    """Return the last minutes of a queue, all its shards as one."""
+    if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MAX_MINUTES:
+        raise UsageError(f"minutes must be a whole number from 1 to {MAX_MINUTES} (3 days), not {minutes!r}")
+    span = _Span.of(minutes)
+    shards = await client.sharding.shards(keys)
+    return span.history(keys.display_name, await ask_each(client, shards, span.request))
+
+
+async def read_histories(client: Client, queues: Sequence[QueueKeys], minutes: int) -> list[History | None]:
+    """Return the last minutes of these queues, in their order; None for a queue that the server refuses to read."""
+    span = _Span.of(minutes)
+    shards = [await client.sharding.shards(keys, declare=False) for keys in queues]
+    try:
+        found, _ = await ask_readable(client, list(chain(*shards)), span.request)
+    except RefusedByServer:
+        return [None] * len(queues)
+    return [
+        span.history(keys.display_name, [found[shard] for shard in every]) if found.keys() >= {*every} else None
+        for keys, every in zip(queues, shards, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The records of some minutes: how many there are, and the minutes between two of them."""
+
+    step: Step
+    number: int
+
+    @classmethod
+    def of(cls, minutes: int) -> _Span:
+        step: Step = 1 if minutes <= MINUTE_RECORDS else 10
+        return cls(step, -(-minutes // step))
+
+    def request(self, keys: QueueKeys) -> Call[StoredHistory]:
+        return ops.read_history(keys, self.step, self.number)
+
+    def history(self, name: str, replies: Sequence[StoredHistory]) -> History:
+        """Add up the shards of a queue."""
+        points = [history_points(reply.records, reply.now, self.number, self.step) for reply in replies]
+        return History(name, 60 * self.step, tuple(add_points(points)))
+
+
+# Read the log of the mesh. `Client.note` writes its entries about actions, and scripts of the registry those about workers.
+
+
+ENTRY_ID: Final = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?")
+
+
+async def read_log(client: Client, limit: int, after: str) -> list[LogEntry]:
+    """Return the newest entries, or those after the entry `after`, the oldest first. Raises UsageError for wrong arguments."""
+    if check_count(limit, "limit") > MAX_ITEMS:
+        raise UsageError(f"limit must be at most {MAX_ITEMS}, not {limit}; pass the last id as after= to read on")
+    if check_text(after, "after") and not ENTRY_ID.fullmatch(after):
+        raise UsageError(
+            f"after= must be the id of an entry of mesh.log(), such as '1763689200000-0', not {after[:100]!r}"
+        )
+    return await client.ask(ops.list_events(RegistryKeys(client.settings.prefix), limit, after))
+
 
 Listed = Literal["waiting", "scheduled", "blocked", "active"]
 """The states whose jobs can be listed."""
@@ -45,7 +449,7 @@ async def list_jobs(
     client: Client, shards: Sequence[QueueKeys], state: NotRunning, limit: int, after: str, *, newest: bool = False
 ) -> list[TaskInfo]:
     """Return up to `limit` tasks in this state, one shard after the other, after the cursor `after`. `newest`: waiting tasks from
-    the end of each list. `worqr.client.running` has those that run.
+    the end of each list. `worqr.client.inspection` has those that run.
     """
     n, cursor = parse_cursor(after, state, len(shards))
     found: list[TaskInfo] = []

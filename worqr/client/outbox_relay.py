@@ -18,9 +18,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from worqr import ops
-from worqr.batch_keys import keys_at
 from worqr.errors import WorqrError
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, keys_at
 from worqr.log_events import emit
 from worqr.ops import MESSAGES_AT_ONCE, BatchCheck, OutboxMessage
 from worqr.script_call import Call

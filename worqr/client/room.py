@@ -18,9 +18,8 @@ from typing import Final, TypeVar
 
 from worqr.client.notifications import POLL_EVERY, Notification
 from worqr.errors import QueueFull, RefusedByServer, UsageError, is_at_max_length
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, RoomKeys
 from worqr.link import Link
-from worqr.room_keys import RoomKeys
 from worqr.stored_values import whole
 
 T = TypeVar("T")

@@ -1,24 +1,103 @@
 """`ScheduleControls`: list the schedules of a mesh, pause one, run one now, or give it other times. `Mesh` inherits it.
 
-`worqr.peer.leader.schedule_ticker` fires them, and `worqr.functions.schedule_registry` declares them.
+`worqr.peer.leader.schedule_ticker` fires them, and `worqr.functions.registry` declares them.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import tzinfo
 from typing import Final
 
 from worqr import ops
 from worqr.client.job import Job
-from worqr.client.mesh_client import MeshClient
-from worqr.client.traced import queue_of
-from worqr.cron import Definition, Override, Schedule, ScheduleOverride, Trigger, at, check_times, effective, zone_name
+from worqr.client.mesh_client import MeshClient, queue_of
+from worqr.cron import (
+    Definition,
+    Override,
+    Schedule,
+    ScheduleOverride,
+    Trigger,
+    at,
+    check_times,
+    effective,
+    jitter_ms,
+    zone_name,
+)
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import Link
+from worqr.log_events import emit, raise_ctrl_c
 from worqr.ops import ScheduleRow
 from worqr.stored_values import readable
+from worqr.tracebacks import one_line
+from worqr.tracing import FiringSpan, Tracing, encoded_meta
 from worqr.validation import check_text
+
+# `fire`: enqueue one firing of a schedule, with a span around it if the mesh is traced. For leaders and test benches.
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+async def fire(
+    link: Link,
+    keys: QueueKeys,
+    definition: Definition,
+    nominal: int,
+    *,
+    judged_at: int,
+    tracing: Tracing | None,
+    patience: float | None = None,
+) -> str:
+    """Enqueue one firing; return the reply of `ops.fire_schedule`. Only a firing that this call has enqueued gets a span.
+
+    Args:
+        link: of the queue.
+        keys: of the queue.
+        definition: the schedule.
+        nominal: the time of the firing, in ms.
+        judged_at: when it was found due, in ms.
+        tracing: that of the mesh; None: it is not traced.
+        patience: seconds; by default the link's.
+
+    Raises:
+        Unavailable: the server did not reply within `patience`.
+        WorqrError: the server's error.
+    """
+    span = None if tracing is None else _span_of(tracing, link, definition)
+    call = ops.fire_schedule(
+        *(keys, definition.name, nominal),
+        judged_at=judged_at,
+        run_at=nominal + jitter_ms(definition, nominal),
+        overlap=definition.overlap,
+        task=definition.task,
+        meta="" if span is None else encoded_meta(span.carrier),
+    )
+    outcome = await link.call(call, patience=patience)
+    if span is not None and outcome == "ok":
+        try:
+            span.end(definition.job)
+        except BaseException as error:
+            _note_untraced(definition, error)
+    return outcome
+
+
+def _span_of(tracing: Tracing, link: Link, definition: Definition) -> FiringSpan | None:
+    """Return the span of a firing; None if the application's SDK fails, because the leader must not end."""
+    try:
+        return tracing.firing(definition.name, definition.queue, link.settings.address)
+    except BaseException as error:
+        _note_untraced(definition, error)
+        return None
+
+
+def _note_untraced(definition: Definition, error: BaseException) -> None:
+    raise_ctrl_c(error)
+    text = "schedule %(schedule)r is fired without a trace: %(error)s"
+    emit(logger, "fire_schedule", text, schedule=definition.name, error=one_line(error))
+
 
 PLANNED_WITHIN_MS: Final = 15_000
 """Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""

@@ -1,18 +1,18 @@
 """The settings with which a mesh reaches its server, and their checks.
 
 `worqr.Mesh` is a `ClientSettings`: its public attributes are these settings. Those of its workers
-are in `worqr.hosting.settings`.
+are in `worqr.hosting.peer_factory`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from worqr.embedded import relocated
 from worqr.errors import UsageError
 from worqr.job_options import check_replicas
 from worqr.keys import check_name
 from worqr.link import Credentials, GivenCredentials, checked_credentials
-from worqr.relocation import relocated
 from worqr.tracing import FencedTracing, Tracing
 from worqr.validation import Seconds, check_count, check_text, seconds
 

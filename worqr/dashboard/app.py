@@ -6,16 +6,22 @@ The order of the checks: host, viewer, path, method, origin, right. Handlers are
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
+from datetime import UTC, datetime
+from functools import cache, partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
+import jinja2
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from worqr.client.client import acting_for
 from worqr.client.connections import EMBEDDED, url_or_default
+from worqr.dashboard import figures, state
 from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
@@ -33,10 +39,12 @@ from worqr.dashboard.guard import (
     read_form,
 )
 from worqr.dashboard.looks import Looks
-from worqr.dashboard.pages import FOLDER, Pages
+from worqr.dashboard.notices import notice
+from worqr.dashboard.numbers import batch_state, lane_key, run_key
 from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor, Show
 from worqr.dashboard.routes import ROUTES, Route
-from worqr.dashboard.trace_links import TraceLinks
+from worqr.dashboard.serving import shard_of
+from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
@@ -44,7 +52,179 @@ from worqr.inside import declarations_of
 from worqr.link import Address
 from worqr.log_events import emit
 from worqr.mesh import Mesh
+from worqr.records import TaskInfo
 from worqr.side_mesh import side_mesh
+from worqr.version import __version__
+
+# The templates: how they are loaded, and the functions that they use. Each value in a template is escaped.
+
+
+FOLDER: Final = Path(__file__).parent
+NAVIGATION: Final = (
+    ("/", "Overview"),
+    ("/queues", "Queues"),
+    ("/running", "Running"),
+    ("/failed", "Failed"),
+    ("/workers", "Workers"),
+    ("/schedules", "Schedules"),
+    ("/log", "Log"),
+    ("/server", "Server"),
+)
+"""The pages that the navigation names."""
+FIGURES: Final = (
+    *(
+        "count",
+        "rate",
+        "duration",
+        "brief",
+        "clock",
+        "in_zone",
+        "iso",
+        "since",
+        "until",
+        "size",
+        "percent",
+        "worker",
+        "plural",
+        "line",
+    ),
+)
+"""The functions of `worqr.dashboard.figures` that templates use as filters."""
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the templates of this package. Values are escaped, and a name that does not exist is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters: dict[str, Callable[..., Any]] = {name: getattr(figures, name) for name in FIGURES}
+    filters |= {"plain": escape, "age": age_text, "leader": leader_text, "source": source_text, "of_queue": _of_queue}
+    filters |= {
+        each.__name__: each
+        for each in (
+            state.hold_word,
+            state.hold_text,
+            state.pause_text,
+            state.limits_text,
+            state.lanes_text,
+            state.lane_hold_text,
+            state.batches_text,
+        )
+    }
+    filters |= {"soft": _soft, "batch_state": batch_state, "shard_of": shard_of}
+    made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    return made
+
+
+def _soft(name: str) -> Markup:
+    """Return the name of a queue, which a line may break behind a dot or an underscore."""
+    return Markup("<wbr>").join(re.split(r"(?<=[._])(?=.)", escape(name)))
+
+
+def _of_queue(tasks: list[TaskInfo], queue: str) -> list[tuple[str, TaskInfo]]:
+    return [(queue, task) for task in tasks]
+
+
+def _header(visit: Visit | None) -> dict[str, Any]:
+    """Return what is known of the mesh, which handlers read in one batch with the figures of their page; and the time.
+
+    Times in a page are those of the server. So ages are right, even if the clock of this host is not.
+    """
+    state: MeshState | None = None if visit is None else visit.looks.last("state")
+    return {"header": state, "now": datetime.now(UTC) if state is None else state.now()}
+
+
+class Pages:
+    """Renders the pages of one dashboard.
+
+    Args:
+        mesh: returns what the header names: the prefix, and the server without its password.
+        redactor: it hides secrets in payloads and errors.
+        traces: the links to the tracing system.
+    """
+
+    def __init__(self, mesh: Callable[[], Mapping[str, str]], redactor: Redactor, traces: TraceLinks) -> None:
+        self._mesh = mesh
+        self._traces = traces
+        self._redactor = redactor
+
+    def render(self, template: str, *, visit: Visit, **context: Any) -> str:
+        """Return a page for a viewer."""
+        return self._render(
+            template,
+            notice=notice(visit.query.get("done", "")),
+            visit=visit,
+            viewer=visit.viewer,
+            root=visit.root,
+            path=visit.path,
+            **_header(visit),
+            **context,
+        )
+
+    def render_error(self, status: int, title: str, why: str, root: str, *, visit: Visit | None = None) -> str:
+        """Return the page of an error; without a `visit`, for an unknown visitor."""
+        return self._render(
+            "error.html",
+            visit=visit,
+            viewer=None if visit is None else visit.viewer,
+            root=root,
+            path="" if visit is None else visit.path,
+            **_header(visit),
+            status=status,
+            title=title,
+            why=why,
+        )
+
+    def _render(self, template: str, **context: Any) -> str:
+        return (
+            environment()
+            .get_template(template)
+            .render(
+                mesh=self._mesh(),
+                navigation=NAVIGATION,
+                redactor=self._redactor,
+                traces=self._traces,
+                run_key=run_key,
+                lane_key=lane_key,
+                version=__version__,
+                **context,
+            )
+        )
+
+
+# `TraceLinks`: links from jobs to the tracing system.
+
+
+PLACE: Final = "{trace_id}"
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}.*")
+_NO_TRACE: Final = "0" * 32
+
+
+class TraceLinks:
+    """Makes the links. `template` is the address of a trace, with ``{trace_id}`` in it; empty: there are none."""
+
+    def __init__(self, template: str) -> None:
+        """Raise UsageError if the template is not valid."""
+        if template and (PLACE not in template or not re.match(r"https?://[^/\s]", template)):
+            raise UsageError(
+                f"trace_url must be an address with {PLACE} in it, such as https://traces.example.org/trace/{PLACE}, "
+                f"not {template!r}"
+            )
+        self._template = template
+
+    def link(self, meta: Mapping[str, str]) -> str:
+        """Return the address of the trace of a job with this `meta`; empty if it has none, as W3C Trace Context says."""
+        found = _TRACEPARENT.fullmatch(meta.get("traceparent", ""))
+        if not self._template or found is None or found[1] == _NO_TRACE:
+            return ""
+        return self._template.replace(PLACE, found[1])
+
 
 logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
 

@@ -1,4 +1,4 @@
-"""The pages of batches: those of a queue, and one. Acts on a batch are in `worqr.dashboard.bulk_pages`, like those on many tasks.
+"""The pages of batches: those of a queue, and one. Acts on a batch are in `worqr.dashboard.acts`, like those on many tasks.
 
 A batch has jobs in several queues. A viewer who does not see all of these may look at it, without the names of the others, but
 may not act on it.

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import trio
 
+from worqr.client.batch import cancel_and_note, retry_and_note
 from worqr.client.client import acting_for
-from worqr.client.noted_batches import cancel_and_note, retry_and_note
 from worqr.client.queue import queue_named
 from worqr.errors import WorqrError
 from worqr.inside import client_of

@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from worqr.client.queue import queue_named
 from worqr.dashboard.batches import gathered, unless_refused
-from worqr.dashboard.error_counts import read_counts
-from worqr.dashboard.graphs import DAY
-from worqr.dashboard.histories import read_sparklines
+from worqr.dashboard.graphs import DAY, read_sparklines
 from worqr.dashboard.reading import QUEUES_OF_RUNNING, look
+from worqr.dashboard.records_page import read_counts
 from worqr.dashboard.state import MeshState
 from worqr.dashboard.visit import Visit
 from worqr.mesh_records import QueueInfo

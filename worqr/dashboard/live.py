@@ -17,13 +17,11 @@ from typing import Any, Final
 
 import anyio
 
-from worqr.dashboard import bulk_pages, log_page, reading, serving, starts
+from worqr.dashboard import acts, log_page, reading, serving, starts
 from worqr.dashboard.batches import unless_refused
-from worqr.dashboard.error_counts import read_counts
 from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
-from worqr.dashboard.graphs import NAMES, Graphs
+from worqr.dashboard.graphs import NAMES, Graphs, read_graphs
 from worqr.dashboard.guard import Message, Receive, Refused
-from worqr.dashboard.histories import read_graphs
 from worqr.dashboard.numbers import (
     JOB_NEWS,
     batch_numbers,
@@ -39,6 +37,7 @@ from worqr.dashboard.numbers import (
     state_numbers,
     without_old_lanes,
 )
+from worqr.dashboard.records_page import read_counts
 from worqr.dashboard.state import MeshState, read_state
 from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import NoResult, Unavailable, WorqrError
@@ -126,7 +125,7 @@ async def stream(visit: Visit) -> Answer:
     if view in ("queue", "job", "batch", "lanes"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
     if view == "bulk":
-        bulk_pages.numbers(visit)
+        acts.numbers(visit)
     quick = view in ("queue", "job", "bulk", "batch", "lanes")
     redraw = partial(_job_again, visit) if view == "job" else None
     return EventStream(visit, partial(_READERS.get(view, _mesh), visit), QUICK if quick else SLOW, redraw)
@@ -254,7 +253,7 @@ async def _running(visit: Visit) -> News:
 
 
 async def _bulk(visit: Visit) -> News:
-    texts, state = bulk_pages.numbers(visit)
+    texts, state = acts.numbers(visit)
     return News(texts, state)
 
 

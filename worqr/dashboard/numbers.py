@@ -12,9 +12,18 @@ from typing import Final
 
 from worqr.batches import BatchInfo
 from worqr.dashboard import figures
-from worqr.dashboard.holds import batches_text, lane_hold_text, lanes_text, limits_text, pause_text
 from worqr.dashboard.payloads import Redactor
-from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
+from worqr.dashboard.state import (
+    MeshState,
+    age_text,
+    batches_text,
+    lane_hold_text,
+    lanes_text,
+    leader_text,
+    limits_text,
+    pause_text,
+    source_text,
+)
 from worqr.mesh_records import LaneInfo, QueueInfo, WorkerInfo
 from worqr.records import Status, TaskInfo
 

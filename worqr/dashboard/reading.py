@@ -12,28 +12,58 @@ from starlette.responses import Response
 from worqr.client.queue import queue_named
 from worqr.cron import Schedule
 from worqr.dashboard import serving
-from worqr.dashboard.advice import advice, request_text
 from worqr.dashboard.batches import gathered as gathered
 from worqr.dashboard.batches import pair, unless_refused
-from worqr.dashboard.graphs import HOUR, NAMES
+from worqr.dashboard.graphs import HOUR, NAMES, read_graphs, read_sparklines
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.histories import read_graphs, read_sparklines
 from worqr.dashboard.numbers import job_rows, rows_of, signature
 from worqr.dashboard.records_page import read_records
 from worqr.dashboard.state import MeshState, age_of, is_empty_failure_queue, needs_of, read_state
 from worqr.dashboard.visit import Visit
-from worqr.ended_runs import MOST_RECENT, EndedRun
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.matches import Matches
-from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo
+from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
-from worqr.records import JobRecord, Status, TaskInfo
+from worqr.records import MOST_RECENT, EndedRun, JobRecord, Matches, Status, TaskInfo
 from worqr.shard_layout import MAX_SHARDS
-from worqr.snapshots import is_in_use
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+
+
+# What was asked of a worker, and what can be done about it, as sentences.
+
+
+ANSWERS_WITHIN: Final = 5.0
+"""Seconds after which a worker should have answered a request: it reads requests with its heartbeat."""
+
+
+def request_text(info: WorkerInfo, now: datetime) -> str:
+    """Return what was asked of a worker and how it answered; empty if nothing was."""
+    if info.request and info.requested_at is not None:
+        if (now - info.requested_at).total_seconds() < ANSWERS_WITHIN:
+            return f"{info.request}: asked, and it answers with its next heartbeat"
+        return f"{info.request}: not answered. It runs an older version of worqr, or its heartbeats do not arrive."
+    return info.answer
+
+
+def advice(info: WorkerInfo) -> str:
+    """Return what can be done about a worker in this state; empty if nothing has to be done."""
+    match info.state:
+        case "dead":
+            return "It was declared dead. Its tasks are going back to their queues, and you have to do nothing."
+        case "missing":
+            return (
+                "Its heartbeat key has expired. The leader declares it dead within seconds. If no worker leads, "
+                "evict it, and its tasks are given back."
+            )
+        case "leaving":
+            return "It takes no more tasks, and leaves when the running ones have ended."
+        case _:
+            return (
+                "If it hangs, end its process. If its process is gone for good, evict it, and its tasks are given back."
+            )
+
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from worqr.dashboard.batches import unless_refused
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.reading import all_schedules, with_state
 from worqr.dashboard.visit import Visit
-from worqr.ended_runs import MOST_RECENT, EndedRun
 from worqr.errors import UsageError
+from worqr.records import MOST_RECENT, EndedRun
 
 NEXT: Final = 5
 """Times that the page of one schedule lists."""

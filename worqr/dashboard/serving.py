@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 from worqr import ops
-from worqr.client.inspection import ask_each, list_jobs
-from worqr.client.stats import merge_queue_info
+from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
 from worqr.dashboard import figures
 from worqr.dashboard.guard import Refused
 from worqr.inside import client_of

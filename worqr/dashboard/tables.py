@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from starlette.responses import Response
 
 from worqr.dashboard import batch_pages, log_page, reading, records_page, serving
-from worqr.dashboard.bulk_pages import seen_acts, sentence
+from worqr.dashboard.acts import seen_acts, sentence
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.visit import Visit
 from worqr.escaping import escape

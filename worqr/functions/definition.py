@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from worqr.argument_codec import ArgumentCodec, Arguments
+from worqr.argument_codec import ArgumentCodec, Arguments, ListCodec
 from worqr.call_list import CallList
 from worqr.client.call import Call
 from worqr.client.job import Results
@@ -17,8 +17,7 @@ from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
 from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
-from worqr.lanes import Lanes, lane_name
-from worqr.list_codec import ListCodec
+from worqr.limits import Lanes, lane_name
 from worqr.log_events import emit, raise_ctrl_c
 from worqr.records import Failed
 from worqr.validation import check_task

@@ -17,8 +17,7 @@ from worqr.http_server import BindAddress, HttpServer
 from worqr.inside import readings_of
 from worqr.log_events import emit
 from worqr.mesh_records import Health
-from worqr.peer.peer import Peer
-from worqr.peer.readings import PeerReadings
+from worqr.peer.peer import Peer, PeerReadings
 from worqr.probes import Probes
 
 logger: logging.Logger = logging.getLogger(__name__)

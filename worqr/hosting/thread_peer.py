@@ -26,11 +26,18 @@ from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from worqr.hosting.peer_factory import PeerFactory
-from worqr.hosting.peer_thread import EXIT_PATIENCE, PeerThread, Phase, no_health, stop_at_exit
-from worqr.hosting.thread_waiter import leave_and_wait, wait_joined
+from worqr.hosting.peer_thread import (
+    EXIT_PATIENCE,
+    PeerThread,
+    Phase,
+    leave_and_wait,
+    no_health,
+    stop_at_exit,
+    wait_joined,
+)
 from worqr.mesh_records import Health
 from worqr.peer.options import GRACE
-from worqr.peer.readings import PeerReadings
+from worqr.peer.peer import PeerReadings
 from worqr.validation import Seconds, seconds
 
 

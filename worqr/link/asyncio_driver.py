@@ -1,4 +1,4 @@
-"""`AsyncioDriver`: the link in the asyncio loop of its caller, including uvloop. Imported at first use: see `loops`.
+"""`AsyncioDriver`: the link in the asyncio loop of its caller, including uvloop. Imported at first use.
 
 asyncio delivers a cancellation as one exception, and the task counts the cancellations that were requested. Three rules follow:
 

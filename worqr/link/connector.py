@@ -1,8 +1,8 @@
 """`Connector`: keeps one connection to a server open: attempts, the pauses between them, and the end. `ReadyWaiters`: the
 callers that wait until a connection is open.
 
-Each attempt has a thread, because name resolution and a handshake can block for long. Not here: the open connection
-(`live_connection`, `subscriptions`), log lines (`outage`).
+Each attempt has a thread, because name resolution and a handshake can block for long. Not here: the requests on the open
+connection (`session`, `subscriptions`).
 
 States and their transitions:
 
@@ -21,19 +21,279 @@ ENDED       no connection any more                            -
 from __future__ import annotations
 
 import enum
+import logging
 import random
+import socket
+import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.connection import Wire
-from worqr.link.driver import Driver, Waiter, settle_soon
-from worqr.link.endpoints import EndpointResolver
-from worqr.link.server_errors import ConnectionLost
-from worqr.link.timers import Alarm
-from worqr.link.transport import Transport
+from worqr.link.connection import (
+    ConnectionLost,
+    EndpointResolver,
+    Wire,
+    as_connection_lost,
+    is_unknown_host,
+    remedy_for,
+)
+from worqr.link.driver import Alarm, Driver, Waiter, settle_soon
+from worqr.link.log_thread import LogThread
+from worqr.link.settings import LinkSettings
+
+# An outage of the server: its begin, its cause, and its two log lines.
+#
+# One WARNING when it begins and one INFO when it ends, regardless of the number of attempts. Not here: the attempts
+# (`connector`), threads and sockets.
+
+
+_WORTH_TELLING = 0.1  # seconds
+
+
+@dataclass(slots=True)
+class Outage:
+    """The outage of one server, if there is one now.
+
+    Attributes:
+        address: the server's, for messages.
+        since: when it began (monotonic); None: the server works.
+        cause, remedy: of the last attempt.
+        stood: there has been a connection.
+        answers: the server is connected, but replies that it cannot work.
+    """
+
+    log_thread: LogThread
+    logger: logging.Logger
+    address: str
+    since: float | None = None
+    cause: str = ""
+    remedy: str = ""
+    stood: bool = False
+    answers: bool = False
+    _told: bool = field(default=False)
+
+    def begin(
+        self, cause: str, *, waiting: int = 0, quiet: bool = False, remedy: str = "", answers: bool = False
+    ) -> None:
+        """The server cannot be used, or still cannot.
+
+        Args:
+            cause: why.
+            waiting: the number of pending requests.
+            quiet: the server may only have closed an idle connection; do not log before the next attempt.
+            remedy: sentences about what to do.
+            answers: the server is connected, and replies that it cannot work.
+        """
+        now = time.monotonic()
+        if self.since is None:
+            self.since = now
+        self.cause, self.remedy, self.answers = cause.removesuffix("."), remedy, answers
+        if not self._told and not quiet:
+            self._told = True
+            self.log_thread.watchers.lost(id(self), self.address, cause)
+            pending = f", {waiting} requests pending" if waiting or self.stood else ""
+            text = f"{self._what()}; retrying{pending}.{self._hint()}".replace("%", "%%")
+            self.log_thread.emit(self.logger, "link.lost", text, server=self.address, error=self.cause, pending=waiting)
+
+    def failed_to_connect(self, error: WorqrError, settings: LinkSettings, *, waiting: int) -> WorqrError | None:
+        """An attempt failed. Requests wait as long as their patience allows.
+
+        Returns:
+            The error for callers that are connecting, if waiting does not help; None: they wait as well.
+        """
+        cause = str(error).removeprefix(f"the server at {self.address} refused the connection: ")
+        self.begin(cause, waiting=waiting, remedy=remedy_for(error, settings, stood=self.stood))
+        if not isinstance(error, Unavailable):
+            return error
+        if self.stood or settings.clustered or not is_unknown_host(error):
+            return None  # a host name that resolved before comes back; the nodes of a cluster name each other
+        unknown = Unavailable(self.text(time.monotonic()))
+        unknown.__cause__ = error.__cause__
+        return unknown
+
+    def connected(self) -> None:
+        """There is a connection. The outage ends when the server works."""
+        self.stood = True
+
+    def forget(self) -> None:
+        """The server is not needed any more."""
+        self.log_thread.watchers.back(id(self))
+
+    def end(self) -> None:
+        """The server works again."""
+        self.forget()
+        if self.since is not None and self._told:
+            gone = time.monotonic() - self.since
+            text = "connected to %(server)s after %(duration).1f s"
+            self.log_thread.emit(self.logger, "link.back", text, server=self.address, duration=gone)
+        self.since, self.cause, self.remedy = None, "", ""
+        self.answers = self._told = False
+
+    def text(self, now: float) -> str:
+        """Return the text of an Unavailable: server, duration, cause and remedy. Ends with a full stop."""
+        if self.since is None:
+            return f"The server at {self.address} has not replied."
+        gone = now - self.since
+        what = self._what(f" for {gone:.1f} s" if gone >= _WORTH_TELLING else "", lost="no connection")
+        return f"{what[0].upper()}{what[1:]}.{self._hint()}"
+
+    def _what(self, how_long: str = "", *, lost: str = "lost connection") -> str:
+        if self.answers:
+            return f"the server at {self.address} has not been able to work{how_long}: {self.cause}"
+        return f"{lost if self.stood else 'could not connect'} to {self.address}{how_long}: {self.cause}"
+
+    def _hint(self) -> str:
+        return f" {self.remedy}" if self.remedy else ""
+
+
+# `Transport`: drives an open, encrypted and authenticated connection without blocking.
+#
+# Here: sending as much as the socket accepts, keeping the rest, and reading, also through TLS. Not here: the meaning of the
+# bytes (`session`), opening connections (`connection`), waiting (the drivers).
+
+
+_READ: Final = 64 * 1024
+_READ_AT_ONCE: Final = 1024 * 1024
+"""Bytes that are read in one turn of the loop, so that other tasks have their turn."""
+
+_JOINED: Final = 64 * 1024  # bytes: smaller pieces are sent together
+_PIECE: Final = 256 * 1024  # bytes per send
+
+_WAITS = (BlockingIOError, ssl.SSLWantReadError)
+_CLOSED = "Connection closed by server."
+
+
+class Transport:
+    """The socket of one connection. All methods belong to the driver's loop.
+
+    Attributes:
+        wire: the connection.
+
+    Args:
+        wire: the connection; no other code may use it from now on.
+        driver: waits for the socket.
+        readable: called when the socket has input; calls `read`.
+        progress: called after a part of the remaining bytes was sent, or with the reason if the connection was lost.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        driver: Driver,
+        readable: Callable[[], object],
+        progress: Callable[[ConnectionLost | None], object],
+    ) -> None:
+        self.wire: Wire = wire
+        self._socket: socket.socket = wire.hand_over()
+        self._is_tls = isinstance(self._socket, ssl.SSLSocket)
+        self._out: deque[bytes | memoryview] = deque()
+        self._driver = driver
+        self._readable = readable
+        self._progress = progress
+        self._closed = False
+        self._watch = driver.watch(self._socket, readable, self._writable)
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Send bytes, and keep those that the socket does not accept yet. Raises `ConnectionLost`."""
+        self._out.extend(_sendable(pieces))
+        if not self._watch.wants_write:
+            self._flush()
+
+    def _flush(self) -> None:
+        out, send = self._out, self._socket.send
+        try:
+            while out:
+                piece = out[0]
+                sent = send(piece)
+                if sent == len(piece):
+                    out.popleft()
+                else:
+                    out[0] = memoryview(piece)[sent:]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            out.clear()
+            self._watch.want_write(False)
+            raise as_connection_lost(error) from error
+        if bool(out) != self._watch.wants_write:
+            self._watch.want_write(bool(out))
+
+    def _writable(self) -> None:
+        try:
+            self._flush()
+        except ConnectionLost as lost:
+            self._progress(lost)
+        else:
+            self._progress(None)
+
+    def read(self) -> list[bytes]:
+        """Read and return the input, in pieces; empty: nothing. Raises `ConnectionLost`."""
+        pieces: list[bytes] = []
+        size = 0
+        receive, closed = self._socket.recv, False
+        try:
+            while size < _READ_AT_ONCE:
+                data = receive(_READ)
+                if not data:
+                    closed = True
+                    break
+                pieces.append(data)
+                size += len(data)
+                if len(data) < _READ and not self._is_tls:  # TLS may have decrypted more than it returned
+                    break
+        except _WAITS:
+            pass
+        except ssl.SSLWantWriteError:
+            self._watch.want_write(True)
+        except OSError as error:
+            if not pieces:
+                raise as_connection_lost(error) from error
+        if closed and not pieces:
+            raise ConnectionLost(_CLOSED)
+        if size >= _READ_AT_ONCE and self._is_tls:  # decrypted data does not make the socket readable
+            self._driver.soon(self._readable)
+        return pieces
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._watch.close()
+            self.wire.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the socket; the parent continues to use the connection."""
+        self._closed = True
+        self.wire.abandon()
+
+
+def _sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
+    """Return few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
+    if len(pieces) == 1 and len(pieces[0]) <= _PIECE:
+        return list(pieces)
+    if sum(map(len, pieces)) <= _JOINED:
+        return [b"".join(pieces)]
+    out: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    waiting = 0
+    for piece in pieces:
+        if waiting + len(piece) > _JOINED:
+            out.append(b"".join(small))
+            small, waiting = [], 0
+        if len(piece) <= _JOINED:
+            small.append(piece)
+            waiting += len(piece)
+        else:
+            view = memoryview(piece)
+            out += [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
+    out.append(b"".join(small))
+    return out
+
 
 _FIRST_PAUSE = 0.05  # seconds before the third attempt in a row; the second is made at once
 _LONGEST_PAUSE = 1.0

@@ -1,7 +1,7 @@
 """The keepalive: its own thread and connection, so that no long batch or busy loop lets a worker's keepalive key expire.
 
-Here: `Heartbeat`. Not here: the content of a beat and of its reply (the peer's `make` and `replied`), its connection
-(`beat_connection`), and how the loop is checked (`loop_monitor`).
+Here: `Heartbeat`, its connection, and the check of the loop. Not here: the content of a beat and of its reply (the peer's `make`
+and `replied`).
 
 A beat is sent every `every` seconds, even while replies to earlier beats are pending. So a slow line or an overloaded server
 does not make the keepalive key expire. If a beat waits longer than `timeout` seconds for its reply, the connection is closed.
@@ -16,27 +16,265 @@ sent. A failed beat is not logged: the data connection logs the outage, and `err
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from worqr.errors import Unavailable, WorqrError
-from worqr.link.beat_connection import BeatConnection
-from worqr.link.connection_thread import ConnectionThread
+from worqr.link.connection import (
+    MOVED,
+    ConnectionLost,
+    EndpointResolver,
+    ErrorAction,
+    ErrorReply,
+    Wire,
+    loading,
+    open_connection,
+    pack,
+)
 from worqr.link.driver import Driver
-from worqr.link.endpoints import EndpointResolver
-from worqr.link.log_thread import LogThread
-from worqr.link.loop_monitor import LoopMonitor, LoopState
-from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
+from worqr.link.endpoint_watcher import ConnectionThread, WireHolder
+from worqr.link.log_thread import LogThread, boottime
+from worqr.link.session import as_sent
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 
-logger: logging.Logger = logging.getLogger(__name__)
+# `BeatConnection`: the connection of a keepalive, with the beats that wait for their replies.
+#
+# Not here: when a beat is sent, and what follows from a failure (`heartbeat`).
+
 
 R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Sent(Generic[R]):
+    """A command that waits for its reply: a beat, or a SCRIPT LOAD (`call` is None)."""
+
+    call: Call[R] | None
+    at: float  # on the clock of `boottime`
+    deadline: float  # on the monotonic clock
+    again: bool = False  # it was sent before, and the server did not have the script
+
+
+class BeatConnection(WireHolder, Generic[R]):
+    """The connection of one keepalive; only its thread uses it. After a loss the next beat opens another one.
+
+    Attributes:
+        sent: the commands that wait for their replies; they are forgotten with the connection.
+        has_worked: the present connection has delivered a reply.
+
+    Args:
+        timeout: seconds for connecting, and for each reply.
+        on_silence: called every 0.1 s while the server is silent.
+    """
+
+    def __init__(
+        self, settings: LinkSettings, resolver: EndpointResolver, timeout: float, on_silence: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self.sent: deque[Sent[R]] = deque()
+        self.has_worked: bool = False
+        self._settings = settings
+        self._resolver = resolver
+        self._timeout = timeout
+        self._on_silence = on_silence
+
+    def open(self) -> Wire:
+        """Return the connection to the present address of the server, opened if necessary."""
+        if self.wire is not None and not self._resolver.is_current(self.wire.endpoint):
+            if self.sent:
+                raise ConnectionLost(MOVED, innocent=True)
+            self.drop()
+        if self.wire is None:
+            wire = open_connection(
+                self._settings, self._resolver, "beat", timeout=self._timeout, on_silence=self._on_silence
+            )
+            return self.hold(wire)
+        return self.wire
+
+    def send(self, call: Call[R], *, again: bool = False) -> None:
+        """Send a beat; `again`: load its script in front of it."""
+        wire = self.open()
+        script, keys = as_sent(call, clustered=self._settings.clustered)
+        deadline = time.monotonic() + self._timeout
+        pieces = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args))]
+        if again:
+            pieces = loading([script]) + pieces
+            self.sent.append(Sent(None, 0, deadline))
+        self.sent.append(Sent(call, boottime(), deadline, again))
+        wire.send(pieces)
+
+    def read(self) -> tuple[R, float] | None:
+        """Read the oldest pending reply. Return the value of a beat, and the `boottime()` at which it was sent."""
+        assert self.wire is not None, "what is sent is forgotten with its connection"
+        try:
+            reply = self.wire.read()
+        except ErrorReply as exc:
+            sent = self.sent.popleft()
+            if exc.action is not ErrorAction.NOSCRIPT or sent.call is None or sent.again:
+                raise
+            self.send(sent.call, again=True)
+            return None
+        sent = self.sent.popleft()
+        if sent.call is None:
+            return None
+        value = sent.call.read(reply)
+        self.has_worked = True
+        return value, sent.at
+
+    def check(self, now: float) -> None:
+        """Raise ConnectionLost if the oldest reply is overdue."""
+        if now > self.sent[0].deadline:
+            raise ConnectionLost(f"no answer for {self._timeout:g} s")
+
+    def drop(self) -> None:
+        """Close the connection, and look for the server's address anew."""
+        self.sent.clear()
+        self.has_worked = False
+        if self.wire is not None:
+            self.close()
+            self._resolver.invalidate()
+
+
+# Detect a blocked event loop: the loop confirms ticks, and the keepalive thread checks the age of the last one. No sockets,
+# no threads.
+#
+# A loop that has not run a tick for over a second is logged, with the code that it is running. A loop that has not run one for
+# the block limit counts as blocked. The time in which the keepalive thread itself could not run (a frozen process, a C call
+# that holds the GIL) does not count.
+#
+# Nothing here logs directly, because a handler that blocks would stop the keepalive. The keepalive thread passes the collected
+# lines to the log thread.
+
+
+_TURNING = 1.0  # seconds: a loop that confirms a tick within this time is running
+_LATE = 1.0  # seconds: the keepalive thread itself did not run for this time
+
+
+class Line(NamedTuple):
+    """A line for the log: the arguments of `emit`."""
+
+    event: str
+    text: str
+    seconds: float
+    where: str | None = None
+    level: int | None = None
+
+
+class LoopState(enum.Enum):
+    """The state of a loop, by the time for which the last tick has waited."""
+
+    TURNING = "it was confirmed, or has not waited for long"
+    BLOCKED = "it has waited for over a second"
+    STALLED = "it has waited for longer than the block limit"
+
+
+class LoopMonitor:
+    """The watch over one loop.
+
+    Attributes:
+        state: TURNING -> BLOCKED -> STALLED while a tick waits; TURNING when the loop has confirmed it.
+    """
+
+    def __init__(self, driver: Driver, describe: Callable[[], str], block_limit: float) -> None:
+        self.state: LoopState = LoopState.TURNING
+        self.blocks: int = 0
+        self._driver = driver
+        self._describe = describe
+        self._block_limit = block_limit
+        self._asked = 0  # changed only by the keepalive thread
+        self._asked_at = 0.0
+        self._answered = 0  # changed only in the loop, like:
+        self._last_lag = 0.0
+        self._blocked_since = 0.0
+        self._slice_began = 0.0
+        self._lines: list[Line] = []
+
+    @property
+    def lag(self) -> float:
+        waiting = time.monotonic() - self._asked_at if self._answered != self._asked else 0.0
+        return max(waiting, self._last_lag)
+
+    def look(self, now: float) -> None:
+        """Judge the last tick; post the next one if it was answered. Two ticks are never on their way."""
+        if self._answered != self._asked:
+            waited = now - self._asked_at
+            if self.state is LoopState.TURNING:
+                self._blocked_since = self._asked_at
+            if waited > _TURNING and self.state is LoopState.TURNING:
+                self.state = LoopState.BLOCKED
+                self.blocks += 1
+                self._line(
+                    "loop.blocked",
+                    "the event loop has not turned for %(duration).1f s; it is busy with %(where)s; let blocking code run in a "
+                    "thread, as the handlers do that are declared with a plain def",
+                    waited,
+                )
+            if waited > self._block_limit and self.state is not LoopState.STALLED:
+                self.state = LoopState.STALLED
+                self._line(
+                    "loop.blocked",
+                    "the event loop has not turned for %(duration).1f s, and this worker sends no heartbeats until it does: "
+                    "it is busy with %(where)s",
+                    waited,
+                    logging.ERROR,
+                )
+            return
+        if self.state is not LoopState.TURNING:
+            gone = now - self._blocked_since
+            self._lines.append(Line("loop.turns", "the event loop turns again, after %(duration).1f s", gone))
+        self.state = LoopState.TURNING
+        self._asked_at = now  # before `_asked`: any thread may read `lag` between the two
+        self._asked += 1
+        self._driver.post(partial(self._tick, self._asked))
+
+    def forgive(self, late: float) -> None:
+        """The keepalive thread woke up this much too late: the process was frozen, or the GIL held. The loop could not run
+        either.
+        """
+        if late > _LATE:
+            self._asked_at += late
+            self._line(
+                "heartbeat.late",
+                "the heartbeat thread could not run for %(duration).1f s; the process was frozen, or held up by %(where)s",
+                late,
+            )
+
+    def begin_slice(self, now: float) -> None:
+        """The keepalive thread begins to wait for a reply."""
+        self._slice_began = now
+
+    def end_slice(self, now: float, expected: float) -> None:
+        """It has waited for a slice of this length, and waits on. See `forgive`."""
+        self.forgive(now - self._slice_began - expected)
+        self._slice_began = now
+
+    def lines(self) -> list[Line]:
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _line(self, event: str, text: str, seconds: float, level: int | None = None) -> None:
+        try:
+            where = self._describe()
+        except Exception as exc:
+            where = f"(unknown: {type(exc).__name__})"
+        self._lines.append(Line(event, text, seconds, where, level))
+
+    def _tick(self, number: int) -> None:
+        """In the loop: confirm a tick."""
+        self._last_lag = time.monotonic() - self._asked_at
+        self._answered = number
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
 
 _LONGEST_TIMEOUT = 30.0  # seconds: even a worker with a keepalive of an hour must detect a dead connection
 _PERMANENT_TIMEOUT = 5.0  # seconds, for a worker without an expiry

@@ -14,33 +14,191 @@ import enum
 import logging
 import math
 import os
+import re
 import secrets
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar, cast
 
 import trio
 
-from worqr.errors import NotReplicated, Unavailable, UsageError, note_reply
+from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
-from worqr.link.cluster_channels import ClusterSubscriptions
-from worqr.link.cluster_router import ClusterRouter
+from worqr.link.cluster_router import ClusterRouter, ClusterSubscriptions
+from worqr.link.connection import (
+    ConnectionLost,
+    EndpointResolver,
+    ErrorReply,
+    Wire,
+    info_fields,
+    open_connection,
+    resolver_for,
+)
 from worqr.link.driver import Driver, Waiter, copy_of
-from worqr.link.endpoints import EndpointResolver, resolver_for
 from worqr.link.heartbeat import Heartbeat
-from worqr.link.log_thread import LogThread
+from worqr.link.log_thread import LogThread, Watchers
 from worqr.link.node_client import LinkCondition, NodeClient
-from worqr.link.request import Posted, Request, WorkerHandle
+from worqr.link.request_queue import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
-from worqr.link.server_stats import ServerReport, ServerStats, read_server_report, read_server_stats
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
+from worqr.link.thread_driver import ThreadDriver
 from worqr.link.topology import ShardEndpoint
-from worqr.link.watchers import Watchers
+from worqr.link.trio_driver import TrioDriver
 from worqr.script_call import Call
+
+# Detect the event loop of this thread, and return the matching driver.
+#
+# asyncio is checked only if the program has imported it. Otherwise no asyncio loop can run, and the import is slow.
+
+
+def loop_here() -> object | None:
+    """Return what runs in this thread: the token of a Trio run, or an asyncio loop; None: neither.
+
+    Two results for the same loop are equal. If a Trio run is a guest of an asyncio loop, the result depends on the calling task.
+    """
+    if trio.lowlevel.in_trio_task():
+        return trio.lowlevel.current_trio_token()
+    loop = _asyncio_loop()
+    if loop is None and trio.lowlevel.in_trio_run():  # in a callback
+        return trio.lowlevel.current_trio_token()
+    return loop
+
+
+def loop_name_here() -> Literal["Trio", "asyncio", ""]:
+    """Return the name of `loop_here`, for messages."""
+    loop = loop_here()
+    if loop is None:
+        return ""
+    return "Trio" if isinstance(loop, trio.lowlevel.TrioToken) else "asyncio"
+
+
+def driver_here() -> Driver:
+    """Return the driver for a link that is created here: that of the running loop, or else that of plain threads."""
+    name = loop_name_here()
+    if name == "Trio":
+        return TrioDriver()
+    if name == "asyncio":
+        from worqr.link.asyncio_driver import AsyncioDriver
+
+        return AsyncioDriver()
+    return ThreadDriver()
+
+
+def _asyncio_loop() -> object | None:
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        loop: object = asyncio.get_running_loop()
+    except (RuntimeError, AttributeError):  # no asyncio loop; or another thread is importing asyncio now
+        return None
+    return loop
+
+
+# What the server reports of itself: numbers for metrics, and everything for people. One short connection each time, which
+# blocks its thread.
+
+
+_SECTIONS = ("memory", "clients")
+MOST_CLIENTS: Final = 2000
+"""Connections that are listed. The list of more of them would occupy the server for milliseconds."""
+_CLIENT_NAME: Final = re.compile(r"(?:^| )name=(\S*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """Numbers of one server; None where the user may not ask, or the provider hides them.
+
+    Attributes:
+        memory: bytes that its data take.
+        max_memory: the limit; 0: there is none.
+        keeps_everything: it refuses writes when its memory is full, and evicts nothing.
+        clients: open connections.
+    """
+
+    memory: int | None = None
+    max_memory: int | None = None
+    keeps_everything: bool | None = None
+    clients: int | None = None
+
+
+def read_server_stats(settings: LinkSettings, resolver: EndpointResolver, timeout: float) -> ServerStats:
+    """Ask the server; see `Link.server_stats`."""
+    wire = open_connection(settings, resolver, "metrics", timeout=timeout, replica=True)
+    try:
+        replies = wire.exchange([("INFO", section) for section in _SECTIONS])
+    except ConnectionLost as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        wire.close()
+    found: dict[str, str] = {}
+    for reply in replies:
+        found |= info_fields(reply)
+    policy = found.get("maxmemory_policy", "")
+    return ServerStats(
+        memory=_number(found, "used_memory"),
+        max_memory=_number(found, "maxmemory"),
+        keeps_everything=policy == "noeviction" if policy else None,
+        clients=_number(found, "connected_clients"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What one server reports of itself.
+
+    Attributes:
+        address: the server, without secrets.
+        info: the fields of INFO.
+        clients: the number of connections by their names; empty if they were not read.
+        problem: why something is missing; empty if nothing is.
+    """
+
+    address: str
+    info: Mapping[str, str] = field(default_factory=dict[str, str])
+    clients: Mapping[str, int] = field(default_factory=dict[str, int])
+    problem: str = ""
+
+
+def read_server_report(settings: LinkSettings, resolver: EndpointResolver, timeout: float) -> ServerReport:
+    """Ask one server for everything; see `Link.server_reports`. An error is a part of the report."""
+    try:
+        wire = open_connection(settings, resolver, "report", timeout=timeout, replica=True)
+    except WorqrError as error:
+        return ServerReport(resolver.name, problem=str(error))
+    try:
+        return _report(wire, resolver.name)
+    except ConnectionLost as error:
+        return ServerReport(resolver.name, problem=str(error))
+    finally:
+        wire.close()
+
+
+def _report(wire: Wire, address: str) -> ServerReport:
+    (reply,) = wire.exchange([("INFO",)])
+    if isinstance(reply, ErrorReply):
+        return ServerReport(address, problem=str(reply))
+    info = info_fields(reply)
+    if (_number(info, "connected_clients") or 0) > MOST_CLIENTS:
+        return ServerReport(address, info)
+    (listed,) = wire.exchange([("CLIENT", "LIST")])
+    if isinstance(listed, ErrorReply):
+        return ServerReport(address, info, problem=str(listed))
+    names = (_CLIENT_NAME.search(line) for line in listed.decode("utf-8", "replace").splitlines())
+    return ServerReport(address, info, Counter(name.group(1) for name in names if name is not None))
+
+
+def _number(found: dict[str, str], name: str) -> int | None:
+    value = found.get(name, "")
+    return int(value) if value.isdecimal() else None
+
 
 T = TypeVar("T")
 R = TypeVar("R")

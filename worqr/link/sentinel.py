@@ -23,13 +23,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.connection import Wire, open_connection
-from worqr.link.connection_thread import WireHolder
+from worqr.link.connection import ConnectionLost, ErrorReply, OnSilence, StaticEndpoint, Wire, open_connection
 from worqr.link.driver import copy_of
-from worqr.link.endpoint_watcher import EndpointWatcher, error_of
-from worqr.link.endpoints import OnSilence, StaticEndpoint
+from worqr.link.endpoint_watcher import EndpointWatcher, WireHolder, error_of
 from worqr.link.log_thread import LogThread
-from worqr.link.server_errors import ConnectionLost, ErrorReply
 from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """`Subscriptions`: messages on channels, over a second connection that the caller's driver drives. The first subscription
 opens it.
 
-Here: the use of one connection after another. Not here: attempts to connect (`connector`), a caller's channels and callbacks
-(`subscription`), and which channels are requested, sent and confirmed (`pubsub_state`).
+Here: the use of one connection after another. Not here: attempts to connect (`connector`).
 
 Messages are hints; a lost connection loses some of them. So a subscriber is notified each time that its channels are
 confirmed (again), and then checks for what it has missed.
@@ -16,22 +15,271 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, Protocol, TypeVar, cast
 
-from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.connection import MOVED, Wire, open_connection, pack
-from worqr.link.connector import Connector, State
-from worqr.link.driver import Driver, copy_of
-from worqr.link.endpoints import EndpointResolver
+from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
+from worqr.link.connection import (
+    MOVED,
+    ConnectionLost,
+    EndpointResolver,
+    ErrorAction,
+    ErrorReply,
+    Wire,
+    open_connection,
+    pack,
+)
+from worqr.link.connector import Connector, State, Transport
+from worqr.link.driver import BUG, LATE, Alarm, Driver, Waiter, copy_of, wake_all
 from worqr.link.log_thread import LogThread
-from worqr.link.pubsub_state import Channels, Command
-from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
+from worqr.link.session import NOT_YET, NotRedis, ReplyReader, new_reader
 from worqr.link.settings import LinkSettings
-from worqr.link.subscription import Subscription, SubscriptionListener, receive_all
-from worqr.link.timers import LATE, Alarm
-from worqr.link.transport import Transport
-from worqr.link.wire_form import NOT_YET, NotRedis, ReplyReader, new_reader
+from worqr.log_events import emit
+from worqr.stored_values import as_bytes
+
+# The channels of one subscription connection: requested, sent and confirmed ones. No I/O; the driver's loop uses it.
+#
+# Here: the commands to send and the meaning of each reply. Not here: sockets, waiting, callbacks.
+#
+# The server replies to commands in their order: a SUBSCRIBE of n channels gets n confirmations or one error. Messages may come
+# at any point between. So a queue of the sent commands shows which command an error belongs to. When several channels were
+# refused together, each is requested again alone, so that one forbidden channel does not block the others.
+#
+# A channel is confirmed when it has as many confirmations as SUBSCRIBEs were sent for it. The confirmation of a SUBSCRIBE whose
+# channel was unsubscribed meanwhile proves nothing.
+
+
+_CHANNELS_PER_COMMAND = 500
+
+Command = tuple[str | bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The commands and replies of one kind of channels: plain ones, or those of a cluster slot (`sharded`)."""
+
+    subscribe: str
+    unsubscribe: str
+    confirmed: bytes
+    gone: bytes
+    message: bytes
+
+
+PLAIN = Words("SUBSCRIBE", "UNSUBSCRIBE", b"subscribe", b"unsubscribe", b"message")
+SHARDED = Words("SSUBSCRIBE", "SUNSUBSCRIBE", b"ssubscribe", b"sunsubscribe", b"smessage")
+
+
+class Listener:
+    """A listener for some channels.
+
+    Attributes:
+        names: the channels, set once.
+        missing: the channels that are not confirmed yet. Changed only in the driver's loop.
+    """
+
+    def __init__(self, channels: Iterable[str]) -> None:
+        self.names: dict[bytes, str] = {as_bytes(name): name for name in channels}
+        self.missing: set[bytes] = set()
+
+
+L = TypeVar("L", bound=Listener)
+
+
+@dataclass(slots=True, eq=False)
+class _Channel(Generic[L]):
+    name: str
+    listeners: list[L] = field(default_factory=list[L])
+    on_wire: bool = False
+    stands: bool = False
+
+
+class Channels(Generic[L]):
+    """All channels of one connection.
+
+    Args:
+        words: the kind of channels.
+        group_of: returns the group of a channel. One command names channels of one group only (on a cluster: of one slot).
+
+    Attributes:
+        news: (listener, channel, message) in order of arrival; (listener, None, b"") when all channels of a listener are
+            confirmed. Until `take_news`.
+        expelled: the server has unsubscribed the connection from a channel, because its slot moved to another node.
+    """
+
+    def __init__(self, words: Words = PLAIN, group_of: Callable[[bytes], int] | None = None) -> None:
+        self._words = words
+        self._group_of = group_of
+        self.news: list[tuple[L, str | None, bytes]] = []
+        self.expelled: bool = False
+        self._channels: dict[bytes, _Channel[L]] = {}
+        self._changed: dict[bytes, None] = {}
+        self._suspects: set[bytes] = set()
+        self._asked: deque[dict[bytes, None] | None] = deque()  # None: a PING
+        self._unconfirmed: dict[bytes, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._channels)
+
+    def listeners(self) -> set[L]:
+        return {listener for channel in self._channels.values() for listener in channel.listeners}
+
+    def take_news(self) -> list[tuple[L, str | None, bytes]]:
+        """Return the news, which are delivered now."""
+        news, self.news = self.news, []
+        return news
+
+    # Wanted channels
+
+    def add(self, listener: L) -> None:
+        listener.missing = set()
+        for key, name in listener.names.items():
+            channel = self._channels.get(key)
+            if channel is None:
+                channel = self._channels[key] = _Channel(name)
+            channel.listeners.append(listener)
+            if not channel.stands:
+                listener.missing.add(key)
+                self._changed[key] = None
+        if not listener.missing:
+            self.news.append((listener, None, b""))
+
+    def remove(self, listener: L) -> None:
+        for key in listener.names:
+            channel = self._channels.get(key)
+            if channel is not None and listener in channel.listeners:
+                channel.listeners.remove(listener)
+                self._changed[key] = None
+
+    # Commands
+
+    def reset(self) -> None:
+        """The connection is gone, and no channel is confirmed. Call it before you add listeners for the next connection."""
+        self.expelled = False
+        self._asked.clear()
+        self._unconfirmed.clear()
+        self._suspects.clear()
+        for channel in self._channels.values():
+            channel.on_wire = channel.stands = False
+        for listener in self.listeners():
+            listener.missing = set(listener.names)
+        self._changed = dict.fromkeys(self._channels)
+
+    def changes(self) -> list[Command]:
+        """Return the commands that lead from the requested state to the wanted one."""
+        if not self._changed:
+            return []
+        subscribe: list[bytes] = []
+        unsubscribe: list[bytes] = []
+        for key in self._changed:
+            channel = self._channels.get(key)
+            if channel is None:
+                continue
+            if not channel.listeners:
+                del self._channels[key]
+                if channel.on_wire:
+                    unsubscribe.append(key)
+            elif not channel.on_wire:
+                channel.on_wire = True
+                subscribe.append(key)
+        self._changed.clear()
+        commands: list[Command] = [(self._words.unsubscribe, *group) for group in self._in_groups(unsubscribe)]
+        alone = [key for key in subscribe if key in self._suspects]
+        together = [key for key in subscribe if key not in self._suspects]
+        groups = [*self._in_groups(together), *([key] for key in alone)]
+        for group in groups:
+            self._asked.append(dict.fromkeys(group))
+            for key in group:
+                self._unconfirmed[key] = self._unconfirmed.get(key, 0) + 1
+        return commands + [(self._words.subscribe, *group) for group in groups]
+
+    def _in_groups(self, keys: list[bytes]) -> Iterator[list[bytes]]:
+        """Group the channels that may share one command."""
+        groups: dict[int, list[bytes]] = {}
+        for key in keys:
+            groups.setdefault(0 if self._group_of is None else self._group_of(key), []).append(key)
+        for group in groups.values():
+            for start in range(0, len(group), _CHANNELS_PER_COMMAND):
+                yield group[start : start + _CHANNELS_PER_COMMAND]
+
+    def ping(self) -> Command:
+        self._asked.append(None)
+        return ("PING",)
+
+    # Replies
+
+    def heard(self, reply: object) -> None:
+        """A reply or a message."""
+        if not isinstance(reply, list):
+            self._pong()  # to a PING while nothing is subscribed
+            return
+        kind, key = cast("list[bytes]", reply)[:2]
+        if kind == self._words.message:
+            channel = self._channels.get(key)
+            if channel is not None:
+                data = cast("bytes", reply[2])
+                self.news.extend((listener, channel.name, data) for listener in channel.listeners)
+        elif kind == self._words.confirmed:
+            self._confirm(key)
+        elif kind == self._words.gone:
+            self._left(key)
+        elif kind == b"pong":
+            self._pong()
+
+    def _pong(self) -> None:
+        if self._asked and self._asked[0] is None:
+            self._asked.popleft()
+
+    def _left(self, key: bytes) -> None:
+        """An unsubscription: asked for, or because the channel's slot went to another node."""
+        channel = self._channels.get(key)
+        if channel is not None and channel.stands:
+            channel.on_wire = channel.stands = False
+            self.expelled = True
+
+    def _confirm(self, key: bytes) -> None:
+        group = self._asked[0] if self._asked else None
+        if group is not None:
+            group.pop(key, None)
+            if not group:
+                self._asked.popleft()
+        left = self._unconfirmed.get(key, 1) - 1
+        if left:
+            self._unconfirmed[key] = left
+            return
+        self._unconfirmed.pop(key, None)
+        channel = self._channels.get(key)
+        if channel is not None and channel.on_wire:
+            channel.stands = True
+            for listener in channel.listeners:
+                if key in listener.missing:
+                    listener.missing.discard(key)
+                    if not listener.missing:
+                        self.news.append((listener, None, b""))
+
+    def refused(self) -> list[tuple[L, str]]:
+        """The reply to the oldest command is an error: subscribe each channel alone, or leave it to the next connection.
+
+        Returns:
+            (listener, channel) of a channel that the server refuses.
+        """
+        failures: list[tuple[L, str]] = []
+        group = self._asked.popleft() if self._asked else None
+        for key in group or ():
+            self._unconfirmed.pop(key, None)
+            channel = self._channels.get(key)
+            if channel is None:
+                continue
+            if key not in self._suspects and group is not None and len(group) > 1:
+                self._suspects.add(key)
+                channel.on_wire = False
+                self._changed[key] = None
+            else:
+                failures += [(listener, channel.name) for listener in channel.listeners]
+        return failures
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -299,3 +547,125 @@ class Subscriptions:
             except ConnectionLost as lost:
                 self._lost(lost)
         self._plan()
+
+
+# `Subscription`: some channels, the callbacks for their messages, and the wait until the channels are confirmed.
+#
+# Not here: the connection (`subscriptions`).
+
+
+class Hub(Protocol):
+    """The object that opened a subscription."""
+
+    driver: Driver
+    ended: WorqrError | None
+
+    def forget(self, subscription: Subscription) -> None:
+        """Remove the subscription's listener."""
+        ...
+
+
+class ListenerOwner(Protocol):
+    """The connection of some subscriptions."""
+
+    def let_go(self, listener: SubscriptionListener) -> None:
+        """Remove one listener."""
+        ...
+
+
+class Subscription:
+    """Some channels, and the callbacks for their messages. Created by `Subscriptions.open`; all methods belong to the loop.
+
+    Attributes:
+        channels: their names, each once; at least one.
+        listener: the listener of the connection. Set when the subscription is opened, and replaced when its channels move to
+            another node.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        channels: Iterable[str],
+        deliver: Callable[[str, bytes], object],
+        confirmed: Callable[[], object],
+    ) -> None:
+        self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
+        if not self.channels:
+            raise UsageError("a subscription needs at least one channel")
+        self.listener: SubscriptionListener | None = None
+        self._hub = hub
+        self._deliver = deliver
+        self._confirmed = confirmed
+        self._closed = False
+        self._stood = False
+        self._error: Exception | None = None
+        self._waiters: list[Waiter] = []
+
+    def move_to(self, hub: ListenerOwner) -> tuple[SubscriptionListener, SubscriptionListener | None]:
+        """Return the listener for the connection of `hub`, which is used from now on, and the one before it."""
+        before, self.listener = self.listener, SubscriptionListener(self, hub)
+        return self.listener, before
+
+    async def wait_confirmed(self) -> None:
+        """Return when all channels have been subscribed once.
+
+        Waits through outages: put a deadline around it.
+
+        Raises:
+            RefusedByServer: the user has no permission for one of the channels.
+            Unavailable: the link was closed.
+        """
+        driver, waiter = self._hub.driver, Waiter()
+        await driver.prepare(waiter)
+        self._waiters.append(waiter)  # before the check: in a plain thread the confirmation may come meanwhile
+        if not self._stood and self._error is None and self._hub.ended is None:
+            await driver.wait(waiter)
+        error = self._error or (None if self._stood else self._hub.ended)
+        if error is not None:
+            raise copy_of(error)
+
+    def close(self) -> None:
+        """Receive no more messages. Channels without another subscription are unsubscribed. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._hub.forget(self)
+            self.fail(UsageError("this subscription was closed"))
+
+    def receive(self, channel: str | None, data: bytes) -> None:
+        """In the loop: a message, or (without a channel) the news that all channels are confirmed."""
+        if self._closed:
+            return
+        if channel is not None:
+            self._deliver(channel, data)
+            return
+        self._stood, self._error = True, None
+        self._wake()
+        self._confirmed()
+
+    def fail(self, error: Exception) -> None:
+        """In the loop: the channels cannot be subscribed."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        wake_all(waiters)
+
+
+class SubscriptionListener(Listener):
+    """The listener of a subscription on one connection."""
+
+    def __init__(self, subscription: Subscription, hub: ListenerOwner) -> None:
+        super().__init__(subscription.channels)
+        self.subscription = subscription
+        self.hub: ListenerOwner = hub
+
+
+def receive_all(news: list[tuple[SubscriptionListener, str | None, bytes]]) -> None:
+    """In the loop. One callback that fails does not keep the news from the others."""
+    for listener, channel, data in news:
+        try:
+            if listener.subscription.listener is listener:
+                listener.subscription.receive(channel, data)
+        except Exception as error:
+            emit(logger, "link.deliver", BUG, exc_info=error)

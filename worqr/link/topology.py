@@ -19,17 +19,21 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrBug, WorqrError
-from worqr.link.connection import Wire, open_connection
-from worqr.link.connection_thread import WireHolder
-from worqr.link.connector import pause_after
-from worqr.link.endpoint_watcher import EndpointWatcher, error_of
-from worqr.link.endpoints import OnSilence, StaticEndpoint
+from worqr.link.connection import (
+    ConnectionLost,
+    ErrorAction,
+    ErrorReply,
+    OnSilence,
+    StaticEndpoint,
+    Wire,
+    open_connection,
+    remedy_for,
+)
+from worqr.link.connector import Outage, pause_after
+from worqr.link.endpoint_watcher import EndpointWatcher, WireHolder, error_of
 from worqr.link.log_thread import LogThread
-from worqr.link.outage import Outage
-from worqr.link.reasons import remedy_for
-from worqr.link.server_errors import ConnectionLost, ErrorAction, ErrorReply
+from worqr.link.session import SLOTS
 from worqr.link.settings import Endpoint, LinkSettings
-from worqr.link.wire_form import SLOTS
 
 logger: logging.Logger = logging.getLogger(__name__)
 

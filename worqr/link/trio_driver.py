@@ -12,8 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Timer, Waiter, guarded
-from worqr.link.timers import Timers
+from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Timer, Timers, Waiter, guarded
 
 T = TypeVar("T")
 
@@ -169,7 +168,7 @@ class _Alarm:
         timer = self._timers.add(when, callback)
         if self._scope is None:
             self._scope = trio.CancelScope()
-            trio.lowlevel.spawn_system_task(self._run, name="worqr.link.timers")
+            trio.lowlevel.spawn_system_task(self._run, name="worqr.link.driver")
         elif self._timers.next() != self._wakes_at:
             self._set()
         return timer

@@ -6,16 +6,123 @@ others as one. A queue that was shown stays, so that its counters do not jump.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from itertools import accumulate
+from typing import Any, Final
 
+import trio
+
+from worqr.client.fleet import Fleet
+from worqr.client.inspection import RunTotalsReader
+from worqr.client.mesh_client import MeshClient
+from worqr.client.schedules import all_schedules, schedule_of
 from worqr.cron import Schedule
-from worqr.link import ServerStats
+from worqr.inside import client_of
+from worqr.keys import RegistryKeys
+from worqr.link import Link, ServerStats, loop_name_here
 from worqr.mesh_records import MeshInfo, QueueInfo
-from worqr.metrics.runs import add_runs
-from worqr.metrics.samples import Samples
+from worqr.metrics.catalogue import Samples
+from worqr.ops import look_at_workers
+from worqr.run_counts import (
+    OUTCOMES,
+    RUN_BOUNDS,
+    RUN_FIELDS,
+    RUN_SUM,
+    WAIT_BOUNDS,
+    WAIT_FIELDS,
+    WAIT_SUM,
+)
+from worqr.stored_values import readable
+
+# The metrics of runs: outcomes, and how long runs took and jobs waited. Workers count them: `worqr.run_counts`.
+
+
+BOUNDS: Final = tuple(4**i / 1000 for i in range(1, 10))
+"""The upper bounds of the buckets that Prometheus gets, in seconds: 4 ms to 262 s. Fewer bounds are fewer series."""
+
+
+def add_runs(found: Samples, name: str, queues: Iterable[Mapping[str, int]]) -> None:
+    """Add the sums of the totals of these queues."""
+    totals: Counter[str] = Counter()
+    for each in queues:
+        totals.update(each)
+    for outcome in OUTCOMES:
+        found.add("worqr_runs_total", totals[outcome], name, outcome)
+    runs, waits = _buckets(totals, RUN_FIELDS, RUN_BOUNDS), _buckets(totals, WAIT_FIELDS, WAIT_BOUNDS)
+    found.add_histogram("worqr_run_seconds", runs, totals[RUN_SUM] / 1000, name)
+    found.add_histogram("worqr_wait_seconds", waits, totals[WAIT_SUM] / 1000, name)
+
+
+def _buckets(totals: Mapping[str, int], fields: Sequence[str], bounds: Sequence[float]) -> dict[str, int]:
+    """Return how many values are below each of BOUNDS, and how many there are."""
+    below = list(accumulate(totals.get(field, 0) for field in fields))
+    return {**{str(bound): below[bounds.index(bound)] for bound in BOUNDS}, "+Inf": below[-1]}
+
+
+# `FleetReader`: looks at the whole mesh for its metrics, again and again.
+
+
+Together = Callable[[Sequence[Callable[[], Awaitable[Any]]]], Awaitable[list[Any]]]
+GIVE_UP_AFTER: Final = 1.5
+"""Seconds until a server that does not reply counts as away, so that a scrape ends within two."""
+
+
+class FleetReader:
+    """Looks at one mesh for one caller, on Trio, on asyncio or in a plain thread.
+
+    Args:
+        mesh: The mesh, which is connected when it is read.
+        together: Makes calls, and returns what they return. It may make them side by side, so that they are one batch.
+    """
+
+    def __init__(self, mesh: Fleet, together: Together | None = None) -> None:
+        self._mesh = mesh
+        self._together: Together = _one_by_one if together is None else together
+        self._client: MeshClient = client_of(mesh)
+        self._runs = RunTotalsReader(self._client)
+
+    async def read(self) -> FleetSnapshot:
+        """Look at the mesh once.
+
+        Raises:
+            RefusedByServer: The user lacks a permission of an operator.
+            Unavailable: The server did not reply.
+        """
+        client, keys = self._client, RegistryKeys(self._client.settings.prefix)
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            self._mesh.info,
+            partial(all_schedules, client.ask, keys),
+            partial(client.link.call, look_at_workers(keys)),
+            partial(_server_stats, client.link),
+        ]
+        info, (rows, now), workers, server = await self._together(calls)
+        return FleetSnapshot(
+            mesh=info,
+            dying=len(workers.dying),
+            schedules=[schedule_of(row, now) for row in rows],
+            pending={readable(row.name): len(row.pending) for row in rows},
+            runs=await self._runs.read(info.queues),
+            server=server,
+        )
+
+
+async def _one_by_one(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
+    return [await call() for call in calls]
+
+
+async def _server_stats(link: Link) -> ServerStats:
+    match loop_name_here():
+        case "Trio":
+            return await trio.to_thread.run_sync(link.server_stats, GIVE_UP_AFTER, abandon_on_cancel=True)
+        case "asyncio":
+            return await asyncio.to_thread(link.server_stats, GIVE_UP_AFTER)
+        case _:
+            return link.server_stats(GIVE_UP_AFTER)
+
 
 OTHER: Final = "(other)"
 """The label of the queues that are not shown by their names. No queue can have this name and be served by a function."""

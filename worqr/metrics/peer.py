@@ -6,8 +6,8 @@ from typing import Protocol
 
 from worqr.inside import readings_of
 from worqr.mesh_records import Health
-from worqr.metrics.samples import Samples
-from worqr.peer.readings import PeerReadings
+from worqr.metrics.catalogue import Samples
+from worqr.peer.peer import PeerReadings
 
 
 class HasReadings(Protocol):

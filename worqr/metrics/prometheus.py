@@ -14,9 +14,8 @@ except ImportError as _missing:
     raise ImportError("worqr.metrics needs the Prometheus client: pip install 'worqr[metrics]'") from _missing
 
 from worqr.metrics import catalogue
-from worqr.metrics.catalogue import FLEET, PEER
+from worqr.metrics.catalogue import FLEET, PEER, Samples
 from worqr.metrics.peer import HasReadings, peer_samples
-from worqr.metrics.samples import Samples
 
 _MAKERS: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 

@@ -3,9 +3,9 @@
 Each function has the name of its script in ``lua/``, whose header documents the guarantees. This package has the Python
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
-Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id), `job_record` (all that is stored about a job),
-`dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole), `snapshots` (its
-snapshot), `mesh_log` (its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`, `batches`,
+Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id, and all that is stored about it),
+`dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole, and its snapshot),
+`mesh_log` (its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`, `batches`,
 `inspection` (read a queue), `replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
@@ -89,27 +89,25 @@ from worqr.ops.inspection import (
     list_tasks,
     read_runs,
 )
-from worqr.ops.job_record import (
+from worqr.ops.jobs import (
     HEAD_BYTES,
     MANY_RECORDS,
     READ_BYTES,
-    Everything,
-    Stored,
-    StoredResult,
-    read_job,
-    read_payload,
-)
-from worqr.ops.jobs import (
     Dispatched,
+    Everything,
     JobState,
     NewJob,
     Promoted,
     ResultReply,
+    Stored,
+    StoredResult,
     cancel_job,
     dispatch_jobs,
     job_status,
     promote_due,
     promote_jobs,
+    read_job,
+    read_payload,
     read_result,
 )
 from worqr.ops.lanes import FIRST_CANCEL_STEP, LaneRow, cancel_lane, list_lanes, set_lane
@@ -135,12 +133,16 @@ from worqr.ops.registry import (
     NOTE_EVERY,
     QUEUES_AT_ONCE,
     QUEUES_EXPIRE_S,
+    SNAPSHOT_EXPIRE_S,
     UNUSED_MS,
+    WAITING_EXPIRE_S,
+    WATCHED_EXPIRE_S,
     WIRE_VERSION,
     WORK_MAPS_AT_ONCE,
     WORKERS_AT_ONCE,
     Beat,
     QueuesPage,
+    StoredSnapshot,
     WorkerHeartbeats,
     WorkerRow,
     WorkersPage,
@@ -158,6 +160,8 @@ from worqr.ops.registry import (
     look_at_workers,
     map_work,
     note_queues,
+    post_scan,
+    read_snapshot,
     start_worker,
     stop_worker,
     unmap_work,
@@ -187,14 +191,6 @@ from worqr.ops.schedules import (
     renew_schedules,
     rewind_schedules,
     tick_schedules,
-)
-from worqr.ops.snapshots import (
-    SNAPSHOT_EXPIRE_S,
-    WAITING_EXPIRE_S,
-    WATCHED_EXPIRE_S,
-    StoredSnapshot,
-    post_scan,
-    read_snapshot,
 )
 from worqr.ops.tasks import (
     Result,

@@ -43,7 +43,7 @@ def start_work(
     "limits": other limits hold now, and perhaps other rules of lanes. "lanes": only the workers' rules of its lanes are others.
 
     `last` is the highest start request number that the worker sent to this queue before. `limits`: see
-    `worqr.limits`. `lanes`: see `worqr.lanes`. `options`: JSON, other options of the handler, for people.
+    `worqr.limits`. `lanes`: see `worqr.limits`. `options`: JSON, other options of the handler, for people.
 
     The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """

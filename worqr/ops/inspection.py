@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
-from worqr.keys import QueueKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import LaneKeys, QueueKeys
 from worqr.limits import Limit, parse_limits
 from worqr.ops.jobs import JobState
 from worqr.ops.replies import (
@@ -195,7 +194,7 @@ def find_task(keys: QueueKeys, task: bytes, most: int) -> Call[FoundTask]:
 
 
 def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
-    """Return up to `limit` of the runs that ended last (`worqr.ended_runs`), the last one first."""
+    """Return up to `limit` of the runs that ended last (`worqr.records`), the last one first."""
 
     def read(reply: Reply) -> list[bytes]:
         status_word(reply)

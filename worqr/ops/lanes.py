@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from worqr.keys import QueueKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import LaneKeys, QueueKeys
 from worqr.ops.operators import CANCEL_PAGE, CancelReply
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text, wholes
 from worqr.script_call import Call

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worqr.keys import QueueKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import LaneKeys, QueueKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, read_changed, status_word, text, wholes
 from worqr.script_call import Call
 from worqr.stored_values import exact

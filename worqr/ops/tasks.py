@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from worqr.errors import at_max_length
-from worqr.keys import QueueKeys
-from worqr.lane_keys import LaneKeys
+from worqr.keys import LaneKeys, QueueKeys, RoomKeys
 from worqr.lua import script
 from worqr.ops.replies import (
     MAX_BYTES,
@@ -24,7 +23,6 @@ from worqr.ops.replies import (
 )
 from worqr.records import RemoteError
 from worqr.remote_error import fields_as_json
-from worqr.room_keys import RoomKeys
 from worqr.script_call import Argument, Call, Merge
 
 
@@ -231,7 +229,7 @@ def note_runs(
         worker: the id of the worker.
         number: grows with each request.
         counts: how much to add to each field.
-        ended: runs to store (`worqr.ended_runs`), at most MAX_ITEMS, the last one at the end.
+        ended: runs to store (`worqr.records`), at most MAX_ITEMS, the last one at the end.
         keep: how many of them the queue keeps.
     """
     args = (number, keep, b"\n".join(ended), *(part for each in counts.items() for part in each))

@@ -23,35 +23,186 @@ from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from time import monotonic
 from typing import Any, ClassVar, Protocol
 
 from worqr import ops
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
-from worqr.lanes import NO_RULES
-from worqr.limits import DECLARES_NOTHING
+from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, StartReply
-from worqr.peer.admission import Admission
-from worqr.peer.claim_request import ClaimRequest
-from worqr.peer.handlers import Handler
-from worqr.peer.job_policies import policies_over
-from worqr.peer.lane_filing import LaneOf, filed_in_lanes
-from worqr.peer.lifecycle import Lifecycle, Phase
-from worqr.peer.registration import Registration
+from worqr.peer.executors.offloaded import Handler
+from worqr.peer.lifecycle import Admission, Lifecycle, Phase
+from worqr.peer.list_run import ListGatherer, ListRun
 from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.run_counter import RunCounter
-from worqr.peer.scheduler import Share
+from worqr.peer.scheduler import ClaimRequest, Share
+from worqr.peer.session import Registration
 from worqr.peer.settles import Settles
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
-from worqr.peer.units import Units
 from worqr.policy import Broken, Policy
 from worqr.records import CancelReason
 from worqr.remote_error import remote_error
+from worqr.script_call import Call
+from worqr.shard_layout import shard_of
+
+# `Units`: what a consumer uses of the scheduler. `ListUnits` is the form for list handlers, whose runs take several claims.
+#
+# A run takes the units of its handler, however many claims it has. So the units of a list handler are counted in list runs: one
+# run for up to `batch_size` claims, and none for claims that are added to a run that waits for more.
+
+
+class Units(Protocol):
+    """The units of a peer, for one consumer. See `worqr.peer.scheduler.Scheduler`, which is one."""
+
+    @property
+    def dispatch_soon(self) -> Callable[[], None]:
+        """Called when units have become free."""
+        ...
+
+    def check_fits(self, queue: str, size: int) -> None: ...
+    def begin_wanting(self, share: Share) -> None: ...
+    def reserve(self, share: Share, n: int) -> None: ...
+    def take(self, share: Share, n: int, *, first: bool) -> None: ...
+    def release(self, share: Share, fence: int, last: bool) -> None: ...
+    def release_early(self, share: Share, fence: int, *, place: bool) -> None: ...
+    def dispatch(self) -> None: ...
+
+
+class ListUnits:
+    """The units of one consumer of a list handler. `reserve` and `take` get numbers of claims, as of every consumer."""
+
+    def __init__(self, scheduler: Units, gatherer: ListGatherer) -> None:
+        self._scheduler = scheduler
+        self._gatherer = gatherer
+        self._reserved = 0
+        self._granted = 0
+
+    @property
+    def dispatch_soon(self) -> Callable[[], None]:
+        """Called when units have become free."""
+        return self._scheduler.dispatch_soon
+
+    def check_fits(self, queue: str, size: int) -> None:
+        """Raise UsageError if a run of `size` units of `queue` would never fit."""
+        self._scheduler.check_fits(queue, size)
+
+    def begin_wanting(self, share: Share) -> None:
+        """Note that the consumer has a reason to request tasks again."""
+        self._scheduler.begin_wanting(share)
+
+    def dispatch(self) -> None:
+        """Let the consumers of the peer request tasks for the free units."""
+        self._scheduler.dispatch()
+
+    def reserve(self, share: Share, n: int) -> None:
+        """Note that `n` more claims are being requested, some of them for the run that waits. Less than 0: the reply is there."""
+        if n > 0:
+            self._reserved = ceil(max(0, n - self._gatherer.room) / self._gatherer.size)
+            self._scheduler.reserve(share, self._reserved)
+        else:
+            self._granted, self._reserved = self._reserved, 0
+            self._scheduler.reserve(share, -self._granted)
+
+    def take(self, share: Share, n: int, *, first: bool) -> None:
+        """Do nothing: `take_for` takes the units of a list run."""
+
+    def take_granted(self, share: Share) -> None:
+        """Take the units that the reply was for, for as many runs. Other runs wait for a turn of their consumer."""
+        for run in self._gatherer.without_units()[: self._granted]:
+            self.take_for(run, share)
+        self._granted = 0
+
+    def take_for(self, run: ListRun, share: Share) -> None:
+        """Take the units of one list run."""
+        self._scheduler.take(share, 1, first=share.held == 0)
+        run.reserve_units()
+
+    def release(self, share: Share, fence: int, last: bool) -> None:
+        """Release the units of a list run, whose first claim was `fence`."""
+        self._scheduler.release(share, fence, last)
+
+    def release_early(self, share: Share, fence: int, *, place: bool) -> None:
+        """Release the units of a list run that is stuck; see `Scheduler.release_early`."""
+        self._scheduler.release_early(share, fence, place=place)
+
+
+# `policies_over`: the policies of jobs that have policy fields of their own, each made once.
+
+
+MANY_POLICIES = 100
+"""Limit of cached policies of jobs. If all jobs of a queue have different fields, no cached policy is used twice."""
+
+
+def policies_over(policy: Policy) -> Callable[[PolicyFields], Policy]:
+    """Return a factory of policies for jobs with policy fields of their own.
+
+    Most jobs of a queue have the same fields, so each policy is made once.
+    """
+    made: dict[PolicyFields, Policy] = {}
+
+    def with_own(own: PolicyFields) -> Policy:
+        if (known := made.get(own)) is None:
+            if len(made) >= MANY_POLICIES:
+                made.clear()
+            known = made[own] = policy.with_overrides({name.decode(): value.decode() for name, value in own})
+        return known
+
+    return with_own
+
+
+# Files tasks in their lanes: those that a program without worqr has pushed to the queue of a function with lanes.
+#
+# Such a task waits in the list of the queue. A worker that has claimed it finds out its lane, and puts it at the back of that
+# lane instead of running it. So the limits and the order of a lane hold for all producers. A task whose worker has died before
+# is in no lane either, although it is a job then.
+
+
+LaneOf = Callable[[bytes], str | None]
+"""Returns the lane that a payload belongs into; None if it belongs into none."""
+
+
+def lane_in_shard(lane_of: LaneOf | None, shards: Sequence[QueueKeys], keys: QueueKeys) -> LaneOf | None:
+    """Return what finds the lanes of a shard. A lane is in one shard, and no script can move a task to another one."""
+    if lane_of is None or len(shards) == 1:
+        return lane_of
+
+    def find(task: bytes) -> str | None:
+        lane = lane_of(task)
+        return lane if lane is not None and shard_of(tuple(shards), lane) == keys else None
+
+    return find
+
+
+def filed_in_lanes(
+    keys: QueueKeys, registration: Registration, runs: Sequence[Run[Any]], lane_of: LaneOf, settles: Settles
+) -> Sequence[Run[Any]]:
+    """Send claims that belong into a lane there, in their order. Return the others, which run."""
+    lanes: dict[int, str] = {}
+    for run in runs:
+        lane = lane_of(run.task) if _is_in_no_lane(run) else None
+        if lane is not None:
+            run.settle()
+            lanes[run.fence] = lane
+    if not lanes:
+        return runs
+
+    def make(claims: Sequence[int]) -> Call[dict[int, str]]:
+        return ops.file_tasks(keys, registration.worker, {claim: lanes[claim] for claim in claims})
+
+    settles.send(keys, registration, list(lanes), make, lambda _ended, _failure: None)
+    return [run for run in runs if run.fence not in lanes]
+
+
+def _is_in_no_lane(run: Run[Any]) -> bool:
+    """Return True for a raw task, and for a job that was one and has no lane. A job that was dispatched without one has none."""
+    record = run.record
+    return record is None or (b"twin" in record and b"lane" not in record)
+
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -108,7 +259,7 @@ class QueueOptions:
     Attributes:
         recent: how many of the runs that ended last the queue keeps.
         limits: what may start (`worqr.limits`).
-        lanes: how its lanes start tasks (`worqr.lanes`).
+        lanes: how its lanes start tasks (`worqr.limits`).
         lane_of: returns the lane that a payload belongs into; None if no payload belongs into one.
     """
 

@@ -29,7 +29,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle
-from worqr.peer.registration import Registration
+from worqr.peer.session import Registration
 from worqr.peer.settles import FIRST_PAUSE, LONGEST_PAUSE, Settles
 from worqr.script_call import Call
 

@@ -8,9 +8,60 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+
+import trio
 
 from worqr.log_events import emit_fields
+
+# Sleep until times that all periodic checks of a peer share, so that an idle process wakes up rarely.
+
+
+async def sleep_aligned(period: float) -> None:
+    """Sleep until the clock of the loop shows the next multiple of `period` seconds.
+
+    Tasks with the same period, or with a multiple of it, wake up at the same moment. The clock of a Trio loop begins at a random
+    time, so different processes wake up at different moments.
+    """
+    await trio.sleep_until(next_aligned_time(period))
+
+
+def next_aligned_time(period: float) -> float:
+    """Return the time by the loop's clock at which `sleep_aligned` returns."""
+    return (trio.current_time() // period + 1) * period
+
+
+# Wait on an event loop, asyncio's or Trio's, for what another thread does.
+
+
+async def wait_done(future: Future[Any]) -> None:
+    """Wait until the future is done. A cancelled wait does not cancel the future."""
+    if trio.lowlevel.in_trio_task():
+        event = trio.Event()
+        _when_done(future, trio.lowlevel.current_trio_token().run_sync_soon, event.set)
+        await event.wait()
+    else:
+        import asyncio  # imported here, because most programs on Trio do not need it
+
+        loop = asyncio.get_running_loop()
+        asyncio_event = asyncio.Event()
+        _when_done(future, loop.call_soon_threadsafe, asyncio_event.set)
+        await asyncio_event.wait()
+
+
+def _when_done(
+    future: Future[Any], call_soon: Callable[[Callable[[], None]], object], callback: Callable[[], None]
+) -> None:
+    def done(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # trio.RunFinishedError, or asyncio's: the loop has ended, so no task waits
+            call_soon(callback)
+
+    future.add_done_callback(done)
+
 
 REPEAT_AFTER = 60.0
 """Seconds between two log lines about the same subject with the same text."""

@@ -21,17 +21,15 @@ import trio
 
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, StartReply
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer, QueueOptions
-from worqr.peer.handlers import Handler, named_after
+from worqr.peer.consumer import ConsumerServices, HandlerConsumer, ListUnits, QueueOptions
+from worqr.peer.executors.offloaded import Handler, named_after
 from worqr.peer.lifecycle import Phase
-from worqr.peer.list_gatherer import ListGatherer
-from worqr.peer.list_run import ListItem, ListRun
-from worqr.peer.registration import Registration
+from worqr.peer.list_run import ListGatherer, ListItem, ListRun
 from worqr.peer.run import CLAIMED, Run, current_run
 from worqr.peer.scheduler import Share
+from worqr.peer.session import Registration
 from worqr.peer.task_log import logger as task_log
 from worqr.peer.task_log import note_started
-from worqr.peer.units import ListUnits
 from worqr.policy import Policy
 from worqr.tracebacks import is_a
 

@@ -17,13 +17,13 @@ import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
-from worqr.ended_runs import Outcome, StoredRun, encode_run
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.peer.lifecycle import Lifecycle
-from worqr.peer.registration import Registration
+from worqr.peer.session import Registration
+from worqr.records import Outcome, StoredRun, encode_run
 from worqr.run_counts import OUTCOMES, RunCounts, waited_ms
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
 """`Scheduler`: how many units of work a peer holds at the same time, and which queue gets the next free unit.
 
 All consumers of a peer share one `Scheduler`. A `Share` is the part of it that belongs to one consumer. A `Pool` is a second
-limit (threads, processes) that some consumers share. Not here: requests to the server (`consumer`), and how "auto" finds its
-number (`adaptive_concurrency`).
+limit (threads, processes) that some consumers share. Not here: requests to the server (`consumer`).
 
 Consumers that could use more units than they have are *contenders*. Free units go to them in turns. The virtual time of a
 consumer is the number of units that it was given, divided by its priority. The consumer with the least virtual time is next; if
@@ -16,16 +15,246 @@ large run does not fit, smaller runs may bypass it `PATIENCE` times. After that,
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from enum import Enum
 from math import ceil
+from pathlib import Path
 from time import monotonic
 from typing import Final, Literal, Protocol
 
+import trio
 from trio_util import RepeatedEvent
 
-from worqr.peer.claim_request import ClaimRequest
-from worqr.peer.run_sizes import AUTO_MAX, check_run_fits
+from worqr.errors import UsageError
+
+# Whether the runs of a queue fit into the concurrency of a peer.
+
+
+AUTO_MAX: Final = 1000
+"""The largest concurrency that "auto" chooses."""
+
+
+def check_run_fits(queue: str, size: int, concurrency: int | Literal["auto"]) -> None:
+    """Raise UsageError if a run of `size` units of `queue` would never fit."""
+    if concurrency == "auto":
+        if size > AUTO_MAX:
+            raise UsageError(
+                f"queue {queue!r}: a run of size {size} would never find room: concurrency='auto' is at most {AUTO_MAX} units"
+            )
+    elif size > concurrency:
+        raise UsageError(
+            f"queue {queue!r}: a run of size {size} would never find room: the concurrency of this peer is {concurrency} units"
+        )
+
+
+# How many cores a process may use, and how many it needs.
+
+
+class CpuMeter:
+    """Measures from its creation on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._used = time.process_time()
+        self._waited = _wait_times()
+
+    def wanted(self) -> float:
+        """Return the number of cores that the process has needed since its creation.
+
+        This is the average number of threads that ran, or were ready to run without getting a core. Systems other than Linux do
+        not report waiting threads; there, only running threads count.
+        """
+        waited = sum([wait - self._waited.get(thread, 0) for thread, wait in _wait_times().items()]) / 1e9
+        return (time.process_time() - self._used + waited) / (time.monotonic() - self._began)
+
+
+def _wait_times() -> dict[str, int]:
+    """Return for each thread the nanoseconds in which it was ready to run without running."""
+    found: dict[str, int] = {}
+    threads = Path("/proc/self/task")
+    try:
+        names = os.listdir(threads)
+    except OSError:
+        return found
+    for name in names:
+        words = _read_words(threads / name / "schedstat")  # time on a core, time ready without one, times it ran
+        if len(words) == 3:
+            found[name] = int(words[1])
+    return found
+
+
+def default_processes(root: Path = Path("/")) -> int:
+    """Return the default number of worker processes: the number of cores that this process may use, rounded up."""
+    return max(1, math.ceil(usable_cores(root)))
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Return how many cores this process may use: its CPU affinity, limited by the quota of its control group."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([float(cpus), *_quotas(root)])
+
+
+def _quotas(root: Path) -> list[float]:
+    """Return the quotas from the files of control groups, versions 2 and 1, where they can be read."""
+    found: list[float] = []
+    groups, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    try:
+        lines = own.read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            folder = groups / path.strip("/")
+            for level in [folder, *folder.parents]:
+                if level == groups.parent:
+                    break
+                found += _parse_quota(_read_words(level / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for level in (groups / "cpu" / path.strip("/"), groups / "cpu"):
+                found += _parse_quota(
+                    _read_words(level / "cpu.cfs_quota_us") + _read_words(level / "cpu.cfs_period_us")
+                )
+    return found
+
+
+def _read_words(file: Path) -> list[str]:
+    try:
+        return file.read_text("utf-8").split()
+    except OSError:
+        return []
+
+
+def _parse_quota(words: list[str]) -> list[float]:
+    """Return the cores of a quota and its period, both in microseconds: ``["150000", "100000"]`` is one and a half cores.
+
+    "max" and -1 are no quota.
+    """
+    if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]) > 0:
+        return [int(words[0]) / int(words[1])]
+    return []
+
+
+# `ClaimRequest`: whether a consumer should request tasks, whether a request is under way, and for how many tasks.
+#
+# Pure: no I/O and no clock. `consumer` sends the requests and reads the replies. `scheduler` decides which consumer may send
+# one.
+
+
+class RequestState(Enum):
+    """The states of a `ClaimRequest`; its docstring has the table."""
+
+    IDLE = "idle"
+    WANTED = "wanted"
+    IN_FLIGHT = "in flight"
+    IN_FLIGHT_AGAIN = "in flight, again afterwards"
+
+
+_IDLE: Final = RequestState.IDLE
+_WANTED: Final = RequestState.WANTED
+_IN_FLIGHT: Final = RequestState.IN_FLIGHT
+_IN_FLIGHT_AGAIN: Final = RequestState.IN_FLIGHT_AGAIN
+
+
+class ClaimRequest:
+    """At most one start request at a time. A request for 0 tasks forwards a wake-up to another worker.
+
+    ================  ================  =======================  ==============  ==================  ===============
+    state             `want`            `send(n)`, `send(0)`     `replied`       `refused`           `discarded`
+    ================  ================  =======================  ==============  ==================  ===============
+    IDLE              WANTED            -, IN_FLIGHT             -               -                   -
+    WANTED            WANTED            IN_FLIGHT, ..._AGAIN     -               -                   -
+    IN_FLIGHT (n)     IN_FLIGHT_AGAIN   -                        WANTED if more  IDLE                WANTED
+    IN_FLIGHT (0)     IN_FLIGHT_AGAIN   -                        IDLE            IDLE                IDLE
+    IN_FLIGHT_AGAIN   IN_FLIGHT_AGAIN   -                        WANTED          IDLE                WANTED
+    ================  ================  =======================  ==============  ==================  ===============
+
+    "more": the reply left tasks behind, or the server did not say so. If not, the same script has registered the worker as
+    waiting, and a wake-up will come. A wake-up is pending from `wake` until the next `send`, in every state.
+
+    Attributes:
+        state: see the table.
+        reserved: how many tasks the request that is under way is for.
+        wakeup_pending: a wake-up arrived for tasks that were not requested yet.
+        recheck_on_reply: check for cancelled and stray claims when the reply has arrived.
+        workers_waiting: how many workers waited for tasks of this queue when the last reply was made; infinity: it is paused.
+    """
+
+    __slots__ = ("recheck_on_reply", "reserved", "state", "wakeup_pending", "workers_waiting")
+
+    def __init__(self) -> None:
+        self.state: RequestState = _IDLE
+        self.reserved: int = 0
+        self.wakeup_pending: bool = False
+        self.recheck_on_reply: bool = False
+        self.workers_waiting: float = 0
+
+    @property
+    def in_flight(self) -> bool:
+        """A request is under way."""
+        return self.state is _IN_FLIGHT or self.state is _IN_FLIGHT_AGAIN
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is a reason to request tasks, or tasks are being requested."""
+        return self.reserved > 0 or self.state is _WANTED or self.state is _IN_FLIGHT_AGAIN
+
+    def want(self) -> bool:
+        """Note that there may be tasks. Return True if there was no reason to request any before."""
+        if self.state is _IDLE:
+            self.state = _WANTED
+            return True
+        if self.state is _IN_FLIGHT:
+            self.state = _IN_FLIGHT_AGAIN
+            return not self.reserved
+        return False
+
+    def wake(self) -> None:
+        """Note a wake-up. It is pending until a request has been sent."""
+        self.wakeup_pending = True
+
+    def send(self, wanted: int) -> None:
+        """Note that a request for `wanted` tasks is sent now. 0 only forwards a wake-up, and does not end the reason to request
+        tasks.
+        """
+        self.state = _IN_FLIGHT_AGAIN if not wanted and self.state is _WANTED else _IN_FLIGHT
+        self.reserved = wanted
+        self.wakeup_pending = False
+
+    def replied(self, more: bool, workers_waiting: float) -> None:
+        """Note that the reply is used. With `more`, request again, because the reply left tasks behind."""
+        again = self.state is _IN_FLIGHT_AGAIN or (more and self.reserved > 0)
+        self.state = _WANTED if again else _IDLE
+        self.reserved = 0
+        self.workers_waiting = workers_waiting
+
+    def refused(self) -> None:
+        """Note that the server refused the request. The next scan of the leader is a new reason to request tasks."""
+        self.state = _IDLE
+        self.reserved = 0
+
+    def discarded(self) -> None:
+        """Note that the reply is not used, because the registration is over or the queue is being left. The reason to request
+        tasks stays.
+        """
+        self.state = _WANTED if self.is_wanted else _IDLE
+        self.reserved = 0
+
+    def recheck(self) -> None:
+        """Check the claims again when the reply under way has arrived: some of them may be cancelled or strays."""
+        self.recheck_on_reply = True
+
+    def take_recheck(self) -> bool:
+        """Return True, once, if `recheck` was called."""
+        recheck, self.recheck_on_reply = self.recheck_on_reply, False
+        return recheck
+
 
 BRIEF: Final = 0.05
 """Seconds. A queue whose runs end within this time may use all free units in its turn."""
@@ -128,7 +357,7 @@ class Scheduler:
 
     Attributes:
         concurrency: units that may be held at once. If it falls, tasks that run already are not affected.
-        auto: `adaptive_concurrency` chooses the concurrency.
+        auto: `AdaptiveConcurrency` chooses the concurrency.
         quiet: no task is claimed until `resume`.
         used: units that are in use.
         peak: the most that were in use since `reset_peak`.
@@ -398,3 +627,138 @@ def _sum_priorities(contenders: Sequence[Contender]) -> Mapping[Pool | None, flo
 
 def _order_of(consumer: Contender) -> tuple[float, float]:
     return consumer.share.virtual_time, -consumer.share.priority
+
+
+# `AdaptiveConcurrency`: adapts the concurrency of a peer with ``concurrency="auto"``, once a second.
+#
+# `ConcurrencyController` is the rule, without a clock or a loop. The rule has these cases:
+#
+# * *CPU high*: the process needs 90 % of its cores. CPU time that other programs took from it counts as needed. The concurrency
+# falls by 25 %, but not below the number of cores, because fewer units could not use them. * *Lag high*: the loop is 50 ms late
+# on average, because a handler blocks it. The concurrency falls by 25 %, down to 1, whatever the CPU load. * *Room*: the
+# process needs less than 75 % of its cores, and the loop is less than 25 ms late. If all units were in use and more were
+# needed, the concurrency rises. It doubles each second until the load was high once. After that it rises by 1, then by 2, 4, 8.
+# * Otherwise it does not change. It also does not change while the last decision has not taken effect, because longer runs go
+# on. * *Unused*: less than half is in use. The concurrency falls by 5 %, down to its first value. So a burst after a quiet hour
+# does not start all at once.
+#
+# If the loop wakes up later than a thread may hold the interpreter's lock, Python code is the limit. Then the rule counts one
+# core, however many the machine has.
+
+
+ADJUST_EVERY: Final = 1.0
+PROBE_EVERY: Final = 0.05
+IDLE_EVERY: Final = 0.5
+"""Seconds between decisions, and between measurements of the loop's delay, while something runs and while nothing does."""
+CPU_HIGH: Final = 0.9
+CPU_LOW: Final = 0.75
+"""Shares of the cores. From the first one on, the load is too high; below the second one, more runs may start."""
+LAG_HIGH: Final = 0.05
+LAG_LOW: Final = 0.025
+"""Average delay of the loop in seconds. From the first one on, the load is too high; below the second one, more runs may start.
+"""
+IN_USE: Final = 0.9
+"""Share of the concurrency, less a largest run, that counts as fully used."""
+OVERLOAD_FACTOR: Final = 0.75
+UNUSED_FACTOR: Final = 0.95
+"""Factors of the concurrency after a second with too much load, and after a second in which half of it was unused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The measurements of one second.
+
+    Attributes:
+        cpu: cores that this process needed, with all its threads.
+        lag: average delay of the loop in seconds.
+        peak: the largest number of units that were held at the same time.
+        short: more units would have been used.
+    """
+
+    cpu: float
+    lag: float
+    peak: int
+    short: bool
+
+
+class ConcurrencyController:
+    """The rule: it turns each sample into the concurrency of the next second.
+
+    Attributes:
+        cores: how many the process may use; a fraction if a quota allows less than one.
+        concurrency: units, the present one.
+    """
+
+    def __init__(self, cores: float, concurrency: int = AUTO_START) -> None:
+        self.cores = cores
+        self.concurrency: int = concurrency
+        self._step = concurrency
+
+    def next_concurrency(self, seen: Sample, least: int = 1) -> int:
+        """Return the concurrency from now on.
+
+        Args:
+            seen: the sample taken with the present concurrency.
+            least: units, the size of the largest run.
+        """
+        cores = min(self.cores, 1) if seen.lag >= sys.getswitchinterval() else self.cores
+        full, late = seen.cpu >= CPU_HIGH * cores, seen.lag >= LAG_HIGH
+        roomy = seen.cpu < CPU_LOW * cores and seen.lag < LAG_LOW
+        if full or late:
+            self._step = 1
+            if 0 < seen.peak <= self.concurrency:
+                self._shrink(seen.peak * OVERLOAD_FACTOR, 1 if late else ceil(self.cores))
+        elif roomy and seen.short and seen.peak > max(0, IN_USE * self.concurrency - least):
+            self._step = min(self._step, self.concurrency)
+            self.concurrency += self._step
+            self._step *= 2
+        elif seen.peak < self.concurrency / 2:
+            self._shrink(self.concurrency * UNUSED_FACTOR, AUTO_START)
+        self.concurrency = min(max(self.concurrency, least), AUTO_MAX)
+        return self.concurrency
+
+    def adopt(self, concurrency: int) -> None:
+        """Take over a concurrency that was changed since the last sample."""
+        self.concurrency = concurrency
+
+    def _shrink(self, wanted: float, least: int) -> None:
+        self.concurrency = min(self.concurrency, max(int(wanted), least))
+
+
+class AdaptiveConcurrency:
+    """Measures for a second, decides, and sets the concurrency of the scheduler, while that is "auto"."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    async def adjust_forever(self) -> None:
+        """Adjust the concurrency while it is "auto"; sleep while it is a number."""
+        while True:
+            await self._scheduler.wait_auto()
+            controller = ConcurrencyController(usable_cores(), self._scheduler.concurrency)
+            while self._scheduler.auto:
+                await self.adjust_once(controller)
+
+    async def adjust_once(self, controller: ConcurrencyController) -> None:
+        """Measure for `ADJUST_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
+        scheduler = self._scheduler
+        with trio.move_on_after(ADJUST_EVERY):
+            while scheduler.used > scheduler.concurrency:  # noqa: ASYNC110 - an event would be set by each run
+                await trio.sleep(PROBE_EVERY)
+        seen = await self._measure()
+        if scheduler.auto:
+            controller.adopt(scheduler.concurrency)  # a large run may have raised it since
+            scheduler.resize(controller.next_concurrency(seen, scheduler.largest_run))
+
+    async def _measure(self) -> Sample:
+        scheduler = self._scheduler
+        scheduler.reset_peak()
+        meter = CpuMeter()
+        now = trio.current_time()
+        end, late, probes, short = now + ADJUST_EVERY, 0.0, 0, False
+        while now < end:
+            due = now + (PROBE_EVERY if scheduler.peak else IDLE_EVERY)
+            await trio.sleep_until(due)
+            now = trio.current_time()
+            late, probes, short = late + now - due, probes + 1, short or scheduler.is_limiting
+        return Sample(meter.wanted(), late / probes, scheduler.peak, short)

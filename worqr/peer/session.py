@@ -2,32 +2,182 @@
 
 A session has one registration after the other, each under a worker id of its own. A thread sends the heartbeats. A registration
 ends when the reply to a heartbeat is `dead`, or when a queue does not list the worker. From then on, none of its requests is
-sent. `SessionCallbacks` has what follows. Not here: entering queues under a registration (`consumer_startup`).
+sent. `SessionCallbacks` has what follows. Not here: entering queues under a registration (`consumer_runner`).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
+import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
-from worqr.errors import WorqrError
+from worqr.errors import UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.link import Heartbeat, Link, answer_timeout, boottime
+from worqr.link import Heartbeat, Link, WorkerHandle, answer_timeout, boottime
 from worqr.log_events import emit
 from worqr.ops import Beat
-from worqr.peer.registration import BEAT_EVERY, LEASE, Registration
+from worqr.peer.options import check_concurrency
 from worqr.version import __version__
 
+# `Registration`: one worker id, from start_worker until it is unregistered or declared dead.
+
+
+BEAT_EVERY: Final = 1.0
+"""Seconds between two heartbeats, at most."""
+LEASE: Final = 2.0
+"""Seconds for which a heartbeat extends the lease of the leader."""
+
+
+class Registration(WorkerHandle):
+    """One worker id. `dead` is set when the registration is over; from then on its requests are not sent.
+
+    Attributes:
+        alive_at: when the newest heartbeat was sent that the server acknowledged with "alive"; minus infinity after a reply
+            of "dead". The heartbeat thread sets it when it has read the reply, before the loop handles the reply.
+    """
+
+    def __init__(self, label: str) -> None:
+        worker = f"{label}:{secrets.token_hex(16)}"
+        super().__init__(worker)
+        self.worker: str = worker
+        self.alive_at: float = boottime()
+        self.heartbeat: Heartbeat[Beat] | None = None
+        self.number: int = 0
+
+    @property
+    def lag(self) -> float:
+        """Seconds for which the Trio loop has had no turn; from any thread."""
+        return 0.0 if self.heartbeat is None else self.heartbeat.lag
+
+    def record_replies(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
+        """Return a heartbeat whose reply sets `alive_at`.
+
+        Called in the heartbeat thread, before it sends the heartbeat.
+        """
+        sent, read = boottime(), call.read
+
+        def note(reply: list[Any]) -> Beat:
+            beat = read(reply)
+            self.alive_at = sent if beat.alive else -math.inf
+            return beat
+
+        return replace(call, read=note)
+
+    def open(self, heartbeat: Heartbeat[Beat]) -> None:
+        """Connect for its heartbeats before the server registers the worker.
+
+        On a slow network, the worker's key would expire before a later connection is open.
+        """
+        self.heartbeat = heartbeat
+        heartbeat.open()
+
+    def begin(self, sent: float) -> None:
+        """Start its heartbeats, because the server has registered the worker id. `sent`: when that request was sent."""
+        self.alive_at = sent
+        if self.heartbeat is not None:
+            self.heartbeat.start()
+
+    def abandon(self) -> None:
+        """Send no heartbeats, because the server did not register the worker id."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+
+    def end(self) -> None:
+        """End the registration: none of its requests is sent any more."""
+        self.dead = True
+        self.abandon()
+
+    def next_number(self) -> int:
+        """Return the number of its next start request. All queues share the counter, because the numbers only have to grow."""
+        self.number += 1
+        return self.number
+
+
+def ignore_outcome(_value: object, _error: Exception | None) -> None:
+    """Take the outcome of a request that may fail: an entry in the log of the mesh."""
+
+
+# `OperatorRequests`: what operators ask of this peer, as its heartbeats read it, and what it answers.
+#
+# A request is ``ID MODE CONCURRENCY``; ``-`` stands for a part that was not asked for. Each heartbeat brings it again until the
+# server has the answer, which the following heartbeats carry. So a lost reply loses no request, and a repeated one does
+# nothing.
+
+
 logger: logging.Logger = logging.getLogger(__name__)
+
+LONGEST_ANSWER: Final = 200
+"""Characters."""
+
+
+class Units(Protocol):
+    """The part of the scheduler that requests change."""
+
+    def set_concurrency(self, n: int | Literal["auto"]) -> None: ...
+    def be_quiet(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class OperatorRequests:
+    """Carries out requests. Changed only in the loop; `answer` is read in the heartbeat thread.
+
+    Args:
+        units: changed by requests.
+        drain: lets the peer leave, as at the end of `join`.
+        report: called with what was asked and the outcome, for the log of the mesh.
+
+    Attributes:
+        answer: the id of the last request and its outcome, for the next heartbeat; empty when the server has it.
+    """
+
+    def __init__(self, units: Units, drain: Callable[[], object], report: Callable[[str], None]) -> None:
+        self.answer: str = ""
+        self._units = units
+        self._drain = drain
+        self._report = report
+        self._last = ""
+
+    def on_request(self, request: str) -> None:
+        """Carry out the request that the reply to a heartbeat has; empty: there is none that was not answered."""
+        if not request:
+            self.answer = ""
+            return
+        number, _, wanted = request.partition(" ")
+        if number == self._last:
+            return
+        self._last = number
+        outcome = "done"
+        try:
+            self._carry_out(*wanted.split(" "))
+        except (UsageError, TypeError, ValueError) as error:  # TypeError and ValueError: from a newer version
+            outcome = f"refused: {error}"
+        self.answer = f"{number} {outcome[:LONGEST_ANSWER]}"
+        text = "an operator asked this worker for %(reason)s: %(outcome)s"
+        emit(logger, "worker.asked", text, reason=wanted, outcome=outcome)
+        self._report(f"{wanted}: {outcome}")
+
+    def _carry_out(self, mode: str, concurrency: str) -> None:
+        if mode not in ("-", "quiet", "resume", "drain"):
+            raise UsageError(f"this version of worqr does not know {mode[:40]!r}")
+        if concurrency != "-":
+            self._units.set_concurrency(check_concurrency("auto" if concurrency == "auto" else int(concurrency)))
+        if mode == "quiet":
+            self._units.be_quiet()
+        elif mode == "resume":
+            self._units.resume()
+        elif mode == "drain":
+            self._drain()
+
 
 UNDO_PATIENCE = 1.0
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from worqr.client.shard_directory import ShardDirectory
 from worqr.cron import Definition
+from worqr.embedded import Relocation
 from worqr.handler_options import AsyncRunsIn
 from worqr.peer.context import Context
-from worqr.peer.middleware import Middleware
-from worqr.relocation import Relocation
+from worqr.peer.lifespans import Middleware
 from worqr.tracing import Tracing
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS, Result
 from worqr.ops.replies import in_chunks
 from worqr.peer.context import Context
-from worqr.peer.results import encode_result
-from worqr.peer.run import SETTLED, Run
+from worqr.peer.run import SETTLED, Run, encode_result
 from worqr.peer.run_counter import RunCounter
 from worqr.peer.settles import Make, Settles
 from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
@@ -37,7 +36,7 @@ from worqr.validation import qualname_of
 
 if TYPE_CHECKING:
     from worqr.peer.consumer import HandlerConsumer, QueueConsumer
-    from worqr.peer.registration import Registration
+    from worqr.peer.session import Registration
     from worqr.peer.settings import RunObserver
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from worqr.peer.error_throttle import ErrorThrottle
 from worqr.script_call import Call
 
 if TYPE_CHECKING:
-    from worqr.peer.registration import Registration
+    from worqr.peer.session import Registration
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ from typing import Any
 import trio
 
 from worqr.log_events import emit_fields
-from worqr.peer.aligned_sleep import sleep_aligned
 from worqr.peer.consumer import HandlerConsumer, QueueConsumer
-from worqr.peer.executors.stacks import Frames, describe
-from worqr.peer.handlers import name_of
+from worqr.peer.error_throttle import sleep_aligned
+from worqr.peer.executors.offloaded import Frames, describe, name_of
 from worqr.peer.run import Run
 from worqr.peer.task_log import RUN, run_fields
 

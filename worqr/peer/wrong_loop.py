@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
-from worqr.peer.handlers import Handler, named_after
+from worqr.peer.executors.offloaded import Handler, named_after
 from worqr.policy import Broken, Failure, Retry
 from worqr.tracebacks import add_note, is_a, related_errors, text_of
 from worqr.validation import qualname_of

@@ -16,8 +16,7 @@ from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, ListContext, current_context
 from worqr.peer.list_run import ListItem, ListRun
-from worqr.peer.run import PolicyFields, Run, Save, current_run
-from worqr.peer.saved_state import check_saved, check_step, encode_step
+from worqr.peer.run import PolicyFields, Run, Save, check_saved, check_step, current_run, encode_step
 from worqr.policy import Policy
 from worqr.validation import check_count, check_task
 

@@ -6,14 +6,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from worqr.client.batch_handles import BatchMaker
+from worqr.client.batch import BatchMaker
 from worqr.client.connections import ConnectionRegistry
 from worqr.client.producer import Producer
+from worqr.embedded import Relocation
 from worqr.errors import UsageError
 from worqr.inside import client_of, set_server
 from worqr.mesh import Mesh
 from worqr.peer.settings import RunObserver
-from worqr.relocation import Relocation
 
 
 @contextmanager

@@ -1,30 +1,65 @@
 """Batches that are recorded and never stored."""
 
-# A Batch and a Call hide their private fields from users.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 from worqr.batches import BatchInfo, BatchRef, BatchState
-from worqr.client.batch import Batch
-from worqr.client.batch_block import OpenBatch, Plan
-from worqr.client.batch_handles import BatchMaker
+from worqr.client.batch import Batch, BatchMaker, OpenBatch, Plan
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.producer import Producer
 from worqr.errors import BatchEnded, NoResult
+from worqr.functions.function import Function
 from worqr.keys import QueueKeys
 from worqr.remote_error import meta_of
 from worqr.validation import Seconds
 
+# The calls that a test has sent, or recorded, through the functions of a mesh.
+
+
 R = TypeVar("R")
+
+
+class Sent:
+    """The calls that were sent through the functions of a mesh, in order. `recording` makes it."""
+
+    def __init__(self, calls: list[Call[Any]], batches: list[SentBatch] | None = None) -> None:
+        self._calls = calls
+        self._batches = [] if batches is None else batches
+
+    @property
+    def batches(self) -> list[SentBatch]:
+        """The batches that were made so far, in order, with the calls of their jobs.
+
+        The jobs that a handler adds to ``mesh.current_batch()`` are in a batch of their own, without a follow-up.
+        """
+        return list(self._batches)
+
+    @overload
+    def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...
+    @overload
+    def calls(self, fn: str) -> list[Call[Any]]: ...
+    def calls(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
+        """Return the calls of a function so far.
+
+        They are equal to what ``fn.call(...)`` or ``mesh.call(name, ...)`` returns for the same arguments, whatever the
+        options.
+
+        Args:
+            fn: The function, or its name.
+        """
+        name = fn if isinstance(fn, str) else fn.name
+        return [call for call in self._calls if call.queue == name]
+
+
+# A Batch and a Call hide their private fields from users.
+# pyright: reportPrivateUsage=false
 
 
 @dataclass(frozen=True)

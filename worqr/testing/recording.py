@@ -21,8 +21,7 @@ from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
 from worqr.records import CancelCount, Status
 from worqr.testing.patching import patched
-from worqr.testing.recorded_batch import RecordingBatchMaker, SentBatch
-from worqr.testing.sent_calls import Sent
+from worqr.testing.recorded_batch import RecordingBatchMaker, Sent, SentBatch
 from worqr.validation import Seconds
 
 R = TypeVar("R")

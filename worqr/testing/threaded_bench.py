@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.client.async_context import async_block
 from worqr.client.call import Call
+from worqr.client.connections import async_block
 from worqr.errors import UsageError
 from worqr.functions.function import Function
 from worqr.inside import client_of

@@ -1,22 +1,26 @@
 """A bench on Trio: the application's own mesh on a test server, for the length of a test, with a clock that can be moved.
 
 The scripts, the records and the peer that runs the handlers are the real ones. Each bench has a prefix of its own, whose keys are
-deleted at the end. `worqr.testing.clock` has the clock, `worqr.testing.bench_schedules` the firings of schedules. Benches for
+deleted at the end. `worqr.testing.clock` has the clock, `worqr.testing.bench_run` the firings of schedules. Benches for
 other loops and for plain tests are in `worqr.testing.threaded_bench`.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
+import threading
 from collections.abc import AsyncGenerator
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.client.async_context import async_block
 from worqr.client.call import Call
+from worqr.client.connections import async_block
+from worqr.embedded import EmbeddedServer, shared_server
 from worqr.functions.function import Function
 from worqr.inside import client_of
 from worqr.keys import RegistryKeys
@@ -25,15 +29,44 @@ from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, decide_retry
 from worqr.testing.bench_client import BenchConnections, BenchProducer
-from worqr.testing.bench_run import BenchRun, Summary, inspect_queues, promote_due_jobs, relay_messages
-from worqr.testing.bench_schedules import BenchSchedules
-from worqr.testing.bench_server import bench_server
+from worqr.testing.bench_run import BenchRun, BenchSchedules, Summary, inspect_queues, promote_due_jobs, relay_messages
 from worqr.testing.clock import Clock, delete_keys
 from worqr.testing.patching import patched
-from worqr.testing.sent_calls import Sent
+from worqr.testing.recorded_batch import Sent
 from worqr.tracebacks import add_note, is_a
 from worqr.validation import Seconds, to_ms
 from worqr.validation import seconds as seconds_of
+
+# The embedded server of all benches of a process. The first bench starts it; it ends with the process.
+
+
+_servers: Final[dict[int, tuple[EmbeddedServer, ExitStack]]] = {}
+"""The server and its release, by process id, because a forked child starts a server of its own."""
+_lock = threading.Lock()
+
+
+def bench_server() -> EmbeddedServer:
+    """Return the embedded server of this process. The first call starts it, and it runs until the process ends.
+
+    ``worqr.Mesh("embedded:")`` uses the same server.
+
+    Raises:
+        UsageError: no server program is installed; the message says what to install.
+    """
+    with _lock:
+        if os.getpid() not in _servers:
+            stack = ExitStack()
+            _servers[os.getpid()] = stack.enter_context(shared_server(warns=False)), stack
+            atexit.register(stack.close)
+        return _servers[os.getpid()][0]
+
+
+def release_bench_server() -> None:
+    """Release the server, which ends now unless a mesh uses it. The next bench starts another."""
+    with _lock:
+        if os.getpid() in _servers:
+            _servers.pop(os.getpid())[1].close()
+
 
 R = TypeVar("R")
 

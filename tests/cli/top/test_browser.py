@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.cli.top.actions import Act, ActKind, acts_of
-from worqr.cli.top.browser import QUIT, READ, Browser, Mode
-from worqr.cli.top.keyboard import split_keys
+from worqr.cli.top.browser import QUIT, READ, Act, ActKind, Browser, Mode, acts_of
+from worqr.cli.top.command import split_keys
 from worqr.cli.top.views import Reading, Row, View, _failed_row, _lane_row, _queue_row, _running_row
 from worqr.mesh_records import LaneInfo, MeshInfo, QueueInfo
 from worqr.records import Failed, RemoteError, TaskInfo

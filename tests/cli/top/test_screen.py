@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from tests.cli.top.test_browser import NOW, info, mesh_of, queues
 from worqr.cli.top.browser import Browser
-from worqr.cli.top.screen import Header, Rates, draw, sparkline
+from worqr.cli.top.command import Header, Rates, draw, sparkline
 from worqr.cli.top.views import Reading, View, _lane_row
 from worqr.mesh_records import LaneInfo
 

@@ -15,8 +15,8 @@ import trio.testing
 
 from tests.peer.tools import at_most, until
 from tests.support.patience import PATIENCE
-from worqr.peer.executors.threads import Threads
-from worqr.peer.handlers import name_of
+from worqr.peer.executors.executors import Threads
+from worqr.peer.executors.offloaded import name_of
 from worqr.peer.run import current_run
 
 Handler = Callable[[bytes], Awaitable[object]]

@@ -6,10 +6,9 @@ from binascii import crc32
 
 import pytest
 
-from worqr.history import COUNTERS
-from worqr.history_records import FROM_ZERO, Record
+from worqr.history_records import COUNTERS, FROM_ZERO, Record
 from worqr.ops import Inspected
-from worqr.peer.leader.changed_queues import SPREAD, ChangedQueues
+from worqr.peer.leader.scanner import SPREAD, ChangedQueues
 
 T = 29_000_000
 OWN = crc32(b"Q1") % SPREAD

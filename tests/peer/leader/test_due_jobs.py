@@ -19,7 +19,7 @@ from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.servers import Server
 from worqr import Retry, Update, ops
 from worqr.keys import RegistryKeys
-from worqr.peer.leader.due_jobs import DueJobPromoter
+from worqr.peer.leader.leader import DueJobPromoter
 
 
 async def state(job: worqr.Job[Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worqr.ops import WorkerHeartbeats
-from worqr.peer.leader.failure_detector import (
+from worqr.peer.leader.leader import (
     CHECK_EVERY,
     MAX_CHECK_GAP,
     MISSING_FOR,

@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.errors import QueueFull, RefusedByServer, Unavailable
 from worqr.keys import RegistryKeys
 from worqr.ops import Inspected
-from worqr.peer.leader.history_sampler import HistorySampler
+from worqr.peer.leader.scanner import HistorySampler
 
 
 class DeskLink:

@@ -16,11 +16,11 @@ from worqr import ops
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.keys import RegistryKeys
 from worqr.ops import WorkerHeartbeats
-from worqr.peer.leader import failure_detector
+from worqr.peer.leader import leader
 from worqr.peer.leader import leader as leader_module
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.sweeper import NODE_PATIENCE, SWEEP_AT_ONCE
-from worqr.peer.registration import LEASE
+from worqr.peer.session import LEASE
 
 WORKERS = [f"W{n}" for n in range(100)]
 
@@ -112,7 +112,7 @@ class Broken:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
-        (failure_detector, "CHECK_EVERY", 0.02),
+        (leader, "CHECK_EVERY", 0.02),
         (leader_module, "UNABLE_FOR", 0.1),
         (leader_module, "DECLINE_LEASE_FOR", 1.0),
     ):
@@ -179,7 +179,7 @@ class Missing:
 
 
 async def test_what_was_seen_before_the_lease_lapsed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure_detector, "MISSING_FOR", 0.05)
+    monkeypatch.setattr("worqr.peer.leader.leader.MISSING_FOR", 0.05)
     link: Any = Missing()
     leader = leader_on(link)
     await leader.check_once()

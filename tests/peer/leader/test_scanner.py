@@ -16,15 +16,15 @@ from tests.ops.driver import PAST
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client import queue_registration, stats
-from worqr.client.queue_registration import NotedQueues
+from worqr.client import connections, inspection
+from worqr.client.connections import NotedQueues
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import QueuesPage, WorkerHeartbeats, operators, registry
-from worqr.peer import queue_registrar
+from worqr.peer import consumers
 from worqr.peer.leader import scanner
 from worqr.peer.leader.leader import Leader
-from worqr.peer.leader.queue_inspector import QueueInspector
+from worqr.peer.leader.scanner import QueueInspector
 
 
 class StuckScan:
@@ -150,7 +150,7 @@ async def test_a_counter_that_nobody_counts_runs_out_while_a_leader_looks(
 async def test_a_peer_notes_the_queues_that_it_serves_again_and_again(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_registrar, "NOTE_EVERY", 0.1)
+    monkeypatch.setattr(consumers, "NOTE_EVERY", 0.1)
     client = server.client()
     async with serving(mesh, "Q1", Runs()):
         client.delete(RegistryKeys(prefix).queues)
@@ -176,7 +176,7 @@ async def test_all_names_are_listed_page_by_page_also_those_that_are_noted_meanw
         return await mesh._client.ask(call)
 
     async with mesh.connect():
-        names = await stats.queue_names(ask, RegistryKeys(prefix))
+        names = await inspection.queue_names(ask, RegistryKeys(prefix))
     assert sorted(names) == sorted(["new", *(f"Q{n}" for n in range(95))])
     client.delete(queues)
 
@@ -185,7 +185,7 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(queue_registration, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: clock.now))
     noted = NotedQueues()
     assert [noted.is_due("Q1"), noted.is_due("Q1"), noted.is_due("Q2")] == [True, False, True]
     clock.now += ops.NOTE_EVERY - 1
@@ -197,15 +197,13 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
 
 
 async def test_what_a_producer_remembers_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_registration, "MANY_NAMES", 100)
+    monkeypatch.setattr(connections, "MANY_NAMES", 100)
     noted = NotedQueues()
     for n in range(1000):
         assert noted.is_due(f"Q{n}")
     assert len(noted) <= 100
     assert not noted.is_due("Q999")
-    monkeypatch.setattr(
-        queue_registration, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY)
-    )
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY))
     for n in range(1000, 1100):
         noted.is_due(f"Q{n}")
     assert len(noted) <= 100

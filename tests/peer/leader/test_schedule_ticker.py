@@ -25,7 +25,6 @@ from worqr import ops
 from worqr.cron import Definition, jitter_ms
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
-from worqr.peer import schedule_declarer
 from worqr.peer.leader import schedule_ticker
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.schedule_ticker import ScheduleTicker
@@ -476,7 +475,7 @@ async def test_one_that_is_declared_after_joining_is_fired_too(mesh: worqr.Mesh)
 async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stays(
     mesh: worqr.Mesh, other: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule_declarer, "REDECLARE", 0.2)
+    monkeypatch.setattr(schedule_ticker, "REDECLARE", 0.2)
     monkeypatch.setattr(schedule_ticker, "LED_EVERY", 0.05)
     monkeypatch.setattr(schedule_ticker, "RELOAD", 0.05)
     declare(mesh, HOUR)
@@ -495,7 +494,7 @@ async def test_a_registry_that_lost_it_is_told_again_and_a_newer_definition_stay
 async def test_definitions_are_sent_once_and_then_only_names(
     mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule_declarer, "REDECLARE", 0.0)
+    monkeypatch.setattr(schedule_ticker, "REDECLARE", 0.0)
     declared: list[int] = []
     renewed: list[int] = []
     declare_page, renew_page = ops.declare_schedules, ops.renew_schedules

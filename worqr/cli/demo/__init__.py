@@ -1,7 +1,7 @@
 """``worqr demo``: run workers on this machine, kill one, cancel a task, and check that nothing was lost.
 
-Here is the command. ``scenario`` has the steps, ``state`` the state, ``display`` the output, and ``summary`` the checks.
-``worker_processes`` starts the workers, ``worker`` is their program, ``workload`` their work, ``report`` their messages.
+Here is the command. ``scenario`` has the steps, ``state`` the work, the messages of the workers and the state, ``display``
+the output, and ``summary`` the checks. ``worker_processes`` starts the workers, and has their program.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cyclopts import Parameter
 
 from worqr.cli.demo.display import open_display
 from worqr.cli.demo.scenario import run_scenario
+from worqr.cli.demo.state import find_files
 from worqr.cli.demo.summary import is_good, summarise
-from worqr.cli.demo.workload import find_files
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID
-from worqr.cli.option_types import flag
+from worqr.cli.parsing import flag
 from worqr.errors import UsageError, WorqrError
 
 FILES_PER_WORKER = 20

@@ -16,11 +16,9 @@ from functools import partial
 import trio
 
 import worqr
-from worqr.cli.demo.report import FILES, LONG, LONG_TASK, RESULTS, decode
-from worqr.cli.demo.state import DemoState, FileResults, Killed, WorkerRow
+from worqr.cli.demo.state import FILES, LONG, LONG_TASK, RESULTS, DemoState, FileResults, Killed, WorkerRow, decode
 from worqr.cli.demo.summary import plural
-from worqr.cli.demo.worker import SLOTS
-from worqr.cli.demo.worker_processes import WorkerDied, WorkerProcess, WorkerProcesses, start_workers
+from worqr.cli.demo.worker_processes import SLOTS, WorkerDied, WorkerProcess, WorkerProcesses, start_workers
 from worqr.embedded import open_embedded
 
 REFRESH_EVERY = 0.2

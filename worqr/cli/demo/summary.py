@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from worqr.cli.demo.report import Report
-from worqr.cli.demo.state import DemoState
-from worqr.cli.demo.workload import count_file
+from worqr.cli.demo.state import DemoState, Report, count_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,248 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from worqr.cli.top.actions import Act, ActKind, acts_of
+from worqr.cli.errors import InvalidArguments
+from worqr.cli.output import short_worker_id
+from worqr.cli.parsing import parse_rate, queue_by_name
 from worqr.cli.top.views import COLUMNS, Reading, Row, View
+from worqr.errors import UsageError
+from worqr.limits import MOST_WEIGHT, Limit, check_limits, describe_limits
+
+if TYPE_CHECKING:
+    from worqr.mesh import Mesh
+
+
+# What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, ask a worker, set and limit a lane.
+
+
+ACKNOWLEDGED_WITHIN: Final = 5.0
+"""Seconds for which a cancel waits for the acknowledgement of the worker."""
+MODES: Final[dict[str, Literal["quiet", "resume", "drain"]]] = {"quiet": "quiet", "resume": "resume", "drain": "drain"}
+REASON: Final = "worqr top"
+
+
+class ActKind(Enum):
+    """What may be done. The value is a verb for messages."""
+
+    PAUSE = "pause or resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    DROP = "drop"
+    SET = "set"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One act on one row.
+
+    Attributes:
+        question: asked before the act.
+        run: carries the act out, and returns what it did.
+        name: must be typed before an act on many tasks; empty: `y` is enough.
+        choose: makes the act of the words that are typed, or returns None if they mean nothing; None: there is nothing to choose.
+    """
+
+    question: str
+    run: Callable[[Mesh], Awaitable[str]]
+    name: str = ""
+    choose: Callable[[str], Act | None] | None = None
+
+    @property
+    def is_typed(self) -> bool:
+        """True if words are typed before the act, and not only `y`."""
+        return bool(self.name) or self.choose is not None
+
+    def confirmed(self, words: str) -> Act | None:
+        """Return the act that these words confirm; None if they are wrong."""
+        if self.choose is not None:
+            return self.choose(words.strip())
+        return self if words == (self.name or "y") else None
+
+
+def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
+    """Return what can be done to a row of this view."""
+    if view is View.QUEUES:
+        return _acts_on_queue(row)
+    if view is View.RUNNING and row.target.id is not None:
+        job = str(row.target.id)
+        return {ActKind.CANCEL: Act(f"cancel job {job}", partial(_cancel, queue=row.queue, id=job))}
+    if view is View.FAILED:
+        entry = str(row.target.id)
+        what = f"{entry} of queue {row.queue}"
+        return {
+            ActKind.RETRY: Act(f"retry {what}", partial(_retry, queue=row.queue, id=entry)),
+            ActKind.DROP: Act(f"delete {what}", partial(_drop, queue=row.queue, id=entry)),
+        }
+    if view is View.WORKERS:
+        return {ActKind.SET: _act_on_worker(row)}
+    if view is View.LANES:
+        return _acts_on_lane(row)
+    if view is View.SCHEDULES:
+        paused, name = row.target.paused, row.target.name
+        question = f"{'resume' if paused else 'pause'} schedule {name}"
+        return {ActKind.PAUSE: Act(question, partial(_pause_schedule, name=name, paused=not paused))}
+    return {}
+
+
+def _act_on_worker(row: Row) -> Act:
+    worker = row.target.id
+    question = f"worker {short_worker_id(worker)}: quiet, resume, drain, auto or a number"
+    return Act(question, partial(_ask_worker, worker=worker, word="quiet"), choose=partial(_asking, worker))
+
+
+def _asking(worker: str, word: str) -> Act | None:
+    """Return the request to a worker that a word means: a mode, or how many tasks it runs at once."""
+    is_number = word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0
+    if not is_number and word not in (*MODES, "auto"):
+        return None
+    return Act(f"ask worker {worker}: {word}", partial(_ask_worker, worker=worker, word=word))
+
+
+def _acts_on_queue(row: Row) -> dict[ActKind, Act]:
+    paused = row.target.paused is not None
+    acts = {
+        ActKind.PAUSE: Act(
+            f"{'resume' if paused else 'pause'} queue {row.queue}", partial(_pause, queue=row.queue, paused=not paused)
+        )
+    }
+    if row.target.failed:
+        count = f"all {row.target.failed:,} failed tasks of queue {row.queue}"
+        acts[ActKind.RETRY] = Act(f"retry {count}", partial(_retry_all, queue=row.queue), row.queue)
+        acts[ActKind.DROP] = Act(f"delete {count}", partial(_drop_all, queue=row.queue), row.queue)
+    return acts
+
+
+def _acts_on_lane(row: Row) -> dict[ActKind, Act]:
+    lane, paused = row.target.name, row.target.paused is not None
+    what = f"lane {lane} of queue {row.queue}"
+    weight = f"weight of {what}: 1 to {MOST_WEIGHT:,}, 0: as declared"
+    limit = f"limits of {what}: 5, 100/1m, both, none or clear"
+    of_lane = {"queue": row.queue, "lane": lane}
+    return {
+        ActKind.PAUSE: Act(
+            f"{'resume' if paused else 'pause'} {what}", partial(_pause_lane, **of_lane, paused=not paused)
+        ),
+        ActKind.CANCEL: Act(f"cancel all jobs of {what}", partial(_cancel_lane, **of_lane), lane),
+        ActKind.SET: Act(weight, partial(_set_weight, **of_lane, weight=None), choose=partial(_weighting, **of_lane)),
+        ActKind.LIMIT: Act(limit, partial(_set_limits, **of_lane, limits=None), choose=partial(_limiting, **of_lane)),
+    }
+
+
+def _weighting(word: str, *, queue: str, lane: str) -> Act | None:
+    """Return the weight of a lane that a word means."""
+    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word) <= MOST_WEIGHT):
+        return None
+    change = partial(_set_weight, queue=queue, lane=lane, weight=int(word) or None)
+    return Act(f"set the weight of lane {lane}: {word}", change)
+
+
+def _limiting(words: str, *, queue: str, lane: str) -> Act | None:
+    """Return the limits of a lane that words mean: how many run at once, rates, or both."""
+    try:
+        limits = None if words == "clear" else () if words == "none" else _parse_limits(words)
+    except (InvalidArguments, UsageError):
+        return None
+    return Act(f"limit lane {lane}: {words}", partial(_set_limits, queue=queue, lane=lane, limits=limits))
+
+
+def _parse_limits(words: str) -> tuple[Limit, ...]:
+    parts = words.split()
+    if not parts:
+        raise InvalidArguments("type a limit")
+    return check_limits(
+        [
+            Limit(int(part)) if part.isascii() and part.isdecimal() and len(part) < 10 else parse_rate(part, "a rate")
+            for part in parts
+        ],
+        "limits",
+    )
+
+
+async def _pause_lane(mesh: Mesh, *, queue: str, lane: str, paused: bool) -> str:
+    if paused:
+        await queue_by_name(mesh, queue).pause(REASON, lane=lane)
+    else:
+        await queue_by_name(mesh, queue).resume(lane=lane)
+    return f"{'Paused' if paused else 'Resumed'} lane {lane} of queue {queue}"
+
+
+async def _cancel_lane(mesh: Mesh, *, queue: str, lane: str) -> str:
+    count = await queue_by_name(mesh, queue).cancel_lane(lane, reason=REASON, wait=ACKNOWLEDGED_WITHIN)
+    still = count.running - count.acknowledged
+    ending = f", of which {still:,} still run after {ACKNOWLEDGED_WITHIN:g} s" if still else ""
+    return f"Cancelled {count.waiting + count.running:,} jobs of lane {lane} of queue {queue}{ending}"
+
+
+async def _set_weight(mesh: Mesh, *, queue: str, lane: str, weight: int | None) -> str:
+    await queue_by_name(mesh, queue).set_weight(lane, weight)
+    return f"The weight of lane {lane} is {'what the code declares' if weight is None else weight}"
+
+
+async def _set_limits(mesh: Mesh, *, queue: str, lane: str, limits: tuple[Limit, ...] | None) -> str:
+    target = queue_by_name(mesh, queue)
+    if limits is None:
+        await target.clear_limit(lane=lane)
+        return f"The limits of lane {lane} are what the code declares"
+    await target.set_limit(*limits, lane=lane)
+    return f"The limits of lane {lane}: {describe_limits(limits)}"
+
+
+async def _pause(mesh: Mesh, *, queue: str, paused: bool) -> str:
+    if paused:
+        await queue_by_name(mesh, queue).pause(REASON)
+    else:
+        await queue_by_name(mesh, queue).resume()
+    return f"{'Paused' if paused else 'Resumed'} queue {queue}"
+
+
+async def _pause_schedule(mesh: Mesh, *, name: str, paused: bool) -> str:
+    await mesh.pause_schedule(name, paused=paused)
+    return f"{'Paused' if paused else 'Resumed'} schedule {name}"
+
+
+async def _ask_worker(mesh: Mesh, *, worker: str, word: str) -> str:
+    if word in MODES:
+        await mesh.ask_worker(worker, MODES[word])
+        return f"Asked worker {worker}: {word}"
+    await mesh.ask_worker(worker, concurrency="auto" if word == "auto" else int(word))
+    return f"Asked worker {worker} to run {word} tasks at once"
+
+
+async def _cancel(mesh: Mesh, *, queue: str, id: str) -> str:
+    began = perf_counter()
+    count = await queue_by_name(mesh, queue).job(id).cancel(reason=REASON, wait=ACKNOWLEDGED_WITHIN)
+    took = 1000 * (perf_counter() - began)
+    if count.acknowledged:
+        return f"Cancelled job {id}: its worker has acknowledged it after {took:.0f} ms"
+    if count.running:
+        return f"Job {id} is being cancelled, and still runs after {ACKNOWLEDGED_WITHIN:g} s"
+    return f"Cancelled job {id}, which had not started" if count.waiting else f"Job {id} had ended already"
+
+
+async def _retry(mesh: Mesh, *, queue: str, id: str) -> str:
+    count = await queue_by_name(mesh, queue).failed.retry(id)
+    return f"Retried {id}" if count else f"{id} is no longer in the dead-letter queue"
+
+
+async def _drop(mesh: Mesh, *, queue: str, id: str) -> str:
+    count = await queue_by_name(mesh, queue).failed.drop(id)
+    return f"Deleted {id}" if count else f"{id} is no longer in the dead-letter queue"
+
+
+async def _retry_all(mesh: Mesh, *, queue: str) -> str:
+    return f"Retried {await queue_by_name(mesh, queue).failed.retry_all():,} tasks of queue {queue}"
+
+
+async def _drop_all(mesh: Mesh, *, queue: str) -> str:
+    return f"Deleted {await queue_by_name(mesh, queue).failed.drop_all():,} tasks of queue {queue}"
 
 
 class Mode(Enum):

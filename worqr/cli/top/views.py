@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from worqr.cli import formatting
+from worqr.cli import output
 from worqr.cli.lanes_command import why_held
-from worqr.cli.named_queue import queue_by_name
 from worqr.cli.output import escape_bytes
+from worqr.cli.parsing import queue_by_name
 from worqr.cli.queue_table import why_held_back
 from worqr.cli.terminal import Column, number
 from worqr.limits import describe_limits
@@ -71,7 +71,7 @@ class Reading:
 
 
 def _seconds(title: str, **options: Any) -> Column:
-    return Column(title, plain=formatting.exact_seconds, shown=formatting.short_duration, right=True, **options)
+    return Column(title, plain=output.exact_seconds, shown=output.short_duration, right=True, **options)
 
 
 COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
@@ -91,13 +91,13 @@ COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
         Column("task", fit="cut", least=16),
         _seconds("for"),
         Column("queue", fit="cut", least=8),
-        Column("worker", shown=formatting.short_worker_id, fit="cut", least=8),
+        Column("worker", shown=output.short_worker_id, fit="cut", least=8),
         Column("attempt", style=lambda attempt: "yellow" if attempt > 1 else "", right=True),
-        Column("progress", shown=formatting.percent, right=True),
+        Column("progress", shown=output.percent, right=True),
         Column("message", fit="cut", least=8),
     ),
     View.WORKERS: (
-        Column("worker", shown=formatting.short_worker_id, fit="cut"),
+        Column("worker", shown=output.short_worker_id, fit="cut"),
         Column("host", fit="cut", least=8),
         Column("pid", right=True),
         number("running"),
@@ -117,16 +117,16 @@ COLUMNS: Final[Mapping[View, tuple[Column, ...]]] = {
     ),
     View.SCHEDULES: (
         Column("schedule", fit="cut"),
-        Column("next run", shown=formatting.short_time),
-        Column("last run", shown=formatting.short_time),
+        Column("next run", shown=output.short_time),
+        Column("last run", shown=output.short_time),
         Column("state", style="yellow"),
     ),
     View.LOG: (
-        Column("time", shown=formatting.short_time),
+        Column("time", shown=output.short_time),
         Column("kind", style=lambda kind: "red" if kind == "dead" else ""),
         Column("who", fit="cut"),
         Column("queue", fit="cut", least=8),
-        Column("worker", shown=formatting.short_worker_id, fit="cut"),
+        Column("worker", shown=output.short_worker_id, fit="cut"),
         Column("n", shown=lambda count: "" if count is None else str(count), right=True),
         Column("details", fit="cut", least=16),
     ),
@@ -156,7 +156,7 @@ async def _queues(_mesh: Mesh, info: MeshInfo, queue: str) -> Reading:
 def _queue_row(info: QueueInfo) -> Row:
     state = "no worker" if info.waiting and not info.workers else why_held_back(info)
     if info.paused is not None:
-        until = "" if info.held_for is None else f" for {formatting.short_duration(info.held_for)}"
+        until = "" if info.held_for is None else f" for {output.short_duration(info.held_for)}"
         state = f"paused{until}: {info.paused}" if info.paused else f"paused{until}"
     counts = (info.waiting, info.scheduled, info.blocked, info.running, info.failed, info.broken, info.workers)
     return Row(info.name, (info.name, *counts, info.oldest_job, state), info, info.name)

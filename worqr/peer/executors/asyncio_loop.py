@@ -27,10 +27,16 @@ from typing import Any, ClassVar, Final
 import trio
 
 from worqr.log_events import emit
+from worqr.peer.executors.offloaded import (
+    Handler,
+    OffloadedRun,
+    awaited_frames,
+    describe,
+    name_of,
+    named_after,
+    thread_frames,
+)
 from worqr.peer.forks import EndForks
-from worqr.peer.executors.offloaded import OffloadedRun
-from worqr.peer.executors.stacks import awaited_frames, describe, thread_frames
-from worqr.peer.handlers import Handler, name_of, named_after
 from worqr.peer.scheduler import Pool
 from worqr.peer.wrong_loop import with_trio_remedy
 from worqr.tracebacks import is_a

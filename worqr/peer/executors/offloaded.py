@@ -7,14 +7,136 @@ wait: it leaves a run behind that does not end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, ClassVar, cast
 
 import trio
 
-from worqr.peer.results import describe_end, encoded_outcome
-from worqr.peer.run import current_run
+from worqr.errors import UsageError
+from worqr.peer.run import current_run, describe_end, encoded_outcome
+
+# The present stack of a handler, for log lines about handlers that do not end.
+
+
+# pyright: reportPrivateUsage=false
+
+
+Frames = list[tuple[FrameType, int]]
+"""Frames and their line numbers, the innermost last."""
+
+MAX_FRAMES = 40
+PACKAGE = str(Path(__file__).parents[2])
+
+
+def thread_frames(ident: int, below: CodeType | None = None) -> Frames:
+    """Return the stack of a thread, the innermost frame last. With `below`, return only the frames that this function has
+    called.
+    """
+    frame = sys._current_frames().get(ident)  # public in all but name
+    found: Frames = []
+    while frame is not None and frame.f_code is not below:
+        found.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def awaited_frames(coroutine: Any) -> Frames:
+    """Return the stack of a suspended coroutine: its own frame, then the frame that it awaits, and so on."""
+    found: Frames = []
+    while coroutine is not None:
+        for kind, inner in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            frame: FrameType | None = getattr(coroutine, f"{kind}_frame", None)
+            if frame is not None:
+                found.append((frame, frame.f_lineno))
+                coroutine = getattr(coroutine, inner)
+                break
+        else:
+            break
+    return found
+
+
+def describe(frames: Frames) -> str:
+    """Format frames as in a traceback, without worqr's own, and at most the innermost 40."""
+    shown = [place for place in frames if not place[0].f_code.co_filename.startswith(PACKAGE)][-MAX_FRAMES:]
+    lines = traceback.StackSummary.extract(iter(shown)).format()
+    return "".join(lines).rstrip() if lines else "  (nothing is known of where it is)"
+
+
+# Names of handlers in reports, and checks of what an application declares as a handler.
+#
+# Not here: where a handler runs (`executors`), and running it (`slots`).
+
+
+Handler = Callable[[bytes], Awaitable[object]]
+
+
+def name_of(handler: object) -> str:
+    """Return the name of a handler in reports: ``module.qualname``."""
+    inner = _inner(handler)
+    while hasattr(inner, "__wrapped__"):
+        inner = _inner(inner.__wrapped__)
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    module = getattr(inner, "__module__", None)
+    return f"{module}.{name}" if module else name
+
+
+def named_after(handler: object, run: Handler) -> Handler:
+    """Return `run`, registered with `name_of` under the name of `handler`."""
+    return functools.update_wrapper(run, cast("Any", handler), assigned=(), updated=())
+
+
+def _inner(handler: Any) -> Any:
+    while isinstance(handler, partial):
+        handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return handler
+
+
+def is_unrun(result: object) -> bool:
+    """Return True for a coroutine or generator that a plain function returned, and that was never run. Close a coroutine."""
+    try:
+        if inspect.iscoroutine(result):
+            result.close()
+        return inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    except BaseException:  # a value of the user's, whose `__class__` raises
+        return False
+
+
+def check_handler(handler: Callable[..., object]) -> bool:
+    """Return True if `handler` is an async function, False if it is a plain function.
+
+    Raises:
+        UsageError: it cannot be called with a task, or a call would run nothing (a generator).
+    """
+    inner = _inner(handler)
+    if not callable(inner):
+        raise UsageError(f"the handler must be callable, not {handler!r}")
+    kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
+    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
+        raise UsageError(f"the handler {handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
+    _check_signature(handler)
+    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
+
+
+def _check_signature(handler: Callable[[bytes], object]) -> None:
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some builtins have no signature
+    try:
+        signature.bind(b"")
+    except TypeError as error:
+        raise UsageError(
+            f"the handler {handler!r} is called with the task alone, and does not take that: {error}"
+        ) from None
+
 
 Abort = Callable[[Callable[[], Any]], trio.lowlevel.Abort]
 

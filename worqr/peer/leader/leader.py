@@ -14,28 +14,362 @@ a task of its own, so no chore delays a check.
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import trio
+from trio_util import RepeatedEvent
 
 from worqr import ops
+from worqr.client.outbox_relay import relay_and_check
 from worqr.errors import Unavailable, WorqrError
-from worqr.keys import RegistryKeys
-from worqr.link import Link
+from worqr.keys import QueueKeys, RegistryKeys, keys_at
+from worqr.link import Link, Subscription, boottime
 from worqr.log_events import emit
-from worqr.peer.aligned_sleep import next_aligned_time, sleep_aligned
-from worqr.peer.error_throttle import ErrorThrottle
-from worqr.peer.leader.due_jobs import DueJobPromoter
-from worqr.peer.leader.failure_detector import CHECK_EVERY, MISSING_FOR, FailureDetector
-from worqr.peer.leader.lease import Lease
+from worqr.ops import WorkerHeartbeats
+from worqr.peer.error_throttle import ErrorThrottle, next_aligned_time, sleep_aligned
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
-from worqr.peer.leader.sweeper import Sweeper
-from worqr.peer.registration import LEASE, ignore_outcome
+from worqr.peer.leader.sweeper import NODE_PATIENCE, Sweeper
+from worqr.peer.session import LEASE, ignore_outcome
 from worqr.peer.settings import HISTORY_QUEUES
+from worqr.stored_values import as_bytes, exact, whole
+
+# `DueJobPromoter`: the leading peer enqueues jobs when they are due, and has the messages of queues about batches delivered.
+#
+# It sleeps until the earliest known due time. Due times come from scans, from each promotion, and from hints: a script
+# publishes a hint when a job becomes the earliest of its queue. The server's clock decides whether a job is due. If the leader
+# asks too early, the job stays where it is, and the reply has the remaining time.
+
+
+# `OutboxRelay`: the leader delivers what queues have to tell each other about batches, and checks batches.
+#
+# The promotion of a queue says that it has messages, or batches whose check is due. A script that writes a message tells the
+# leader, and each scan finds what was missed. Queues are served side by side, each by one task. What a leader does not finish,
+# the next one does. How a message is delivered is in `worqr.client.outbox_relay`.
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+RETRY_AFTER = 1.0
+"""Seconds after which messages that could not be delivered are tried again."""
+QUEUES_AT_ONCE = 20
+
+
+class OutboxRelay:
+    """Relays messages while this peer leads. Changed only in the loop."""
+
+    def __init__(
+        self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool], expect: Callable[[str, float], None]
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._leads = leads
+        self._expect = expect
+        self._todo: set[str] = set()
+        self._under_way: set[str] = set()
+        self._throttle = ErrorThrottle(logger)
+        self._more = trio.Event()
+
+    def request(self, queue: str) -> None:
+        """Relay the messages of `queue`, and check its batches, soon."""
+        self._todo.add(queue)
+        self._more.set()
+
+    async def relay_forever(self) -> None:
+        """Relay the messages of the requested queues."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._more.wait()
+                self._more = trio.Event()
+                free = QUEUES_AT_ONCE - len(self._under_way)
+                for queue in sorted(self._todo - self._under_way)[: max(0, free)]:
+                    self._todo.discard(queue)
+                    self._under_way.add(queue)
+                    nursery.start_soon(self._relay, queue)
+
+    async def _relay(self, queue: str) -> None:
+        try:
+            if self._leads():
+                patience = NODE_PATIENCE if self._link.settings.clustered else LEASE
+                ask = partial(self._link.call, patience=patience)
+                self._tell_old(
+                    queue, await relay_and_check(ask, self._keys.prefix, QueueKeys.of(self._keys.prefix, queue))
+                )
+        except Unavailable as error:
+            text = "messages of queue %(queue)r are to be delivered again: %(error)s"
+            emit(logger, "relay", text, queue=queue, error=str(error))
+            self._expect(queue, RETRY_AFTER)
+        except WorqrError as error:
+            text = "messages of queue %(queue)r about batches cannot be delivered, trying again: %(error)s"
+            self._throttle.error(queue, "relay", text, queue=queue, error=str(error))
+            self._expect(queue, RETRY_AFTER)
+        finally:
+            self._under_way.discard(queue)
+            self._more.set()
+
+    def _tell_old(self, queue: str, topics: set[str]) -> None:
+        """Log that messages of an earlier form are in the outbox; else, that the queue has no error any more."""
+        if not topics:
+            self._throttle.resolve(queue)
+            return
+        text = (
+            "messages in the outbox of queue %(queue)r have the form of an earlier version of worqr, which carries a task of "
+            "another queue. Nothing delivers them (%(count)d): enqueue the tasks yourself if you trust them, then HDEL %(error)s"
+        )
+        some = ", ".join(sorted(topics)[:3])
+        self._throttle.error(queue, "relay", text, count=len(topics), queue=queue, error=some)
+
+
+AT_MOST_EVERY = 0.005
+"""Seconds between two promotions of one queue. Jobs that become due in that time are promoted together."""
+"""Seconds after which a promotion that failed is tried again."""
+
+
+class DueJobPromoter:
+    """Promotes jobs at the due times that this peer has learned while it leads. Changed only in the loop."""
+
+    def __init__(
+        self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool], missed: Callable[[], None]
+    ) -> None:
+        self._link = link
+        self._keys = keys
+        self._leads = leads
+        self._missed = missed
+        self._due: dict[str, float] = {}
+        self._earlier = RepeatedEvent()
+        self._throttle = ErrorThrottle(logger)
+        self._subscription: Subscription | None = None
+        self.relay: OutboxRelay = OutboxRelay(link, keys, leads=leads, expect=self.expect)
+
+    def begin(self) -> None:
+        """Listen for hints, because this peer leads now. Earlier hints do not matter, because `missed` requests a scan."""
+        if self._subscription is None:
+            self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._on_hint, self._missed)
+
+    def end(self) -> None:
+        """Stop listening, because another peer leads."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+        self._due.clear()
+
+    def _on_hint(self, _channel: str, message: bytes) -> None:
+        ms, _, base = exact(message).partition(" ")
+        within = whole(ms)
+        if within is not None and base.startswith(f"{self._keys.prefix}:{{"):
+            self.expect(keys_at(self._keys.prefix, base).name, within / 1000)
+
+    def expect(self, queue: str, within: float) -> None:
+        """Note that a job of `queue` is due in `within` seconds."""
+        when = trio.current_time() + within
+        if when < self._due.get(queue, math.inf):
+            self._due[queue] = when
+            self._earlier.set()
+
+    async def promote_forever(self) -> None:
+        """Promote the jobs of a queue when one of them is due."""
+        while True:
+            with trio.move_on_at(min(self._due.values(), default=math.inf)):
+                await self._earlier.wait()
+                continue
+            if self._leads():
+                await self.promote_once()
+            else:
+                self._due.clear()
+
+    async def promote_once(self) -> None:
+        """Promote the jobs that are due by now, all queues at once."""
+        now = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for queue, when in tuple(self._due.items()):
+                if when <= now:
+                    del self._due[queue]
+                    nursery.start_soon(partial(self._promote, queue))
+
+    async def _promote(self, queue: str) -> None:
+        try:
+            found = await self._link.call(ops.promote_due(QueueKeys.of(self._keys.prefix, queue)), patience=LEASE)
+        except Unavailable as error:
+            emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
+            self.expect(queue, RETRY_AFTER)
+        except WorqrError as error:
+            text = "queue %(queue)r: the server refuses to put scheduled jobs in line, trying again: %(error)s"
+            self._throttle.error(queue, "promote_due", text, queue=queue, error=str(error))
+            self.expect(queue, RETRY_AFTER)
+        else:
+            self._throttle.resolve(queue)
+            if found.needs_relay:
+                self.relay.request(queue)
+            if found.next_in_ms is not None:
+                self.expect(queue, max(found.next_in_ms / 1000, AT_MOST_EVERY))
+
+
+# `Lease`: the leader's lease, held by this peer or by another one.
+#
+# The heartbeat requests the lease. The peer that holds it leads until it expires, by CLOCK_BOOTTIME. Not here: the chores of
+# the leader (`leader`).
+
+
+class Lease:
+    """The heartbeat thread calls `may_request` and `stale`; everything else runs in the loop."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._declined_until = 0.0
+        self._watch = LeaseWatch()
+        self._taken = RepeatedEvent()
+
+    @property
+    def held(self) -> bool:
+        """This peer leads."""
+        return boottime() < self._until
+
+    @property
+    def seen(self) -> tuple[str, float]:
+        """The lease that the last heartbeat showed, and since when it is unchanged, by ``time.monotonic()``."""
+        lease, since, _ = self._watch.seen
+        return lease, since
+
+    async def wait_held(self) -> None:
+        """Wait until this peer leads."""
+        while not self.held:
+            await self._taken.wait()
+
+    def observe(self, lease: str) -> None:
+        """Store the lease that the reply to a heartbeat named. It may belong to any peer."""
+        self._watch.observe(lease, time.monotonic())
+
+    def stale(self) -> str:
+        """Return the lease to take from its holder, which does not renew it; '' if there is none."""
+        return self._watch.stale(time.monotonic())
+
+    @property
+    def may_request(self) -> bool:
+        """False for some time after this peer has given up the lease."""
+        return time.monotonic() >= self._declined_until
+
+    def take(self, until: float) -> bool:
+        """Hold the lease until `until`. Return True if this peer did not hold it before."""
+        new, self._until = not self.held, until
+        if new:
+            self._taken.set()
+        return new
+
+    def give_up(self, seconds: float) -> None:
+        """Give up the lease, and do not request it for `seconds`."""
+        self._until, self._declined_until = 0.0, time.monotonic() + seconds
+
+
+# `FailureDetector`: which workers are dead. `LeaseWatch`: whether a leader's lease no longer changes.
+#
+# Pure: no I/O, and no clock except the times they are given, which are seconds of one monotonic clock. Not here: the requests
+# to the server, and what follows from the results (`leader`).
+
+
+CHECK_EVERY = 0.5
+MISSING_FOR = 1.25
+STALE_KEEPALIVES = 9
+"""Keepalives for which a heartbeat must not have changed. The documentation promises ten; a heartbeat and a check take the
+tenth.
+"""
+MAX_CHECK_GAP = 5.0
+"""Seconds without a check, because another peer led, after which earlier checks prove nothing."""
+STALE_AFTER = 5.0
+"""Seconds for which a lease must not have changed before another peer takes it. It should have expired after 2 s."""
+STALE_BEATS = 4
+"""Heartbeats whose replies must have shown the same lease."""
+
+
+@dataclass
+class FailureDetector:
+    """The results of earlier checks.
+
+    Attributes:
+        keepalive: seconds after which a worker without a heartbeat counts as dead.
+        inconclusive: the last check came too soon after a reconnect, or after a change of the server, to declare a worker
+            dead.
+    """
+
+    keepalive: float
+    inconclusive: bool = False
+    inconclusive_until: float = 0.0
+    run_id: str | None = None
+    checked_at: float = 0.0
+    missing: dict[str, float] = field(default_factory=dict[str, float])
+    beats: dict[str, tuple[bytes, float]] = field(default_factory=dict[str, tuple[bytes, float]])
+
+    def find_dead(self, look: WorkerHeartbeats, now: float, connected_at: float) -> list[tuple[str, bytes | None]]:
+        """Return the workers that this check proves dead, each with its last known heartbeat (None: missing)."""
+        if now - self.checked_at > MAX_CHECK_GAP:
+            self.missing.clear()  # workers that were missing may have sent heartbeats since then
+        self.checked_at = now
+        if self.run_id is not None and look.run_id != self.run_id:
+            self.inconclusive_until = now + self.keepalive
+        self.run_id = look.run_id
+        self.inconclusive_until = max(self.inconclusive_until, connected_at + self.keepalive)
+        self.inconclusive = now < self.inconclusive_until
+        dead: list[tuple[str, bytes | None]] = []
+        for worker, beat in look.beats.items():
+            if beat is None:
+                since = self.missing.setdefault(worker, now)
+                if not self.inconclusive and now - since >= MISSING_FOR:
+                    dead.append((worker, None))
+                continue
+            self.missing.pop(worker, None)
+            last = self.beats.get(worker)
+            if last is None or last[0] != beat:
+                self.beats[worker] = (beat, now)
+            elif (
+                beat.startswith(b"RUN") and not self.inconclusive and now - last[1] >= STALE_KEEPALIVES * self.keepalive
+            ):
+                dead.append((worker, beat))
+        for kept in (self.missing, self.beats):
+            for worker in kept.keys() - look.beats.keys():
+                del kept[worker]
+        return dead
+
+    def next_check_in(self, now: float) -> float:
+        """Return the seconds until the next check: the usual interval, or less when a worker is about to be proven dead."""
+        due = [since + MISSING_FOR - now for since in self.missing.values()]
+        return max(0.0, min([CHECK_EVERY, *(d for d in due if d > 0)]))
+
+    def remember_lease(self, lease: str, since: float) -> None:
+        """Take `lease`, a worker id and the number of its heartbeat, as a heartbeat of that worker seen at `since`."""
+        worker, _, beat = lease.rpartition(" ")
+        if worker:
+            self.beats.setdefault(worker, (b"RUN " + as_bytes(beat), since))
+
+
+class LeaseWatch:
+    """The leader's lease, as the heartbeats of a peer have shown it.
+
+    A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
+    died stays, and no other peer can lead. A peer that has seen it unchanged for longer takes it.
+
+    Attributes:
+        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. It is one value, because the
+            heartbeat's thread reads it while the loop changes it.
+    """
+
+    def __init__(self) -> None:
+        self.seen: tuple[str, float, int] = ("", 0.0, 0)
+
+    def observe(self, lease: str, now: float) -> None:
+        """Store the lease from a heartbeat's reply; '' for none."""
+        before, since, beats = self.seen
+        self.seen = (lease, since, beats + 1) if lease == before else (lease, now, 1)
+
+    def stale(self, now: float) -> str:
+        """Return the lease if it no longer changes, else ''."""
+        lease, since, beats = self.seen
+        return lease if beats >= STALE_BEATS and now - since >= STALE_AFTER else ""
+
 
 __all__ = ["CHECK_EVERY", "MISSING_FOR", "SCAN_EVERY", "Leader"]
 
-logger: logging.Logger = logging.getLogger(__name__)
 
 ROUND = 2 * LEASE
 """Seconds that a round of a working leader takes at most. A check waits for its reply no longer than a lease."""

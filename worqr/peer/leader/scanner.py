@@ -9,27 +9,785 @@ logs queues that have tasks and no worker. A long scan delays neither checks nor
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from binascii import crc32
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 import trio
 
 from worqr import ops
-from worqr.errors import Unavailable, WorqrError
-from worqr.keys import RegistryKeys
+from worqr.client.inspection import merge_queue_info, worker_info
+from worqr.errors import QueueFull, Unavailable, WorqrError, did_you_mean
+from worqr.history_records import FROM_ZERO, Record, state_of
+from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import FORGET_AT_ONCE
+from worqr.mesh_records import (
+    MeshInfo,
+    QueueInfo,
+    QueuePlaces,
+    WorkerInfo,
+    apps_of,
+    encode_snapshot,
+    is_in_use,
+    most_active,
+    unhealthy_of,
+    unreadable_of,
+)
+from worqr.ops import FORGET_AT_ONCE, NOTE_EVERY, UNUSED_MS, Inspected
 from worqr.peer.error_throttle import ErrorThrottle
-from worqr.peer.known_queues import KnownQueues
-from worqr.peer.leader.history_sampler import HistorySampler
-from worqr.peer.leader.queue_inspector import QueueInspector
-from worqr.peer.leader.scan_poster import ScanPoster
-from worqr.peer.leader.sweeper import ClaimFinder
-from worqr.peer.registration import LEASE
-from worqr.peer.unserved_queue_reporter import UnservedQueueReporter
+from worqr.peer.leader.sweeper import NODE_PATIENCE, ClaimFinder
+from worqr.peer.session import LEASE
+from worqr.stored_values import as_bytes
+from worqr.validation import from_ms
+
+# `HistorySampler`: lets the server store the history of the busiest queues, while this peer leads.
+#
+# It has a task of its own, so that no other chore of the leader waits for it. While no queue changes, it sends nothing.
+# `ChangedQueues` decides which queues get a record, and `worqr.history_records` documents what a record is. Here: which queues
+# have a history. Two leaders at once do no harm: what a record holds is read in the server.
+
+
+# `ChangedQueues`: decides which queues get a new record in their history. No input or output.
+#
+# A queue gets a record at most once a minute, and only if its totals or the numbers of its tasks have changed. Each queue has a
+# second of its own in every minute, so that the records of all queues are spread over it. A queue that changes after a rest
+# gets its record at once. After the last change, one more record follows, because workers report run times a second late.
+
+
+SPREAD: Final = 48
+"""Seconds of each minute in which records are due. A late scan in the rest of the minute is not too late."""
+HALF_LIFE: Final = 5
+"""Minutes after which the activity of a queue counts half."""
+
+
+class _Seen:
+    """What the scans saw of one queue.
+
+    Attributes:
+        since: for its next record: the minute in or after which its totals changed.
+        written: the minute of its last record; 0: this leader has stored none.
+    """
+
+    __slots__ = ("_active", "_activity", "_known", "_looked", "_state", "_total", "_trailing", "since", "written")
+
+    def __init__(self, total: int) -> None:
+        self.since: int = 0
+        self.written: int = 0
+        self._looked: bool = False
+        self._known: int | None = None
+        self._state: int = 0
+        self._trailing: bool = False
+        self._total: int = total
+        self._activity: float = 0.0
+        self._active: int = 0
+
+    def look(self, state: int, total: int, minute: int, *, at_rest: bool) -> None:
+        """Store what a scan has seen. `at_rest`: the queue is not in use, so the first scan need not lead to a record."""
+        if not self.written and not total:
+            self._known, self.since = state, minute | FROM_ZERO
+        elif not self._looked and at_rest:
+            self._known = state
+        elif state == self._known and self.written:
+            self.since = minute
+        if total != self._total:
+            self._activity = self.activity(minute) + max(0, total - self._total)
+            self._total, self._active = total, minute
+        self._state, self._looked = state, True
+
+    def is_due(self, minute: int, second: int, own_second: int) -> bool:
+        """Return True if the queue should get a record now."""
+        if minute == self.written or not (self._trailing or self._state != self._known):
+            return False
+        return second >= own_second or self.written < minute - 1
+
+    def store(self, state: int, minute: int) -> None:
+        """A record with this state was stored."""
+        self._trailing = state != self._known
+        self._known = state
+        self.written = self.since = minute
+
+    def begin(self) -> None:
+        """The queue needs a first record of this leader."""
+        self._known = None
+
+    def activity(self, minute: int) -> float:
+        """Return how much has happened in the queue; what happened earlier counts less."""
+        return self._activity * math.pow(0.5, max(0, minute - self._active) / HALF_LIFE)
+
+
+class ChangedQueues:
+    """The queues that scans have seen. Changed only in the loop.
+
+    Attributes:
+        minute: the server's time at the last scan, in minutes since 1970.
+    """
+
+    def __init__(self) -> None:
+        self.minute: int = 0
+        self._seen: dict[str, _Seen] = {}
+        self._due: dict[str, float | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._due)
+
+    def clear(self) -> None:
+        """Forget everything: another leader may have stored records since."""
+        self._seen.clear()
+        self._due.clear()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget queues of which the mesh has forgotten the names."""
+        for name in names:
+            self._seen.pop(name, None)
+            self._due.pop(name, None)
+
+    def record(
+        self, found: Mapping[str, Inspected], server_ms: int, age: Callable[[str, Inspected], float | None]
+    ) -> None:
+        """Store what a scan has found.
+
+        Args:
+            found: the queues that the scan has read.
+            server_ms: the server's time.
+            age: estimates for how many seconds the oldest task has waited.
+        """
+        self.minute, ms = divmod(server_ms, 60_000)
+        for name, queue in found.items():
+            numbers = state_of(
+                queue.counts, *(queue.waiting, queue.due, queue.running, queue.failed, len(queue.workers))
+            )
+            total = sum(queue.counts.values())
+            if (seen := self._seen.get(name)) is None:
+                seen = self._seen[name] = _Seen(total)
+            seen.look(hash(numbers), total, self.minute, at_rest=not (queue.waiting or queue.workers))
+            if seen.is_due(self.minute, ms // 1000, crc32(as_bytes(name)) % SPREAD):
+                self._due[name] = age(name, queue)
+
+    def take_due(self) -> dict[str, float | None]:
+        """Return the queues that should get a record now, the most active first, with the ages of their oldest tasks."""
+        due, self._due = self._due, {}
+        return dict(sorted(due.items(), key=lambda item: -self.activity(item[0])))
+
+    def since(self, name: str) -> int:
+        """Return the minute in or after which the totals of the queue have changed, as a record has it."""
+        seen = self._seen.get(name)
+        return 0 if seen is None else seen.since
+
+    def written(self, name: str) -> int:
+        """Return the minute of the last record that this leader has stored of the queue; 0 if there is none."""
+        seen = self._seen.get(name)
+        return 0 if seen is None else seen.written
+
+    def store(self, name: str, record: Record) -> None:
+        """A record of the queue was stored."""
+        if (seen := self._seen.get(name)) is not None:
+            seen.store(hash(record.state), record.minute)
+
+    def begin(self, names: Iterable[str]) -> None:
+        """These queues have a history, which an earlier leader has written: store a record of each, for the differences."""
+        for name in names:
+            if (seen := self._seen.get(name)) is not None and not seen.written:
+                seen.begin()
+
+    def activity(self, name: str) -> float:
+        """Return how much has happened in the queue lately."""
+        seen = self._seen.get(name)
+        return 0.0 if seen is None else seen.activity(self.minute)
+
 
 logger: logging.Logger = logging.getLogger(__name__)
+
+NOTE_HISTORY_EVERY: Final = 5
+"""Minutes between two notes that a queue has a history."""
+AT_REST: Final = 2 * NOTE_HISTORY_EVERY
+"""Minutes without a note after which a busier queue may take the place of a queue."""
+BUSIER: Final = 2.0
+"""How much busier a queue must be to take the place of one that is not at rest."""
+
+
+class HistorySampler:
+    """Stores records of queues that have changed. Changed only in the loop.
+
+    Args:
+        link: the link of the peer.
+        keys: the keys of the registry.
+        limit: how many queues have a history; 0: none.
+        leads: returns True if this peer is the leader of the mesh.
+    """
+
+    def __init__(self, link: Link, keys: RegistryKeys, *, limit: int, leads: Callable[[], bool]) -> None:
+        self._link = link
+        self._keys = keys
+        self._limit = limit
+        self._leads = leads
+        self._changed = ChangedQueues()
+        self._noted: dict[str, int] | None = None
+        self._throttle = ErrorThrottle(logger)
+        self._soon = trio.Event()
+
+    def begin(self) -> None:
+        """This peer leads now: forget what it knew when it led before."""
+        self._changed.clear()
+        self._noted = None
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Forget queues of which the mesh has forgotten the names."""
+        self._changed.forget(names)
+
+    def record(
+        self, found: Mapping[str, Inspected], server_ms: int, age: Callable[[str, Inspected], float | None]
+    ) -> None:
+        """Take over what a scan has found; see `ChangedQueues.record`."""
+        if self._limit:
+            self._changed.record(found, server_ms, age)
+            if self._changed or (self._noted is None and any(queue.counts for queue in found.values())):
+                self._soon.set()
+
+    async def sample_forever(self) -> None:
+        """Store records whenever some are due."""
+        while True:
+            await self._soon.wait()
+            self._soon = trio.Event()
+            await self._try_sample()
+
+    async def _try_sample(self) -> None:
+        try:
+            await self.sample_once()
+        except (Unavailable, QueueFull) as error:  # the link has logged it, or the server is out of memory
+            self._log(error)
+        except WorqrError as error:
+            self._throttle.error("note", "leader", "the history cannot be stored: %(error)s", error=str(error))
+
+    def _log(self, error: WorqrError) -> None:
+        text = "the history was not stored: %(error)s"
+        emit(logger, "leader", text, level=logging.DEBUG, error=str(error))
+
+    async def sample_once(self) -> None:
+        """Store the records that are due."""
+        due = self._changed.take_due()
+        if self._noted is None:
+            self._noted = await self._note()
+            self._changed.begin(self._noted)
+        created = await self._admit([name for name in due if name not in self._noted])
+        for name, age in due.items():
+            if name in (self._noted or {}) and self._leads():  # `begin` may run between two requests
+                await self._sample(name, age, create=name in created)
+
+    async def _sample(self, name: str, age: float | None, *, create: bool) -> None:
+        keys, since = QueueKeys.of(self._keys.prefix, name), self._changed.since(name)
+        age_ms = None if age is None else round(age * 1000)
+        try:
+            record = await self._link.call(
+                ops.sample_queue(keys, create=create, since=since, age_ms=age_ms), patience=LEASE
+            )
+        except Unavailable as error:
+            self._log(error)
+        except QueueFull:
+            raise
+        except WorqrError as error:
+            text = "the history of queue %(queue)r cannot be stored: %(error)s"
+            self._throttle.error(name, "leader", text, queue=name, error=str(error))
+        else:
+            if record is None:  # it was deleted, or a leader before did not come to begin it
+                self._noted = await self._note(dropped=name)
+            else:
+                self._changed.store(name, record)
+
+    # Which queues have a history
+
+    async def _note(self, *names: str, dropped: str = "") -> dict[str, int]:
+        return await self._link.call(ops.note_histories(self._keys, names, dropped=dropped), patience=LEASE)
+
+    async def _admit(self, new: list[str]) -> set[str]:
+        """Give queues a history, the most active first. Return their names."""
+        noted = self._noted or {}
+        if len(noted) > self._limit or (len(noted) == self._limit and new and self._may_replace(new[0], noted)):
+            noted = await self._drop(self._least_needed(noted))
+        admitted = new[: max(0, self._limit - len(noted))]
+        again = [name for name, minute in noted.items() if minute <= self._changed.minute - NOTE_HISTORY_EVERY]
+        again = [name for name in again if self._changed.written(name) > noted[name]]
+        if admitted or again:
+            noted = await self._note(*admitted, *again)
+        self._noted = noted
+        return set(admitted)
+
+    def _least_needed(self, noted: Mapping[str, int]) -> str:
+        """Return the queue that was noted longest ago if it is at rest, else the least active one."""
+        oldest = min(noted, key=lambda name: noted[name])
+        return oldest if self._at_rest(noted[oldest]) else min(noted, key=self._changed.activity)
+
+    def _at_rest(self, minute: int) -> bool:
+        return minute < self._changed.minute - AT_REST
+
+    def _may_replace(self, name: str, noted: Mapping[str, int]) -> bool:
+        """Return True if the queue may take the place of another one."""
+        other = self._least_needed(noted)
+        return self._at_rest(noted[other]) or self._changed.activity(name) > BUSIER * self._changed.activity(other)
+
+    async def _drop(self, name: str) -> dict[str, int]:
+        """Delete the history of a queue before it is noted, so that none is left over."""
+        await self._link.call(ops.drop_history(QueueKeys.of(self._keys.prefix, name)), patience=LEASE)
+        return await self._note(dropped=name)
+
+
+# `ScanPoster`: tells the mesh what the leader's scan has found.
+#
+# Queues with waiting tasks are announced to every heartbeat. While a program reads snapshots of the mesh, the leader also
+# stores them. Then it keeps what the last scans have found, because a scan reads only a part of the queues at rest. `scanner`
+# decides which queues a scan reads, and `worqr.mesh_records` how a snapshot is stored.
+
+
+WORKERS_EVERY: Final = 15.0
+"""Seconds between two reads of all workers, if they take several requests."""
+AT_ONCE: Final = 200
+"""Queues that are added up before other tasks of the loop have their turn."""
+
+
+class ScanPoster:
+    """Posts scans while this peer leads. Changed only in the loop.
+
+    Attributes:
+        watched: a program read a snapshot less than 30 s before the last scan.
+        history: stores the history of queues.
+    """
+
+    def __init__(self, link: Link, keys: RegistryKeys, history: HistorySampler) -> None:
+        self.watched: bool = False
+        self.history: HistorySampler = history
+        self._link = link
+        self._keys = keys
+        self._posted = False
+        self._queues: dict[str, Inspected] = {}
+        self._places: dict[str, QueuePlaces] = {}
+        self._workers: list[WorkerInfo] = []
+        self._leader = ""
+        self._read_workers_at = 0.0
+
+    def begin(self) -> None:
+        """This peer leads now: forget what it found when it led before."""
+        self.watch(False)
+        self._places.clear()
+        self.history.begin()
+
+    def watch(self, watched: bool) -> bool:
+        """Store whether a program reads snapshots. Return True if that is new: then all queues have to be read."""
+        begins = watched and not self.watched
+        if not watched:
+            self._queues.clear()
+            self._workers.clear()
+        self.watched = watched
+        return begins
+
+    def record(self, found: Mapping[str, Inspected], server_ms: int) -> None:
+        """Keep what a scan has found, for snapshots and for the history. The samples for ages are kept always."""
+        now = time.monotonic()
+        for name, queue in found.items():
+            if queue.waiting or queue.workers:
+                if (places := self._places.get(name)) is None:
+                    places = self._places[name] = QueuePlaces()
+                places.record(now, queue.waiting, queue.running, queue.counts)
+            else:
+                self._places.pop(name, None)
+        self.history.record(found, server_ms, lambda name, queue: self._estimate(name, queue, now))
+        if self.watched:
+            self._queues.update(found)
+            for name in [name for name, queue in found.items() if is_empty(queue)]:
+                del self._queues[name]
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Forget queues of which the mesh has forgotten the names."""
+        self.history.forget(names)
+        for name in names:
+            self._queues.pop(name, None)
+            self._places.pop(name, None)
+
+    async def post(self, waiting: Sequence[str], *, complete: bool, server_ms: int, refused: Mapping[str, str]) -> None:
+        """Announce the queues that wait, and store a snapshot if programs read them and all queues were read.
+
+        `refused`: the queues that the server refuses to read, and its words.
+        """
+        snapshot = await self._snapshot(server_ms, refused) if self.watched and complete else b""
+        if waiting or self._posted or snapshot:
+            await self._link.call(ops.post_scan(self._keys, waiting, snapshot), patience=LEASE)
+            self._posted = bool(waiting)
+
+    async def _snapshot(self, server_ms: int, refused: Mapping[str, str]) -> bytes:
+        await self._read_workers()
+        named, left_out, others = most_active(await self._infos())
+        info = MeshInfo(
+            at=from_ms(server_ms),
+            source="leader",
+            age=0.0,
+            leader=self._leader,
+            queues=named,
+            queues_left_out=left_out,
+            others=others,
+            apps=apps_of(self._workers),
+            unhealthy=unhealthy_of(self._workers),
+            unreadable=unreadable_of(refused),
+        )
+        return encode_snapshot(info)
+
+    async def _infos(self) -> list[QueueInfo]:
+        """The queues, all shards of each as one."""
+        shards: dict[str, list[tuple[Inspected, float | None]]] = {}
+        now = time.monotonic()
+        for name, queue in self._queues.items():
+            estimate = self._estimate(name, queue, now)
+            shards.setdefault(QueueKeys.of("", name).display_name, []).append((queue, estimate))
+        found: list[QueueInfo] = []
+        for n, (name, parts) in enumerate(shards.items(), 1):
+            info = merge_queue_info(name, [queue for queue, _ in parts], [estimate for _, estimate in parts])
+            if is_in_use(info):  # a queue may hold deleted tasks only
+                found.append(info)
+            if n % AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    def _estimate(self, name: str, queue: Inspected, now: float) -> float | None:
+        """Estimate the age of the oldest task, unless the server knows it."""
+        places = self._places.get(name)
+        return None if places is None or queue.oldest_ms is not None else places.age(now)
+
+    async def _read_workers(self) -> None:
+        """Read the workers: all that one request returns each time, and larger numbers at intervals."""
+        if len(self._workers) >= ops.WORKERS_AT_ONCE and time.monotonic() - self._read_workers_at < WORKERS_EVERY:
+            return
+        found: dict[str, WorkerInfo] = {}
+        cursors = [""]
+        while cursors:  # one page after the other: no caller waits
+            page = await self._link.call(ops.list_workers(self._keys, cursors[0]), patience=LEASE)
+            found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
+            self._leader, cursors = page.leader, page.cursors
+        self._workers, self._read_workers_at = list(found.values()), time.monotonic()
+
+
+# `QueueInspector`: reads the queues of the mesh for a scan, many at a time, and removes their deleted tasks.
+#
+# On a cluster, the node of some queues may be unavailable. Their names are kept, so that they do not delay the other queues
+# again. Not here: which queues a scan reads, and what follows from it (`scanner`).
+
+
+INSPECT_AT_ONCE = 100
+"""Queues per round trip."""
+PURGES = 10
+"""Batches of the deleted tasks of a queue that one scan removes, if the program that deleted them does not: it may have ended."""
+
+
+class QueueInspector:
+    """Reads queues. Changed only in the loop.
+
+    Attributes:
+        unreachable: names of queues whose node did not reply.
+        refused: names of queues that the server refuses to read, and its words.
+    """
+
+    def __init__(self, link: Link, prefix: str, known: KnownQueues) -> None:
+        self.unreachable: set[str] = set()
+        self.refused: dict[str, str] = {}
+        self._link = link
+        self._prefix = prefix
+        self._known = known
+        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+        self._throttle = ErrorThrottle(logger)
+
+    def begin(self) -> None:
+        """This peer leads now: forget what the server refused when it led before."""
+        self.refused.clear()
+
+    async def inspect_all(self, names: Sequence[str]) -> dict[str, Inspected]:
+        """Inspect these queues. The result lacks queues that cannot be read."""
+        away = frozenset(self.unreachable)
+        found = await self._inspect_some([name for name in names if name not in away])
+        if away:  # try some unreachable queues; if one replies, try all of them in the next scan
+            again = await self._inspect_some([name for name in names if name in away][:INSPECT_AT_ONCE])
+            found |= again
+            if again:
+                self.unreachable -= away
+        return found
+
+    async def _inspect_some(self, names: Sequence[str]) -> dict[str, Inspected]:
+        found: dict[str, Inspected] = {}
+        for start in range(0, len(names), INSPECT_AT_ONCE):
+            some = names[start : start + INSPECT_AT_ONCE]
+            async with trio.open_nursery() as nursery:
+                for name in some:
+                    nursery.start_soon(self._inspect, name, found)
+            if self.unreachable.issuperset(some):
+                break  # the server does not reply, or a node of many queues
+        return found
+
+    async def _inspect(self, name: str, found: dict[str, Inspected]) -> None:
+        try:
+            found[name] = await self.inspect(name)
+        except Unavailable as error:
+            self.unreachable.add(name)
+            emit(logger, "leader", "queue %(queue)r was not scanned: %(error)s", queue=name, error=str(error))
+        except WorqrError as error:
+            self._known.mark_read(name)
+            self.refused[name] = str(error)
+            text = "queue %(queue)r cannot be scanned: %(error)s"
+            self._throttle.error(name, "leader", text, queue=name, error=str(error))
+        else:
+            self._known.mark_read(name)
+            self._throttle.resolve(name)
+            self.refused.pop(name, None)
+
+    async def inspect(self, name: str) -> Inspected:
+        """Inspect one queue."""
+        return await self._link.call(ops.inspect(QueueKeys.of(self._prefix, name)), patience=self._patience)
+
+    async def purge(self, name: str) -> None:
+        """Remove some of the deleted tasks of a queue, or log why that failed."""
+        try:
+            for _ in range(PURGES):
+                if not await self._link.call(
+                    ops.purge_queue(QueueKeys.of(self._prefix, name)), patience=self._patience
+                ):
+                    return
+        except Unavailable as error:
+            emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
+        except WorqrError as error:
+            text = "queue %(queue)r: the server refuses to remove it, trying again: %(error)s"
+            self._throttle.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
+
+
+# `KnownQueues`: which queues the leader's next scan reads. Pure: no I/O, and no clock except the times it is given.
+#
+# Each scan reads the queues that may need the leader soon: served queues, queues with scheduled or deleted tasks, and recently
+# noted queues. The other names take turns, a few per scan, so that the cost does not grow with the number of names. A name may
+# be forgotten when it was noted an hour ago and its queue is empty.
+
+
+FRESH = 30.0
+"""Seconds for which each scan reads a name after it was noted, because a worker notes a queue before it serves it."""
+FRESH_AT_ONCE = 2000
+"""Limit of such names per scan, so that a scan ends soon. If more names were noted, they take turns."""
+UNSEEN_AT_ONCE = 2000
+QUIET_AT_ONCE = 200
+MAX_WAITING = 100
+"""Limit of queues that are announced to heartbeats."""
+
+
+class KnownQueues:
+    """The names of queues that the leader has read.
+
+    Attributes:
+        noted: for each name, the server's time in ms at which it was noted last.
+    """
+
+    def __init__(self) -> None:
+        self.noted: dict[str, float] = {}
+        self._urgent: dict[str, None] = {}
+        self._fresh: dict[str, float] = {}
+        self._unseen: dict[str, None] = {}
+        self._rotation: Iterator[str] = iter(())
+        self._announced = 0
+
+    @property
+    def unseen(self) -> int:
+        """How many names have not been read yet."""
+        return len(self._unseen)
+
+    def note(self, name: str, noted_ms: float, server_ms: float, now: float) -> None:
+        """Store that `name` was noted at `noted_ms`."""
+        if self.noted.get(name) == noted_ms:
+            return
+        self.noted[name] = noted_ms
+        self._unseen[name] = None
+        if noted_ms > server_ms - FRESH * 1000:
+            self._fresh[name] = now + FRESH
+
+    def rescan(self, server_ms: float) -> None:
+        """Read all queues in use once more, because hints about due jobs may have been missed."""
+        since = server_ms - (NOTE_EVERY + 60) * 1000
+        self._unseen.update((name, None) for name, noted_ms in self.noted.items() if noted_ms >= since)
+
+    def reread(self) -> None:
+        """Read all queues once more, soon."""
+        self._unseen.update(dict.fromkeys(self.noted))
+
+    def next_scan(self, now: float) -> list[str]:
+        """Return the names that the next scan reads."""
+        for name in [name for name, until in self._fresh.items() if until < now]:
+            del self._fresh[name]
+        fresh = list(islice(self._fresh, FRESH_AT_ONCE))
+        if len(fresh) == FRESH_AT_ONCE:
+            for name in fresh:
+                self._fresh[name] = self._fresh.pop(name)
+        names = {**self._urgent, **dict.fromkeys(fresh), **dict.fromkeys(islice(self._unseen, UNSEEN_AT_ONCE))}
+        left = QUIET_AT_ONCE
+        for again in (False, True):  # the end of this rotation, then the beginning of the next
+            if again:
+                self._rotation = iter(list(self.noted))
+            for name in self._rotation:
+                if name in self.noted and name not in names:
+                    names[name] = None
+                    left -= 1
+                    if not left:
+                        return list(names)
+        return list(names)
+
+    def mark_read(self, name: str) -> None:
+        """Store that `name` was read, with or without success."""
+        self._unseen.pop(name, None)
+
+    def record(self, name: str, queue: Inspected) -> None:
+        """Store what the scan found in a queue."""
+        if queue.workers or queue.running or queue.due or queue.trash or queue.batches or queue.needs_relay:
+            self._urgent[name] = None
+        else:
+            self._urgent.pop(name, None)
+
+    def unused(self, found: Mapping[str, Inspected], server_ms: float) -> list[str]:
+        """Return the names of those `found` that may be forgotten."""
+        latest = server_ms - UNUSED_MS
+        return [name for name, queue in found.items() if self.noted.get(name, 0) <= latest and is_empty(queue)]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget these names."""
+        for name in names:
+            for kept in (self.noted, self._urgent, self._fresh, self._unseen):
+                kept.pop(name, None)
+
+    def waiting(self, found: Mapping[str, Inspected]) -> list[str]:
+        """Return the queues that have workers and tasks that may start, because a wake-up may have been lost. If there are many,
+        they take turns.
+
+        If the limit permits, include shards that have tasks and no workers. A peer that serves other shards of the queue logs a
+        warning.
+        """
+        names = sorted(name for name, q in found.items() if q.waiting and q.paused is None and q.room != 0)
+        served = [name for name in names if found[name].workers]
+        if len(served) <= MAX_WAITING:
+            return (served + [name for name in names if name.startswith("{") and not found[name].workers])[:MAX_WAITING]
+        start = self._announced % len(served)
+        self._announced = start + MAX_WAITING
+        return (served + served)[start : start + MAX_WAITING]
+
+
+def is_empty(queue: Inspected) -> bool:
+    """Return True if the queue is empty, no worker serves it, and no operator has paused or limited it."""
+    holds = queue.waiting or queue.due or queue.running or queue.failed or queue.broken or queue.blocked or queue.trash
+    holds = holds or queue.batches or queue.needs_relay
+    return not (holds or queue.workers or queue.paused is not None or queue.overridden or queue.lane_rules)
+
+
+# `UnservedQueueReporter`: logs which queues have waiting tasks and no worker.
+#
+# It uses the results of the leader's scan, so it sends no request. It logs a queue once, when all scans of at least `GRACE`
+# seconds have found tasks and no worker there. It logs the queue again only after a worker has served it.
+#
+# The module has no I/O except the log, and no clock except the times it is given. Not here: shards that no
+# worker of their queue serves (`consumers`).
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+GRACE: Final = 10.0
+"""Seconds for which a queue must have had no worker. A worker that restarts is back by then."""
+NOTHING_MISSED: Final = 60.0
+"""Seconds without a scan, because another peer led, after which logged queues are logged again."""
+LINES: Final = 20
+"""Queues that are named in the log in one `PERIOD`. One more line counts the others."""
+PERIOD: Final = 60.0
+REMEMBERED: Final = 10_000
+"""Limit of queues that are kept."""
+COMPARED: Final = 2000
+"""Limit of pairs of names that are compared in one `PERIOD` to find a suggestion. Each takes about 20 us on the event loop."""
+
+
+class UnservedQueueReporter:
+    """The queues without a worker that the leader has found. Changed only in the loop."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        """Shards that have tasks and no worker, by name, and when that was seen first."""
+        self._logged: dict[str, None] = {}
+        self._last_scan = float("-inf")
+        self._period_ends = float("-inf")
+        self._lines = 0
+        self._compared = 0
+        self._left_out = 0
+        self._sum_up_at = float("-inf")
+
+    def begin(self, now: float) -> None:
+        """Forget earlier findings, because this peer leads from now on. Forget logged queues if the last scan was long ago."""
+        self._since.clear()
+        if now - self._last_scan > NOTHING_MISSED:
+            self._logged.clear()
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Forget these queues, which do not exist any more."""
+        for name in names:
+            self._since.pop(name, None)
+            self._logged.pop(_shown(name), None)
+
+    def report(self, found: Mapping[str, Inspected], now: float) -> None:
+        """Process the findings of a scan, and log new ones.
+
+        `found` holds every queue that is served, and some of the others.
+        """
+        self._last_scan = now
+        served = dict.fromkeys(_shown(name) for name, queue in found.items() if queue.workers)
+        for name in served:
+            self._logged.pop(name, None)
+        waiting: dict[str, int] = {}
+        for name, queue in found.items():
+            if queue.workers or queue.paused is not None or not queue.waiting:
+                self._since.pop(name, None)
+            elif self._waits_for_long(name, now) and (shown := _shown(name)) not in served:
+                waiting[shown] = waiting.get(shown, 0) + queue.waiting
+        self._log({name: n for name, n in waiting.items() if name not in self._logged}, served, now)
+
+    def _waits_for_long(self, name: str, now: float) -> bool:
+        since = self._since.get(name)
+        if since is None:
+            if len(self._since) < REMEMBERED:
+                self._since[name] = now
+            return False
+        return now - since >= GRACE
+
+    def _log(self, new: Mapping[str, int], served: Iterable[str], now: float) -> None:
+        if now >= self._period_ends:
+            self._period_ends, self._lines, self._compared = now + PERIOD, 0, 0
+        for name, waiting in new.items():
+            if len(self._logged) >= REMEMBERED:
+                break
+            self._logged[name] = None
+            if self._lines < LINES:
+                self._lines += 1
+                known = list(islice(served, COMPARED - self._compared))
+                self._compared += len(known)
+                _log_one(name, waiting, known)
+            else:
+                self._left_out += 1
+        if self._left_out and now >= self._sum_up_at:
+            text = "tasks wait in %(count)d more queues and no worker serves them; `worqr queues` lists them"
+            emit(logger, "queue.unserved", text, count=self._left_out)
+            self._left_out, self._sum_up_at = 0, now + PERIOD
+
+
+def _shown(name: str) -> str:
+    """Return the queue's name without the shard."""
+    return QueueKeys.of("", name).display_name if name.startswith("{") else name
+
+
+def _log_one(name: str, waiting: int, known: list[str]) -> None:
+    keys = QueueKeys.of("", name)
+    if keys.failures:
+        hint, remedy = "", f"a worker that serves {keys.queue!r} and has a failure handler for it"
+    else:
+        hint, remedy = did_you_mean(name, known), "a worker that declares it"
+    what = "1 task waits" if waiting == 1 else f"{waiting:,} tasks wait"
+    why = f"no worker serves it; {hint}" if hint else "no worker serves it."
+    text = f"{what} in queue %(queue)r and {why.replace('%', '%%')} Start {remedy.replace('%', '%%')}, or delete the queue."
+    emit(logger, "queue.unserved", text, queue=name, waiting=waiting)
+
 
 SCAN_EVERY = 3.0
 FORGET_AFTER = 60.0

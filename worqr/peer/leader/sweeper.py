@@ -18,14 +18,13 @@ from itertools import islice
 import trio
 
 from worqr import ops
-from worqr.batch_keys import keys_at
 from worqr.errors import Unavailable, WorqrError
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys, keys_at
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS
 from worqr.peer.error_throttle import ErrorThrottle, LineLimit
-from worqr.peer.registration import LEASE, ignore_outcome
+from worqr.peer.session import LEASE, ignore_outcome
 
 logger: logging.Logger = logging.getLogger(__name__)
 

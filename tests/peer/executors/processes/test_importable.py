@@ -20,9 +20,9 @@ from tests.peer.executors.processes.test_pool import value
 from tests.peer.processes import LONG, open_pool
 from tests.support.children import ROOT
 from worqr import UsageError
-from worqr.handler_checks import check_runs_in_process
+from worqr.handler_options import check_runs_in_process
 from worqr.import_guard import importing, refuse_while_importing
-from worqr.peer import handlers
+from worqr.peer.executors import offloaded
 from worqr.peer.executors.processes import importable
 from worqr.peer.executors.processes.importable import Name, name_for_process
 from worqr.peer.executors.processes.pool import ProcessPool
@@ -271,7 +271,7 @@ async def test_a_script_without_a_guard_ends_in_a_clear_error_and_starts_nothing
 
 
 def test_in_reports_it_has_the_name_of_its_function() -> None:
-    assert handlers.name_of(ProcessPool(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
+    assert offloaded.name_of(ProcessPool(1, max_result=1).prepare(jobs.nothing)) == "tests.peer.process_jobs.nothing"
 
 
 def test_a_name_tells_where_it_is() -> None:

@@ -17,7 +17,7 @@ from tests.support.children import ROOT
 
 PROGRAM = """
 import os, socket, subprocess, sys, time
-from worqr.peer.executors.processes import lifeline
+from worqr.peer.executors.processes import worker_main as lifeline
 
 for name in sys.argv[3:]:
     setattr(lifeline, name, lambda *_: False)

@@ -20,7 +20,6 @@ from tests.peer.processes import FENCE, LONG, Desk, open_pool
 from tests.support.children import Child
 from worqr import Broken, Failure, Retry, UsageError
 from worqr.peer.executors.processes import pool as pool_module
-from worqr.peer.executors.processes import worker
 from worqr.policy import ChildError, Policy, Stalled
 from worqr.remote_error import remote_error
 from worqr.validation import name_of
@@ -173,7 +172,7 @@ async def test_of_stderr_the_last_of_this_run_is_kept() -> None:
 async def test_nothing_that_is_printed_disturbs_the_pipe(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "LOG_TIMEOUT", LONG)
+    monkeypatch.setattr("worqr.peer.executors.processes.pool.LOG_TIMEOUT", LONG)
     async with open_pool(1) as pool:
         assert await pool.run(jobs.litter, b"x") == ("bytes", b"x")
         await pool.run(jobs.whisper)

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from worqr.errors import UsageError
-from worqr.handler_checks import REMEDY, check_importable
+from worqr.handler_options import REMEDY, check_importable
 from worqr.import_guard import importing
 from worqr.validation import SCRIPT
 

@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from worqr.embedded import Relocation
 from worqr.peer.executors.processes.importable import Name
 from worqr.policy import Policy
 from worqr.records import RemoteError
-from worqr.relocation import Relocation
 
 LENGTH: Final = struct.Struct("!I")
 

@@ -1,50 +1,351 @@
 """The program of a worker process: it takes one run after the other from its parent, and runs it in its main thread.
 
-`worker` starts it. It has a session and process group of its own, so it does not receive Ctrl-C at the terminal. It ignores
+`pool` starts it. It has a session and process group of its own, so it does not receive Ctrl-C at the terminal. It ignores
 SIGTERM, which service managers send to every process of a service, because its parent decides when it ends. The pipe to the
 parent is none of the standard streams, so a function's output cannot corrupt it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import fcntl
 import os
 import resource
+import select
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
 from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
 
-from worqr.embedded import use_embedded
-from worqr.errors import UsageError
-from worqr.peer.forks import EndForks
-from worqr.peer.executors.processes.child_reports import ChildProgress, ChildSaves, Pipe
-from worqr.peer.executors.processes.child_runs import ProcessHost, run_of
+from worqr import errors
+from worqr.embedded import relocate, use_embedded
+from worqr.errors import ClaimLost, UsageError, WorqrError
+from worqr.peer.executors.offloaded import is_unrun
 from worqr.peer.executors.processes.importable import Name, resolve
-from worqr.peer.executors.processes.lifeline import die_with_parent
 from worqr.peer.executors.processes.protocol import (
+    LENGTH,
     CallEnded,
+    Extended,
+    Progressed,
     Raised,
+    Reply,
+    Request,
     Returned,
     RunRequest,
+    SaveReply,
+    Saving,
     Setup,
+    packed,
+    requests,
 )
-from worqr.peer.handlers import is_unrun
-from worqr.peer.list_run import ListRun
-from worqr.peer.results import encode_result
-from worqr.peer.run import Run, Timer, current_run
-from worqr.policy import Broken, Failure, RateLimited, Retry, class_names, decide_retry, retry_after_of, times_of
-from worqr.relocation import relocate
+from worqr.peer.forks import EndForks
+from worqr.peer.list_run import ListItem, ListRun
+from worqr.peer.run import Run, Save, Timer, current_run, encode_result
+from worqr.policy import (
+    Broken,
+    Failure,
+    Policy,
+    RateLimited,
+    Retry,
+    class_names,
+    decide_retry,
+    retry_after_of,
+    times_of,
+)
 from worqr.remote_error import error_from_text, remote_error
 from worqr.tracebacks import MANY_ERRORS, is_a, leaves_of, one_line, text_of
 from worqr.tracing import Carrier, FencedBlock
 from worqr.validation import name_of
+
+# What a worker process sends to its parent during a run: progress, and what the run saves. The program is in `worker_main`.
+
+
+REPORT_EVERY: Final = 0.1
+"""Seconds between two reports of progress to the parent, which forwards them at the same rate."""
+
+
+class Pipe:
+    """This process's end of the pipe. Frames may be sent from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = connection.makefile("rb")
+        self._sending = threading.Lock()
+
+    def receive(self) -> Request | None:
+        """Return the next request; None if there are no more."""
+        header = self._reader.read(LENGTH.size)
+        if len(header) < LENGTH.size:
+            return None
+        return requests.decode(self._reader.read(LENGTH.unpack(header)[0]))
+
+    def send(self, frame: Reply) -> None:
+        """Send a frame; wait while the parent is busy."""
+        buffer = packed(frame)
+        with self._sending:
+            self._connection.sendall(buffer)
+
+    def close(self) -> None:
+        """Close the pipe. A fork of this process must not use it."""
+        self._connection.close()
+        self._reader.close()
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ChildProgress:
+    """Sends progress to the parent: the first report at once, then only the latest one in each `REPORT_EVERY`."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._changed = threading.Condition()
+        self._running: Sequence[Run[Any]] = ()
+        self._unsent: dict[int, Progressed] = {}
+        self._sent = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self, claimed: Sequence[Run[Any]]) -> None:
+        """Send the reports of these claims from now on. Reports of other runs, whose threads may still exist, are dropped."""
+        with self._changed:
+            self._running = claimed
+
+    def report(self, run: Run[Any], done: float | None, message: str) -> None:
+        """Send the progress of a run, now or later. From any thread."""
+        with self._changed:
+            if not any(run is each for each in self._running):
+                return
+            self._unsent[run.fence] = Progressed(run.fence, done, message)
+            if time.monotonic() - self._sent >= REPORT_EVERY:
+                self._send()
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send_forever, name="worqr progress", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Send the remaining reports of the run, which has ended."""
+        with self._changed:
+            self._send()
+            self._running = ()
+
+    def _send(self) -> None:
+        if self._unsent:
+            unsent, self._unsent, self._sent = self._unsent, {}, time.monotonic()
+            for report in unsent.values():
+                self._pipe.send(report)
+
+    def _send_forever(self) -> None:
+        while True:
+            with self._changed:
+                while not self._unsent:
+                    self._changed.wait()
+                wait = self._sent + REPORT_EVERY - time.monotonic()
+                if wait <= 0:
+                    self._send()
+            if wait > 0:
+                time.sleep(wait)
+
+
+class ChildSaves:
+    """Sends what the run saves, and waits for each reply. One save at a time: the next frame that arrives is its reply."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._running: Sequence[Run[Any]] = ()
+        self._pid = os.getpid()
+
+    def begin(self, claimed: Sequence[Run[Any]]) -> None:
+        """Permit the saves of these claims from now on. Threads of earlier runs may still exist."""
+        with self._lock:
+            self._running = claimed
+
+    def end(self) -> None:
+        """Wait for the save that another thread of the run is making. Later ones are refused."""
+        with self._lock:
+            self._running = ()
+
+    def save(self, run: Run[Any], save: Save) -> Future[None]:
+        """Send `save`, and wait until the parent has replied. From any thread."""
+        done: Future[None] = Future()
+        error = self._error_of(run, save)
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+        return done
+
+    def _error_of(self, run: Run[Any], save: Save) -> Exception | None:
+        if os.getpid() != self._pid:
+            return UsageError("a fork of the process that runs the task cannot save: save in the process itself")
+        with self._lock:
+            if not any(run is each for each in self._running):
+                return ClaimLost("the run has ended, so nothing more is saved for it: save before the function returns")
+            self._pipe.send(Saving(run.fence, save.number, save.step, save.value))
+            reply = self._pipe.receive()
+        if not isinstance(reply, SaveReply):
+            return ClaimLost("the worker has ended, so nothing was saved")
+        if not reply.error:
+            return None
+        if reply.error == "Failure":
+            return Failure(reply.message)
+        kind = getattr(errors, reply.error, None)
+        if isinstance(kind, type) and issubclass(kind, WorqrError):
+            return kind(reply.message)
+        return WorqrError(f"{reply.error}: {reply.message}")
+
+
+# The runs of a worker process, as the functions in it see them.
+
+
+class ProcessHost:
+    """The `RunHost` of this process."""
+
+    def __init__(
+        self,
+        queue: str,
+        id_suffix: str,
+        policy: Policy,
+        state: object,
+        pipe: Pipe,
+        progress: ChildProgress,
+        saves: ChildSaves,
+    ) -> None:
+        self.queue = queue
+        self.id_suffix = id_suffix
+        self.policy = policy
+        self.state = state
+        self._pipe = pipe
+        self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
+        self.save: Callable[[Run[Any], Save], Future[None]] = saves.save
+
+    def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
+        """Return the policy of a job with policy fields of its own."""
+        return self.policy.with_overrides({name.decode(): value.decode() for name, value in own})
+
+    def extend(self, run: Run[Any], seconds: float) -> None:
+        """Request more time from the parent. From any thread. A run without a timeout stays without one."""
+        if run.timer is not None:
+            run.timer.move_to(time.monotonic() + seconds)
+            self._pipe.send(Extended(seconds))
+
+
+class ProcessRun(Run[ProcessHost]):
+    """A run in this process. It observes no cancellation, because a cancelled run is killed."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        """Do nothing, because a run that is cancelled is killed."""
+
+    def check_may_wait(self, instead: str) -> None:
+        """Do nothing, because this process waits for nothing else."""
+
+
+class ProcessListRun(ListRun):
+    """A list run in this process."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        """Do nothing, because a run that is cancelled is killed."""
+
+    def check_may_wait(self, instead: str) -> None:
+        """Do nothing, because this process waits for nothing else."""
+
+
+class ProcessListItem(ListItem):
+    """A call of a list run in this process."""
+
+    __slots__ = ()
+
+    def check_cancelled(self) -> None:
+        """Do nothing, because a run that is cancelled is killed."""
+
+    def check_may_wait(self, instead: str) -> None:
+        """Do nothing, because this process waits for nothing else."""
+
+
+def run_of(host: ProcessHost, request: RunRequest) -> Run[Any]:
+    """Return the run that the peer requests."""
+    if request.calls is None:
+        return ProcessRun(host, None, request.fence, request.entry)
+    first, *others = [ProcessListItem(host, None, fence, entry) for fence, entry in request.calls]
+    run = ProcessListRun(first)
+    for item in others:
+        run.add(item)
+    run.begin_calls(time.monotonic())
+    return run
+
+
+# End a worker process together with its parent, for whatever reason the parent ends, and end its own child processes.
+#
+# The lifeline is a socket whose other end the parent holds. The parent never writes to it. It closes when the parent has ended.
+# On Linux the kernel then sends SIGKILL to the whole process group (`F_SETSIG`). This needs no Python code to run, so it works
+# while a C extension holds the interpreter's lock, and for a stopped process. On other systems a thread waits for the close. If
+# a parent forks without exec, the fork keeps the parent's end open. Then Linux's death signal still ends the process, but not
+# its child processes. Processes that have left the process group (setsid) are not ended.
+
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with_parent(parent: int, lifeline: socket.socket) -> None:
+    """End this process and its group when the process `parent` ends. `lifeline` must stay open."""
+    if sys.platform == "linux":
+        _ask_for_death_signal()
+        by_kernel = _kill_group_at_hangup(lifeline)
+    else:
+        by_kernel = False
+    if os.getppid() != parent or _has_hung_up(lifeline):  # the parent had ended before this call
+        _kill_group()
+    if not by_kernel:
+        threading.Thread(target=_wait_for_hangup, args=(lifeline,), name="worqr lifeline", daemon=True).start()
+
+
+def _ask_for_death_signal() -> None:
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except (OSError, AttributeError):
+        pass  # a C library without prctl; the lifeline still works
+
+
+def _kill_group_at_hangup(lifeline: socket.socket) -> bool:
+    try:
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError:
+        return False
+    return True
+
+
+def _has_hung_up(lifeline: socket.socket) -> bool:
+    return bool(select.select([lifeline], [], [], 0)[0])
+
+
+def _wait_for_hangup(lifeline: socket.socket) -> None:
+    lifeline.recv(1)
+    _kill_group()
+
+
+def _kill_group() -> None:
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
 
 OOM_SCORE: Final = 500
 """The oom_score_adj of the process, out of 1,000: the kernel treats it as if it used half of all memory more than it does."""

@@ -1,0 +1,18 @@
+"""What `tools.house` counts as a line of code."""
+
+from __future__ import annotations
+
+from tools.house import lines_of, measure
+
+
+def test_comments_docstrings_and_blank_lines_are_no_code() -> None:
+    text = '"""A\nmodule."""\n\n# why\nx = """a\n\nb"""\n\n\ndef f() -> None:\n    """Say so."""\n    pass  # here\n'
+    assert lines_of(text) == 5
+
+
+def test_everything_is_counted() -> None:
+    files, lines = measure("worqr")
+    scripts, lua = measure("worqr/lua", "*.lua")
+    assert files > 100
+    assert lines > 100 * files
+    assert lua > 20 * scripts > 1000
