@@ -686,8 +686,6 @@ def is_empty(queue: Inspected) -> bool:
 # worker of their queue serves (`consumers`).
 
 
-logger: logging.Logger = logging.getLogger(__name__)
-
 GRACE: Final = 10.0
 """Seconds for which a queue must have had no worker. A worker that restarts is back by then."""
 NOTHING_MISSED: Final = 60.0
