@@ -386,7 +386,7 @@ class _Codec:
         self._name = name
         self._arrivals = {each.name: arrival_of(hints[each.name]) for each in parameters}
         self._hints = hints
-        self.checks = [
+        self.checks: list[tuple[str, str, Check]] = [
             (each.name, f"p{i}", self._arrivals[each.name])
             for i, each in enumerate(parameters)
             if not (self.raw or self._arrivals[each.name].trivial)

@@ -22,7 +22,7 @@ from worqr.log_events import emit, raise_ctrl_c
 from worqr.records import Failed
 from worqr.validation import check_task
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LARGE: Final = 1 << 20
 """Bytes of a payload that is worth a warning. Tens of them fill the memory of a small server."""

@@ -70,7 +70,7 @@ class _Gate(Pool):
 
     def close(self) -> None:
         """Prevent further runs from beginning."""
-        self.limit = 0
+        self.limit: int = 0
 
     def open(self) -> None:
         """Permit any number of runs to begin."""
