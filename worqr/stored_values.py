@@ -28,6 +28,8 @@ def whole(value: Stored, default: int, *, digits: int = ...) -> int: ...
 def whole(value: Stored, default: None = ..., *, digits: int = ...) -> int | None: ...
 def whole(value: Stored, default: int | None = None, *, digits: int = MOST_DIGITS) -> int | None:
     """Return a whole number that is not negative; `default` for everything else, and for more than so many digits."""
+    if type(value) is bytes:  # nearly always; only ASCII counts as a digit there
+        return int(value) if value.isdigit() and len(value) <= digits else default
     if isinstance(value, int):
         return value if 0 <= value < 10**digits else default
     if not value or len(value) > digits or not value.isascii() or not value.isdigit():
