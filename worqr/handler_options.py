@@ -265,8 +265,7 @@ def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, 
 
 # What a handler is, and where it can run: async or plain, a generator, importable by another process.
 #
-# Pure. The options of a handler are in `worqr.handler_options`. How another process imports a function is in
-# `worqr.peer.executors.processes.importable`.
+# How another process imports a function is in `worqr.peer.executors.processes.importable`.
 
 
 REMEDY: Final = "define it at the top level of a module that can be imported"

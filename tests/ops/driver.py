@@ -172,6 +172,19 @@ class Desk:
         self.client.hset(self.q.counts, "fence", FENCE)
         self.client.expire(self.q.counts, 1000)
 
+    def commands_of(self, call: Call[Any]) -> list[str]:
+        """Send a call, and return the commands of its script, as the server sees them."""
+        found: list[str] = []
+        with self.client.monitor() as monitor:
+            self.send(call)
+            self.client.echo(self.prefix)
+            for line in monitor.listen():
+                if line["command"] == f"ECHO {self.prefix}":
+                    break
+                if line["client_type"] == "lua":
+                    found.append(line["command"])
+        return found
+
     def wipe(self) -> None:
         """Remove all keys, however many, at once."""
         with self.client.pipeline(transaction=False) as pipe:

@@ -38,15 +38,7 @@ REFUSED = {
 def touched(desk: Desk, call: Call[Any], scene: Scene) -> list[str]:
     """The keys of single jobs that the script reads or writes, as the server sees it."""
     known = [key.decode() for key, _, _ in scene.keys]
-    commands: list[str] = []
-    with desk.client.monitor() as monitor:
-        desk.send(call)
-        desk.client.echo(desk.prefix)
-        for line in monitor.listen():
-            if line["command"] == f"ECHO {desk.prefix}":
-                break
-            if line["client_type"] == "lua" and not line["command"].startswith("PUB"):
-                commands.append(line["command"])
+    commands = [command for command in desk.commands_of(call) if not command.startswith("PUB")]
     words = {word for command in commands for word in command.split(" ")}
     words |= {key for key in known if " " in key and any(key in command for command in commands)}
     words -= {key.split(" ")[0] for key in known if " " in key}

@@ -80,15 +80,7 @@ def kind_of(name: str) -> str:
 
 def touched(desk: Desk, call: Call[Any], scene: Scene) -> dict[str, list[bytes]]:
     """The keys of the scene by their kind, of those kinds of which the script reads or writes a key, as the server sees it."""
-    seen: list[str] = []
-    with desk.client.monitor() as monitor:
-        desk.send(call)
-        desk.client.echo(desk.prefix)
-        for line in monitor.listen():
-            if line["command"] == f"ECHO {desk.prefix}":
-                break
-            if line["client_type"] == "lua":
-                seen.append(line["command"] + " ")
+    seen = [f"{command} " for command in desk.commands_of(call)]
     kinds: dict[str, list[bytes]] = {}
     read: set[str] = set()
     for key, _, _ in scene.keys:

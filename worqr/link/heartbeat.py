@@ -46,8 +46,6 @@ from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 
 # `BeatConnection`: the connection of a keepalive, with the beats that wait for their replies.
-#
-# Not here: when a beat is sent, and what follows from a failure (`heartbeat`).
 
 
 R = TypeVar("R")

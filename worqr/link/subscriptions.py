@@ -550,8 +550,6 @@ class Subscriptions:
 
 
 # `Subscription`: some channels, the callbacks for their messages, and the wait until the channels are confirmed.
-#
-# Not here: the connection (`subscriptions`).
 
 
 class Hub(Protocol):

@@ -34,8 +34,6 @@ from worqr.link.driver import SocketWatch, TimeLimit, Timer, Timers, Waiter, run
 #
 # A thread of a handler also ends its wait when the run of that handler is cancelled. The peer knows these runs
 # (`end_waits_by`).
-#
-# Not here: how such a coroutine waits (`thread_driver`).
 
 
 T = TypeVar("T")

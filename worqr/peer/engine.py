@@ -216,8 +216,7 @@ class ProgressReporter:
 
 # The duties of a peer, in two groups: those about its runs, and those about its queues.
 #
-# Here: which duties there are, and what each of them is given. A duty is given what it uses, and never the engine. Not here:
-# the session, the leader and the lifetime of all duties (`engine`).
+# Here: which duties there are, and what each of them is given. A duty is given what it uses, and never the engine.
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,7 @@ from worqr.validation import Seconds, check_count, seconds
 
 # `Claim`: a task that an application claimed itself, and settles itself.
 #
-# A claim is settled once. Not here: where claims come from, and what happens to claims that are not settled
-# (`manual_consumer`).
+# A claim is settled once.
 
 
 logger: logging.Logger = logging.getLogger(__name__)

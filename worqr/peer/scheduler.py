@@ -143,7 +143,7 @@ def _parse_quota(words: list[str]) -> list[float]:
 
 # `ClaimRequest`: whether a consumer should request tasks, whether a request is under way, and for how many tasks.
 #
-# Pure: no I/O and no clock. `consumer` sends the requests and reads the replies. `scheduler` decides which consumer may send
+# Pure: no I/O and no clock. `consumer` sends the requests and reads the replies. `Scheduler` decides which consumer may send
 # one.
 
 

@@ -77,7 +77,7 @@ def count_file(path: str) -> Counted:
     return Counted(lines, tokens, dict(sorted(words.items())), broken)
 
 
-# The reports of the demo's handlers: JSON objects in the queue ``results``. This module writes and reads them.
+# The reports of the demo's handlers: JSON objects in the queue ``results``. They are written and read here.
 #
 # Times are of the system's monotonic clock, which all processes of one machine share. So the demo can show how long after the
 # kill a second run began.

@@ -265,8 +265,7 @@ class Lease:
 
 # `FailureDetector`: which workers are dead. `LeaseWatch`: whether a leader's lease no longer changes.
 #
-# Pure: no I/O, and no clock except the times they are given, which are seconds of one monotonic clock. Not here: the requests
-# to the server, and what follows from the results (`leader`).
+# Pure: no I/O, and no clock except the times they are given, which are seconds of one monotonic clock.
 
 
 CHECK_EVERY = 0.5

@@ -469,7 +469,7 @@ class ScanPoster:
 # `QueueInspector`: reads the queues of the mesh for a scan, many at a time, and removes their deleted tasks.
 #
 # On a cluster, the node of some queues may be unavailable. Their names are kept, so that they do not delay the other queues
-# again. Not here: which queues a scan reads, and what follows from it (`scanner`).
+# again.
 
 
 INSPECT_AT_ONCE = 100

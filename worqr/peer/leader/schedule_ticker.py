@@ -37,8 +37,7 @@ from worqr.tracing import Tracing
 # `ScheduleDeclarer`: stores the schedules of an application when its peer joins, and renews them every ten minutes.
 #
 # Definitions are sent at the join, in pages. Later only names are sent; a definition follows if the registry has lost it. So a
-# peer that joined before a deployment does not undo the changes of that deployment. Not here: firing schedules
-# (`leader.schedule_ticker`).
+# peer that joined before a deployment does not undo the changes of that deployment.
 
 
 logger: logging.Logger = logging.getLogger(__name__)
