@@ -222,7 +222,9 @@ def move_slot(cluster: Cluster, slot: int, target: Node) -> None:
     while keys := cast("list[bytes]", source.ask("CLUSTER", "GETKEYSINSLOT", slot, 1)):
         source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *[key.decode() for key in keys])
         time.sleep(0.02)  # so that requests meet a slot of which each node has a part
-    for node in (target, source, *cluster.running):
+    others = [node for node in cluster.running if node not in (source, target)]
+    # Each once: Redis takes the slot's subscribers away when it tells a node, also the owner itself.
+    for node in (target, source, *others):
         if node.role == "master":
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
