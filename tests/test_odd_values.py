@@ -852,8 +852,10 @@ async def test_a_worker_joins_beside_a_registry_key_of_another_type_or_says_whic
         async with serving(mesh, "Q1", runs) as peer:
             if key in PER_WORKER:
                 full = f"{{{prefix}}}:{key.partition(':')[0]}:{peer.id}"
-                raw.delete(full)
-                (raw.rpush if key.startswith("worker") else raw.set)(full, "x")
+                with raw.pipeline() as both:  # at once: the peer writes the key again at any moment
+                    both.delete(full)
+                    (both.rpush if key.startswith("worker") else both.set)(full, "x")
+                    both.execute()
             else:
                 await until(lambda: raw.type(full) != odd_type or key not in LEADS, what="a leader")
             await mesh.queue("Q1").enqueue(b"honest")
