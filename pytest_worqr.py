@@ -2,7 +2,7 @@
 
 It stands outside of the package, so that pytest does not import worqr and Trio for tests that have nothing to do with them.
 `worqr_bench` is for tests on Trio, with pytest-trio; `worqr_asyncio_bench` for tests on asyncio, with pytest-asyncio or anyio's
-plugin; `worqr_blocking_bench` for tests without an event loop.
+plugin; `worqr_sync_bench` for tests without an event loop.
 
 freezegun also freezes the monotonic clock, by which Trio and worqr wait: a bench would wait forever. So both are put on the
 list of modules that freezegun leaves alone, when a test imports it.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from worqr import Mesh
     from worqr.embedded import EmbeddedServer
-    from worqr.testing import Bench, BlockingBench, OpenBench, OpenBlockingBench, Record, Sent
+    from worqr.testing import Bench, OpenBench, OpenSyncBench, Record, Sent
 
 
 class _FreezegunFinder(MetaPathFinder):
@@ -110,13 +110,13 @@ def worqr_asyncio_bench() -> Iterator[OpenBench]:
     Yields:
         OpenBench: The function to call.
     """
-    from worqr.testing.threaded_bench import BenchThread, open_asyncio_bench
+    from worqr.testing.threaded_bench import BenchThread, open_threaded_bench
 
     with ExitStack() as stack:
 
         async def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
             thread = BenchThread(mesh, url, now)
-            bench = await open_asyncio_bench(thread)
+            bench = await open_threaded_bench(thread)
             stack.callback(thread.stop)  # no loop is needed for that, which may have ended by then
             return bench
 
@@ -124,20 +124,20 @@ def worqr_asyncio_bench() -> Iterator[OpenBench]:
 
 
 @pytest.fixture
-def worqr_blocking_bench() -> Iterator[OpenBlockingBench]:
+def worqr_sync_bench() -> Iterator[OpenSyncBench]:
     """Put a mesh on a bench until a test without an event loop ends, as often as you call it.
 
-    ``bench = worqr_blocking_bench(mesh)``; see ``worqr.testing.blocking_bench``.
+    ``bench = worqr_sync_bench(mesh)``, then ``worqr.sync(bench.run_until_empty)``; see ``worqr.testing.bench``.
 
     Yields:
-        OpenBlockingBench: The function to call.
+        OpenSyncBench: The function to call.
     """
-    from worqr import testing
+    from worqr import sync_block, testing
 
     with ExitStack() as stack:
 
-        def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> BlockingBench:
-            return stack.enter_context(testing.blocking_bench(mesh, url=url, now=now))
+        def put(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
+            return stack.enter_context(sync_block(testing.bench, mesh, url=url, now=now))
 
         yield put
 

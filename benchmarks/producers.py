@@ -30,14 +30,14 @@ class Producers:
 
     def __init__(self, server: EmbeddedServer) -> None:
         self.mesh = worqr.Mesh(server.url)
-        self.queue = self.mesh.blocking.queue("Q1")
+        self.queue = self.mesh.queue("Q1")
         self.keys = QueueKeys("worqr", "Q1")
         self.client = bare(server)
 
         @self.mesh.task(name="Q1")
         def mail(to: str, subject: str, body: str = "") -> None: ...
 
-        self.mail = mail.blocking
+        self.mail = mail
 
     def enqueue(self) -> None:
         self.queue.enqueue(TASK)
@@ -191,7 +191,7 @@ async def _threads(plan: Plan, server: EmbeddedServer) -> Table:
         )
         values, limits = await in_turn(plan.runs, *runs)
         rows.append(Row(what, "tasks/s", values, limits))
-    await trio.to_thread.run_sync(producers.mesh.blocking.close)
+    await trio.to_thread.run_sync(producers.mesh.close)
     producers.client.flushall()
     limit = "redis-py alone: LPUSH and PUBLISH in a pipeline, one round trip, by as many threads"
     return Table("producers: plain threads, one call at a time each, tasks of 100 bytes", limit, rows)

@@ -57,12 +57,12 @@ class Reports(AppConfig):
 
 
 def order(request: HttpRequest, name: str) -> JsonResponse:
-    job = report.blocking.options(id=name).dispatch(name, int(request.GET.get("pages", "10")))
+    job = worqr.sync(report.options(id=name).dispatch, name, int(request.GET.get("pages", "10")))
     return JsonResponse({"id": job.id, "outcome": job.outcome}, status=202)
 
 
 def fetch(request: HttpRequest, name: str) -> JsonResponse:
-    return JsonResponse({"text": report.blocking.job(name).result(timeout=30)})
+    return JsonResponse({"text": worqr.sync(report.job(name).result, timeout=30)})
 
 
 def health(request: HttpRequest) -> JsonResponse:

@@ -25,20 +25,20 @@ def report(name: str, pages: int) -> str:
 
 @app.post("/reports/<name>")
 def order(name: str) -> tuple[dict[str, str | None], int]:
-    job = report.blocking.options(id=name).dispatch(name, request.args.get("pages", 10, int))
+    job = worqr.sync(report.options(id=name).dispatch, name, request.args.get("pages", 10, int))
     return {"id": job.id, "outcome": job.outcome}, 202
 
 
 @app.get("/reports/<name>")
 def look(name: str) -> dict[str, str | None]:
-    status = report.blocking.job(name).status()
+    status = worqr.sync(report.job(name).status)
     return {"state": status.state, "worker": status.worker, "message": status.message}
 
 
 @app.get("/reports/<name>/text")
 def fetch(name: str) -> dict[str, str]:
     try:
-        return {"text": report.blocking.job(name).result(timeout=request.args.get("wait", 0, float))}
+        return {"text": worqr.sync(report.job(name).result, timeout=request.args.get("wait", 0, float))}
     except worqr.NoResult:
         abort(404, "never ordered, or forgotten")
     except worqr.ResultTimeout:
@@ -49,7 +49,7 @@ def fetch(name: str) -> dict[str, str]:
 
 @app.delete("/reports/<name>")
 def cancel(name: str) -> dict[str, int]:
-    count = report.blocking.job(name).cancel(reason="cancelled by the user", wait=5)
+    count = worqr.sync(report.job(name).cancel, reason="cancelled by the user", wait=5)
     return {"removed": count.waiting, "stopped": count.acknowledged}
 
 

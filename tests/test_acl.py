@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha1
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from worqr.lua import Script, all_scripts, script
 from worqr.metrics.fleet import FleetReader
 from worqr.ops import OutboxMessage
 from worqr.script_call import Call
+from worqr.validation import is_coroutine_function
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
 SECRET = "s3cret/w0rd"
@@ -499,10 +499,9 @@ async def produce(mesh: worqr.Mesh, hands: Hands) -> None:
 
 
 def produce_in_a_thread(mesh: worqr.Mesh) -> None:
-    blocking = mesh.blocking
-    assert blocking.queue("Q1").enqueue(b"t") == 1
-    assert blocking.queue("Q1").dispatch(b"t", result_ttl=60).result(timeout=PATIENCE) == b"did t"
-    blocking.close()
+    assert worqr.sync(mesh.queue("Q1").enqueue, b"t") == 1
+    assert worqr.sync(worqr.sync(mesh.queue("Q1").dispatch, b"t", result_ttl=60).result, timeout=PATIENCE) == b"did t"
+    mesh.close()
 
 
 async def state_of(job: worqr.Job[bytes]) -> str:
@@ -714,7 +713,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
 
 @pytest.mark.parametrize("of", READS, ids=lambda of: of.__name__)
 def test_each_call_is_one_that_reads_or_one_that_acts(of: type) -> None:
-    calls = {name for name in dir(of) if not name.startswith("_") and iscoroutinefunction(getattr(of, name))}
+    calls = {name for name in dir(of) if not name.startswith("_") and is_coroutine_function(getattr(of, name))}
     assert calls - READS[of].keys() - ACTS[of].keys() - {"history"} - INTERNAL == set()
     assert READS[of].keys() | ACTS[of].keys() <= calls
 

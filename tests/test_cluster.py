@@ -300,9 +300,9 @@ async def test_one_node_without_a_replica_stops_its_own_queues_only(cluster: Clu
 def test_plain_threads_use_a_cluster_too(cluster: Cluster) -> None:
     mesh = worqr.Mesh(cluster.url)
     for queue in QUEUES:
-        assert mesh.blocking.queue(queue).enqueue(json.dumps(queue).encode()) == 1
-    assert sorted(info.waiting for info in mesh.blocking.queues()) == [1, 1, 1]
-    mesh.blocking.close()
+        assert worqr.sync(mesh.queue(queue).enqueue, json.dumps(queue).encode()) == 1
+    assert sorted(info.waiting for info in worqr.sync(mesh.queues)) == [1, 1, 1]
+    mesh.close()
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])

@@ -130,9 +130,9 @@ async def test_sentinels_have_users_of_their_own(own_server: Server) -> None:
 
 
 def test_a_plain_thread_produces_with_them(own_server: Server) -> None:
-    blocking = mesh_of(own_server, Rotating(own_server)).blocking
-    assert blocking.queue("Q1").enqueue(b"a")
-    blocking.close()
+    mesh = mesh_of(own_server, Rotating(own_server))
+    assert worqr.sync(mesh.queue("Q1").enqueue, b"a")
+    mesh.close()
 
 
 async def test_a_provider_of_redis_py_will_do(own_server: Server) -> None:
@@ -171,8 +171,8 @@ def test_the_command_line_serves_a_mesh_with_them(own_server: Server, tmp_path: 
         "@mesh.task\n"
         "def end() -> None:\n"
         "    os._exit(7)\n"
-        "end.blocking.enqueue()\n"
-        "mesh.blocking.close()\n"
+        "worqr.sync(end.enqueue)\n"
+        "mesh.close()\n"
     )
     command = [sys.executable, "-m", "worqr", "run", "shop:mesh"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)])}
@@ -272,9 +272,9 @@ def test_there_is_one_place_for_them(user: str, monkeypatch: pytest.MonkeyPatch)
     assert "hunter2" not in str(caught.value)
     monkeypatch.setenv("WORQR_URL", url)
     with pytest.raises(worqr.UsageError, match=words):
-        worqr.Mesh(credentials=fetch).blocking.queues()
+        worqr.sync(worqr.Mesh(credentials=fetch).queues)
     with pytest.raises(worqr.UsageError, match="the embedded server has no users"):
-        worqr.Mesh("embedded:", credentials=fetch).blocking.queues()
+        worqr.sync(worqr.Mesh("embedded:", credentials=fetch).queues)
 
 
 def test_nothing_shows_them() -> None:

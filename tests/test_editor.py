@@ -34,12 +34,9 @@ CLASSES: dict[str, type[Any]] = {
 }
 FUNCTIONS = {
     "worqr.current": worqr.current,
-    **{
-        f"worqr.testing.{name}": getattr(worqr.testing, name)
-        for name in ("bench", "blocking_bench", "context", "recording")
-    },
+    **{f"worqr.testing.{name}": getattr(worqr.testing, name) for name in ("bench", "context", "recording")},
 }
-FIXTURES = ["worqr_server", "worqr_bench", "worqr_asyncio_bench", "worqr_blocking_bench", "worqr_recording"]
+FIXTURES = ["worqr_server", "worqr_bench", "worqr_asyncio_bench", "worqr_sync_bench", "worqr_recording"]
 
 
 # Completion
@@ -96,7 +93,7 @@ def test_what_is_declared_has_no_name_beside_the_face() -> None:
         send.job("1"),
     )
     check(queue, queue.failures, queue.failed, queue.broken, queue.job("1"))
-    check(mesh.blocking, mesh.blocking.queue("mails"), send.blocking, mesh.blocking.queue("mails").job("1"))
+    check(mesh, mesh.queue("mails"), send, mesh.queue("mails").job("1"))
 
 
 async def test_what_runs_has_no_name_beside_the_face(server: Server, prefix: str) -> None:
@@ -127,7 +124,7 @@ def test_a_peer_in_a_thread_has_no_name_beside_the_face(server: Server, prefix: 
 
 
 def test_what_a_test_without_a_loop_gets_has_no_name_beside_the_face(server: Server) -> None:
-    with worqr.testing.blocking_bench(worqr.Mesh(), url=server.url) as bench:
+    with worqr.sync_block(worqr.testing.bench, worqr.Mesh(), url=server.url) as bench:
         check(bench)
 
 

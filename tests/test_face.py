@@ -30,6 +30,7 @@ from tests.support.cases import of_each
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from tests.test_argument_codec import NOON
+from worqr.validation import is_coroutine_function
 
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
@@ -99,7 +100,7 @@ def test_a_call_of_the_face_can_be_made(line: str) -> None:
     match = re.fullmatch(r"(async )?([\w.]+)\((.*)\)", line)
     assert match
     function = find(match[2])
-    assert bool(match[1]) == inspect.iscoroutinefunction(function)
+    assert bool(match[1]) == is_coroutine_function(function)
     kinds = inspect.signature(function).parameters
     ours = {name: (each.kind.name, each.default) for name, each in kinds.items() if name != "self"}
     promised = parameters_of(match[3])
@@ -458,7 +459,7 @@ async def test_batches(load: Callable[[str], Any]) -> None:
         with pytest.raises(worqr.UsageError, match="then of a batch must be a call"):
             async with p22.mesh.batch(then=p22.publish):
                 raise AssertionError
-    p22.mesh.blocking.close()
+    p22.mesh.close()
 
 
 async def test_typed_payloads(load: Callable[[str], Any]) -> None:
@@ -480,4 +481,4 @@ async def test_typed_payloads(load: Callable[[str], Any]) -> None:
             with pytest.raises(error):
                 await wrong()
     with pytest.raises(worqr.UsageError):
-        p20.ship.blocking.enqueue(1)
+        worqr.sync(p20.ship.enqueue, 1)

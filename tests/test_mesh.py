@@ -167,7 +167,7 @@ def test_connect_needs_a_loop() -> None:
         async with worqr.Mesh("unix:///nowhere").connect():
             pytest.fail("no loop runs")
 
-    with pytest.raises(worqr.UsageError, match=r"running loop.*trio\.run.*asyncio\.run.*mesh\.blocking"):
+    with pytest.raises(worqr.UsageError, match=r"running loop.*trio\.run.*asyncio\.run.*worqr\.sync"):
         drive(connect())
 
 
@@ -302,7 +302,7 @@ async def test_a_producer_writes_nothing_into_a_mesh_of_another_wire_version(
     before = dump(client, prefix)
 
     def blocking() -> None:
-        mesh.blocking.queue("Q1").enqueue(b"a")
+        worqr.sync(mesh.queue("Q1").enqueue, b"a")
 
     async def connected() -> None:
         async with mesh.connect():
@@ -320,7 +320,7 @@ async def test_a_producer_writes_nothing_into_a_mesh_of_another_wire_version(
     await trio.to_thread.run_sync(blocking)  # on an empty mesh, and the same connection
     await connected()
     assert not client.exists(f"{{{prefix}}}:version"), "workers say which it is"
-    await trio.to_thread.run_sync(mesh.blocking.close)
+    await trio.to_thread.run_sync(mesh.close)
 
 
 async def test_a_mesh_of_another_wire_version_cannot_be_joined(mesh: worqr.Mesh, server: Server, prefix: str) -> None:

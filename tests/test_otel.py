@@ -674,7 +674,7 @@ def test_blocking_calls_are_traced(mesh: worqr.Mesh, spans: Spans) -> None:
         return 2 * n
 
     with mesh.join_in_thread(), spans.tracer.start_as_current_span("request") as request:
-        assert double.blocking.dispatch(21).result(60) == 42
+        assert worqr.sync(worqr.sync(double.dispatch, 21).result, 60) == 42
     [dispatch] = spans.named("dispatch Q1")
     assert dispatch.parent is not None
     assert dispatch.parent.span_id == request.get_span_context().span_id

@@ -111,7 +111,7 @@ def test_live_tells_that_the_loop_is_blocked_while_it_is(server: Server, prefix:
 
     with mesh.join_in_thread() as peer, probes.serve(peer, "127.0.0.1:0") as address:
         assert get(address, "/live").status == 200
-        block.blocking.enqueue()
+        worqr.sync(block.enqueue)
         assert began.wait(PATIENCE)
         until(lambda: get(address, "/live").status == 503)
         assert get(address, "/live").text.startswith("the event loop has been blocked for ")

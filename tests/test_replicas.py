@@ -246,27 +246,27 @@ async def test_a_claim_does_not_wait_for_replicas(mesh: worqr.Mesh, pair: Pair) 
 
 @pytest.mark.usefixtures("lonely")
 def test_in_plain_threads(mesh: worqr.Mesh, pair: Pair) -> None:
-    double, q = doubling(mesh), mesh.blocking.queue("Q1")
+    double, q = doubling(mesh), mesh.queue("Q1")
     wanting: list[Callable[[], Any]] = [
-        lambda: q.enqueue(b"a"),
-        lambda: double.blocking.enqueue(1),
-        lambda: mesh.blocking.enqueue_many([double.call(1)]),
+        lambda: worqr.sync(q.enqueue, b"a"),
+        lambda: worqr.sync(double.enqueue, 1),
+        lambda: worqr.sync(mesh.enqueue_many, [double.call(1)]),
     ]
     try:
-        assert q.enqueue(b"a", replicas=0) == 1
-        assert q.dispatch(b"a", replicas=0).outcome == "created"
-        double.blocking.options(replicas=0).enqueue(1)
+        assert worqr.sync(q.enqueue, b"a", replicas=0) == 1
+        assert worqr.sync(q.dispatch, b"a", replicas=0).outcome == "created"
+        worqr.sync(double.options(replicas=0).enqueue, 1)
         for call in wanting:
             with pytest.raises(worqr.NotReplicated):
                 call()
-        for dispatch in (lambda: q.dispatch(b"a"), lambda: double.blocking.dispatch(1)):
+        for dispatch in (lambda: worqr.sync(q.dispatch, b"a"), lambda: worqr.sync(double.dispatch, 1)):
             with pytest.raises(worqr.NotReplicated) as caught:
                 dispatch()
-            assert isinstance(caught.value.job, worqr.BlockingJob)
-            assert caught.value.job.status().state == "waiting"
-        assert q.info().waiting == 8
+            assert isinstance(caught.value.job, worqr.Job)
+            assert worqr.sync(caught.value.job.status).state == "waiting"
+        assert worqr.sync(q.info).waiting == 8
     finally:
-        mesh.blocking.close()
+        mesh.close()
     pair.primary.look.flushall()
 
 

@@ -174,9 +174,9 @@ async def test_everything_of_a_peer_and_a_producer_goes_over_tls(tls: TlsServer)
 
 
 async def test_a_plain_thread_produces_over_tls(tls: TlsServer) -> None:
-    blocking = mesh_at(tls.address()).blocking
-    assert await trio.to_thread.run_sync(partial(blocking.queue("Q1").enqueue, b"a", b"b")) == 2
-    await trio.to_thread.run_sync(blocking.close)
+    mesh = mesh_at(tls.address())
+    assert await trio.to_thread.run_sync(partial(worqr.sync, mesh.queue("Q1").enqueue, b"a", b"b")) == 2
+    await trio.to_thread.run_sync(mesh.close)
 
 
 async def test_a_large_task_goes_through(tls: TlsServer) -> None:

@@ -250,7 +250,7 @@ def who_talks_to_whom() -> str:
     drawing.text(380, 304, "one server, Sentinel, or Redis Cluster", "soft")
     drawing.text(380, 328, "queues · jobs · results · claims · heartbeats · schedules · dead-letter queues")
     bottoms = [
-        ("script, Django, Flask", "fn.blocking, or\nmesh.connect()", "enqueue,\ndispatch", "results"),
+        ("script, Django, Flask", "worqr.sync, or\nmesh.connect()", "enqueue,\ndispatch", "results"),
         ("another language", "any Redis client", "LPUSH,\nPUBLISH", ""),
         ("worqr command line", "queues, status, pause,\ncancel, failed", "requests", "replies"),
     ]

@@ -18,10 +18,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchRef as BatchRef
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
-    from worqr.client.blocking import BlockingMesh as BlockingMesh
-    from worqr.client.blocking import BlockingQueue as BlockingQueue
-    from worqr.client.blocking_batch import BlockingBatch as BlockingBatch
-    from worqr.client.blocking_jobs import BlockingJob as BlockingJob
     from worqr.client.call import Call as Call
     from worqr.client.dead_letters import Aside as Aside
     from worqr.client.events import ConnectionEvent as ConnectionEvent
@@ -30,6 +26,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.job import Job as Job
     from worqr.client.queue import Queue as Queue
     from worqr.client.raw_options import EnqueueOptions as EnqueueOptions
+    from worqr.client.sync import sync as sync
+    from worqr.client.sync import sync_block as sync_block
     from worqr.cron import Schedule as Schedule
     from worqr.cron import ScheduleOverride as ScheduleOverride
     from worqr.errors import BatchEnded as BatchEnded
@@ -52,7 +50,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WrongVersion as WrongVersion
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
-    from worqr.functions.function import BlockingFunction as BlockingFunction
     from worqr.functions.function import Bound as Bound
     from worqr.functions.function import Function as Function
     from worqr.functions.function import PlainBound as PlainBound
@@ -109,15 +106,13 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
-    "worqr.client.blocking": "BlockingMesh BlockingQueue",
-    "worqr.client.blocking_batch": "BlockingBatch",
-    "worqr.client.blocking_jobs": "BlockingJob",
     "worqr.client.call": "Call",
     "worqr.client.dead_letters": "Aside",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
     "worqr.client.raw_options": "EnqueueOptions",
+    "worqr.client.sync": "sync sync_block",
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.errors": (
         "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated "
@@ -125,7 +120,7 @@ _HOMES = {
         "WrongVersion"
     ),
     "worqr.functions.function": (
-        "AsyncFunction AsyncListFunction BlockingFunction Bound Function PlainBound SyncFunction SyncListFunction"
+        "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction"
     ),
     "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",

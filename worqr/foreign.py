@@ -90,9 +90,10 @@ MESH: Final = {
 }
 """What to write instead of an option of a mesh."""
 
-_ENQUEUE: Final = "use `await {fn}.enqueue(...)`, or `{fn}.blocking.enqueue(...)` where no event loop runs"
+_ENQUEUE: Final = "use `await {fn}.enqueue(...)`, or `worqr.sync({fn}.enqueue, ...)` where no event loop runs"
 _DISPATCH: Final = (
-    "use `await {fn}.options(delay=60).dispatch(...)`, or `{fn}.blocking` in place of `{fn}` where no event loop runs"
+    "use `await {fn}.options(delay=60).dispatch(...)`, or `worqr.sync({fn}.options(delay=60).dispatch, ...)` where no event "
+    "loop runs"
 )
 CALLS: Final = {
     **dict.fromkeys(("delay", "send", "kiq", "remote"), _ENQUEUE),
@@ -148,20 +149,20 @@ BATCH: Final = {"": "write batch.dispatch(fn.call(...)): a batch takes a call as
 EVERY: Final = dict.fromkeys(("minutes", "hours", "days", "weeks", "seconds", "period", "interval"), _PERIOD)
 """What to write instead of arguments of ``mesh.every``."""
 
-_STATE: Final = "use `{wait}job.status()`: its `state` is 'waiting', 'active', 'finished', 'failed' or another one"
+_STATE: Final = "use `await job.status()`: its `state` is 'waiting', 'active', 'finished', 'failed' or another one"
 JOB: Final = {
-    **dict.fromkeys(("get", "wait", "fetch", "join", "return_value"), "use `{wait}job.result(timeout=30)`"),
+    **dict.fromkeys(("get", "wait", "fetch", "join", "return_value"), "use `await job.result(timeout=30)`"),
     **dict.fromkeys(
         ("state", "ready", "successful", "done", "is_finished", "is_failed", "failed", "get_status", "info"), _STATE
     ),
-    **dict.fromkeys(("revoke", "abort", "terminate", "stop", "delete", "kill"), "use `{wait}job.cancel()`"),
-    **dict.fromkeys(("retry", "requeue"), "use `{wait}queue.failed.retry(job.id)`, for a job in the dead-letter queue"),
+    **dict.fromkeys(("revoke", "abort", "terminate", "stop", "delete", "kill"), "use `await job.cancel()`"),
+    **dict.fromkeys(("retry", "requeue"), "use `await queue.failed.retry(job.id)`, for a job in the dead-letter queue"),
     "forget": "leave it out: a result expires after its result_ttl",
 }
 """What to use instead of an attribute of a job."""
 _BY_NAME: Final = (
-    "use `await fn.enqueue(...)` of the function, or `fn.blocking.enqueue(...)` where no event loop runs; by its name alone, "
-    "`await mesh.enqueue_many([mesh.call('shop.send', to='ada')])`"
+    "use `await fn.enqueue(...)` of the function, or `worqr.sync(fn.enqueue, ...)` where no event loop runs; by its name "
+    "alone, `await mesh.enqueue_many([mesh.call('shop.send', to='ada')])`"
 )
 MESH_ATTRIBUTES: Final = {
     **dict.fromkeys(
@@ -185,13 +186,13 @@ MESH_ATTRIBUTES: Final = {
 """What to use instead of an attribute of a mesh."""
 QUEUE: Final = {
     **dict.fromkeys(
-        ("put", "push", "add", "send", "publish", "lpush", "enqueue_call"), "use `{wait}queue.enqueue(b'...')`"
+        ("put", "push", "add", "send", "publish", "lpush", "enqueue_call"), "use `await queue.enqueue(b'...')`"
     ),
-    **dict.fromkeys(("empty", "purge", "clear"), "use `{wait}queue.delete()`"),
+    **dict.fromkeys(("empty", "purge", "clear"), "use `await queue.delete()`"),
     **dict.fromkeys(
         ("get", "pop", "receive", "dequeue"), "a worker takes tasks: `mesh.join(serve=...)`, or peer.work(queue)"
     ),
-    **dict.fromkeys(("size", "qsize", "length", "get_queue_size"), "use `{wait}queue.count()`"),
+    **dict.fromkeys(("size", "qsize", "length", "get_queue_size"), "use `await queue.count()`"),
 }
 """What to use instead of an attribute of a queue."""
 CONTEXT: Final = {
@@ -219,10 +220,10 @@ def no_such_method(kind: str, function: str, name: str, own: dict[str, str] | No
     return f"{kind!r} object has no attribute {name!r}" + (f": {hint.format(fn=short)}" if hint else "")
 
 
-def no_such_attribute(kind: str, name: str, words: dict[str, str], *, wait: str = "await ") -> str:
-    """Return the text of an AttributeError of an object of worqr. `wait` comes before a call that waits."""
+def no_such_attribute(kind: str, name: str, words: dict[str, str]) -> str:
+    """Return the text of an AttributeError of an object of worqr."""
     hint = words.get(name, "")
-    return f"{kind!r} object has no attribute {name!r}" + (f": {hint.format(wait=wait)}" if hint else "")
+    return f"{kind!r} object has no attribute {name!r}" + (f": {hint}" if hint else "")
 
 
 def not_bytes(task: object) -> str:

@@ -18,7 +18,7 @@ from worqr.limits import Lanes, Limit, check_limits
 from worqr.policy import Policy, RetryPolicy, retry_fields
 from worqr.records import MOST_RECENT, Failed
 from worqr.shard_layout import check_shards
-from worqr.validation import KEEP_FAILED, Seconds, check_count, seconds
+from worqr.validation import KEEP_FAILED, Seconds, check_count, is_coroutine_function, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
 """Where a handler runs."""
@@ -296,7 +296,7 @@ def is_async(handler: object) -> bool:
     """Return True for an async function, or an object with an async ``__call__``."""
     while isinstance(handler, partial):
         handler = handler.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    return is_coroutine_function(handler) or is_coroutine_function(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def check_runs_in_process(function: object, what: str = "the function") -> None:
@@ -309,7 +309,7 @@ def check_runs_in_process(function: object, what: str = "the function") -> None:
     while isinstance(inner, partial):
         inner = inner.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     kinds: list[Any] = [inner, getattr(inner, "__call__", None)]  # noqa: B004
-    if any(inspect.iscoroutinefunction(kind) for kind in kinds):
+    if any(is_coroutine_function(kind) for kind in kinds):
         raise UsageError(
             f"{what} {function!r} is async, and runs_in='process' calls plain functions: take the async off it, with "
             "trio.run(...) or asyncio.run(...) inside if it must, or let it run in the loop"

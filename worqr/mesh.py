@@ -6,12 +6,11 @@ A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
-from worqr.client.blocking import BlockingMesh
 from worqr.client.call import Call, named_call
 from worqr.client.connections import CONNECT, JOIN, async_block, check_loop
 from worqr.client.fleet import Fleet, JobFinder
@@ -21,6 +20,7 @@ from worqr.client.mesh_client import MeshClient, queue_of
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
 from worqr.client.settings import ClientSettings
+from worqr.client.sync import sending, sent_by
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.declarations import Declarations
 from worqr.functions.registry import Registry
@@ -45,7 +45,8 @@ from worqr.validation import Seconds
 
 
 BATCH_OPTIONS: Final = (
-    "write `async with mesh.batch(...) as batch:`, or without an event loop `with mesh.blocking.batch(...) as batch:`"
+    "write `async with mesh.batch(...) as batch:`, or without an event loop "
+    "`with worqr.sync_block(mesh.batch, ...) as batch:`"
 )
 
 
@@ -203,10 +204,13 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         async with self._client.connections.open():
             yield
 
-    @property
-    def blocking(self) -> BlockingMesh:
-        """This mesh for synchronous code. It connects at first use and needs no `connect`."""
-        return BlockingMesh(self, self._client)
+    def close(self) -> None:
+        """Disconnect the plain threads, which `worqr.sync` has connected. You do not need it at the end of a program.
+
+        Calls of other threads that wait for a reply raise `Unavailable`; the next one connects again. Call it from any thread,
+        also where an event loop runs; it takes at most about a second. Blocks of `connect` and `join` are not affected.
+        """
+        self._client.connections.for_threads.close()
 
     # Joining
 
@@ -338,7 +342,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         """
         return named_call(name, args, kwargs, self.max_payload)
 
-    async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
+    @sending
+    def enqueue_many(self, calls: Iterable[Call[Any]]) -> Coroutine[Any, Any, int]:
         """Enqueue calls as raw tasks, a thousand in one round trip. Of a thousand, those of one queue are stored all or none.
 
         Args:
@@ -353,9 +358,10 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
-        return await self._client.producer.enqueue_many(calls)
+        return sent_by("mesh.enqueue_many", self._client.producer.enqueue_many(calls))
 
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+    @sending
+    def dispatch_many(self, calls: Iterable[Call[R]]) -> Coroutine[Any, Any, list[Job[R]]]:
         """Dispatch calls as jobs, a thousand in one round trip.
 
         Args:
@@ -371,7 +377,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             NotReplicated: All were stored, but fewer `replicas` than requested had them in time.
             Unavailable: The server did not reply within `patience`. A note says how many calls were stored.
         """
-        return await self._client.producer.dispatch_many(calls)
+        return sent_by("mesh.dispatch_many", self._client.producer.dispatch_many(calls))
 
     def current_batch(self) -> Batch | None:
         """Return the batch that the running job belongs to, to add jobs to it; None if it belongs to none.

@@ -5,6 +5,7 @@ Nothing here knows Trio, Redis or how anything is sent. The values that users re
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import sys
@@ -20,6 +21,15 @@ from worqr.foreign import not_bytes
 
 Seconds = float | timedelta
 """A duration: seconds as a number, or a timedelta."""
+
+SENDS: Final = "__worqr_sends__"
+"""The attribute of a ``def`` that returns a coroutine, see `worqr.client.sync.sending`."""
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Return True for an ``async def``, and for a method of worqr that returns a coroutine."""
+    return inspect.iscoroutinefunction(function) or getattr(function, SENDS, False) is True
+
 
 MAX_FAILURES: Final = 10
 MAX_STALLS: Final = 3

@@ -391,8 +391,10 @@ async def test_a_private_server_is_a_warning_and_its_tasks_are_counted_at_the_en
     peer.signal(TERM)
     assert await peer.ended(LONG) == 0
     assert "embedded.lost" not in peer.errors
-    sends = "f.blocking.enqueue(); f.blocking.options(delay=60).dispatch(); [g.blocking.enqueue(t) for t in 'abcde']"
-    producer = spawn(f"{begin}from private import f, g; {sends}")
+    sends = (
+        "worqr.sync(f.enqueue); worqr.sync(f.options(delay=60).dispatch); [worqr.sync(g.enqueue, t) for t in 'abcde']"
+    )
+    producer = spawn(f"{begin}import worqr; from private import f, g; {sends}")
     assert await producer.ended(LONG) == 0
     assert "embedded.lost: tasks lost: 7. They wait on the private server" in producer.errors
 

@@ -759,9 +759,9 @@ def test_each_loop_has_its_link(new_mesh: NewMesh, server: Server) -> None:
             await mesh.queue("Q1").enqueue(b"b")
 
     def block() -> None:
-        mesh.blocking.queue("Q1").enqueue(b"a")
+        worqr.sync(mesh.queue("Q1").enqueue, b"a")
         here.wait()
-        mesh.blocking.queue("Q1").enqueue(b"b")
+        worqr.sync(mesh.queue("Q1").enqueue, b"b")
 
     failed: list[BaseException] = []
 
@@ -778,7 +778,7 @@ def test_each_loop_has_its_link(new_mesh: NewMesh, server: Server) -> None:
     here.wait()
     for thread in threads:
         thread.join(PATIENCE)
-    mesh.blocking.close()
+    mesh.close()
     assert not failed
     assert len({*links}) == 3
     assert server.look.llen(f"{mesh.prefix}:{{Q1}}") == 8
@@ -882,8 +882,8 @@ def test_what_waits_when_the_loop_ends_is_cancelled(mesh: worqr.Mesh) -> None:
         assert not mesh._client.connections.any
         kept.clear()
         gc.collect()
-    mesh.blocking.queue("Q1").job("a").cancel()
-    mesh.blocking.close()
+    worqr.sync(mesh.queue("Q1").job("a").cancel)
+    mesh.close()
 
 
 def test_a_connection_whose_loop_was_closed_ends_with_the_next_one(new_mesh: NewMesh, server: Server) -> None:
@@ -968,14 +968,14 @@ def test_handlers_on_the_asyncio_loop_of_a_peer_may_connect(app: App) -> None:
         bounded(main)
 
 
-def test_plain_threads_of_an_asyncio_program_have_the_blocking_calls(app: App) -> None:
+def test_plain_threads_of_an_asyncio_program_have_sync(app: App) -> None:
     async def main() -> None:
         async with app.mesh.connect():
-            await asyncio.to_thread(app.add.blocking.enqueue, 1, 2)
-            with pytest.raises(worqr.UsageError, match=r"await fn\.enqueue.*async with mesh\.connect\(\)"):
-                app.add.blocking.enqueue(1, 2)
+            await asyncio.to_thread(worqr.sync, app.add.enqueue, 1, 2)
+            with pytest.raises(worqr.UsageError, match=r"await add\.enqueue.*async with mesh\.connect\(\)"):
+                worqr.sync(app.add.enqueue, 1, 2)
             assert await app.add.queue.count() == 1
-            await asyncio.to_thread(app.mesh.blocking.close)
+            await asyncio.to_thread(app.mesh.close)
 
     bounded(main)
 

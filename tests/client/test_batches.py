@@ -149,43 +149,43 @@ def served(shop: Shop) -> Iterator[Shop]:
     """A worker in a thread, as a program without a loop has it."""
     with shop.mesh.join_in_thread():
         yield shop
-    shop.mesh.blocking.close()
+    shop.mesh.close()
 
 
 def test_the_life_of_a_batch_in_a_plain_thread(served: Shop) -> None:
-    shop, blocking = served, served.mesh.blocking
-    with blocking.batch(then=shop.done.call(), otherwise=shop.done.call("alarm")) as batch:
-        assert batch.dispatch(shop.work.call(1)).queue == "work"
-        assert len(batch.dispatch_many(shop.work.call(n) for n in range(20))) == 20
-        assert batch.info().state == "open"
-    assert repr(batch) == f"<BlockingBatch {batch.id!r} of 'done'>"
-    info = batch.wait(PATIENCE)
+    shop, mesh = served, served.mesh
+    with worqr.sync_block(mesh.batch, then=shop.done.call(), otherwise=shop.done.call("alarm")) as batch:
+        assert worqr.sync(batch.dispatch, shop.work.call(1)).queue == "work"
+        assert len(worqr.sync(batch.dispatch_many, (shop.work.call(n) for n in range(20)))) == 20
+        assert worqr.sync(batch.info).state == "open"
+    assert repr(batch) == f"<Batch {batch.id!r} of 'done'>"
+    info = worqr.sync(batch.wait, PATIENCE)
     assert (info.jobs, info.finished, info.queue) == (21, 21, batch.queue)
-    assert batch.result(PATIENCE) == "done"
-    with batch.watch() as infos:
+    assert worqr.sync(batch.result, PATIENCE) == "done"
+    with worqr.sync_block(batch.watch) as infos:
         assert list(infos) == [info]
-    assert blocking.queue("done").batch(batch.id).info() == info
-    assert blocking.queue("done").batches() == [info]
-    with blocking.batch() as failing:
-        failing.dispatch(shop.work.call(-1))
-    assert failing.wait(PATIENCE).failed == 1
-    assert failing.retry_failed() == 1
-    with pytest.raises(ZeroDivisionError), blocking.batch() as broken:
-        broken.dispatch(shop.work.options(delay=600).call(1))
+    assert worqr.sync(mesh.queue("done").batch(batch.id).info) == info
+    assert worqr.sync(mesh.queue("done").batches) == [info]
+    with worqr.sync_block(mesh.batch) as failing:
+        worqr.sync(failing.dispatch, shop.work.call(-1))
+    assert worqr.sync(failing.wait, PATIENCE).failed == 1
+    assert worqr.sync(failing.retry_failed) == 1
+    with pytest.raises(ZeroDivisionError), worqr.sync_block(mesh.batch) as broken:
+        worqr.sync(broken.dispatch, shop.work.options(delay=600).call(1))
         raise ZeroDivisionError
-    assert broken.wait(PATIENCE).cancelled == 1
-    assert broken.cancel(reason="too late") is False
+    assert worqr.sync(broken.wait, PATIENCE).cancelled == 1
+    assert worqr.sync(broken.cancel, reason="too late") is False
 
 
 def test_threads_add_to_one_batch_and_its_home_is_made_once(served: Shop) -> None:
-    with served.mesh.blocking.batch() as batch:
-        threads = [threading.Thread(target=batch.dispatch, args=(served.work.call(n),)) for n in range(8)]
+    with worqr.sync_block(served.mesh.batch) as batch:
+        threads = [threading.Thread(target=worqr.sync, args=(batch.dispatch, served.work.call(n))) for n in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert batch.wait(PATIENCE).finished == 8
-    assert len(served.mesh.blocking.queue("work").batches()) == 1
+    assert worqr.sync(batch.wait, PATIENCE).finished == 8
+    assert len(worqr.sync(served.mesh.queue("work").batches)) == 1
 
 
 async def test_tasks_add_to_one_batch_and_its_home_is_made_once(shop: Shop) -> None:
@@ -213,10 +213,13 @@ async def test_what_is_no_block_and_what_would_stop_the_loop_is_refused(shop: Sh
                 raise AssertionError
         with pytest.raises(UsageError, match=r"write `async with mesh.batch\(\.\.\.\) as batch:`"):
             await mesh.batch()  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
-        with pytest.raises(UsageError, match="would stop the Trio loop.*async with mesh.batch"), mesh.blocking.batch():
+        with (
+            pytest.raises(UsageError, match="would stop the Trio loop.*async with mesh.batch"),
+            worqr.sync_block(mesh.batch),
+        ):
             raise AssertionError
         with pytest.raises(UsageError, match="would stop the Trio loop"):
-            mesh.blocking.queue("work").batches()
+            worqr.sync(mesh.queue("work").batches)
 
 
 @pytest.mark.parametrize(
@@ -334,10 +337,10 @@ async def test_a_sealed_batch_takes_jobs_from_its_own_jobs_only(shop: Shop, othe
 
 
 def test_a_batch_without_jobs_takes_none_after_its_block(served: Shop) -> None:
-    with served.mesh.blocking.batch() as batch:
+    with worqr.sync_block(served.mesh.batch) as batch:
         pass
     with pytest.raises(BatchEnded, match="was sealed by the end of its block"):
-        batch.dispatch(served.work.call(1))
+        worqr.sync(batch.dispatch, served.work.call(1))
 
 
 async def test_waiting_has_a_limit(shop: Shop) -> None:
@@ -546,8 +549,8 @@ def test_a_task_of_asyncio_that_is_cancelled_cancels_its_batch_although_the_conn
     other = new_mesh()
     other.task(name="nothing")(lambda: None)
     with other.join_in_thread():
-        info = other.blocking.queue("work").batch(found[0].id).wait(PATIENCE)
-    other.blocking.close()
+        info = worqr.sync(other.queue("work").batch(found[0].id).wait, PATIENCE)
+    other.close()
     assert (info.cancelled, info.cancel_reason) == (1, "its block ended with CancelledError")
 
 

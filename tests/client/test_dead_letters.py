@@ -17,7 +17,6 @@ from tests.support.leaks import dump
 from tests.support.servers import Server
 from worqr import Broken, Failed, RetryPolicy, ops
 from worqr.client import dead_letters
-from worqr.client.blocking_jobs import run_coroutine
 from worqr.inside import client_of
 
 pytestmark = pytest.mark.leaves("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
@@ -463,8 +462,8 @@ async def test_the_pause_is_one_on_asyncio_and_without_a_loop_too(mesh: worqr.Me
             return await q.failed.drop_all(limit=120)
 
     assert await trio.to_thread.run_sync(asyncio.run, drop()) == 120
-    await trio.to_thread.run_sync(run_coroutine, client_of(mesh), sleep_a_little(mesh))
-    await trio.to_thread.run_sync(mesh.blocking.close)
+    await trio.to_thread.run_sync(worqr.sync, sleep_a_little, mesh)
+    await trio.to_thread.run_sync(mesh.close)
 
 
 async def sleep_a_little(mesh: worqr.Mesh) -> None:

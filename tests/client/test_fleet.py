@@ -154,9 +154,9 @@ def test_an_eviction_in_other_programs(new_mesh: NewMesh, desk: Desk, kind: str)
     if kind == "asyncio":
         asyncio.run(evict())
     else:
-        assert [each.id for each in mesh.blocking.workers()] == ["A"]
-        mesh.blocking.evict("A")
-        mesh.blocking.close()
+        assert [each.id for each in worqr.sync(mesh.workers)] == ["A"]
+        worqr.sync(mesh.evict, "A")
+        mesh.close()
     assert not {":Workers", ":Dying", ":worker:A"} & desk.state().keys()
 
 

@@ -97,11 +97,11 @@ async def test_other_numbers_of_minutes_are_refused(mesh: worqr.Mesh, minutes: A
 
 def test_without_a_loop(mesh: worqr.Mesh, desk: Desk) -> None:
     desk.put(b"a")
-    with_blocking = mesh.blocking.queue("Q1").history(minutes=3)
-    assert [point.waiting for point in with_blocking.points] == [None, None, 1]
+    in_a_thread = worqr.sync(mesh.queue("Q1").history, minutes=3)
+    assert [point.waiting for point in in_a_thread.points] == [None, None, 1]
     with pytest.raises(worqr.UsageError, match="minutes must be"):
-        mesh.blocking.queue("Q1").history(0)
-    mesh.blocking.close()
+        worqr.sync(mesh.queue("Q1").history, 0)
+    mesh.close()
 
 
 def test_the_settings_of_a_mesh() -> None:

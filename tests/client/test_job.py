@@ -57,7 +57,7 @@ async def test_a_generated_id_cannot_be_guessed_and_sorts_by_time(mesh: worqr.Me
         found = [await q.dispatch(b"a") for _ in range(3) for q in (mesh.queue("Q1"), other.queue("Q1"))]
         found += [await f.dispatch(), await f.options(delay=60).dispatch()]
         found += await mesh.dispatch_many([f.call() for _ in range(20)])
-        found.append(await trio.to_thread.run_sync(f.blocking.dispatch))
+        found.append(await trio.to_thread.run_sync(worqr.sync, f.dispatch))
         parsed = [GENERATED.fullmatch(job.id) for job in found]
         assert all(parsed)
         assert len({match[1] for match in parsed if match}) == len(found)
@@ -65,7 +65,7 @@ async def test_a_generated_id_cannot_be_guessed_and_sorts_by_time(mesh: worqr.Me
         for job in found:
             assert await state(other.queue("Q1").job(job.id)) in {"waiting", "scheduled"}
         await mesh.queue("Q1").delete()
-    await trio.to_thread.run_sync(mesh.blocking.close)
+    await trio.to_thread.run_sync(mesh.close)
 
 
 async def test_a_handle_can_be_made_from_any_id_without_asking(mesh: worqr.Mesh) -> None:

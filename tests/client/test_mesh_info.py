@@ -333,8 +333,8 @@ async def test_the_part_of_the_memory_that_is_used_comes_with_each_look(own_serv
 
 
 def test_the_mesh_at_one_moment_in_plain_threads(mesh: worqr.Mesh) -> None:
-    assert mesh.blocking.info().queues == []
-    mesh.blocking.close()
+    assert worqr.sync(mesh.info).queues == []
+    mesh.close()
 
 
 def queue_info(name: str, **more: Any) -> worqr.QueueInfo:

@@ -165,7 +165,7 @@ async def test_a_wrong_argument_is_an_error(mesh: worqr.Mesh, wrong: dict[str, A
 def test_the_log_in_plain_threads(new_mesh: NewMesh, desk: Desk) -> None:
     desk.call(ops.note_event(desk.g, "paused", who="Ada"))
     mesh = new_mesh()
-    [entry] = mesh.blocking.log()
+    [entry] = worqr.sync(mesh.log)
     assert (entry.kind, entry.who) == ("paused", "Ada")
-    assert mesh.blocking.log(limit=5, after=entry.id) == []
-    mesh.blocking.close()
+    assert worqr.sync(mesh.log, limit=5, after=entry.id) == []
+    mesh.close()

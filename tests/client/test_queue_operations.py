@@ -522,11 +522,10 @@ async def test_find_needs_an_id_and_a_connection(mesh: worqr.Mesh, new_mesh: New
 
 
 async def test_plain_threads_can_do_the_same(mesh: worqr.Mesh) -> None:
-    held, calm = Held(), mesh.blocking
-    q = calm.queue("Q1")
+    held, q = Held(), mesh.queue("Q1")
 
     async def here(call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        return await trio.to_thread.run_sync(lambda: call(*args, **named))
+        return await trio.to_thread.run_sync(lambda: worqr.sync(call, *args, **named))
 
     async with mesh.connect(), serving(mesh, "Q1", held):
         await here(q.enqueue, b"a")
@@ -534,14 +533,14 @@ async def test_plain_threads_can_do_the_same(mesh: worqr.Mesh) -> None:
         await held.wait(1)
         (running,) = await here(q.running)
         assert await here(q.payload, claim=running.claim) == b"a"
-        assert (await here(calm.find, "x"))["Q1"].state == "scheduled"
+        assert (await here(mesh.find, "x"))["Q1"].state == "scheduled"
         assert (await here(q.read, "x", payload=True)).task == b"job"
         assert await here(q.run_now, "x") == 1
         await held.wait(2)
         assert (await here(q.cancel_claims, running.claim, wait=PATIENCE)).acknowledged == 1
         held.gate.set()
         await eventually(mesh.queue("Q1").running, [])
-    await here(calm.close)
+    mesh.close()
 
 
 # Running

@@ -324,7 +324,7 @@ def test_under_asyncio(new_mesh: NewMesh, server: Server, prefix: str) -> None:
 @pytest.mark.parametrize("of_a_function", [False, True])
 def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str, of_a_function: bool) -> None:
     mesh = new_mesh()
-    q, stored = mesh.blocking.queue("Q1"), threading.Semaphore(0)
+    q, stored = mesh.queue("Q1"), threading.Semaphore(0)
 
     @mesh.task(name="Q1", max_length=1)
     def work(what: str) -> None: ...
@@ -333,12 +333,12 @@ def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str, of_a_f
 
     def produce() -> None:
         if of_a_function:
-            work.blocking.options(wait=PATIENCE).enqueue("more")
+            worqr.sync(work.options(wait=PATIENCE).enqueue, "more")
         else:
-            q.enqueue(more, max_length=1, wait=PATIENCE)
+            worqr.sync(q.enqueue, more, max_length=1, wait=PATIENCE)
         stored.release()
 
-    q.enqueue(b"first")
+    worqr.sync(q.enqueue, b"first")
     threads = [threading.Thread(target=produce, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -347,12 +347,12 @@ def test_in_plain_threads(new_mesh: NewMesh, server: Server, prefix: str, of_a_f
         assert time.monotonic() < until_noted
         time.sleep(0.005)
     for n in range(4):
-        assert q.cancel(more if n else b"first").waiting == 1
+        assert worqr.sync(q.cancel, more if n else b"first").waiting == 1
         assert stored.acquire(timeout=PATIENCE)
     for thread in threads:
         thread.join(PATIENCE)
-    assert q.cancel(more).waiting == 1
-    mesh.blocking.close()
+    assert worqr.sync(q.cancel, more).waiting == 1
+    mesh.close()
 
 
 @pytest.mark.leaves("shards", WAITERS)
@@ -409,9 +409,8 @@ async def test_without_a_bound_there_is_nothing_to_wait_for(mesh: worqr.Mesh) ->
         for refused in (partial(q.enqueue, b"x", wait=1), partial(q.dispatch, b"x", wait=1)):
             with pytest.raises(worqr.UsageError, match=remedy):
                 await refused()
-    for options in (work.options, work.blocking.options):
-        with pytest.raises(worqr.UsageError, match=remedy):
-            options(wait=1)
+    with pytest.raises(worqr.UsageError, match=remedy):
+        work.options(wait=1)
     work.options(wait=0)
     work.options(wait=1, max_length=5)
 

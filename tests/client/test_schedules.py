@@ -182,15 +182,14 @@ def test_synchronous_code_controls_schedules(mesh: worqr.Mesh) -> None:
             await trio.to_thread.run_sync(control)
 
     def control() -> None:
-        blocking = mesh.blocking
-        assert blocking.run_schedule("s").outcome == "created"
-        blocking.override_schedule("s", YEARLY, timezone="UTC")
-        blocking.pause_schedule("s")
-        [found] = blocking.schedules()
+        assert worqr.sync(mesh.run_schedule, "s").outcome == "created"
+        worqr.sync(mesh.override_schedule, "s", YEARLY, timezone="UTC")
+        worqr.sync(mesh.pause_schedule, "s")
+        [found] = worqr.sync(mesh.schedules)
         assert (found.cron, found.paused) == (YEARLY, True)
-        blocking.override_schedule("s", None)
-        blocking.pause_schedule("s", paused=False)
-        assert mesh.blocking.queue("Q1").job("cron:s").cancel().waiting == 1
-        blocking.close()
+        worqr.sync(mesh.override_schedule, "s", None)
+        worqr.sync(mesh.pause_schedule, "s", paused=False)
+        assert worqr.sync(mesh.queue("Q1").job("cron:s").cancel).waiting == 1
+        mesh.close()
 
     trio.run(main)

@@ -360,15 +360,15 @@ async def test_events_of_all_shards(mesh: worqr.Mesh, hot: worqr.Queue) -> None:
 
 async def test_threads_have_the_same_queue(mesh: worqr.Mesh) -> None:
     def work() -> tuple[int, int]:
-        queue = mesh.blocking.queue("hot", shards=FOUR)
+        queue = mesh.queue("hot", shards=FOUR)
         try:
             for n in range(8):
-                queue.enqueue(b"x")
-                queue.dispatch(b"y", id=f"x{n}")
-            counts = [mesh.blocking.queue("hot").job(f"x{n}").cancel().waiting for n in range(8)]
-            return queue.info().waiting, sum(counts)
+                worqr.sync(queue.enqueue, b"x")
+                worqr.sync(queue.dispatch, b"y", id=f"x{n}")
+            counts = [worqr.sync(mesh.queue("hot").job(f"x{n}").cancel).waiting for n in range(8)]
+            return worqr.sync(queue.info).waiting, sum(counts)
         finally:
-            mesh.blocking.close()
+            mesh.close()
 
     assert await trio.to_thread.run_sync(work) == (8, 8)
 

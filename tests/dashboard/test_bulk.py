@@ -347,8 +347,8 @@ def test_it_runs_when_mounted_under_asyncio_without_a_lifespan(server: Server, p
     found = act_of(site, location)
     assert found.ended.wait(PATIENCE)
     assert (found.progress.state, found.progress.changed) == ("finished", 30)
-    assert mesh.blocking.queue("mails").info().waiting == 30
-    mesh.blocking.close()
+    assert worqr.sync(mesh.queue("mails").info).waiting == 30
+    mesh.close()
 
 
 CHILD = """

@@ -53,7 +53,7 @@ def new_mesh(server: Server, prefix: str) -> Iterator[NewMesh]:
     meshes: list[worqr.Mesh[Any]] = []
     yield make
     for mesh in meshes:
-        mesh.blocking.close()
+        mesh.close()
     deadline = time.monotonic() + PATIENCE
     while our_threads():
         assert time.monotonic() < deadline, our_threads()
@@ -119,7 +119,7 @@ def held(mesh: worqr.Mesh[Any]) -> Iterator[Held]:
     held = Held(mesh)
     yield held
     for n in set(held.began):
-        held.function.blocking.job(f"held-{n}").cancel()
+        worqr.sync(held.function.job(f"held-{n}").cancel)
 
 
 def waiting(server: Server, prefix: str) -> int:
@@ -589,7 +589,7 @@ def test_a_loop_that_is_blocked(
             def meanwhile() -> None:
                 while not logged("asyncio.blocked", logging.ERROR):
                     time.sleep(0.01)
-                held.function.blocking.enqueue(2)
+                worqr.sync(held.function.enqueue, 2)
                 time.sleep(0.3)  # a peer that claims it has done so by then
                 left.append(waiting(server, prefix))
                 asked.append(peer.health())
@@ -764,7 +764,7 @@ async def test_a_forked_child_runs_what_it_likes(spawn: Callable[..., Child], se
     def child(peer) -> None:
         print("peer", peer.health().alive, peer.health().why, flush=True)
         print("trio", trio.run(trio.sleep, 0), flush=True)
-        f.blocking.enqueue(1)
+        worqr.sync(f.enqueue, 1)
         print("enqueued", flush=True)
         asyncio.run(join())
 

@@ -57,7 +57,7 @@ def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
 
     yield make
     for mesh in meshes:
-        mesh.blocking.close()
+        mesh.close()
     until(lambda: not our_threads())
 
 
@@ -71,7 +71,7 @@ def held(mesh: worqr.Mesh[Any]) -> Iterator[Held]:
     held = Held(mesh)
     yield held
     for job in held.jobs:
-        job.cancel()
+        worqr.sync(job.cancel)
 
 
 class Held:
@@ -80,7 +80,7 @@ class Held:
     def __init__(self, mesh: worqr.Mesh[Any]) -> None:
         self.began = threading.Event()
         self.ended: list[str] = []
-        self.jobs: list[worqr.BlockingJob[int]] = []
+        self.jobs: list[worqr.Job[int]] = []
         self._gate = threading.Event()
 
         @mesh.task(name="held", result_ttl=60)
@@ -97,9 +97,9 @@ class Held:
 
         self._function = held
 
-    def begin(self, n: int = 1) -> worqr.BlockingJob[int]:
+    def begin(self, n: int = 1) -> worqr.Job[int]:
         """A run that has begun."""
-        job = self._function.blocking.dispatch(n)
+        job = worqr.sync(self._function.dispatch, n)
         self.jobs.append(job)
         assert self.began.wait(PATIENCE)
         return job
@@ -188,7 +188,7 @@ def test_it_serves_from_start_to_stop_and_again(mesh: worqr.Mesh[Any], server: S
         assert peer.health().ready
         assert workers(server, prefix) == 1
         ids |= server.look.smembers(f"{{{prefix}}}:Workers")
-        assert add.blocking.dispatch(3, 4).result(PATIENCE) == 7
+        assert worqr.sync(worqr.sync(add.dispatch, 3, 4).result, PATIENCE) == 7
         peer.stop()
         assert workers(server, prefix) == 0
         assert peers() == []
@@ -204,7 +204,7 @@ def test_a_block_starts_and_stops_it(mesh: worqr.Mesh[Any], held: Held, beside: 
         job = held.begin(5)
         beside(lambda: (until(lambda: peer.health().why == "the peer is leaving"), held.let_go()))
     assert held.ended == ["returned"]
-    assert job.result(PATIENCE) == 5
+    assert worqr.sync(job.result, PATIENCE) == 5
     assert not peer.health().alive
 
 
@@ -214,7 +214,7 @@ def test_a_block_that_raises_cancels_what_runs_at_once(mesh: worqr.Mesh[Any], he
             job = held.begin()
             raise ZeroDivisionError("the block's own")
     assert held.ended == ["cancelled: leaving"]
-    assert job.status().state == "waiting"
+    assert worqr.sync(job.status).state == "waiting"
 
 
 def test_to_start_it_twice_is_to_start_it_once(mesh: worqr.Mesh[Any], held: Held, server: Server, prefix: str) -> None:
@@ -238,7 +238,7 @@ def test_stopping_drains_for_as_long_as_it_may(mesh: worqr.Mesh[Any], held: Held
     job = held.begin()
     peer.stop(0.2)
     assert held.ended == ["cancelled: leaving"]
-    assert job.status().state == "waiting"
+    assert worqr.sync(job.status).state == "waiting"
 
 
 def test_the_least_patient_of_those_who_stop_it_wins(
@@ -296,7 +296,7 @@ def test_a_handler_on_its_loop_cannot_stop_it(mesh: worqr.Mesh[Any]) -> None:
         return "stopped"
 
     with peer:
-        assert "wait for its own end" in stopper.blocking.dispatch().result(PATIENCE)
+        assert "wait for its own end" in worqr.sync(worqr.sync(stopper.dispatch).result, PATIENCE)
 
 
 def test_it_tells_how_it_stands_whenever_it_is_asked(mesh: worqr.Mesh[Any], held: Held) -> None:
@@ -364,8 +364,8 @@ def test_a_log_handler_that_raises_takes_no_slot_and_ends_no_duty(mesh: worqr.Me
         for _ in range(3):
             for function in (fails, late):
                 with pytest.raises(worqr.JobFailed):
-                    function.blocking.dispatch().result(PATIENCE)
-            assert retried.blocking.dispatch().result(PATIENCE) == 7
+                    worqr.sync(worqr.sync(function.dispatch).result, PATIENCE)
+            assert worqr.sync(worqr.sync(retried.dispatch).result, PATIENCE) == 7
         until(lambda: peer.health().running == 0)
         assert peer.health().ready
 
@@ -420,9 +420,9 @@ def test_whatever_is_around_a_handler_its_claim_is_settled(new_mesh: NewMesh, op
 
     with mesh.join_in_thread(concurrency=1) as peer:
         for _ in range(3):
-            job = fine.blocking.dispatch()
+            job = worqr.sync(fine.dispatch)
             try:
-                assert job.result(PATIENCE) in {1, None}
+                assert worqr.sync(job.result, PATIENCE) in {1, None}
             except worqr.JobFailed as error:
                 assert "SystemExit" in str(error)
         until(lambda: peer.health().running == 0)
@@ -439,7 +439,7 @@ def test_a_lane_function_that_raises_in_a_worker_takes_nothing(
         runs.append(tenant)
 
     with mesh.join_in_thread(concurrency=1) as peer:
-        new_mesh().blocking.queue("laned").enqueue(*[b'{"tenant": "acme"}'] * 3)
+        worqr.sync(new_mesh().queue("laned").enqueue, *[b'{"tenant": "acme"}'] * 3)
         until(lambda: len(runs) == 3)
         until(lambda: peer.health().running == 0)
 
@@ -780,10 +780,10 @@ async def test_one_mesh_serves_trio_and_threads_at_once(mesh: worqr.Mesh[Any]) -
 
     @mesh.task(name="blocking", result_ttl=60)
     def blocking(n: int) -> int:
-        return inner.blocking.dispatch(n).result(PATIENCE)
+        return worqr.sync(worqr.sync(inner.dispatch, n).result, PATIENCE)
 
     def produce(n: int) -> int:
-        return (awaiting if n % 2 else blocking).blocking.dispatch(n).result(PATIENCE)
+        return worqr.sync(worqr.sync((awaiting if n % 2 else blocking).dispatch, n).result, PATIENCE)
 
     async def work(n: int) -> int:
         job = await (awaiting if n % 2 else blocking).dispatch(n)
@@ -826,7 +826,7 @@ def test_handlers_run_where_they_say(new_mesh: NewMesh, held: Held) -> None:
         return note("thread")
 
     with mesh.join_in_thread():
-        assert [each.blocking.dispatch().result(PATIENCE) for each in (loop, aio, thread)] == [1, 1, 1]
+        assert [worqr.sync(worqr.sync(each.dispatch).result, PATIENCE) for each in (loop, aio, thread)] == [1, 1, 1]
     assert (where["loop"], where["asyncio"]) == ("worqr-peer", "worqr asyncio")
     assert where["thread"] not in {"worqr-peer", "worqr asyncio", threading.main_thread().name}
 
@@ -837,9 +837,9 @@ def test_processes_are_started_from_it_too(server: Server, prefix: str, monkeypa
         monkeypatch.setattr(mesh, name, value)
     with mesh.join_in_thread(processes=1):
         bill = jobs_in_processes.Bill([Decimal(100)])
-        job = jobs_in_processes.tax.blocking.dispatch(bill, owner=os.getpid())
-        assert job.result(PATIENCE) == 19
-    mesh.blocking.close()
+        job = worqr.sync(jobs_in_processes.tax.dispatch, bill, owner=os.getpid())
+        assert worqr.sync(job.result, PATIENCE) == 19
+    mesh.close()
 
 
 def test_lifespan_and_state_are_those_of_its_loop(new_mesh: NewMesh) -> None:
@@ -858,7 +858,7 @@ def test_lifespan_and_state_are_those_of_its_loop(new_mesh: NewMesh) -> None:
         return [mesh.state, worqr.current().state]
 
     with mesh.join_in_thread():
-        assert f.blocking.dispatch().result(PATIENCE) == ["a pool", "a pool"]
+        assert worqr.sync(worqr.sync(f.dispatch).result, PATIENCE) == ["a pool", "a pool"]
         assert mesh.state == "a pool"
     assert threads == ["worqr-peer", "worqr-peer"]
     with pytest.raises(worqr.UsageError):
@@ -894,7 +894,7 @@ PROGRAM = """
 
     def begin(peer=None):
         peer = (peer or mesh.join_in_thread(grace=600)).start()
-        held.blocking.enqueue(1)
+        worqr.sync(held.enqueue, 1)
         began.wait()
         print("runs", flush=True)
         return peer
@@ -981,7 +981,7 @@ async def test_what_does_not_end_does_not_hold_up_the_exit(
         {code}
 
     peer = mesh.join_in_thread(grace=600, only=["{name}"]).start()
-    stubborn.blocking.enqueue()
+    worqr.sync(stubborn.enqueue)
     stubbornly.wait()
     """)
         for name, code in STUBBORN.items()
@@ -998,7 +998,7 @@ def sweep(server: Server, prefix: str) -> None:
     with mesh.join_in_thread():
         until(lambda: [waiting(server, prefix, name) for name in STUBBORN] == [1] * len(STUBBORN))
         until(lambda: workers(server, prefix) == 1)
-    mesh.blocking.close()
+    mesh.close()
 
 
 @pytest.mark.parametrize("before", ["pass", "mesh.join_in_thread().start()"], ids=["first", "again"])
@@ -1034,7 +1034,7 @@ async def test_it_leaves_before_the_exit_waits_for_work_that_it_has_given_to_a_p
             gate.set()
 
     mesh.join_in_thread(grace=600).start()
-    waits.blocking.enqueue()
+    worqr.sync(waits.enqueue)
     began.wait()
     """)
     assert await child.ended() == 0, child.errors
@@ -1095,7 +1095,7 @@ async def test_a_forked_child_begins_without_it_and_starts_its_own(
         return os.getpid()
 
     peer = mesh.join_in_thread().start()
-    assert pid.blocking.dispatch().result(30) == os.getpid()
+    assert worqr.sync(worqr.sync(pid.dispatch).result, 30) == os.getpid()
     parent = os.getpid()
     forked = os.fork()
     if not forked:
@@ -1104,16 +1104,16 @@ async def test_a_forked_child_begins_without_it_and_starts_its_own(
         peer.stop()
         with peer:
             assert peer.health().ready
-            print("two", len(mesh.blocking.queue("pid").info().counts) > 0, flush=True)
+            print("two", len(worqr.sync(mesh.queue("pid").info).counts) > 0, flush=True)
             pids = set()
             while pids != {os.getpid(), parent}:
-                pids.add(pid.blocking.dispatch().result(30))
+                pids.add(worqr.sync(worqr.sync(pid.dispatch).result, 30))
             print("both", flush=True)
         peer.start()  # and leaves it to the exit
     else:
         assert os.waitpid(forked, 0)[1] == 0
         assert peer.health().ready
-        assert pid.blocking.dispatch().result(30) == os.getpid()
+        assert worqr.sync(worqr.sync(pid.dispatch).result, 30) == os.getpid()
         print("parent", flush=True)
         peer.stop()
     """)
@@ -1209,7 +1209,8 @@ async def on_asyncio(how: str) -> int:
 if __name__ == "__main__":
     with mesh.join_in_thread(concurrency=1):
         for function in (thread, loop, on_asyncio):
-            print([function.blocking.dispatch(how).result(60) for how in ("returns", "raises", "exits")], flush=True)
+            jobs = [worqr.sync(function.dispatch, how) for how in ("returns", "raises", "exits")]
+            print([worqr.sync(job.result, 60) for job in jobs], flush=True)
     print("left", flush=True)
 """
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+import worqr
 from tests.link.conftest import LinkTo
 from tests.link.scripts import echo, lines, notice, until
 from tests.support.patience import PATIENCE
@@ -95,10 +96,10 @@ def test_the_remedy_names_where_the_url_comes_from(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket.socket, "connect", _refuse)  # whatever is at the default port of this machine
     if variable:
         monkeypatch.setenv(variable, "redis://localhost")
-    blocking = Mesh(patience=0.2).blocking
+    mesh = Mesh(patience=0.2)
     with pytest.raises(Unavailable) as caught:
-        blocking.queue("Q1").enqueue(b"a")
-    blocking.close()
+        worqr.sync(mesh.queue("Q1").enqueue, b"a")
+    mesh.close()
     remedy = f"correct {variable}" if variable else "set WORQR_URL"
     assert str(caught.value).endswith(f"Is the server running? Start one with 'worqr server', or {remedy}.")
 

@@ -23,7 +23,7 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
-from worqr.errors import Unavailable, UsageError, WorqrBug
+from worqr.errors import Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Signal, ThreadDriver, TrioDriver, Waiter, driver_here, run_blocking
 from worqr.link.driver import wake_all
 from worqr.link.session import Session
@@ -155,7 +155,7 @@ def test_what_a_signal_handler_raises_meanwhile_reaches_the_program(
     assert not lines(caplog, "link.deliver")
 
 
-def test_a_coroutine_that_yields_is_a_bug() -> None:
+def test_a_coroutine_that_waits_for_a_loop_is_refused() -> None:
     closed = []
 
     class Forever:
@@ -169,7 +169,7 @@ def test_a_coroutine_that_yields_is_a_bug() -> None:
     async def wait() -> None:
         await Forever()
 
-    with pytest.raises(WorqrBug, match="waits for an event loop"):
+    with pytest.raises(UsageError, match="waits for an event loop, and none runs"):
         run_blocking(wait())
     assert closed
 

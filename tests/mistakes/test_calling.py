@@ -39,14 +39,14 @@ untyped: Any = plain
     [
         (
             lambda: function.delay("ada"),
-            "use `await send.enqueue(...)`, or `send.blocking.enqueue(...)` where no event",
+            "use `await send.enqueue(...)`, or `worqr.sync(send.enqueue, ...)` where no event",
         ),
         (lambda: function.send("ada"), "use `await send.enqueue(...)`"),
         (lambda: function.kiq("ada"), "use `await send.enqueue(...)`"),
         (lambda: function.apply_async(("ada",)), "use `await send.options(delay=60).dispatch(...)`"),
         (lambda: function.s("ada"), "use `send.call(...)`, which is a call as a value"),
-        (lambda: function.blocking.delay("ada"), "use `send.blocking.enqueue(...)`"),
-        (lambda: function.blocking.apply_async(("ada",)), "use `send.blocking.options(delay=60).dispatch(...)`"),
+        (lambda: function.delay("ada"), "or `worqr.sync(send.enqueue, ...)`"),
+        (lambda: function.apply_async(("ada",)), "or `worqr.sync(send.options(delay=60).dispatch, ...)`"),
         (lambda: function.options(delay=5).enqueue("ada"), "use `await send.options(...).dispatch(...)`"),
         (lambda: function.options(delay=5).delay("ada"), "use `await send.options(...).dispatch(...)`"),
     ],
@@ -68,8 +68,7 @@ queue = mesh.queue("mails")
         (lambda: job.ready(), "use `await job.status()`: its `state` is 'waiting',"),
         (lambda: job.state, "use `await job.status()`: its `state` is 'waiting',"),
         (lambda: job.revoke(), "use `await job.cancel()`"),
-        (lambda: function.blocking.job("x").get(), "'BlockingJob' object has no attribute 'get': use `job.result("),
-        (lambda: function.blocking.job("x").state, "use `job.status()`: its `state`"),
+        (lambda: function.job("x").get(), "'Job' object has no attribute 'get': use `await job.result("),
         (
             lambda: anything.send_task("mails.send", ["ada"]),
             "'Mesh' object has no attribute 'send_task': use `await fn.enq",
@@ -78,14 +77,11 @@ queue = mesh.queue("mails")
             lambda: anything.enqueue("mails.send", to="ada"),
             "`await mesh.enqueue_many([mesh.call('shop.send', to='ada')])`",
         ),
-        (lambda: anything.delay, "use `await fn.enqueue(...)` of the function, or `fn.blocking.enqueue(...)`"),
-        (
-            lambda: anything.blocking.apply_async,
-            "'BlockingMesh' object has no attribute 'apply_async': use `await fn.enq",
-        ),
+        (lambda: anything.delay, "use `await fn.enqueue(...)` of the function, or `worqr.sync(fn.enqueue, ...)`"),
+        (lambda: anything.apply_async, "'Mesh' object has no attribute 'apply_async': use `await fn.enq"),
         (lambda: anything.AsyncResult("x"), "use fn.job(id), or mesh.queue('name').job(id)"),
         (lambda: queue.put(b"x"), "'Queue' object has no attribute 'put': use `await queue.enqueue(b'...')`"),
-        (lambda: anything.blocking.queue("mails").push, "use `queue.enqueue(b'...')`"),
+        (lambda: anything.queue("mails").push, "use `await queue.enqueue(b'...')`"),
         (
             lambda: in_a_handler().retry(countdown=5),
             "'Context' object has no attribute 'retry': write raise worqr.Retry(",
@@ -104,9 +100,7 @@ def in_a_handler() -> Any:
         return worqr.current()
 
 
-@pytest.mark.parametrize(
-    "thing", [job, mesh, queue, function.blocking.job("x"), mesh.blocking, mesh.blocking.queue("q")]
-)
+@pytest.mark.parametrize("thing", [job, mesh, queue, function.job("x"), mesh.queue("q")])
 def test_an_attribute_that_no_library_has(thing: Any) -> None:
     with pytest.raises(AttributeError, match=rf"^'{type(thing).__name__}' object has no attribute 'nothing'$"):
         _ = thing.nothing
@@ -137,11 +131,6 @@ async def test_a_batch_that_gets_a_function(server: Server, prefix: str) -> None
 def test_an_option_of_another_library(options: dict[str, Any], why: str) -> None:
     with pytest.raises(worqr.UsageError, match=re.escape(why)):
         function.options(**options)
-
-
-def test_options_with_enqueue_where_no_loop_runs() -> None:
-    with pytest.raises(worqr.UsageError, match=r"with options is a job: use dispatch\(\) instead of enqueue\(\)"):
-        function.blocking.options(delay=5).enqueue("ada")
 
 
 def test_a_datetime_without_a_timezone() -> None:
@@ -200,7 +189,7 @@ async def test_an_option_that_raw_tasks_do_not_have(option: str, remedy: str) ->
     with pytest.raises(worqr.UsageError, match=words):
         await worqr.Mesh().queue("mails").enqueue(b"x", **given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(worqr.UsageError, match=words):
-        worqr.Mesh().blocking.queue("mails").enqueue(b"x", **given)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await trio.to_thread.run_sync(partial(worqr.sync, worqr.Mesh().queue("mails").enqueue, b"x", **given))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_a_payload_of_17_mb() -> None:
@@ -305,8 +294,8 @@ async def test_calling_the_function_in_place_of_naming_the_call(server: Server, 
     ids=["str", "dict", "list", "int", "list of bytes", "call", "object"],
 )
 def test_something_else_than_bytes_in_a_raw_queue(task: Any, hint: str) -> None:
-    queue = mesh.blocking.queue("mails")
-    for mistake in (queue.enqueue, queue.dispatch):
+    queue = mesh.queue("mails")
+    for mistake in (partial(worqr.sync, queue.enqueue), partial(worqr.sync, queue.dispatch), queue.enqueue):
         with pytest.raises(worqr.UsageError) as error:
             mistake(task)
         wanted = f"a task must be bytes, bytearray or memoryview, not {type(task).__name__}: {hint}"
@@ -322,13 +311,11 @@ async def test_a_call_from_a_thread_says_what_to_use(server: Server, prefix: str
     async with mesh.connect():
 
         def in_a_thread() -> None:
-            with pytest.raises(
-                worqr.UsageError, match=r"where no event loop runs, use mesh\.blocking and fn\.blocking"
-            ):
-                add.enqueue().send(None)
-            add.blocking.enqueue()
+            with pytest.raises(worqr.UsageError, match=r"Write worqr\.sync\(add\.enqueue, \.\.\.\)"):
+                add.enqueue()
+            worqr.sync(add.enqueue)
 
         await trio.to_thread.run_sync(in_a_thread)
         assert (await add.queue.info()).waiting == 1
         await add.queue.delete()
-    await trio.to_thread.run_sync(mesh.blocking.close)
+    await trio.to_thread.run_sync(mesh.close)

@@ -177,7 +177,7 @@ def test_a_process_of_a_script_without_a_guard(program: Callable[..., Ended]) ->
         "@mesh.task(runs_in='process', retry=worqr.RetryPolicy(max_failures=1), result_ttl=60)\n"
         "def work() -> None: ...\n"
         "with mesh.join_in_thread():\n"
-        "    work.blocking.dispatch().result(timeout=60)\n"
+        "    worqr.sync(worqr.sync(work.dispatch).result, timeout=60)\n"
     )
     assert ended.code == 1
     assert "worqr.JobFailed: <Job" in ended.err

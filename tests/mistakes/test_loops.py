@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ async def trio_sleep() -> None:
     [
         (
             "connect",
-            "write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). Where no event loop runs, use",
+            "write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). Where no event loop runs, "
+            "worqr.sync(fn.enqueue, ...) connects by itself",
         ),
         (
             "join",
@@ -50,14 +52,22 @@ async def test_a_block_without_async(mesh: Any, method: str, why: str) -> None:
 
 def test_a_call_without_a_connection(mesh: worqr.Mesh) -> None:
     add = mesh.task(name="add")(asyncio_sleep)
-    for run in (asyncio.run, lambda coroutine: trio.run(lambda: coroutine)):
+
+    async def main() -> None:
+        await add.enqueue()
+
+    for run in (lambda: asyncio.run(main()), partial(trio.run, main), partial(trio.run, add.enqueue)):
         with pytest.raises(worqr.UsageError, match="not connected here: use it inside `async with mesh.connect"):
-            run(add.enqueue())
+            run()
+    with pytest.raises(
+        worqr.UsageError, match=r"add\.enqueue\(\) has sent nothing: no event loop runs .* an `async def`"
+    ):
+        asyncio.run(add.enqueue())
 
 
 def test_a_connection_without_a_loop(mesh: worqr.Mesh) -> None:
     with pytest.raises(
-        worqr.UsageError, match=r"where none runs, mesh\.blocking and fn\.blocking connect by themselves"
+        worqr.UsageError, match=r"where none runs, worqr\.sync\(fn\.enqueue, \.\.\.\) connects by itself"
     ):
         mesh.connect().__aenter__().send(None)
 
@@ -78,10 +88,12 @@ def test_run_in_a_loop(mesh: worqr.Mesh) -> None:
             run(main)
 
 
-async def test_blocking_in_a_loop(mesh: worqr.Mesh) -> None:
+async def test_sync_in_a_loop(mesh: worqr.Mesh) -> None:
     add = mesh.task(name="add")(asyncio_sleep)
-    with pytest.raises(worqr.UsageError, match=re.escape("`await fn.enqueue(...)`, the same call without `.blocking`")):
-        add.blocking.enqueue()
+    with pytest.raises(
+        worqr.UsageError, match=re.escape("write `await add.enqueue(...)` inside `async with mesh.connect()")
+    ):
+        worqr.sync(add.enqueue)
 
 
 @pytest.mark.parametrize("options", [{"concurency": 3}, {"only": ["reprots"]}, {"grace": "long"}], ids=str)
@@ -172,7 +184,7 @@ def test_a_missing_await(program: Callable[..., Ended]) -> None:
         "        send.enqueue()\n"
         "trio.run(main)\n"
     )
-    assert "app.py:7: RuntimeWarning: coroutine 'Function.enqueue' was never awaited" in ended.err
+    assert "app.py:7: RuntimeWarning: coroutine 'send.enqueue' was never awaited" in ended.err
 
 
 def test_a_fork_after_connecting(program: Callable[..., Ended]) -> None:

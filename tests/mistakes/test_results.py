@@ -139,7 +139,7 @@ def test_a_process_that_dies(program: Callable[..., Ended]) -> None:
         "    os._exit(3)\n"
         "if __name__ == '__main__':\n"
         "    with mesh.join_in_thread():\n"
-        "        send.blocking.dispatch().result()\n"
+        "        worqr.sync(worqr.sync(send.dispatch).result)\n"
     )
     assert "JobFailed: <Job" in ended.err
     assert "ended with exit code 3" in ended.err

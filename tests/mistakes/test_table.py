@@ -113,7 +113,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "mistakes/test_loops.py::test_run_in_a_loop",
         "mistakes/test_loops.py::test_run_with_a_wrong_option_has_changed_nothing",
     ),
-    ".blocking in a loop": ("mistakes/test_loops.py::test_blocking_in_a_loop",),
+    "worqr.sync in a loop": ("mistakes/test_loops.py::test_sync_in_a_loop",),
     "with mesh.connect() instead of async with": ("mistakes/test_loops.py::test_a_block_without_async",),
     "a missing await": ("mistakes/test_loops.py::test_a_missing_await",),
     "a handler that blocks the loop": ("mistakes/test_loops.py::test_a_handler_that_blocks_the_loop",),
@@ -127,10 +127,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         "mistakes/test_calling.py::test_calling_the_function_in_place_of_naming_the_call",
     ),
     ".delay, .apply_async, .send, .kiq": ("mistakes/test_calling.py::test_a_method_of_another_library",),
-    ".options(delay=5).enqueue": (
-        "mistakes/test_calling.py::test_a_method_of_another_library",
-        "mistakes/test_calling.py::test_options_with_enqueue_where_no_loop_runs",
-    ),
+    ".options(delay=5).enqueue": ("mistakes/test_calling.py::test_a_method_of_another_library",),
     "job.get(), .ready(), .state, .revoke(); mesh.send_task(), .enqueue(); queue.put(); worqr.current().retry()": (
         "mistakes/test_calling.py::test_an_attribute_of_an_object_of_another_library",
         "mistakes/test_calling.py::test_an_attribute_that_no_library_has",

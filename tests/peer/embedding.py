@@ -13,7 +13,7 @@ ran = trio.Event()
 
 @mesh.task(runs_in="process", result_ttl=60)
 def branch() -> None:
-    leaf.blocking.enqueue()
+    worqr.sync(leaf.enqueue)
 
 
 @mesh.task

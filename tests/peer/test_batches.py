@@ -34,15 +34,15 @@ async def test_handlers_in_threads_see_their_batch_and_add_to_it(new_mesh: NewMe
     @mesh.task(runs_in="thread")
     def count_down(n: int) -> None:
         told.append(worqr.current().batch)
-        batch = mesh.blocking.current_batch()
+        batch = mesh.current_batch()
         assert batch is not None
         if n:
-            assert batch.dispatch(count_down.call(n - 1)).queue == count_down.name
+            assert worqr.sync(batch.dispatch, count_down.call(n - 1)).queue == count_down.name
 
     @mesh.task(runs_in="thread")
     def done() -> None:
         told.append(worqr.current().ended_batch)
-        assert mesh.blocking.current_batch() is None
+        assert mesh.current_batch() is None
 
     async with mesh.join():
         async with mesh.batch(then=done.call(), meta={"k": "v"}) as batch:
@@ -52,7 +52,7 @@ async def test_handlers_in_threads_see_their_batch_and_add_to_it(new_mesh: NewMe
         await eventually(lambda: _running(mesh, done.name), 0)
     assert {(ref.queue, ref.id) for ref in told[:6]} == {(done.name, batch.id)}
     assert (told[6].id, told[6].jobs, told[6].meta, told[6].succeeded) == (batch.id, 6, {"k": "v"}, True)
-    mesh.blocking.close()
+    mesh.close()
 
 
 async def _running(mesh: worqr.Mesh, queue: str) -> int:

@@ -440,25 +440,25 @@ async def test_a_call_leaves_trios_order_intact(mesh: worqr.Mesh, name: str, cal
 
 
 def wait_for_result(mesh: worqr.Mesh) -> None:
-    mesh.blocking.queue("Q2").dispatch(b"child", result_ttl=60).result()
+    worqr.sync(worqr.sync(mesh.queue("Q2").dispatch, b"child", result_ttl=60).result)
 
 
 def wait_for_batch(mesh: worqr.Mesh) -> None:
-    with mesh.blocking.batch(queue="Q2") as batch:
-        batch.dispatch(mesh.call("Q2"))
-    batch.wait()
+    with worqr.sync_block(mesh.batch, queue="Q2") as batch:
+        worqr.sync(batch.dispatch, mesh.call("Q2"))
+    worqr.sync(batch.wait)
 
 
 def wait_for_room(mesh: worqr.Mesh) -> None:
     for task in b"a", b"b":
-        mesh.blocking.queue("Q2").enqueue(task, max_length=1, wait=3600)
+        worqr.sync(mesh.queue("Q2").enqueue, task, max_length=1, wait=3600)
 
 
 def wait_for_an_end(mesh: worqr.Mesh) -> None:
-    job = mesh.blocking.queue("Q3").dispatch(b"child")
-    while job.status().state != "active":
+    job = worqr.sync(mesh.queue("Q3").dispatch, b"child")
+    while worqr.sync(job.status).state != "active":
         worqr.current().check_cancelled()
-    job.cancel(wait=3600)
+    worqr.sync(job.cancel, wait=3600)
 
 
 WAITS = [wait_for_result, wait_for_batch, wait_for_room, wait_for_an_end]
@@ -479,7 +479,7 @@ async def test_a_thread_that_waits_for_the_server_ends_with_its_run(
             wait(other)
         except BaseException as error:
             ends.append(type(error))
-            other.blocking.queue("Q4").enqueue(b"cleaned up")  # a request is no wait
+            worqr.sync(other.queue("Q4").enqueue, b"cleaned up")  # a request is no wait
             raise
 
     async def on_trio(task: bytes) -> None:

@@ -142,9 +142,9 @@ def test_a_peer_in_a_thread_serves_it(new_mesh: NewMesh) -> None:
         def function() -> None:
             ran.set()
 
-        function.blocking.enqueue()
+        worqr.sync(function.enqueue)
         assert ran.wait(PATIENCE)
-    mesh.blocking.close()
+    mesh.close()
 
 
 async def test_a_peer_that_leaves_or_has_left_serves_nothing_more(

@@ -162,8 +162,8 @@ def test_what_a_worker_does_not_understand_is_refused_and_changes_nothing(wanted
 def test_synchronous_code_asks_a_worker(mesh: worqr.Mesh) -> None:
     async def main() -> None:
         async with mesh.join() as peer:
-            await trio.to_thread.run_sync(lambda: mesh.blocking.ask_worker(peer.id, "quiet", concurrency=2))
+            await trio.to_thread.run_sync(lambda: worqr.sync(mesh.ask_worker, peer.id, "quiet", concurrency=2))
             await until(lambda: peer._engine.scheduler.quiet)
-            await trio.to_thread.run_sync(mesh.blocking.close)
+            await trio.to_thread.run_sync(mesh.close)
 
     trio.run(main)

@@ -46,7 +46,7 @@ def family(mesh: worqr.Mesh[Any], place: str, **child: Any) -> tuple[Any, Any]:
 
         @mesh.task(name="parent", result_ttl=60)
         def waits() -> int:
-            return done.blocking.dispatch().result()
+            return worqr.sync(worqr.sync(done.dispatch).result)
 
         return waits, done
 
@@ -73,7 +73,7 @@ async def test_a_parent_whose_worker_has_no_slot_for_its_child_is_logged_once_wi
         )
         peer.set_concurrency(3)
         assert [await job.result(30) for job in jobs] == [42, 42]
-    await trio.to_thread.run_sync(mesh.blocking.close)
+    await trio.to_thread.run_sync(mesh.close)
     assert len(lines(caplog)) == 1
 
 

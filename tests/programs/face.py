@@ -119,16 +119,16 @@ async def produce(record: worqr.Failed) -> None:
 
 
 def produce_in_a_thread() -> None:
-    assert_type(add.blocking.enqueue(1, c=4), None)
-    assert_type(add.blocking.options(delay=5).dispatch(1).result(timeout=5), int)
-    assert_type(add.blocking.job("id").status(), worqr.Status)
-    add.blocking.options(max_length=5, wait=1).enqueue(1)
-    assert_type(mesh.blocking.queue("q").enqueue(b"x", front=True), int)
-    assert_type(mesh.blocking.queue("q").enqueue(b"x", unique=True, max_length=None, replicas=None), int)
-    mesh.blocking.queue("q").enqueue(b"x", max_lenght=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    mesh.blocking.queue("q").enqueue("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    assert_type(mesh.blocking.enqueue_many([add.call(1)]), int)
-    add.blocking.dispatch(a="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(worqr.sync(add.enqueue, 1, c=4), None)
+    assert_type(worqr.sync(worqr.sync(add.options(delay=5).dispatch, 1).result, timeout=5), int)
+    assert_type(worqr.sync(add.job("id").status), worqr.Status)
+    worqr.sync(add.options(max_length=5, wait=1).enqueue, 1)
+    assert_type(worqr.sync(mesh.queue("q").enqueue, b"x", front=True), int)
+    assert_type(worqr.sync(mesh.queue("q").enqueue, b"x", unique=True, max_length=None, replicas=None), int)
+    worqr.sync(mesh.queue("q").enqueue, b"x", max_lenght=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    worqr.sync(mesh.queue("q").enqueue, "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(worqr.sync(mesh.enqueue_many, [add.call(1)]), int)
+    worqr.sync(add.dispatch, a="1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def consume() -> None:
@@ -210,5 +210,5 @@ async def looking() -> None:
         assert_type(task.error, worqr.RemoteError | None)
     assert_type(await queue.running(), list[worqr.TaskInfo])
     await queue.jobs(state="due ")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    assert_type(mesh.blocking.dispatch_many([add.call(1)]), list[worqr.BlockingJob[int]])
+    assert_type(worqr.sync(mesh.dispatch_many, [add.call(1)]), list[worqr.Job[int]])
     add.delay(1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]

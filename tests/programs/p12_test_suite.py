@@ -4,6 +4,7 @@ from datetime import timedelta
 import pytest
 from p09_report_cancel_progress import mesh, report
 
+import worqr
 from worqr import testing
 
 
@@ -29,7 +30,7 @@ async def test_due_later(bench: testing.Bench) -> None:
 
 def test_sync_view_enqueues() -> None:
     with testing.recording(mesh) as sent:
-        report.blocking.enqueue(7)
+        worqr.sync(report.enqueue, 7)
     assert sent.calls(report) == [report.call(7)]
 
 

@@ -36,5 +36,5 @@ async def use(order: Order) -> None:
     await vat.enqueue(Decimal(1), Decimal(2))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await vat.options(delay=1).dispatch(Decimal(1), rate=Decimal("0.07"))
     await vat.options(dealy=1).dispatch(Decimal(1))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-    ship.blocking.enqueue(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    worqr.sync(ship.enqueue, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await mesh.queue("q").dispatch(b"x", dealy=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -35,12 +35,12 @@ def pack(order: int) -> None: ...
 async def use() -> None:
     await sync.enqueue("acme", 1)
     await sync.options(wait=5).enqueue("acme", 1)
-    sync.blocking.options(max_length=10, wait=5).enqueue("acme", 1)
+    worqr.sync(sync.options(max_length=10, wait=5).enqueue, "acme", 1)
     job = await sync.options(lane="urgent", wait=30).dispatch("acme", 2)
     assert_type(await job.result(), str)
     await sync.options(max_length=10, wait=math.inf).dispatch("acme", 3)
     await mesh.enqueue_many(sync.options(wait=timedelta(seconds=5)).call("acme", n) for n in range(3))
-    pack.blocking.options(lane="order 7", max_length=5, wait=1).dispatch(7)
+    worqr.sync(pack.options(lane="order 7", max_length=5, wait=1).dispatch, 7)
     queue = sync.queue
     await queue.set_limit(worqr.Limit(3), worqr.Limit(rate=10, per=1), lane="acme")
     await queue.clear_limit(lane="acme")

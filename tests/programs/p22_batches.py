@@ -15,9 +15,9 @@ async def resize(image: str, *, width: int = 800) -> int:
 
 @mesh.task(runs_in="thread")
 def scan(folder: str) -> None:
-    batch = mesh.blocking.current_batch()
+    batch = mesh.current_batch()
     assert batch is not None
-    batch.dispatch_many(resize.call(f"{folder}/{n}") for n in range(3))
+    worqr.sync(batch.dispatch_many, (resize.call(f"{folder}/{n}") for n in range(3)))
 
 
 @mesh.task(result_ttl=3600)
@@ -63,13 +63,13 @@ async def main() -> None:
 
 
 def without_a_loop() -> None:
-    with mesh.blocking.batch(then=publish.call("b")) as batch:
-        assert_type(batch, worqr.BlockingBatch)
-        assert_type(batch.dispatch(resize.call("y.png")), worqr.BlockingJob[int])
-    assert_type(batch.wait(60), worqr.BatchInfo)
-    with batch.watch() as infos:
+    with worqr.sync_block(mesh.batch, then=publish.call("b")) as batch:
+        assert_type(batch, worqr.Batch)
+        assert_type(worqr.sync(batch.dispatch, resize.call("y.png")), worqr.Job[int])
+    assert_type(worqr.sync(batch.wait, 60), worqr.BatchInfo)
+    with worqr.sync_block(batch.watch) as infos:
         print([info.state for info in infos])
-    assert_type(mesh.blocking.queue("publish").batch("x"), worqr.BlockingBatch)
+    assert_type(mesh.queue("publish").batch("x"), worqr.Batch)
 
 
 async def wrong(batch: worqr.Batch) -> None:
@@ -82,7 +82,7 @@ async def wrong(batch: worqr.Batch) -> None:
     async with mesh.batch(thn=publish.call("a")):  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
         pass
     await batch.dispatch(resize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    mesh.blocking.current_batch().dispatch(resize.call("z"))  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+    worqr.sync(mesh.current_batch().dispatch, resize.call("z"))  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 trio.run(main)

@@ -65,7 +65,7 @@ async def use(page: Page, peer: worqr.Peer, nursery: trio.Nursery) -> None:
     assert_type(square, worqr.SyncListFunction[int, int])
     await index.enqueue(page)
     await index.options(delay=5).dispatch(page)
-    index.blocking.enqueue(page)
+    worqr.sync(index.enqueue, page)
     await mesh.enqueue_many([index.call(page)])
     await index([page, page])
     assert_type(await (await translate.dispatch("hello")).result(), str)

@@ -14,4 +14,4 @@ def divide(a: int, b: int) -> float:
 
 @mesh.task(runs_in="process")
 def divide_later(a: int, b: int) -> None:
-    divide.blocking.enqueue(a, b)
+    worqr.sync(divide.enqueue, a, b)

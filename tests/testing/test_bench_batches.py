@@ -104,11 +104,11 @@ async def test_a_batch_that_was_left_open_is_cancelled_when_the_clock_moves(
 
 
 def test_a_bench_of_plain_threads(mesh: worqr.Mesh, server: Server, shop: Shop) -> None:
-    with testing.blocking_bench(mesh, url=server.url) as bench:
-        with mesh.blocking.batch(then=shop.done.call("all"), queue="home") as batch:
-            batch.dispatch(shop.work.call(1))
-        bench.run_until_empty()
-        assert batch.result(0) == "all"
+    with worqr.sync_block(testing.bench, mesh, url=server.url) as bench:
+        with worqr.sync_block(mesh.batch, then=shop.done.call("all"), queue="home") as batch:
+            worqr.sync(batch.dispatch, shop.work.call(1))
+        worqr.sync(bench.run_until_empty)
+        assert worqr.sync(batch.result, 0) == "all"
 
 
 async def test_a_handler_that_is_called_directly_sees_the_batches_of_the_test(mesh: worqr.Mesh, shop: Shop) -> None:

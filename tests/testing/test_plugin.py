@@ -44,6 +44,7 @@ from collections.abc import AsyncGenerator
 from datetime import timedelta
 
 import pytest
+import worqr
 from worqr import testing
 from worqr.embedded import EmbeddedServer
 
@@ -85,8 +86,7 @@ async def test_a_bench_of_the_fixture(worqr_bench: testing.OpenBench) -> None:
 
 def test_a_recording_of_the_fixture(worqr_recording: testing.Record) -> None:
     sent = worqr_recording(mesh)
-    with pytest.raises(StopIteration):
-        report.enqueue(7).send(None)
+    worqr.sync(report.enqueue, 7)
     assert sent.calls(report) == [report.call(7)]
 
 
@@ -118,6 +118,7 @@ from datetime import timedelta
 
 import pytest
 import pytest_asyncio
+import worqr
 from worqr import testing
 
 from shop import mesh, report
@@ -153,11 +154,11 @@ async def test_a_bench_of_the_fixture(worqr_asyncio_bench: testing.OpenBench) ->
     assert bench.sent(report) == [report.call(7)]
 
 
-def test_a_blocking_bench_of_the_fixture(worqr_blocking_bench: testing.OpenBlockingBench) -> None:
-    bench = worqr_blocking_bench(mesh)
-    job = report.blocking.dispatch(7)
-    assert bench.run_until_empty().finished == 1
-    assert job.result() == "/reports/7.pdf"
+def test_a_sync_bench_of_the_fixture(worqr_sync_bench: testing.OpenSyncBench) -> None:
+    bench = worqr_sync_bench(mesh)
+    job = worqr.sync(report.dispatch, 7)
+    assert worqr.sync(bench.run_until_empty).finished == 1
+    assert worqr.sync(job.result) == "/reports/7.pdf"
 
 
 def test_the_mesh_is_its_own_again() -> None:
@@ -287,7 +288,7 @@ def test_it_costs_nothing_where_nobody_asks_for_it(run: Run) -> None:
 
 def test_pytest_lists_the_fixtures_with_what_they_do(run: Run) -> None:
     answer = run("--fixtures", "-p", "no:trio")
-    benches = ("worqr_bench", "worqr_asyncio_bench", "worqr_blocking_bench")
+    benches = ("worqr_bench", "worqr_asyncio_bench", "worqr_sync_bench")
     for name in ("worqr_server", *benches, "worqr_recording"):
         assert f"\n{name} " in answer.stdout
 
@@ -315,35 +316,35 @@ def freezes() -> int:
         return datetime.now().year
 
 def run_one(bench) -> None:
-    job = double.blocking.dispatch(7)
-    assert bench.run_until_empty().finished == 1
-    assert job.result(timeout=30) == 14
+    job = worqr.sync(double.dispatch, 7)
+    assert worqr.sync(bench.run_until_empty).finished == 1
+    assert worqr.sync(job.result, timeout=30) == 14
     assert seen[-1] == 2031
 
 @pytest.mark.parametrize("tick", [False, True])
-def test_inside(worqr_blocking_bench, tick) -> None:
-    bench = worqr_blocking_bench(mesh)
+def test_inside(worqr_sync_bench, tick) -> None:
+    bench = worqr_sync_bench(mesh)
     with freezegun.freeze_time("2031-05-01", tick=tick):
         run_one(bench)
 
 @freezegun.freeze_time("2031-05-01")
 def test_around() -> None:
-    with testing.blocking_bench(mesh) as bench:
+    with worqr.sync_block(testing.bench, mesh) as bench:
         run_one(bench)
 
-def test_in_a_handler(worqr_blocking_bench) -> None:
-    bench = worqr_blocking_bench(mesh)
-    job = freezes.blocking.dispatch()
-    assert bench.run_until_empty().finished == 1
-    assert job.result(timeout=30) == 2031
+def test_in_a_handler(worqr_sync_bench) -> None:
+    bench = worqr_sync_bench(mesh)
+    job = worqr.sync(freezes.dispatch)
+    assert worqr.sync(bench.run_until_empty).finished == 1
+    assert worqr.sync(job.result, timeout=30) == 2031
 
 def test_a_timeout_passes(worqr_server) -> None:
     other = worqr.Mesh(worqr_server.url, prefix="timeout")
     nothing = other.task(name="g", result_ttl=60)(lambda: None)
     with freezegun.freeze_time("2031-05-01"):
-        job = nothing.blocking.dispatch()
+        job = worqr.sync(nothing.dispatch)
         with pytest.raises(worqr.ResultTimeout):
-            job.result(timeout=0.2)
+            worqr.sync(job.result, timeout=0.2)
 """
 
 

@@ -39,25 +39,24 @@ async def test_the_code_under_test_may_connect(mesh: worqr.Mesh, mail: Mail) -> 
 
 
 def test_no_loop_is_needed(mesh: worqr.Mesh, mail: Mail) -> None:
-    """Its coroutines never wait, so that a call from a plain thread can step through them."""
     with testing.recording(mesh) as sent:
-        with pytest.raises(StopIteration):
-            mail.enqueue("Ada").send(None)
-        with pytest.raises(StopIteration) as answer:
-            mail.dispatch("Grace").send(None)
-    assert isinstance(answer.value.value, testing.RecordedJob)
+        worqr.sync(mail.enqueue, "Ada")
+        job = worqr.sync(mail.dispatch, "Grace")
+        with pytest.raises(worqr.UsageError, match=r"worqr\.sync\(mail\.enqueue"):
+            mail.enqueue("Charles")
+    assert isinstance(job, testing.RecordedJob)
     assert sent.calls(mail) == [mail.call("Ada"), mail.call("Grace")]
 
 
 def test_plain_threads_are_recorded(mesh: worqr.Mesh, mail: Mail) -> None:
     with testing.recording(mesh) as sent:
-        mail.blocking.enqueue("Ada")
-        job = mail.blocking.options(delay=60).dispatch("Grace")
-        assert mesh.blocking.enqueue_many([mail.call("Barbara")]) == 1
+        worqr.sync(mail.enqueue, "Ada")
+        job = worqr.sync(mail.options(delay=60).dispatch, "Grace")
+        assert worqr.sync(mesh.enqueue_many, [mail.call("Barbara")]) == 1
         with pytest.raises(worqr.NoResult):
-            job.result(timeout=60)
+            worqr.sync(job.result, timeout=60)
         with pytest.raises(worqr.UsageError, match="has no server"):
-            mesh.blocking.queue("mail").info()
+            worqr.sync(mesh.queue("mail").info)
     assert sent.calls(mail) == [mail.call(to) for to in ("Ada", "Grace", "Barbara")]
 
 
@@ -158,9 +157,9 @@ async def test_a_recorded_batch_never_ends(mesh: worqr.Mesh, mail: Mail) -> None
 
 def test_batches_of_plain_threads_are_recorded(mesh: worqr.Mesh, mail: Mail) -> None:
     with testing.recording(mesh) as sent:
-        with mesh.blocking.batch(then=mail.call("boss")) as batch:
-            batch.dispatch(mail.call("Ada"))
-        assert batch.info().jobs == 1
+        with worqr.sync_block(mesh.batch, then=mail.call("boss")) as batch:
+            worqr.sync(batch.dispatch, mail.call("Ada"))
+        assert worqr.sync(batch.info).jobs == 1
     assert [each.calls for each in sent.batches] == [[mail.call("Ada")]]
 
 

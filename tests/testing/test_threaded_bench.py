@@ -249,23 +249,23 @@ def test_a_test_that_is_cancelled_while_the_bench_begins_leaves_nothing(
 # Without a loop
 
 
-def test_a_blocking_bench_does_the_same(shop: Shop) -> None:
+def test_a_bench_without_a_loop_does_the_same(shop: Shop) -> None:
     before = vars(shop.mesh).copy()
-    with testing.blocking_bench(shop.mesh, now=datetime(2026, 3, 28, 12, tzinfo=UTC)) as bench:
-        job = shop.report.blocking.dispatch(7)
-        assert bench.run_until_empty() == testing.Summary(finished=2, failed=0, retried=0, cancelled=0)
-        assert job.result() == "/reports/7.pdf"
+    with worqr.sync_block(testing.bench, shop.mesh, now=datetime(2026, 3, 28, 12, tzinfo=UTC)) as bench:
+        job = worqr.sync(shop.report.dispatch, 7)
+        assert worqr.sync(bench.run_until_empty) == testing.Summary(finished=2, failed=0, retried=0, cancelled=0)
+        assert worqr.sync(job.result) == "/reports/7.pdf"
         assert bench.sent(shop.report) == [shop.report.call(7)]
-        shop.note.blocking.options(delay=timedelta(days=1)).dispatch(1)
-        assert bench.run_until_empty().finished == 0
-        bench.advance(timedelta(days=1))
-        assert bench.run_until_empty(only=["note"]).finished == 1
-        assert bench.run_until_empty().finished == 1  # which the schedule has enqueued
-        shop.note.blocking.options(delay=60).dispatch(2)
-        assert bench.run_until_empty(scheduled=True).finished == 1
-        shop.fail.blocking.enqueue("on purpose")
+        worqr.sync(shop.note.options(delay=timedelta(days=1)).dispatch, 1)
+        assert worqr.sync(bench.run_until_empty).finished == 0
+        worqr.sync(bench.advance, timedelta(days=1))
+        assert worqr.sync(bench.run_until_empty, only=["note"]).finished == 1
+        assert worqr.sync(bench.run_until_empty).finished == 1  # which the schedule has enqueued
+        worqr.sync(shop.note.options(delay=60).dispatch, 2)
+        assert worqr.sync(bench.run_until_empty, scheduled=True).finished == 1
+        worqr.sync(shop.fail.enqueue, "on purpose")
         with pytest.raises(ValueError, match="on purpose"):
-            bench.run_until_empty()
+            worqr.sync(bench.run_until_empty)
     assert vars(shop.mesh) == before
 
 
@@ -281,47 +281,39 @@ def test_ctrl_c_cancels_what_runs(shop: Shop) -> None:
         begun.wait(PATIENCE)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with testing.blocking_bench(shop.mesh) as bench:
-        hold.blocking.enqueue()
+    with worqr.sync_block(testing.bench, shop.mesh) as bench:
+        worqr.sync(hold.enqueue)
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
-            bench.run_until_empty()
+            worqr.sync(bench.run_until_empty)
         thread.join()
-        assert shop.mesh.blocking.queue("hold").info().waiting == 1
+        assert worqr.sync(shop.mesh.queue("hold").info).waiting == 1
 
 
 def test_a_bench_that_has_ended_says_so(shop: Shop) -> None:
-    with testing.blocking_bench(shop.mesh) as bench:
+    with worqr.sync_block(testing.bench, shop.mesh) as bench:
         pass
     with pytest.raises(worqr.UsageError, match="this bench has ended"):
-        bench.advance(1)
+        worqr.sync(bench.advance, 1)
 
 
 # Where each belongs
 
 
 def test_bench_needs_a_loop(shop: Shop) -> None:
-    with pytest.raises(worqr.UsageError, match=r"in a plain test use `with testing.blocking_bench\(mesh\)"):
+    with pytest.raises(
+        worqr.UsageError, match=r"in a plain test write `with worqr\.sync_block\(testing\.bench, mesh\)"
+    ):
         testing.bench(shop.mesh)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "Trio"])
-def test_a_blocking_bench_refuses_to_block_a_loop(shop: Shop, loop: str) -> None:
+def test_a_bench_without_a_loop_refuses_to_block_one(shop: Shop, loop: str) -> None:
     async def main() -> None:
-        with pytest.raises(worqr.UsageError, match=rf"running {loop} event loop: use `async with testing.bench"):
-            with testing.blocking_bench(shop.mesh):
+        with pytest.raises(worqr.UsageError, match=rf"would stop the {loop} loop .*`async with bench\(\.\.\.\)`"):
+            with worqr.sync_block(testing.bench, shop.mesh):
                 raise AssertionError("not reached")
 
     RUNS[loop](main)
     assert shop.mesh.prefix == "worqr"
-
-
-def test_calls_of_a_blocking_bench_refuse_to_block_a_loop(shop: Shop) -> None:
-    with testing.blocking_bench(shop.mesh) as bench:
-
-        async def main() -> None:
-            with pytest.raises(worqr.UsageError, match="a call of a blocking bench would block the running asyncio"):
-                bench.run_until_empty()
-
-        asyncio.run(main())

@@ -126,13 +126,13 @@ async def test_plain_threads_have_the_bench_too(mesh: worqr.Mesh, server: Server
 
     async with testing.bench(mesh, url=server.url) as bench:
         prefix, held = mesh.prefix, mesh._client.connections  # as somebody's local variable may hold them
-        await trio.to_thread.run_sync(double.blocking.enqueue, 1)
-        job = await trio.to_thread.run_sync(double.blocking.dispatch, 2)
-        await trio.to_thread.run_sync(double.blocking.options(delay=3600).dispatch, 3)
+        await trio.to_thread.run_sync(worqr.sync, double.enqueue, 1)
+        job = await trio.to_thread.run_sync(worqr.sync, double.dispatch, 2)
+        await trio.to_thread.run_sync(worqr.sync, double.options(delay=3600).dispatch, 3)
         assert bench.sent(double) == [double.call(n) for n in (1, 2, 3)]
         await bench.advance(3600)
         assert (await bench.run_until_empty()).finished == 3
-        assert await trio.to_thread.run_sync(job.result) == 4
+        assert await trio.to_thread.run_sync(worqr.sync, job.result) == 4
     assert mesh.url == NOWHERE
     with server.client() as client:
         await until(lambda: not [each for each in client.client_list() if prefix in each["name"]])

@@ -13,11 +13,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar, cast
 
@@ -30,9 +29,10 @@ from worqr.client.client import Client
 from worqr.client.dead_letters import Aside, list_members, retry_members
 from worqr.client.dispatcher import handle_of
 from worqr.client.job import Job
-from worqr.client.notifications import Notification, sleep, subscribed
+from worqr.client.notifications import BoundedIterator, Notification, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
 from worqr.client.producer import Producer
+from worqr.client.sync import sending, sent_by
 from worqr.errors import (
     BatchEnded,
     BatchFailed,
@@ -210,7 +210,8 @@ class Batch:
 
     # Adding jobs
 
-    async def dispatch(self, call: Call[R]) -> Job[R]:
+    @sending
+    def dispatch(self, call: Call[R]) -> Coroutine[Any, Any, Job[R]]:
         """Add a job. It may run at once, while others are still added.
 
         Args:
@@ -228,13 +229,17 @@ class Batch:
             UsageError: It is no call; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
+        return sent_by("batch.dispatch", self._add_one(call))
+
+    async def _add_one(self, call: Call[R]) -> Job[R]:
         jobs, late = await self._add_all([call])
         if late is not None:
             set_job(late, jobs[0])
             raise late
         return jobs[0]
 
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+    @sending
+    def dispatch_many(self, calls: Iterable[Call[R]]) -> Coroutine[Any, Any, list[Job[R]]]:
         """Add jobs, a thousand in one round trip.
 
         Args:
@@ -251,6 +256,9 @@ class Batch:
             UsageError: One is no call; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`. A note says how many jobs were added.
         """
+        return sent_by("batch.dispatch_many", self._add_many(calls))
+
+    async def _add_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
         jobs, late = await self._add_all(calls)
         if late is not None:
             raise late
@@ -432,19 +440,23 @@ class Batch:
         return await job.result(None if until == math.inf else max(0.0, until - time.monotonic()))
 
     @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[AsyncIterator[BatchInfo]]:
+    async def watch(self, timeout: Seconds | None = None) -> AsyncGenerator[AsyncIterator[BatchInfo]]:
         """Follow the batch for the length of a block, as an iterator of its `BatchInfo`.
 
         The iterator begins with the present state. It yields each change that it sees, about once a second, and ends when the
         batch has ended.
 
+        Args:
+            timeout: Seconds for the whole block, or a timedelta. None: no limit.
+
         Yields:
-            AsyncIterator[BatchInfo]: The iterator.
+            AsyncIterator[BatchInfo]: The iterator. It raises `ResultTimeout` if the batch has not ended within `timeout`.
         """
         link = self._client.link
+        infos = BoundedIterator[BatchInfo](link, timeout, self)
         notification = Notification(link)
         async with subscribed(link, await self._channel(), lambda _message: notification.set()):
-            yield _InfoIterator(self, notification)
+            yield infos.reading(_InfoIterator(self, notification))
 
     async def _channel(self) -> str:
         return BatchKeys(await self._home()).batch(self.id)
@@ -522,18 +534,8 @@ def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         yield some
 
 
-def _explained(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    call = explain_arguments("dispatch() of a batch", BATCH)(dispatch)
-
-    @wraps(dispatch)
-    async def explained(self: object, *args: Any, **kwargs: Any) -> Any:
-        return await call(self, *args, **kwargs)
-
-    return explained
-
-
 if not TYPE_CHECKING:  # a type checker knows the signature
-    Batch.dispatch = _explained(Batch.dispatch)
+    Batch.dispatch = sending(explain_arguments("dispatch() of a batch", BATCH)(Batch.dispatch))
 
 
 # Make a batch for the length of a block. Its end seals the batch; an error cancels it.

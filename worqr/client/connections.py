@@ -10,13 +10,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, ParamSpec, TypeVar
 
 from worqr import ops
 from worqr.client.room import RoomChannels
@@ -33,6 +33,7 @@ from worqr.link import (
     LinkSettings,
     answer_timeout,
     driver_here,
+    in_sync,
     loop_here,
     loop_name_here,
     run_blocking,
@@ -133,7 +134,7 @@ def async_block(
 
 CONNECT: Final = (
     "mesh.connect() needs `async with`: write `async with mesh.connect():` inside trio.run(...) or asyncio.run(...). "
-    "Where no event loop runs, use mesh.blocking and fn.blocking, which connect by themselves"
+    "Where no event loop runs, worqr.sync(fn.enqueue, ...) connects by itself"
 )
 JOIN: Final = (
     "mesh.join() needs `async with`: write `async with mesh.join():` inside trio.run(...) or asyncio.run(...). "
@@ -202,7 +203,6 @@ class ConnectionRegistry:
         self._declared_shards = declared_shards
         self._by_loop: dict[object, Connection] = {}
         self._hosted: dict[object, Connection] = {}
-        self._blocking_call = _BlockingCall()
         self._inherited: dict[object, Connection] = {}
         _all_connections.add(self)
 
@@ -212,7 +212,7 @@ class ConnectionRegistry:
         return bool(self._by_loop)
 
     def for_current_loop(self) -> Connection:
-        """Return the connection of the running loop; in a thread that `run_blocking` blocks, the connection of all such threads.
+        """Return the connection of the running loop; in a thread that `worqr.sync` blocks, the connection of all such threads.
 
         Raises:
             UsageError: there is none.
@@ -225,25 +225,17 @@ class ConnectionRegistry:
                 connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
-        elif self._blocking_call.active:
+        elif in_sync():
             return self.for_threads.get()
         if loop in self._inherited:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "
-                "in the child, run a new event loop with `async with mesh.connect():`, or use mesh.blocking and fn.blocking"
+                "in the child, run a new event loop with `async with mesh.connect():`, or use worqr.sync(fn.enqueue, ...)"
             )
         raise UsageError(
             "this mesh is not connected here: use it inside `async with mesh.connect():` (or mesh.join()); "
-            "where no event loop runs, use mesh.blocking and fn.blocking"
+            "where no event loop runs, write worqr.sync(fn.enqueue, ...)"
         )
-
-    def run_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of this mesh to its end in this thread, where no loop runs."""
-        outer, self._blocking_call.active = self._blocking_call.active, True
-        try:
-            return run_blocking(coroutine)
-        finally:
-            self._blocking_call.active = outer
 
     def open(self) -> AbstractAsyncContextManager[None]:
         """Connect for the length of a block; see ``Mesh.connect``.
@@ -259,7 +251,7 @@ class ConnectionRegistry:
         if loop is None:
             raise UsageError(
                 "mesh.connect() needs a running loop: use it inside trio.run(...) or asyncio.run(...); "
-                "where none runs, mesh.blocking and fn.blocking connect by themselves"
+                "where none runs, worqr.sync(fn.enqueue, ...) connects by itself"
             )
         connection = self._by_loop.get(loop)
         if connection is None:
@@ -385,12 +377,6 @@ def check_loop(what: str) -> Literal["Trio", "asyncio"]:
             "mesh.join_in_thread(), a peer in a thread of its own"
         )
     return loop
-
-
-class _BlockingCall(threading.local):
-    """In each thread: True while the thread runs a coroutine of the mesh, see `ConnectionRegistry.run_blocking`."""
-
-    active: bool = False
 
 
 class ThreadConnection:

@@ -19,7 +19,7 @@ from worqr import ops
 from worqr.batches import ref_in
 from worqr.client.client import Client
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
-from worqr.client.notifications import Notification, cancel_and_wait, subscribed
+from worqr.client.notifications import BoundedIterator, Notification, cancel_and_wait, subscribed
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import DISPLAY_NAMES, ENDS, LIVE
@@ -456,22 +456,26 @@ class Job(Generic[R]):
         return await cancel_and_wait(self._client.link, [await self._shard()], step, patience)
 
     @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[AsyncIterator[Status]]:
+    async def watch(self, timeout: Seconds | None = None) -> AsyncGenerator[AsyncIterator[Status]]:
         """Follow the job for the length of a block, as an iterator of its `Status`.
 
         The iterator begins with the present status, yields each change, and ends with the job. Short states may be left out.
 
+        Args:
+            timeout: Seconds for the whole block, or a timedelta. None: no limit.
+
         Yields:
-            AsyncIterator[Status]: The iterator.
+            AsyncIterator[Status]: The iterator. It raises `ResultTimeout` if the job has not ended within `timeout`.
 
         Raises:
-            UsageError: Outside `connect` and `join`.
+            UsageError: `timeout` is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
         link = self._client.link
+        states = BoundedIterator[Status](link, timeout, self)
         notification = Notification(link)
         async with subscribed(link, (await self._shard()).job(self.id), lambda _message: notification.set()):
-            yield _StatusIterator(self, notification)
+            yield states.reading(_StatusIterator(self, notification))
 
 
 class _StatusIterator(AsyncIterator[Status]):

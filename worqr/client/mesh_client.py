@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, TypeVar, Unpack, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -24,11 +24,10 @@ from worqr.client.inspection import all_workers, queue_names, readable_infos
 from worqr.client.job import Job
 from worqr.client.producer import Producer
 from worqr.client.queue import Queue
-from worqr.client.raw_options import EnqueueOptions
+from worqr.client.raw_options import RawOptions
 from worqr.client.settings import ClientSettings
 from worqr.embedded import Relocation
 from worqr.errors import NotReplicated
-from worqr.job_options import JobOptions
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.mesh_records import MeshInfo, apps_of, decode_snapshot, is_in_use, most_active, unhealthy_of, unreadable_of
 from worqr.ops import Dispatched
@@ -121,22 +120,18 @@ class TracedQueue(Queue):
 
     __slots__ = ()
 
-    async def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> int:
-        """Enqueue raw tasks inside a span; see `Queue.enqueue`."""
+    async def _enqueue(self, checked: list[bytes], given: RawOptions) -> int:
         tracing = cast("Tracing", self._client.settings.tracing)
         with tracing.sending("enqueue", self.name, server_of(self._client)) as span:
-            stored = await super().enqueue(*tasks, **options)
+            stored = await super()._enqueue(checked, given)
             span.sent(stored, None)
             return stored
 
-    async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
-        """Dispatch a job inside a span, whose context travels in `meta`; see `Queue.dispatch`."""
+    async def _dispatch(self, checked: bytes, given: Mapping[str, object]) -> Job[bytes]:
+        """The context of the span travels in `meta`."""
         tracing = cast("Tracing", self._client.settings.tracing)
         with tracing.sending("dispatch", self.name, server_of(self._client)) as span:
-            meta = options.get("meta", {})
-            if isinstance(meta, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - else the dispatch refuses it
-                options["meta"] = meta_with(tracing.carrier(), meta)
-            job = await super().dispatch(task, **options)
+            job = await super()._dispatch(checked, _carried(given, tracing.carrier()))
             span.sent(1, job.id)
             return job
 
@@ -206,10 +201,14 @@ class TracedProducer(Producer):
 
 def with_carrier(call: Call[R], carrier: Carrier) -> Call[R]:
     """Return the call with this carrier in its encoded `meta`."""
-    given = call._options.get("meta")
+    return replace(call, _options=_carried(call._options, carrier))
+
+
+def _carried(options: Mapping[str, object], carrier: Carrier) -> Mapping[str, object]:
+    """Return encoded options with this carrier in their `meta`."""
+    given = options.get("meta")
     meta = meta_of(given if isinstance(given, str) else "")
-    encoded = msgspec.json.encode(meta_with(carrier, meta)).decode()
-    return replace(call, _options={**call._options, "meta": encoded})
+    return {**options, "meta": msgspec.json.encode(meta_with(carrier, meta)).decode()}
 
 
 def server_of(client: Client) -> Server:

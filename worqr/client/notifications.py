@@ -7,6 +7,7 @@ task that waits also checks every `POLL_EVERY` seconds.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,13 +16,14 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from worqr import ops
-from worqr.errors import Unavailable
+from worqr.errors import ResultTimeout, Unavailable
 from worqr.keys import QueueKeys
 from worqr.link import Link, Signal, Waiter
 from worqr.link.driver import wake_all
 from worqr.ops import MAX_ITEMS, CancelReply
 from worqr.records import CancelCount
 from worqr.stored_values import whole
+from worqr.validation import Seconds, seconds
 
 # Cancel tasks: request it, and wait until the running tasks have acknowledged it.
 #
@@ -124,6 +126,32 @@ async def subscribed_to(
         yield
     finally:
         subscription.close()
+
+
+class BoundedIterator(AsyncIterator[T]):
+    """An async iterator that raises `ResultTimeout` when `timeout` seconds have passed since it was made.
+
+    Args:
+        what: what is watched, for the message.
+    """
+
+    def __init__(self, link: Link, timeout: Seconds | None, what: object) -> None:
+        self._patience = math.inf if timeout is None else seconds(timeout, "timeout")
+        self._until = time.monotonic() + self._patience
+        self._link = link
+        self._what = what
+        self._found: AsyncIterator[T] | None = None
+
+    def reading(self, found: AsyncIterator[T]) -> Self:
+        """Yield the values of this iterator."""
+        self._found = found
+        return self
+
+    async def __anext__(self) -> T:
+        assert self._found is not None, "it is handed out when it reads"
+        with self._link.driver.move_on_after(self._until - time.monotonic()):
+            return await anext(self._found)
+        raise ResultTimeout(f"{self._what!r} had not ended after {self._patience:g} s")
 
 
 async def sleep(link: Link, seconds: float) -> None:

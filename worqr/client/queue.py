@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
@@ -35,7 +35,8 @@ from worqr.client.inspection import (
 )
 from worqr.client.job import Job, job_record
 from worqr.client.notifications import cancel_and_wait, sleep
-from worqr.client.raw_options import PLAIN, EnqueueOptions, checked_options
+from worqr.client.raw_options import PLAIN, EnqueueOptions, RawOptions, checked_options
+from worqr.client.sync import sending, sent_by
 from worqr.errors import UsageError
 from worqr.foreign import QUEUE, no_such_attribute
 from worqr.history_records import History
@@ -511,7 +512,10 @@ class Queue(QueueOperations):
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}>"
 
-    async def enqueue(self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]) -> int:
+    @sending
+    def enqueue(
+        self, *tasks: bytes | bytearray | memoryview, **options: Unpack[EnqueueOptions]
+    ) -> Coroutine[Any, Any, int]:
         """Enqueue raw tasks in this order, and wake as many idle workers as there are tasks.
 
         One call is one atomic request. More than 1,000 tasks or 8 MiB are sent as several requests, in order. With several
@@ -536,16 +540,22 @@ class Queue(QueueOperations):
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them within 2 s.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
-        client = self._client
         given = checked_options(options) if options else PLAIN
-        checked = check_tasks(tasks, client.settings.max_payload)
+        checked = check_tasks(tasks, self._client.settings.max_payload)
+        return sent_by("queue.enqueue", self._enqueue(checked, given))
+
+    async def _enqueue(self, checked: list[bytes], given: RawOptions) -> int:
+        client = self._client
         if len(checked) == 1 and given is PLAIN:  # as most calls are: they take the shortest way
             keys = await client.sharding.next_shard(self._keys)
             call = enqueue_at(client, keys, checked, replicas=client.settings.replicas)
             return await client.link_to(keys.name).call(call)
         return await send_tasks(client, self._keys, checked, given)
 
-    async def dispatch(self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]) -> Job[bytes]:
+    @sending
+    def dispatch(
+        self, task: bytes | bytearray | memoryview, **options: Unpack[JobOptions]
+    ) -> Coroutine[Any, Any, Job[bytes]]:
         """Put a job into the queue: a task with an id and options of its own, which you can follow and cancel.
 
         If a job with this id waits, it is updated (see `Update`). If it runs, the new job is blocked until that run has
@@ -571,6 +581,9 @@ class Queue(QueueOperations):
         checked = check_task(task, self._client.settings.max_payload)
         given = encode_options(options)
         check_bounded(given, "a dispatch")
+        return sent_by("queue.dispatch", self._dispatch(checked, given))
+
+    async def _dispatch(self, checked: bytes, given: Mapping[str, object]) -> Job[bytes]:
         encoded, replicas = without_replicas(given, self._client.settings.replicas)
         keys = await self._client.sharding.shard_for_job(self._keys, encoded)
         encoded = await self._client.sharding.options_for(keys, encoded)

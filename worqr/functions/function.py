@@ -10,134 +10,25 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from worqr.client.blocking_jobs import BlockingJob, run_coroutine
 from worqr.client.call import Call
 from worqr.client.job import Job
 from worqr.client.mesh_client import queue_of
 from worqr.client.queue import Queue
-from worqr.errors import UsageError
+from worqr.client.sync import mark_sending, sending, sent_by
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.no_such_option import NoSuchOption
-from worqr.job_options import RAW_OPTIONS, JobOptions, Update, check_id, encode_options
+from worqr.job_options import RAW_OPTIONS, Update, check_id, encode_options
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds
 
-# `BlockingFunction`: a function for plain threads, where no event loop runs. ``fn.blocking`` makes it.
-#
-# Its calls are sent by the producer of the mesh, as from a coroutine; see `worqr.client.blocking`.
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class BlockingFunction(Generic[P, R]):
-    """A function for synchronous code; ``fn.blocking``."""
-
-    __slots__ = ("_definition", "_options")
-
-    def __init__(self, definition: FunctionDefinition, options: Mapping[str, object]) -> None:
-        self._definition = definition
-        self._options = options
-
-    def __repr__(self) -> str:
-        return f"<BlockingFunction {self._definition.name!r}>"
-
-    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
-
-        Of the options, a plain task can have `max_length`, `wait` and `replicas`:
-        ``fn.blocking.options(max_length=1000, wait=30).enqueue(...)``.
-
-        Args:
-            *args: The function's arguments.
-            **kwargs: The function's arguments.
-
-        Raises:
-            TypeError: The function does not take these arguments.
-            UsageError: An argument has the wrong type, there are options that make a job, or an event loop runs in this
-                thread.
-            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
-            NotReplicated: The task was stored, but fewer `replicas` than requested had it in time.
-            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
-        """
-        definition = self._definition
-        client = definition.require_client()
-        if self._options.keys() - RAW_OPTIONS:
-            raise UsageError(
-                f"a call of {definition.name!r} with options is a job: use dispatch() instead of enqueue()"
-            )
-        run_coroutine(client, client.producer.enqueue(definition.call(self._options, args, kwargs)))
-
-    def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingJob[R]:
-        """Put a call into the function's queue as a job.
-
-        Args:
-            *args: The function's arguments.
-            **kwargs: The function's arguments.
-
-        Returns:
-            A handle of this dispatch, with its `outcome`.
-
-        Raises:
-            TypeError: The function does not take these arguments.
-            UsageError: An argument has the wrong type, or an event loop runs in this thread.
-            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            Duplicate: The id is taken, and ``if_exists="raise"``. Nothing was stored.
-            QueueFull: The queue is at `max_length`, after `wait`, or the server is out of memory. Nothing was stored.
-            NotReplicated: The job was stored, but fewer `replicas` than requested had it in time. The error has the handle.
-            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
-        """
-        definition = self._definition
-        client = definition.require_client()
-        return BlockingJob(
-            client, run_coroutine(client, client.producer.dispatch(definition.call(self._options, args, kwargs)))
-        )
-
-    def options(self, **options: Unpack[JobOptions]) -> BlockingFunction[P, R]:
-        """Return this function with options for its calls: ``fn.blocking.options(delay=5).dispatch(...)``.
-
-        Args:
-            **options: See `JobOptions`.
-
-        Raises:
-            UsageError: An option does not exist or is not valid.
-        """
-        definition = self._definition
-        return BlockingFunction(definition, definition.with_options(self._options, encode_options(options)))
-
-    def job(self, id: str) -> BlockingJob[R]:
-        """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
-
-        Args:
-            id: The job's id.
-
-        Raises:
-            UsageError: The id is not valid.
-        """
-        definition = self._definition
-        client = definition.require_client()
-        return BlockingJob(
-            client, Job(client, definition.keys(), check_id(id, generated=True), results=definition.results)
-        )
-
-    if not TYPE_CHECKING:  # a type checker reports missing attributes
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError with a hint. Python calls it only for a missing attribute."""
-            hint = f"use `{{fn}}.blocking.{'options(delay=60).dispatch' if name == 'apply_async' else 'enqueue'}(...)`"
-            raise AttributeError(
-                no_such_method("BlockingFunction", self._definition.name, name, dict.fromkeys(CALLS, hint))
-            )
-
-
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[Failed], object])
 
@@ -150,8 +41,10 @@ class Bound(Generic[P, R]):
     def __init__(self, definition: FunctionDefinition, options: Mapping[str, object]) -> None:
         self._definition = definition
         self._options = options
+        self._short = f"{definition.name.rpartition('.')[2]}.options(...)"  # for messages
 
-    async def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    @sending
+    def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R]]:
         """Put a call into the function's queue as a job, with an id, and with a result if the function keeps results.
 
         Args:
@@ -172,7 +65,8 @@ class Bound(Generic[P, R]):
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
         definition = self._definition
-        return await definition.require_client().producer.dispatch(definition.call(self._options, args, kwargs))
+        producer = definition.require_client().producer
+        return sent_by(f"{self._short}.dispatch", producer.dispatch(definition.call(self._options, args, kwargs)))
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests. Nothing is sent.
@@ -210,7 +104,8 @@ def _name_in(bound: Bound[Any, Any]) -> str:
 class PlainBound(Bound[P, R]):
     """A function with options that a plain task can have, too; ``function.options(max_length=1000, wait=30)`` makes it."""
 
-    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @sending
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:
         """Enqueue a call as a plain task; see ``function.enqueue``.
 
         Args:
@@ -226,7 +121,8 @@ class PlainBound(Bound[P, R]):
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         definition = self._definition
-        await definition.require_client().producer.enqueue(definition.call(self._options, args, kwargs))
+        producer = definition.require_client().producer
+        return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
 
 
 class Function(Bound[P, R]):
@@ -235,10 +131,12 @@ class Function(Bound[P, R]):
     """
 
     def __init__(self, definition: FunctionDefinition) -> None:
+        mark_sending()
         functools.update_wrapper(cast("Any", self), definition.fn)
         for name in [name for name in vars(self) if not name.startswith("__") and hasattr(type(self), name)]:
             del vars(self)[name]  # such an attribute (`dispatch` of a singledispatch) would hide the method
         super().__init__(definition, definition.defaults)
+        self._short = definition.name.rpartition(".")[2]
         self.__worqr_handler__: Callable[[bytes], Any] = definition.handler
 
     def __repr__(self) -> str:
@@ -264,7 +162,8 @@ class Function(Bound[P, R]):
         """
         return queue_of(self._definition.require_client(), self._definition.keys())
 
-    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @sending
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:
         """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
 
         Of the options, a plain task can have `max_length`, `wait` and `replicas`:
@@ -283,7 +182,8 @@ class Function(Bound[P, R]):
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         definition = self._definition
-        await definition.require_client().producer.enqueue(definition.call(self._options, args, kwargs))
+        producer = definition.require_client().producer
+        return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
 
     @overload
     def options(self, *, max_length: int = ..., wait: Seconds = ..., replicas: int = ...) -> PlainBound[P, R]: ...
@@ -336,11 +236,6 @@ class Function(Bound[P, R]):
         return Job(
             definition.require_client(), definition.keys(), check_id(id, generated=True), results=definition.results
         )
-
-    @property
-    def blocking(self) -> BlockingFunction[P, R]:
-        """This function for synchronous code: ``fn.blocking.enqueue(...)``."""
-        return BlockingFunction(self._definition, self._options)
 
     def decode(self, task: bytes) -> Call[R]:
         """Return the call that a payload contains, for instance that of a `Failed` record.

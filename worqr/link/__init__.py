@@ -18,7 +18,7 @@ The rest of worqr uses `Link`. The modules behind it:
 from worqr.link.connection import server_version
 from worqr.link.driver import Driver, Signal, Waiter
 from worqr.link.heartbeat import Heartbeat, answer_timeout
-from worqr.link.link import Link, ServerReport, ServerStats, driver_here, loop_here, loop_name_here
+from worqr.link.link import Link, ServerReport, ServerStats, can_wait_here, driver_here, loop_here, loop_name_here
 from worqr.link.log_thread import Change, boottime
 from worqr.link.node_client import LinkCondition
 from worqr.link.request_queue import Request, WorkerHandle
@@ -32,7 +32,7 @@ from worqr.link.settings import (
     checked_credentials,
 )
 from worqr.link.subscriptions import Subscription, Subscriptions
-from worqr.link.thread_driver import ThreadDriver, end_waits_by, run_blocking
+from worqr.link.thread_driver import ThreadDriver, as_sync, end_waits_by, in_sync, run_blocking
 from worqr.link.trio_driver import TrioDriver
 
 __all__ = [
@@ -58,10 +58,13 @@ __all__ = [
     "Waiter",
     "WorkerHandle",
     "answer_timeout",
+    "as_sync",
     "boottime",
+    "can_wait_here",
     "checked_credentials",
     "driver_here",
     "end_waits_by",
+    "in_sync",
     "loop_here",
     "loop_name_here",
     "run_blocking",

@@ -48,7 +48,7 @@ from worqr.link.request_queue import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
 from worqr.link.subscriptions import Subscriptions
-from worqr.link.thread_driver import ThreadDriver
+from worqr.link.thread_driver import ThreadDriver, in_sync
 from worqr.link.topology import ShardEndpoint
 from worqr.link.trio_driver import TrioDriver
 from worqr.script_call import Call
@@ -69,6 +69,11 @@ def loop_here() -> object | None:
     if loop is None and trio.lowlevel.in_trio_run():  # in a callback
         return trio.lowlevel.current_trio_token()
     return loop
+
+
+def can_wait_here() -> bool:
+    """Return True if a coroutine that is made here can be awaited here: a loop runs in this thread, or `as_sync` does."""
+    return in_sync() or trio.lowlevel.in_trio_run() or _asyncio_loop() is not None
 
 
 def loop_name_here() -> Literal["Trio", "asyncio", ""]:

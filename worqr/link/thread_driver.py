@@ -25,9 +25,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
-from worqr.errors import Unavailable, UsageError, WorqrBug
+from worqr.errors import Unavailable, UsageError
 from worqr.link.driver import SocketWatch, TimeLimit, Timer, Timers, Waiter, run_callback, wake_all
 
 # Run coroutines in plain threads, with time limits like ``trio.move_on_after``. A waiting thread checks its own limits.
@@ -36,6 +36,7 @@ from worqr.link.driver import SocketWatch, TimeLimit, Timer, Timers, Waiter, run
 # (`end_waits_by`).
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LONGEST = 3600.0
@@ -95,9 +96,10 @@ class Limit:
 
 
 class _Here(threading.local):
-    """The innermost limit of this thread."""
+    """The innermost limit of this thread, and whether it runs coroutines by `run_blocking`."""
 
     limit: Limit | None = None
+    in_sync: bool = False
 
 
 class _Runs:
@@ -148,8 +150,26 @@ def check_limits() -> None:
             raise LimitPassed(passed[-1])
 
 
+def in_sync() -> bool:
+    """Return True inside of `as_sync`."""
+    return here.in_sync
+
+
+def as_sync(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that makes a coroutine for `run_blocking`; meanwhile the mesh may be used in this thread."""
+    outer, here.in_sync = here.in_sync, True
+    try:
+        return call(*args, **kwargs)
+    finally:
+        here.in_sync = outer
+
+
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in this thread. It may wait only by a `ThreadDriver`."""
+    """Run a coroutine to its end in this thread. It may wait only by a `ThreadDriver`.
+
+    Raises:
+        UsageError: it waits for an event loop.
+    """
     outer, here.limit = here.limit, None  # the interrupted caller's limits do not apply to this coroutine
     try:
         coroutine.send(None)
@@ -158,8 +178,12 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         return result
     finally:
         here.limit = outer
-    coroutine.close()
-    raise WorqrBug(f"{coroutine!r} waits for an event loop, and here is none; please report this")
+    with suppress(RuntimeError):  # it waits again while it is closed
+        coroutine.close()
+    raise UsageError(
+        f"{getattr(coroutine, '__qualname__', 'the coroutine')} waits for an event loop, and none runs in this thread: "
+        "without one, a coroutine may wait only by calls of worqr, not by those of asyncio or Trio"
+    )
 
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -17,8 +17,9 @@ import trio
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
+from worqr.client.sync import sync
 from worqr.errors import Unavailable
-from worqr.inside import client_of, peers_of
+from worqr.inside import peers_of
 from worqr.link import loop_name_here
 from worqr.log_events import raise_ctrl_c, report_once
 from worqr.mesh import Mesh
@@ -218,7 +219,7 @@ class _MeshLook:
         if loop_name_here():  # an application collects in its loop, which must not wait
             return None
         try:
-            snapshot = client_of(self._mesh).connections.run_blocking(self._reader.read())
+            snapshot = sync(self._reader.read)
         except Unavailable:
             snapshot = None
         return self._metrics.samples(snapshot)

@@ -1,7 +1,7 @@
 """Testing code that uses worqr: a bench with a real server, a recording without one, a context for a handler alone.
 
 `bench` puts the application's own mesh on a server of the tests', runs what was enqueued, and moves the clock, in tests on Trio
-and on asyncio; `blocking_bench` does the same in tests without an event loop. `recording` notes what would be sent, for tests of
+and on asyncio, and by `worqr.sync_block` in tests without an event loop. `recording` notes what would be sent, for tests of
 code that only enqueues. `context` makes ``worqr.current()`` work where a handler is called as the function that it is. Fixtures
 for pytest are in ``pytest_worqr``, which pytest finds by itself.
 """
@@ -16,22 +16,19 @@ from worqr.testing.direct_context import DirectContext, context
 from worqr.testing.open_bench import bench
 from worqr.testing.recorded_batch import Sent, SentBatch
 from worqr.testing.recording import RecordedJob, recording
-from worqr.testing.threaded_bench import BlockingBench, blocking_bench
 from worqr.testing.trio_bench import Bench
 
 __all__ = [
     "Bench",
-    "BlockingBench",
     "DirectContext",
     "OpenBench",
-    "OpenBlockingBench",
+    "OpenSyncBench",
     "Record",
     "RecordedJob",
     "Sent",
     "SentBatch",
     "Summary",
     "bench",
-    "blocking_bench",
     "context",
     "recording",
 ]
@@ -47,11 +44,11 @@ class OpenBench(Protocol):
         ...
 
 
-class OpenBlockingBench(Protocol):
-    """The type of the fixture ``worqr_blocking_bench``: call it to put a mesh on a bench until the test ends."""
+class OpenSyncBench(Protocol):
+    """The type of the fixture ``worqr_sync_bench``: call it to put a mesh on a bench until the test ends."""
 
-    def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> BlockingBench:
-        """Put a mesh on a bench; see `blocking_bench`."""
+    def __call__(self, mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Bench:
+        """Put a mesh on a bench; see `bench`."""
         ...
 
 

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 from worqr.errors import UsageError
-from worqr.link import loop_name_here
+from worqr.link import can_wait_here, loop_name_here
 from worqr.mesh import Mesh
-from worqr.testing.threaded_bench import bench_on_asyncio
+from worqr.testing.threaded_bench import bench_in_thread
 from worqr.testing.trio_bench import Bench, bench_on_trio
 
 
@@ -21,7 +21,8 @@ def bench(
     Its functions, queues and jobs then have a prefix of their own; all keys are deleted at the end of the block. One server
     serves all benches of a process: the first starts it, in a tenth of a second; the others take 4 ms. Under Trio, handlers
     run on the loop of the test. Under asyncio, they run in other threads, also those with ``runs_in="asyncio"``. In a test
-    without an event loop, use `blocking_bench`.
+    without an event loop, write ``with worqr.sync_block(testing.bench, mesh) as bench:``, and
+    ``worqr.sync(bench.run_until_empty)``; handlers then run in other threads, and only during that call.
 
     Args:
         mesh: Any mesh. The server that it would connect to does not matter.
@@ -36,13 +37,11 @@ def bench(
         UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
             timezone, or no event loop runs.
     """
-    match loop_name_here():
-        case "Trio":
-            return bench_on_trio(mesh, url=url, now=now)
-        case "asyncio":
-            return bench_on_asyncio(mesh, url=url, now=now)
-        case _:
-            raise UsageError(
-                "testing.bench() needs a running event loop, Trio or asyncio: install pytest-trio or pytest-asyncio and mark "
-                "the test; in a plain test use `with testing.blocking_bench(mesh) as bench:`"
-            )
+    if loop_name_here() == "Trio":
+        return bench_on_trio(mesh, url=url, now=now)
+    if can_wait_here():
+        return bench_in_thread(mesh, url=url, now=now)
+    raise UsageError(
+        "testing.bench() needs a running event loop, Trio or asyncio: install pytest-trio or pytest-asyncio and mark "
+        "the test; in a plain test write `with worqr.sync_block(testing.bench, mesh) as bench:`"
+    )

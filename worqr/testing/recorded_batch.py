@@ -119,15 +119,10 @@ class RecordedBatch(OpenBatch):
         keys = QueueKeys(self._client.settings.prefix, queue)
         self._known = self._known or (keys, self._plan.id or self._name)
 
-    async def dispatch(self, call: Call[R]) -> Job[R]:
-        """Record a call, and return a handle of it."""
-        return (await self.dispatch_many([call]))[0]
+    async def _add_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
+        return [await self._add_one(call) for call in calls]
 
-    async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
-        """Record calls, and return their handles."""
-        return [await self._record(call) for call in calls]
-
-    async def _record(self, call: Call[R]) -> Job[R]:
+    async def _add_one(self, call: Call[R]) -> Job[R]:
         if self._batch.cancelled:
             raise BatchEnded(
                 f"{self!r} was cancelled" + (f": {self._batch.cancelled[0]}" if self._batch.cancelled[0] else "")
@@ -162,7 +157,7 @@ class RecordedBatch(OpenBatch):
         self._never()
 
     @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[AsyncIterator[BatchInfo]]:
+    async def watch(self, timeout: Seconds | None = None) -> AsyncGenerator[AsyncIterator[BatchInfo]]:
         """Raise `NoResult`, at once."""
         self._never()
         yield cast("AsyncIterator[BatchInfo]", None)  # pyright: ignore[reportUnreachable]

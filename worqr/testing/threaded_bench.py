@@ -1,25 +1,22 @@
 """Benches for tests that do not run on Trio: a thread runs the bench on a Trio loop of its own.
 
-This module has that thread; `AsyncioBench`, whose calls are awaited on asyncio; and `BlockingBench`, whose calls block. The bench
-itself is in `worqr.testing.trio_bench`.
+This module has that thread, and `ThreadedBench`, whose calls wait for it. The bench itself is in `worqr.testing.trio_bench`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from datetime import datetime
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeVar, Unpack
 
 import trio
 
-from worqr.client.call import Call
 from worqr.client.connections import async_block
 from worqr.errors import UsageError
-from worqr.functions.function import Function
 from worqr.inside import client_of
 from worqr.link import driver_here, loop_name_here
 from worqr.mesh import Mesh
@@ -134,8 +131,8 @@ class BenchThread:
                 self._nursery.cancel_scope.cancel()
 
 
-class AsyncioBench(Bench):
-    """A `Bench` for a test on asyncio: the same calls, awaited there."""
+class ThreadedBench(Bench):
+    """A `Bench` whose calls are awaited on asyncio, or run by `worqr.sync` in a test without an event loop."""
 
     def __init__(self, thread: BenchThread) -> None:
         self._thread = thread
@@ -154,9 +151,15 @@ class AsyncioBench(Bench):
         await self._ask(lambda bench: bench.advance(seconds))
 
     async def _ask(self, operation: Operation[T]) -> T:
+        call = self._thread.start_call(operation)
+        if not loop_name_here():
+            try:
+                return call.future.result()
+            except KeyboardInterrupt:
+                self._thread.cancel(call)
+                raise
         import asyncio  # imported here: plain tests do not need it
 
-        call = self._thread.start_call(operation)
         try:
             return await asyncio.wrap_future(call.future)
         except asyncio.CancelledError:
@@ -164,79 +167,19 @@ class AsyncioBench(Bench):
             raise
 
 
-class BlockingBench:
-    """A bench for tests without an event loop; `blocking_bench` makes it. Its methods are those of `Bench`, and block."""
-
-    def __init__(self, thread: BenchThread) -> None:
-        self._thread = thread
-
-    @overload
-    def sent(self, fn: Function[..., R]) -> list[Call[R]]: ...
-    @overload
-    def sent(self, fn: str) -> list[Call[Any]]: ...
-    def sent(self, fn: Function[..., Any] | str) -> list[Call[Any]]:
-        """Return the calls of a function that were enqueued or dispatched on this bench, in order; see `Bench.sent`.
-
-        Args:
-            fn: The function, or its name.
-        """
-        return self._thread.bench.sent(fn)
-
-    def run_until_empty(
-        self, *, scheduled: bool = False, raise_errors: bool = True, **options: Unpack[JoinOptions]
-    ) -> Summary:
-        """Run the functions of the mesh until no task waits or runs any more; see `Bench.run_until_empty`.
-
-        Handlers run in other threads.
-
-        Args:
-            scheduled: Run scheduled tasks too, and move the clock for them.
-            raise_errors: Raise what handlers raised. False: only count errors.
-            **options: See `JoinOptions`.
-
-        Returns:
-            The number of tasks that finished, failed, were retried and cancelled, in this call.
-
-        Raises:
-            Exception: What handlers raised: the exception itself.
-            UsageError: There were more than 1,000 due times one after the other.
-        """
-        return self._ask(lambda bench: bench.run_until_empty(scheduled=scheduled, raise_errors=raise_errors, **options))
-
-    def advance(self, seconds: Seconds) -> None:
-        """Move the clock of the mesh; see `Bench.advance`.
-
-        Args:
-            seconds: Seconds, or a timedelta.
-
-        Raises:
-            UsageError: `seconds` is not valid.
-        """
-        self._ask(lambda bench: bench.advance(seconds))
-
-    def _ask(self, operation: Operation[T]) -> T:
-        _check_no_loop("a call of a blocking bench")
-        call = self._thread.start_call(operation)
-        try:
-            return call.future.result()
-        except KeyboardInterrupt:
-            self._thread.cancel(call)
-            raise
-
-
 @async_block(BENCH_HINT)
-async def bench_on_asyncio(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
-    """As `bench`, in a test on asyncio."""
+async def bench_in_thread(mesh: Mesh[Any], *, url: str | None, now: datetime | None) -> AsyncGenerator[Bench]:
+    """As `bench`, in a test on asyncio, or in one without an event loop."""
     thread = BenchThread(mesh, url, now)
-    made = await open_asyncio_bench(thread)
+    made = await open_threaded_bench(thread)
     try:
         yield made
     finally:
         await driver_here().in_thread(thread.stop)
 
 
-async def open_asyncio_bench(thread: BenchThread) -> AsyncioBench:
-    """Start the thread, and connect the running loop until it is stopped."""
+async def open_threaded_bench(thread: BenchThread) -> ThreadedBench:
+    """Start the thread. If a loop runs here, connect it until the thread is stopped."""
     started = False
 
     def start() -> None:
@@ -246,45 +189,10 @@ async def open_asyncio_bench(thread: BenchThread) -> AsyncioBench:
 
     try:
         await driver_here().in_thread(start)
-        await thread.keep_connected()
+        if loop_name_here():
+            await thread.keep_connected()
     except BaseException:
         if started:
             await driver_here().in_thread(thread.stop)
         raise
-    return AsyncioBench(thread)
-
-
-@contextmanager
-def blocking_bench(mesh: Mesh[Any], *, url: str | None = None, now: datetime | None = None) -> Generator[BlockingBench]:
-    """Put the application's own mesh on a test server for the length of a block, in a test without an event loop.
-
-    The test enqueues with ``fn.blocking.enqueue(...)``. Handlers run in other threads, and only during `run_until_empty`. In
-    all else it is as `bench`.
-
-    Args:
-        mesh: Any mesh. The server that it would connect to does not matter.
-        url: The server. Default: ``$WORQR_TEST_URL``, else an embedded one (``pip install 'worqr[embedded]'``).
-        now: A timezone-aware datetime at which the clock of the bench begins. Default: the present time.
-
-    Yields:
-        BlockingBench: The bench.
-
-    Raises:
-        UsageError: The mesh is connected, on a bench or recording already, no server program is installed, `now` has no
-            timezone, or an event loop runs in this thread.
-    """
-    _check_no_loop("testing.blocking_bench()")
-    thread = BenchThread(mesh, url, now)
-    thread.start()
-    try:
-        yield BlockingBench(thread)
-    finally:
-        thread.stop()
-
-
-def _check_no_loop(what: str) -> None:
-    loop = loop_name_here()
-    if loop:
-        raise UsageError(
-            f"{what} would block the running {loop} event loop: use `async with testing.bench(mesh)` there"
-        )
+    return ThreadedBench(thread)

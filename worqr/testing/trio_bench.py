@@ -210,7 +210,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
                 yield made
             finally:
                 with trio.CancelScope(shield=True), trio.move_on_after(CLEAN_UP_WITHIN):
-                    await trio.to_thread.run_sync(mesh.blocking.close)
+                    await trio.to_thread.run_sync(mesh.close)
                     await delete_keys(client.link, RegistryKeys(mesh.prefix))
 
 

@@ -22,6 +22,7 @@ import trio
 
 from worqr.errors import UsageError
 from worqr.peer.run import current_run, describe_end, encoded_outcome
+from worqr.validation import is_coroutine_function
 
 # The present stack of a handler, for log lines about handlers that do not end.
 
@@ -122,7 +123,7 @@ def check_handler(handler: Callable[..., object]) -> bool:
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise UsageError(f"the handler {handler!r} is a generator: calling it runs nothing; take the `yield` out of it")
     _check_signature(handler)
-    return any(inspect.iscoroutinefunction(kind) for kind in kinds)
+    return any(is_coroutine_function(kind) for kind in kinds)
 
 
 def _check_signature(handler: Callable[[bytes], object]) -> None:

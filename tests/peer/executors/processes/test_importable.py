@@ -240,7 +240,7 @@ async def test_a_module_that_is_run_is_imported_by_its_name(tmp_path: Path) -> N
 START = {
     "the pool": "trio.run(main)",
     "a connection": "trio.run(connect)",
-    "a blocking call": "mesh.blocking.queue('Q1').info()",
+    "a blocking call": "worqr.sync(mesh.queue('Q1').info)",
 }
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
+import re
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -14,9 +17,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
+from unittest import mock
 
 import pytest
 import trio
+import trio.lowlevel
 
 import worqr
 from tests.peer.tools import Held, eventually, serving, spying
@@ -26,6 +31,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import testing
 from worqr.client import notifications
+from worqr.client.sync import ONLY_WORQR
 from worqr.link.thread_driver import ThreadDriver
 from worqr.lua import all_scripts
 
@@ -51,7 +57,7 @@ def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
 
     yield make
     for mesh in meshes:
-        mesh.blocking.close()
+        mesh.close()
     until(lambda: our_threads() == [])
 
 
@@ -110,36 +116,34 @@ def test_it_connects_at_first_use_and_once(new_mesh: NewMesh, server: Server) ->
     def f(n: int) -> int:
         return n
 
-    queue = mesh.blocking.queue("Q1")
+    queue = mesh.queue("Q1")
     queue.job("x")
-    f.blocking.options(id="x")
-    f.blocking.job("x")
+    f.options(id="x")
+    f.job("x")
     assert our_threads() == before
-    assert repr(mesh.blocking).startswith("<BlockingMesh ")
-    assert (repr(queue), repr(f.blocking)) == ("<BlockingQueue 'Q1'>", "<BlockingFunction 'f'>")
-    assert in_threads(8, lambda n: queue.enqueue(b"%d" % n)) == [1] * 8
-    f.blocking.enqueue(1)
-    assert mesh.blocking.queue("Q1").info().waiting == 8
+    assert in_threads(8, lambda n: worqr.sync(queue.enqueue, b"%d" % n)) == [1] * 8
+    worqr.sync(f.enqueue, 1)
+    assert worqr.sync(mesh.queue("Q1").info).waiting == 8
     assert connections(server, "first") == ["worqr:first:data"]
 
 
 def test_closing_ends_it_and_the_next_call_connects_anew(new_mesh: NewMesh, server: Server) -> None:
     mesh = new_mesh(app="again")
-    mesh.blocking.close()
+    mesh.close()
     for n in (1, 2, 3):
-        assert mesh.blocking.queue("Q1").enqueue(b"a") == 1
-        assert mesh.blocking.queue("Q1").info().waiting == n
-        mesh.blocking.close()
+        assert worqr.sync(mesh.queue("Q1").enqueue, b"a") == 1
+        assert worqr.sync(mesh.queue("Q1").info).waiting == n
+        mesh.close()
         assert our_threads() == []
         until(lambda: connections(server, "again") == [])
-    mesh.blocking.close()
+    mesh.close()
 
 
 def test_it_ends_with_the_mesh(server: Server, prefix: str) -> None:
-    queue = worqr.Mesh(server.url, prefix=prefix, app=prefix).blocking.queue("Q1")
-    queue.enqueue(b"a")
+    queue = worqr.Mesh(server.url, prefix=prefix, app=prefix).queue("Q1")
+    worqr.sync(queue.enqueue, b"a")
     gc.collect()
-    queue.enqueue(b"b")  # which is there as long as one of its queues
+    worqr.sync(queue.enqueue, b"b")  # which is there as long as one of its queues
     with server.client() as client:
 
         def connected() -> bool:
@@ -152,25 +156,25 @@ def test_it_ends_with_the_mesh(server: Server, prefix: str) -> None:
 
 
 def test_closing_ends_every_wait(mesh: worqr.Mesh) -> None:
-    queue = mesh.blocking.queue("Q1")
-    job = queue.dispatch(b"a", result_ttl=60)
+    queue = mesh.queue("Q1")
+    job = worqr.sync(queue.dispatch, b"a", result_ttl=60)
     failed: list[worqr.Unavailable] = []
 
     def wait() -> None:
         try:
-            job.result()
+            worqr.sync(job.result)
         except worqr.Unavailable as error:
             failed.append(error)
 
     threads = [threading.Thread(target=wait) for _ in range(8)]
     for thread in threads:
         thread.start()
-    mesh.blocking.close()
+    mesh.close()
     while any(thread.is_alive() for thread in threads):  # one that came late has made a new connection
-        mesh.blocking.close()
+        mesh.close()
         threads[0].join(0.01)
     assert len(failed) == 8
-    assert job.cancel().waiting == 1
+    assert worqr.sync(job.cancel).waiting == 1
 
 
 def test_a_wrong_password_is_told_each_time(own_server: Server, new_mesh: NewMesh) -> None:
@@ -179,95 +183,97 @@ def test_a_wrong_password_is_told_each_time(own_server: Server, new_mesh: NewMes
         mesh = new_mesh(url=own_server.tcp_url.replace("//", "//:wrong@"), patience=600)  # which it does not wait for
         for _ in range(2):
             with pytest.raises(worqr.RefusedByServer, match="check user and password"):
-                mesh.blocking.queues()
+                worqr.sync(mesh.queues)
         client.config_set("requirepass", "wrong")
-        assert mesh.blocking.queues() == []
+        assert worqr.sync(mesh.queues) == []
         client.config_set("requirepass", "")
 
 
 def test_a_bad_address_is_told(new_mesh: NewMesh) -> None:
     with pytest.raises(worqr.UsageError, match="must begin with redis://"):
-        worqr.Mesh("http://localhost").blocking.queues()
+        worqr.sync(worqr.Mesh("http://localhost").queues)
     mesh = new_mesh(url="unix:///nowhere/at/all", patience=0.2)
     with pytest.raises(worqr.Unavailable) as caught:
-        mesh.blocking.queue("Q1").enqueue(b"a")
+        worqr.sync(mesh.queue("Q1").enqueue, b"a")
     assert caught.value.sent is False
 
 
 def test_an_embedded_server_will_do(new_mesh: NewMesh) -> None:
     mesh = new_mesh(url="embedded:")
-    assert mesh.blocking.queue("Q1").enqueue(b"a") == 1
-    assert mesh.blocking.queue("Q1").info().waiting == 1
+    assert worqr.sync(mesh.queue("Q1").enqueue, b"a") == 1
+    assert worqr.sync(mesh.queue("Q1").info).waiting == 1
 
 
 # Queues
 
 
 def test_tasks_are_stored_in_order(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
-    queue = mesh.blocking.queue("Q1")
+    queue = mesh.queue("Q1")
     assert queue.name == "Q1"
-    assert queue.enqueue() == 0
-    assert queue.enqueue(b"b", bytearray(b"c"), memoryview(b"d")) == 3
-    assert queue.enqueue(b"a", front=True) == 1
+    assert worqr.sync(queue.enqueue) == 0
+    assert worqr.sync(queue.enqueue, b"b", bytearray(b"c"), memoryview(b"d")) == 3
+    assert worqr.sync(queue.enqueue, b"a", front=True) == 1
     assert waiting(server, prefix) == [b"a", b"b", b"c", b"d"]
-    assert queue.enqueue(*[b"x"] * 2500) == 2500
-    info = queue.info()
+    assert worqr.sync(queue.enqueue, *[b"x"] * 2500) == 2500
+    info = worqr.sync(queue.info)
     assert (info.name, info.waiting, info.running) == ("Q1", 2504, 0)
-    assert [each.name for each in mesh.blocking.queues()] == ["Q1"]
-    assert queue.cancel(b"x") == worqr.CancelCount(waiting=2500, running=0, acknowledged=0)
-    assert queue.cancel(b"a", wait=0.1, reason="why") == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
-    assert queue.info().waiting == 3
+    assert [each.name for each in worqr.sync(mesh.queues)] == ["Q1"]
+    assert worqr.sync(queue.cancel, b"x") == worqr.CancelCount(waiting=2500, running=0, acknowledged=0)
+    assert worqr.sync(queue.cancel, b"a", wait=0.1, reason="why") == worqr.CancelCount(
+        waiting=1, running=0, acknowledged=0
+    )
+    assert worqr.sync(queue.info).waiting == 3
 
 
 def test_errors_are_those_of_the_other_producers(new_mesh: NewMesh) -> None:
     mesh = new_mesh(max_payload=100)
-    queue = mesh.blocking.queue("Q1")
+    queue = mesh.queue("Q1")
     with pytest.raises(worqr.PayloadTooLarge):
-        queue.enqueue(b"x" * 101)
+        worqr.sync(queue.enqueue, b"x" * 101)
     with pytest.raises(worqr.UsageError, match="not str"):
-        queue.enqueue("text")  # type: ignore[arg-type]
+        worqr.sync(queue.enqueue, "text")  # type: ignore[arg-type]
     with pytest.raises(worqr.UsageError, match="has no option 'dealy'; did you mean 'delay'"):
-        queue.dispatch(b"a", dealy=1)  # type: ignore[call-arg]
+        worqr.sync(queue.dispatch, b"a", dealy=1)  # type: ignore[call-arg]
     with pytest.raises(worqr.UsageError, match="queue name"):
-        mesh.blocking.queue("a{b")
-    queue.enqueue(b"a", max_length=1)
+        mesh.queue("a{b")
+    worqr.sync(queue.enqueue, b"a", max_length=1)
     with pytest.raises(worqr.QueueFull):
-        queue.enqueue(b"b", max_length=1)
+        worqr.sync(queue.enqueue, b"b", max_length=1)
     with pytest.raises(worqr.NoResult):
-        queue.job("unknown").result()
-    assert queue.job("unknown").status().state == "gone"
-    assert queue.info().waiting == 1
+        worqr.sync(queue.job("unknown").result)
+    assert worqr.sync(queue.job("unknown").status).state == "gone"
+    assert worqr.sync(queue.info).waiting == 1
 
 
 def test_what_is_there_already_is_a_handle_for_threads(mesh: worqr.Mesh) -> None:
-    queue = mesh.blocking.queue("Q1")
-    first = queue.dispatch(b"a", id="x")
+    queue = mesh.queue("Q1")
+    first = worqr.sync(queue.dispatch, b"a", id="x")
     with pytest.raises(worqr.Duplicate) as caught:
-        queue.dispatch(b"b", id="x", if_exists="raise")
+        worqr.sync(queue.dispatch, b"b", id="x", if_exists="raise")
     assert caught.value.job == first
-    assert caught.value.job.status().state == "waiting"
-    assert queue.enqueue(b"c", unique=True) == 1
+    assert worqr.sync(caught.value.job.status).state == "waiting"
+    assert worqr.sync(queue.enqueue, b"c", unique=True) == 1
     with pytest.raises(worqr.Duplicate) as caught:
-        queue.enqueue(b"d", b"c", unique=True)
-    assert caught.value.job.cancel().waiting == 1
-    assert first.cancel().waiting == 1
-    assert queue.info().waiting == 0
+        worqr.sync(queue.enqueue, b"d", b"c", unique=True)
+    assert worqr.sync(caught.value.job.cancel).waiting == 1
+    assert worqr.sync(first.cancel).waiting == 1
+    assert worqr.sync(queue.info).waiting == 0
 
 
 def test_jobs_are_handled(mesh: worqr.Mesh) -> None:
-    queue = mesh.blocking.queue("Q1")
-    job = queue.dispatch(b"a", id="x", delay=60)
-    assert (job.id, job.queue, job.outcome, repr(job)) == ("x", "Q1", "created", "<BlockingJob 'x' of 'Q1'>")
-    assert queue.dispatch(b"a", id="x", delay=60).outcome == "updated"
+    queue = mesh.queue("Q1")
+    job = worqr.sync(queue.dispatch, b"a", id="x", delay=60)
+    assert (job.id, job.queue, job.outcome, repr(job)) == ("x", "Q1", "created", "<Job 'x' of 'Q1'>")
+    assert worqr.sync(queue.dispatch, b"a", id="x", delay=60).outcome == "updated"
     found = queue.job("x")
     assert found == job
     assert hash(found) == hash(job)
     assert found != queue.job("y")
     assert found != "x"
     assert found.outcome is None
-    assert found.status().state == "scheduled"
-    assert found.cancel(reason="why", wait=0.1) == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
-    assert found.status().state == "gone"
+    assert worqr.sync(found.status).state == "scheduled"
+    assert worqr.sync(found.cancel, reason="why", wait=0.1) == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
+    assert worqr.sync(found.status).state == "gone"
 
 
 # Functions
@@ -278,18 +284,18 @@ def test_functions_are_enqueued(mesh: worqr.Mesh, server: Server, prefix: str) -
     def mail(to: str, *, copies: int = 1) -> int:
         return copies
 
-    assert mail.blocking.enqueue("Ada") is None  # type: ignore[func-returns-value]
-    mail.blocking.enqueue("Grace", copies=2)
-    mail.blocking.options(max_length=2)
+    assert worqr.sync(mail.enqueue, "Ada") is None  # type: ignore[func-returns-value]
+    worqr.sync(mail.enqueue, "Grace", copies=2)
+    mail.options(max_length=2)
     with pytest.raises(worqr.QueueFull):
-        mail.blocking.options(max_length=2).enqueue("Tony")
-    job = mail.blocking.options(id="x").options(delay=60).dispatch("Edsger", copies=3)
-    assert (job.id, job.queue, job.status().state) == ("x", "mail", "scheduled")
-    assert mail.blocking.job("x") == job
+        worqr.sync(mail.options(max_length=2).enqueue, "Tony")
+    job = worqr.sync(mail.options(id="x", delay=60).dispatch, "Edsger", copies=3)
+    assert (job.id, job.queue, worqr.sync(job.status).state) == ("x", "mail", "scheduled")
+    assert mail.job("x") == job
     with pytest.raises(worqr.QueueFull):
-        mail.blocking.enqueue("one too many")
+        worqr.sync(mail.enqueue, "one too many")
     assert waiting(server, prefix, "mail") == [b'{"to":"Ada","copies":1}', b'{"to":"Grace","copies":2}']
-    assert job.cancel().waiting == 1
+    assert worqr.sync(job.cancel).waiting == 1
 
 
 def test_wrong_calls_fail_at_the_caller(mesh: worqr.Mesh) -> None:
@@ -302,16 +308,16 @@ def test_wrong_calls_fail_at_the_caller(mesh: worqr.Mesh) -> None:
     def far(to: str) -> None: ...
 
     with pytest.raises(TypeError):
-        mail.blocking.enqueue("a", "b")  # type: ignore[call-arg]
+        worqr.sync(mail.enqueue, "a", "b")  # type: ignore[call-arg]
     with pytest.raises(worqr.UsageError):
-        mail.blocking.enqueue(1)  # type: ignore[arg-type]
-    with pytest.raises(worqr.UsageError, match="with options is a job: use dispatch"):
-        mail.blocking.options(timeout=3, id="x").enqueue("a")
+        worqr.sync(mail.enqueue, 1)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match="options make a job: use"):
+        worqr.sync(mail.options(timeout=3, id="x").enqueue, "a")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(worqr.UsageError, match="has no option"):
-        mail.blocking.options(dealy=3)  # type: ignore[call-arg]
+        mail.options(dealy=3)  # type: ignore[call-arg]
     with pytest.raises(worqr.UsageError):
-        mail.blocking.job("")
-    for call in (far.blocking.enqueue, far.blocking.dispatch, far.blocking.job):
+        mail.job("")
+    for call in (far.enqueue, far.dispatch, far.job):
         with pytest.raises(worqr.UsageError, match="no mesh has included"):
             call("a")
     assert our_threads() == []
@@ -321,25 +327,25 @@ def test_many_calls_are_enqueued(mesh: worqr.Mesh) -> None:
     @mesh.task(name="f")
     def f(n: int) -> None: ...
 
-    assert mesh.blocking.enqueue_many([]) == 0
-    assert mesh.blocking.enqueue_many(f.call(n) for n in range(2500)) == 2500
-    assert mesh.blocking.queue("f").info().waiting == 2500
+    assert worqr.sync(mesh.enqueue_many, []) == 0
+    assert worqr.sync(mesh.enqueue_many, (f.call(n) for n in range(2500))) == 2500
+    assert worqr.sync(mesh.queue("f").info).waiting == 2500
     with pytest.raises(worqr.UsageError, match="use dispatch_many"):
-        mesh.blocking.enqueue_many([f.options(id="x").call(1)])
+        worqr.sync(mesh.enqueue_many, [f.options(id="x").call(1)])
 
 
 def test_many_calls_are_dispatched(mesh: worqr.Mesh) -> None:
     add = mesh.task(name="Q1")(lambda n: n)
-    jobs = mesh.blocking.dispatch_many([add.options(id=f"job-{n}", delay=60).call(n) for n in range(3)])
-    assert [(job.id, job.outcome, job.status().state) for job in jobs] == [
+    jobs = worqr.sync(mesh.dispatch_many, [add.options(id=f"job-{n}", delay=60).call(n) for n in range(3)])
+    assert [(job.id, job.outcome, worqr.sync(job.status).state) for job in jobs] == [
         (f"job-{n}", "created", "scheduled") for n in range(3)
     ]
     with pytest.raises(worqr.Duplicate) as caught:
-        mesh.blocking.dispatch_many([add.options(id="job-1", if_exists="raise").call(1)])
-    assert caught.value.job.cancel() == worqr.CancelCount(1, 0, 0)  # a handle for threads
-    assert mesh.blocking.dispatch_many([]) == []
+        worqr.sync(mesh.dispatch_many, [add.options(id="job-1", if_exists="raise").call(1)])
+    assert worqr.sync(caught.value.job.cancel) == worqr.CancelCount(1, 0, 0)  # a handle for threads
+    assert worqr.sync(mesh.dispatch_many, []) == []
     for job in jobs:
-        job.cancel()
+        worqr.sync(job.cancel)
 
 
 def test_an_iterator_may_enqueue_by_itself(mesh: worqr.Mesh) -> None:
@@ -349,12 +355,12 @@ def test_an_iterator_may_enqueue_by_itself(mesh: worqr.Mesh) -> None:
     def calls() -> Iterator[worqr.Call[None]]:
         for n in range(1500):
             if n % 500 == 0:
-                mesh.blocking.queue("Q1").enqueue(b"a")
-                in_threads(1, lambda _: mesh.blocking.queue("Q1").enqueue(b"b"))
+                worqr.sync(mesh.queue("Q1").enqueue, b"a")
+                in_threads(1, lambda _: worqr.sync(mesh.queue("Q1").enqueue, b"b"))
             yield f.call(n)
 
-    assert mesh.blocking.enqueue_many(calls()) == 1500
-    assert mesh.blocking.queue("Q1").info().waiting == 6
+    assert worqr.sync(mesh.enqueue_many, calls()) == 1500
+    assert worqr.sync(mesh.queue("Q1").info).waiting == 6
 
 
 # Many threads
@@ -364,14 +370,14 @@ def test_threads_at_once_store_everything_once(mesh: worqr.Mesh, server: Server,
     @mesh.task(name="f")
     def f(n: int, /) -> None: ...
 
-    queue = mesh.blocking.queue("Q1")
+    queue = mesh.queue("Q1")
 
     def work(n: int) -> None:
         for i in range(50):
-            queue.enqueue(b"%d-%d" % (n, i))
-            f.blocking.enqueue(1000 * n + i)
-            assert queue.dispatch(b"", id=f"{n}-{i}", delay=60).outcome == "created"
-        mesh.blocking.enqueue_many(f.call(1000 * n + i) for i in range(50, 100))
+            worqr.sync(queue.enqueue, b"%d-%d" % (n, i))
+            worqr.sync(f.enqueue, 1000 * n + i)
+            assert worqr.sync(queue.dispatch, b"", id=f"{n}-{i}", delay=60).outcome == "created"
+        worqr.sync(mesh.enqueue_many, (f.call(1000 * n + i) for i in range(50, 100)))
 
     in_threads(8, work)
     stored = waiting(server, prefix)
@@ -381,7 +387,7 @@ def test_threads_at_once_store_everything_once(mesh: worqr.Mesh, server: Server,
         assert own == [b"%d-%d" % (n, i) for i in range(50)]  # those of one thread in their order
     found = Counter(int(task) for task in waiting(server, prefix, "f"))
     assert found == Counter(1000 * n + i for n in range(8) for i in range(100))
-    assert queue.info().scheduled == 400
+    assert worqr.sync(queue.info).scheduled == 400
     trio.run(clear, mesh)
 
 
@@ -391,13 +397,13 @@ async def clear(mesh: worqr.Mesh) -> None:
 
 
 def test_a_lost_reply_doubles_nothing(new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy) -> None:
-    queue = new_mesh(url=proxy.url).blocking.queue("Q1")
-    queue.enqueue(b"first")
+    queue = new_mesh(url=proxy.url).queue("Q1")
+    worqr.sync(queue.enqueue, b"first")
     faults = [proxy.drop_reply(matching=SHA["enqueue"], nth=n) for n in (1, 5, 20)]
 
     def work(n: int) -> None:
         for i in range(20):
-            queue.enqueue(b"%d-%d" % (n, i))
+            worqr.sync(queue.enqueue, b"%d-%d" % (n, i))
 
     in_threads(8, work)
     assert all(fault.fired for fault in faults[:2])
@@ -409,34 +415,34 @@ def test_a_lost_reply_doubles_nothing(new_mesh: NewMesh, server: Server, prefix:
 
 
 def test_calls_wait_for_a_server_that_comes_back(own_server: Server, new_mesh: NewMesh, prefix: str) -> None:
-    queue = new_mesh(patience=60).blocking.queue("Q1")
+    queue = new_mesh(patience=60).queue("Q1")
     own_server.stop()
     with ThreadPoolExecutor(4) as pool:
-        calls = [pool.submit(queue.enqueue, b"%d" % n) for n in range(2)]  # the first use, without a server
+        calls = [pool.submit(worqr.sync, queue.enqueue, b"%d" % n) for n in range(2)]  # the first use, without a server
         own_server.start()
         assert [call.result(PATIENCE) for call in calls] == [1, 1]
         own_server.stop()
-        calls = [pool.submit(queue.enqueue, b"%d" % n) for n in range(2, 4)]
+        calls = [pool.submit(worqr.sync, queue.enqueue, b"%d" % n) for n in range(2, 4)]
         own_server.start()
         assert [call.result(PATIENCE) for call in calls] == [1, 1]
     assert Counter(waiting(own_server, prefix)) == Counter([b"0", b"1", b"2", b"3"])
 
 
 def test_patience_ends(own_server: Server, new_mesh: NewMesh, prefix: str) -> None:
-    queue = new_mesh(patience=1).blocking.queue("Q1")
+    queue = new_mesh(patience=1).queue("Q1")
     own_server.stop()
     for _ in range(2):
         with pytest.raises(worqr.Unavailable) as caught:
-            queue.enqueue(b"never")
+            worqr.sync(queue.enqueue, b"never")
         assert caught.value.sent is False
     own_server.start()
     until(lambda: stored(queue, b"a"))
     assert waiting(own_server, prefix) == [b"a"]
 
 
-def stored(queue: worqr.BlockingQueue, task: bytes) -> bool:
+def stored(queue: worqr.Queue, task: bytes) -> bool:
     try:
-        return queue.enqueue(task) == 1
+        return worqr.sync(queue.enqueue, task) == 1
     except worqr.Unavailable:
         return False
 
@@ -454,15 +460,15 @@ async def test_results_come_back(mesh: worqr.Mesh) -> None:
         raise ValueError("on purpose")
 
     async with mesh.join(grace=0):
-        job = await in_thread(add.blocking.dispatch, 1, b=2)
-        assert await in_thread(job.result) == [3]
-        assert await in_thread(add.blocking.job(job.id).result, timeout=0) == [3]
-        assert (await in_thread(job.status)).state == "finished"
-        raw = await in_thread(mesh.blocking.queue("add").job(job.id).result)
+        job = await in_thread(worqr.sync, add.dispatch, 1, b=2)
+        assert await in_thread(worqr.sync, job.result) == [3]
+        assert await in_thread(worqr.sync, add.job(job.id).result, timeout=0) == [3]
+        assert (await in_thread(worqr.sync, job.status)).state == "finished"
+        raw = await in_thread(worqr.sync, mesh.queue("add").job(job.id).result)
         assert raw == [3]
-        failing = await in_thread(fail.blocking.options(result_ttl=60).dispatch)
+        failing = await in_thread(worqr.sync, fail.options(result_ttl=60).dispatch)
         with pytest.raises(worqr.JobFailed) as caught:
-            await in_thread(failing.result)
+            await in_thread(worqr.sync, failing.result)
         assert (caught.value.error.type, caught.value.error.message) == ("ValueError", "on purpose")
         assert await mesh.queue("fail").failed.drop_all() == 1
 
@@ -480,12 +486,12 @@ async def test_a_result_is_told_and_not_asked_for(
         return 7
 
     async with mesh.join(grace=0), trio.open_nursery() as nursery:
-        job = await in_thread(wait.blocking.dispatch)
+        job = await in_thread(worqr.sync, wait.dispatch)
         await begun.wait()
         found: list[int] = []
 
         def read() -> None:
-            found.append(job.result())
+            found.append(worqr.sync(job.result))
 
         with spying(server, prefix) as spy:
             for _ in range(4):
@@ -504,20 +510,20 @@ async def test_a_result_is_told_and_not_asked_for(
 
 
 async def test_a_result_that_does_not_come_is_not_waited_for_longer(mesh: worqr.Mesh) -> None:
-    queue = mesh.blocking.queue("Q1")
-    job = await in_thread(queue.dispatch, b"a", result_ttl=60)
+    queue = mesh.queue("Q1")
+    job = await in_thread(worqr.sync, queue.dispatch, b"a", result_ttl=60)
     for timeout in (0, 0.05):
         with pytest.raises(worqr.ResultTimeout):
-            await in_thread(job.result, timeout)
+            await in_thread(worqr.sync, job.result, timeout)
     with pytest.raises(TimeoutError):
-        await in_thread(job.result, timeout=0)
+        await in_thread(worqr.sync, job.result, timeout=0)
     with pytest.raises(worqr.NoResult):
-        await in_thread((await in_thread(queue.dispatch, b"b")).result)
+        await in_thread(worqr.sync, (await in_thread(worqr.sync, queue.dispatch, b"b")).result)
     for each in (b"a", b"b"):
-        assert (await in_thread(queue.cancel, each)).waiting == 0  # jobs are cancelled by their id
-    assert (await in_thread(job.cancel, reason="no more")).waiting == 1
+        assert (await in_thread(worqr.sync, queue.cancel, each)).waiting == 0  # jobs are cancelled by their id
+    assert (await in_thread(worqr.sync, job.cancel, reason="no more")).waiting == 1
     with pytest.raises(worqr.JobCancelled) as caught:
-        await in_thread(job.result)
+        await in_thread(worqr.sync, job.result)
     assert caught.value.reason == "no more"
     await clear(mesh)
 
@@ -532,8 +538,8 @@ async def test_a_job_is_followed_to_its_end(mesh: worqr.Mesh, server: Server, pr
         worqr.current().progress(1.0)
 
     def follow() -> None:
-        job = mesh.blocking.queue("Q1").dispatch(b"a", result_ttl=60)
-        with job.watch(timeout=PATIENCE) as states:
+        job = worqr.sync(mesh.queue("Q1").dispatch, b"a", result_ttl=60)
+        with worqr.sync_block(job.watch, timeout=PATIENCE) as states:
             for status in states:
                 seen.append((status.state, status.progress))
                 if status.progress == 0.5:
@@ -541,12 +547,15 @@ async def test_a_job_is_followed_to_its_end(mesh: worqr.Mesh, server: Server, pr
             assert list(states) == []
 
     def give_up() -> None:
-        job = mesh.blocking.queue("Q2").dispatch(b"a")
-        with pytest.raises(worqr.ResultTimeout, match=r"had not ended after 0\.2 s"), job.watch(timeout=0.2) as states:
+        job = worqr.sync(mesh.queue("Q2").dispatch, b"a")
+        with (
+            pytest.raises(worqr.ResultTimeout, match=r"had not ended after 0\.2 s"),
+            worqr.sync_block(job.watch, timeout=0.2) as states,
+        ):
             assert [status.state for status in states] == []  # pragma: no cover - the iterator raises
-        with job.watch() as states:
+        with worqr.sync_block(job.watch) as states:
             assert next(states).state == "waiting"  # and no more: the block ends it
-        job.cancel()
+        worqr.sync(job.cancel)
 
     async with serving(mesh, "Q1", handler):
         await trio.to_thread.run_sync(follow)
@@ -561,7 +570,7 @@ async def watchers(server: Server, prefix: str) -> int:
 
 def test_following_does_not_stop_a_loop(mesh: worqr.Mesh) -> None:
     async def follow() -> None:
-        with mesh.blocking.queue("Q1").job("x").watch():
+        with worqr.sync_block(mesh.queue("Q1").job("x").watch):
             pass
 
     with pytest.raises(worqr.UsageError, match="async with job.watch"):
@@ -572,17 +581,17 @@ async def test_what_runs_is_cancelled_and_waited_for(mesh: worqr.Mesh) -> None:
     held = Held()
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(peer.serve, "Q1", held)
-        queue = mesh.blocking.queue("Q1")
-        await in_thread(queue.enqueue, b"a", b"a")
-        job = await in_thread(queue.dispatch, b"b", id="x", result_ttl=60)
+        queue = mesh.queue("Q1")
+        await in_thread(worqr.sync, queue.enqueue, b"a", b"a")
+        job = await in_thread(worqr.sync, queue.dispatch, b"b", id="x", result_ttl=60)
         await held.wait(3)
-        assert (await in_thread(queue.info)).running == 3
-        two = await in_thread(queue.cancel, b"a", wait=15)
+        assert (await in_thread(worqr.sync, queue.info)).running == 3
+        two = await in_thread(worqr.sync, queue.cancel, b"a", wait=15)
         assert two == worqr.CancelCount(waiting=0, running=2, acknowledged=2)
-        one = await in_thread(job.cancel, reason="why", wait=15)
+        one = await in_thread(worqr.sync, job.cancel, reason="why", wait=15)
         assert one == worqr.CancelCount(waiting=0, running=1, acknowledged=1)
         with pytest.raises(worqr.JobCancelled) as caught:
-            await in_thread(job.result)
+            await in_thread(worqr.sync, job.result)
         assert caught.value.reason == "why"
         assert Counter(held.cancelled) == Counter({(b"a", "cancel"): 2, (b"b", "cancel"): 1})
         nursery.cancel_scope.cancel()
@@ -590,12 +599,12 @@ async def test_what_runs_is_cancelled_and_waited_for(mesh: worqr.Mesh) -> None:
 
 async def test_a_result_outlasts_an_outage(own_server: Server, new_mesh: NewMesh) -> None:
     mesh = new_mesh(patience=60)
-    job = await in_thread(mesh.blocking.queue("Q1").dispatch, b"a", id="x", result_ttl=60)
+    job = await in_thread(worqr.sync, mesh.queue("Q1").dispatch, b"a", id="x", result_ttl=60)
     found: list[bytes] = []
     async with trio.open_nursery() as nursery:
 
         def read() -> None:
-            found.append(job.result())
+            found.append(worqr.sync(job.result))
 
         nursery.start_soon(in_thread, read)
         await in_thread(until, lambda: subscribed(own_server))
@@ -634,7 +643,7 @@ async def test_plain_handlers_produce_on_the_mesh_that_runs_them(mesh: worqr.Mes
 
     @mesh.task(name="first")
     def first(n: int) -> None:
-        last.blocking.enqueue(double.blocking.dispatch(n).result(timeout=PATIENCE))
+        worqr.sync(last.enqueue, worqr.sync(worqr.sync(double.dispatch, n).result, timeout=PATIENCE))
 
     async with mesh.join(grace=0):
         await mesh.enqueue_many(first.call(n) for n in range(20))
@@ -646,37 +655,37 @@ async def test_plain_handlers_produce_on_the_mesh_that_runs_them(mesh: worqr.Mes
 # Where a loop runs
 
 
-def calls_of(mesh: worqr.Mesh) -> list[tuple[str, Callable[[], object]]]:
-    """Every call that waits, with its name."""
+def calls_of(mesh: worqr.Mesh) -> dict[str, Callable[..., Any]]:
+    """Every call that waits, as the message names it."""
 
     @mesh.task(name="f")
     def f() -> None: ...
 
-    queue = mesh.blocking.queue("Q1")
+    queue = mesh.queue("Q1")
     job = queue.job("x")
-    return [
-        ("enqueue", f.blocking.enqueue),
-        ("dispatch", f.blocking.dispatch),
-        ("enqueue", lambda: queue.enqueue(b"a")),
-        ("dispatch", lambda: queue.dispatch(b"a")),
-        ("info", queue.info),
-        ("cancel", lambda: queue.cancel(b"a")),
-        ("result", job.result),
-        ("status", job.status),
-        ("cancel", job.cancel),
-        ("enqueue_many", lambda: mesh.blocking.enqueue_many([])),
-        ("queues", mesh.blocking.queues),
-    ]
+    return {
+        "f.enqueue": f.enqueue,
+        "f.dispatch": f.dispatch,
+        "fn.options(...).dispatch": f.options(delay=1).dispatch,
+        "queue.enqueue": partial(worqr.sync, queue.enqueue, b"a"),
+        "queue.dispatch": partial(worqr.sync, queue.dispatch, b"a"),
+        "queue.info": queue.info,
+        "job.result": job.result,
+        "job.status": job.status,
+        "mesh.enqueue_many": partial(worqr.sync, mesh.enqueue_many, []),
+        "mesh.queues": mesh.queues,
+    }
 
 
 def refuses(mesh: worqr.Mesh, loop: str) -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        for name, call in calls_of(mesh):
-            with pytest.raises(
-                worqr.UsageError, match=rf"{name}\(\).* {loop} loop .*await fn\.{name}\(.*mesh\.connect\(\)"
-            ):
-                call()
+        for name, call in calls_of(mesh).items():
+            expected = rf"{loop} loop .*`await {re.escape(name)}\(\.\.\.\)` inside `async with mesh\.connect\(\)"
+            with pytest.raises(worqr.UsageError, match=expected):
+                call() if isinstance(call, partial) else worqr.sync(call)
+        with pytest.raises(worqr.UsageError, match=rf"{loop} loop .*`async with mesh\.batch\(\.\.\.\)`"):
+            worqr.sync_block(mesh.batch)
         gc.collect()
     assert [str(each.message) for each in warned] == []
     assert "worqr-link" not in our_threads()
@@ -684,35 +693,265 @@ def refuses(mesh: worqr.Mesh, loop: str) -> None:
 
 async def test_it_does_not_stop_a_trio_loop(mesh: worqr.Mesh) -> None:
     refuses(mesh, "Trio")
-    assert await in_thread(mesh.blocking.queue("Q1").enqueue, b"a") == 1
-    await in_thread(mesh.blocking.close)
+    assert await in_thread(worqr.sync, mesh.queue("Q1").enqueue, b"a") == 1
+    await in_thread(mesh.close)
 
 
 def test_it_does_not_stop_an_asyncio_loop(mesh: worqr.Mesh) -> None:
     async def main() -> None:
         refuses(mesh, "asyncio")
-        assert await asyncio.to_thread(mesh.blocking.queue("Q1").enqueue, b"a") == 1
+        assert await asyncio.to_thread(worqr.sync, mesh.queue("Q1").enqueue, b"a") == 1
 
     asyncio.run(main())
-    assert mesh.blocking.queue("Q1").enqueue(b"b") == 1
+    assert worqr.sync(mesh.queue("Q1").enqueue, b"b") == 1
 
 
 async def test_a_loop_and_threads_have_their_own_links(new_mesh: NewMesh, server: Server) -> None:
     mesh = new_mesh(app="both")
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(b"a")
-        await in_thread(mesh.blocking.queue("Q1").enqueue, b"b")
+        await in_thread(worqr.sync, mesh.queue("Q1").enqueue, b"b")
         assert connections(server, "both") == ["worqr:both:data"] * 2
-        await in_thread(mesh.blocking.close)
+        await in_thread(mesh.close)
         assert await mesh.queue("Q1").count() == 2
     with pytest.raises(worqr.UsageError, match="not connected here"):
         await mesh.queue("Q1").count()
 
 
-def test_a_thread_needs_the_blocking_calls(mesh: worqr.Mesh) -> None:
-    mesh.blocking.queue("Q1").enqueue(b"a")
-    with pytest.raises(worqr.UsageError, match=r"not connected here.*mesh\.blocking"):
+def test_a_thread_needs_sync(mesh: worqr.Mesh) -> None:
+    worqr.sync(mesh.queue("Q1").enqueue, b"a")
+    with pytest.raises(worqr.UsageError, match=r"not connected here.*worqr\.sync\(fn\.enqueue"):
         mesh.queue("Q1").count().send(None)
+
+
+# What is refused, and what it says
+
+
+def silent(call: Callable[[], object], match: str, error: type[Exception] = worqr.UsageError) -> None:
+    """The call raises, and leaves no coroutine behind that nobody awaits."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(error, match=match):
+            call()
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
+
+
+def test_what_cannot_be_run_is_refused_with_the_line_to_write(mesh: worqr.Mesh) -> None:
+    ran: list[str] = []
+
+    @mesh.task(name="shop.confirm")
+    def confirm(order: int) -> None:
+        ran.append("confirm")
+
+    @mesh.task(name="shop.awaited")
+    async def awaited(order: int) -> None:
+        ran.append("awaited")
+
+    async def mine(n: int) -> int:
+        ran.append("mine")
+        return n
+
+    anything: Any = worqr.sync
+    block: Any = worqr.sync_block
+    job = mesh.queue("Q1").job("x")
+    for handler in (confirm, awaited):
+        silent(lambda handler=handler: anything(handler, 1), rf"sync\({handler.__name__}\.enqueue, \.\.\.\)")
+    silent(lambda: anything(job.status()), r"not a call: write worqr\.sync\(\.\.\.\.status, \.\.\.\)")
+    silent(lambda: anything(mine(1)), r"not a call: write worqr\.sync\(\.\.\.\.mine")
+    silent(lambda: anything(3), "not int")
+    silent(lambda: anything(len, "x"), r"len\(\) has returned int, which is nothing to wait for")
+    silent(lambda: anything(mesh.queue("Q1").job, "x"), r"queue\.job\(\) has returned Job")
+    silent(lambda: anything(job.watch), r"with worqr\.sync_block\(job\.watch, \.\.\.\)")
+    silent(lambda: anything(job.watch()), r"with worqr\.sync_block\(job\.watch\)")
+    silent(lambda: block(job.status), r"write worqr\.sync\(job\.status, \.\.\.\)")
+    silent(lambda: block(job.status()), "not a call")
+    silent(lambda: block(job.watch()), r"with worqr\.sync_block\(job\.watch\)")
+    silent(lambda: block(len, "x"), r"call len\(\.\.\.\) without sync_block")
+    silent(lambda: block(mesh.connect).__enter__(), "connects by itself")
+    silent(lambda: block(mesh.join).__enter__(), r"mesh\.join_in_thread\(\)")
+    assert ran == []
+
+
+def test_a_call_that_nothing_could_await_is_refused_at_once(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    @mesh.task(name="shop.confirm", lanes=worqr.Lanes("order"))
+    def confirm(order: int) -> None: ...
+
+    queue = mesh.queue("Q1")
+    batch = queue.batch("x")
+    sends: dict[str, Callable[[], object]] = {
+        "confirm.enqueue": lambda: confirm.enqueue(1),
+        "confirm.dispatch": lambda: confirm.dispatch(1),
+        r"confirm.options(...).dispatch": lambda: confirm.options(delay=1).dispatch(1),
+        r"confirm.options(...).enqueue": lambda: confirm.options(max_length=9).enqueue(1),
+        "queue.enqueue": lambda: queue.enqueue(b"a"),
+        "queue.dispatch": lambda: queue.dispatch(b"a"),
+        "mesh.enqueue_many": lambda: mesh.enqueue_many([confirm.call(1)]),
+        "mesh.dispatch_many": lambda: mesh.dispatch_many([confirm.call(1)]),
+        "batch.dispatch": lambda: batch.dispatch(confirm.call(1)),
+        "batch.dispatch_many": lambda: batch.dispatch_many([confirm.call(1)]),
+    }
+    for name, send in sends.items():
+        silent(send, rf"^{re.escape(name)}\(\) has sent nothing: .*worqr\.sync\({re.escape(name)}, \.\.\.\)")
+
+    async def connected() -> None:  # the loop of another thread makes no difference
+        async with mesh.connect():
+            for name, send in sends.items():
+                await trio.to_thread.run_sync(silent, send, rf"^{re.escape(name)}\(\) has sent nothing")
+
+    trio.run(connected)
+    assert waiting(server, prefix, "shop.confirm") == waiting(server, prefix) == []
+    silent(lambda: confirm.enqueue("one"), "Expected `int`")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    silent(lambda: asyncio.run(confirm.enqueue(1)), "inside an `async def` that asyncio.run or trio.run runs")
+
+
+def test_a_commit_that_forgets_sync_says_so(mesh: worqr.Mesh) -> None:
+    """As ``transaction.on_commit`` of Django, which calls what it is given, and looks at nothing that it returns."""
+
+    @mesh.task(name="f")
+    def f(n: int) -> None: ...
+
+    def on_commit(call: Callable[[], object]) -> None:
+        call()
+
+    silent(lambda: on_commit(partial(f.enqueue, 1)), r"worqr\.sync\(f\.enqueue, \.\.\.\)")
+    on_commit(lambda: worqr.sync(f.enqueue, 1))
+    assert worqr.sync(f.queue.count) == 1
+
+
+# Coroutines of users
+
+
+def test_a_coroutine_of_a_program_waits_by_calls_of_any_mesh(new_mesh: NewMesh) -> None:
+    one, two = new_mesh(), new_mesh(app="two")
+
+    async def both(n: int) -> int:
+        await one.queue("Q1").enqueue(b"a")
+        await two.queue("Q1").enqueue(*[b"b"] * n)
+        return await one.queue("Q1").count()
+
+    assert worqr.sync(both, 2) == 3
+    assert worqr.sync(partial(both, n=1)) == 5
+
+
+def test_a_coroutine_that_waits_for_a_loop_is_told_so(mesh: worqr.Mesh) -> None:
+    async def trios() -> None:
+        await trio.sleep(1)
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+
+    for wait in (partial(asyncio.sleep, 1), trios):
+        with pytest.raises(RuntimeError) as caught:
+            worqr.sync(wait)
+        assert caught.value.__notes__ == [ONLY_WORQR]
+    for bare in (partial(asyncio.sleep, 0), stubborn):
+        silent(lambda bare=bare: worqr.sync(bare), "waits for an event loop, and none runs in this thread")
+
+    async def own() -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        worqr.sync(own)
+    assert not hasattr(caught.value, "__notes__")
+    assert worqr.sync(mesh.queue("Q1").count) == 0
+
+
+# Blocks
+
+
+def test_a_job_is_watched(mesh: worqr.Mesh) -> None:
+    queue = mesh.queue("Q1")
+    job = worqr.sync(queue.dispatch, b"a", delay=600)
+    with worqr.sync_block(job.watch) as states:
+        assert next(states).state == "scheduled"
+        worqr.sync(job.cancel)
+        assert [each.state for each in states] == ["gone"]
+        assert list(states) == []
+    late = worqr.sync(queue.dispatch, b"b", delay=600)
+    with worqr.sync_block(late.watch, timeout=0.05) as states:
+        assert next(states).state == "scheduled"
+        with pytest.raises(worqr.ResultTimeout, match=r"had not ended after 0\.05 s"):
+            next(states)
+    with pytest.raises(worqr.UsageError, match="timeout"):
+        worqr.sync_block(late.watch, -1).__enter__()
+    worqr.sync(late.cancel)
+
+
+def test_a_block_may_swallow_an_error_and_sees_it(mesh: worqr.Mesh) -> None:
+    seen: list[type[BaseException] | None] = []
+
+    class Block:
+        def __init__(self, *, swallows: bool) -> None:
+            self.swallows = swallows
+
+        async def __aenter__(self) -> int:
+            return await mesh.queue("Q1").count()
+
+        async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+            await mesh.queue("Q1").count()
+            seen.append(kind)
+            return self.swallows
+
+    block: Any = Block
+    with worqr.sync_block(block, swallows=True) as found:
+        assert found == 0
+        raise KeyError
+    with pytest.raises(KeyError), worqr.sync_block(block, swallows=False):
+        raise KeyError
+    with worqr.sync_block(block, swallows=False):
+        pass
+    assert seen == [KeyError, KeyError, None]
+
+
+# What frameworks and mocks see
+
+
+def test_methods_that_send_are_coroutine_functions_for_all_who_ask(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="f")
+    def f(n: int) -> None: ...
+
+    batch = mesh.queue("Q1").batch("x")
+    methods: list[Any] = [f.enqueue, f.dispatch, f.options(delay=1).dispatch, f.options(wait=0, max_length=1).enqueue]
+    methods += [mesh.queue("Q1").enqueue, mesh.queue("Q1").dispatch, mesh.enqueue_many, mesh.dispatch_many]
+    methods += [batch.dispatch, batch.dispatch_many]
+    is_one = asyncio.iscoroutinefunction if sys.version_info < (3, 12) else inspect.iscoroutinefunction
+    for method in methods:
+        assert is_one(method), method
+        assert "self" not in inspect.signature(method).parameters
+    double = mock.create_autospec(f, instance=True)
+    assert isinstance(double.enqueue, mock.AsyncMock)
+    assert isinstance(mock.create_autospec(mesh.queue("Q1")).dispatch, mock.AsyncMock)
+
+    async def main() -> None:
+        await double.enqueue(1)
+
+    asyncio.run(main())
+    double.enqueue.assert_awaited_once_with(1)
+    with mock.patch.object(f, "enqueue", autospec=True) as patched:
+        assert isinstance(patched, mock.AsyncMock) or is_one(patched)
+        worqr.sync(f.enqueue, 2)
+    patched.assert_awaited_once_with(2)
+
+
+async def test_they_are_marked_in_a_program_that_imports_asyncio_later(spawn: Spawn) -> None:
+    child = spawn(
+        """
+        import sys
+        import worqr
+        mesh = worqr.Mesh()
+        print("asyncio" in sys.modules)
+        import asyncio, inspect
+        @mesh.task
+        def f() -> None: ...
+        is_one = asyncio.iscoroutinefunction if sys.version_info < (3, 12) else inspect.iscoroutinefunction
+        print(is_one(f.enqueue), is_one(mesh.queue("q").enqueue), is_one(mesh.dispatch_many))
+        """
+    )
+    assert (await child.line(), await child.line()) == ("False", "True True True")
 
 
 # Tests of users
@@ -726,14 +965,14 @@ def test_a_recording_takes_what_threads_send() -> None:
         return n
 
     with testing.recording(mesh) as sent:
-        f.blocking.enqueue(1)
-        job = f.blocking.options(id="x", delay=5).dispatch(2)
-        assert mesh.blocking.enqueue_many(f.call(n) for n in (3, 4)) == 2
-        assert job.status().state == "waiting"
+        worqr.sync(f.enqueue, 1)
+        job = worqr.sync(f.options(id="x", delay=5).dispatch, 2)
+        assert worqr.sync(mesh.enqueue_many, (f.call(n) for n in (3, 4))) == 2
+        assert worqr.sync(job.status).state == "waiting"
         with pytest.raises(worqr.NoResult):
-            job.result()
+            worqr.sync(job.result)
         with pytest.raises(worqr.UsageError, match="recording"):
-            mesh.blocking.queues()
+            worqr.sync(mesh.queues)
     assert sent.calls(f) == [f.call(n) for n in (1, 2, 3, 4)]
     assert our_threads() == []
 
@@ -746,8 +985,8 @@ async def test_plain_handlers_produce_on_a_bench(server: Server) -> None:
 
     @mesh.task(name="first")
     def first(n: int) -> None:
-        second.blocking.options(delay=3600).dispatch(n)
-        mesh.blocking.enqueue_many([second.call(n + 1)])
+        worqr.sync(second.options(delay=3600).dispatch, n)
+        worqr.sync(mesh.enqueue_many, [second.call(n + 1)])
 
     async with testing.bench(mesh, url=server.url) as bench:
         await first.enqueue(1)
@@ -766,11 +1005,11 @@ FORKS = """
 import os, sys, threading, worqr
 
 mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
-queue = mesh.blocking.queue("Q1")
+queue = mesh.queue("Q1")
 
 def enqueue(name, times=50):
     for i in range(times):
-        queue.enqueue(f"{name}-{i}".encode())
+        worqr.sync(queue.enqueue, f"{name}-{i}".encode())
 
 def in_threads(name, count):
     threads = [threading.Thread(target=enqueue, args=(f"{name}-{n}",)) for n in range(count)]
@@ -808,8 +1047,8 @@ async def test_forked_children_connect_anew(server: Server, prefix: str, spawn: 
 
 
 async def test_a_program_that_ends_leaves_no_socket_open(server: Server, prefix: str, spawn: Spawn) -> None:
-    code = "import sys, worqr; worqr.Mesh(sys.argv[1], prefix=sys.argv[2]).blocking.queue('Q1').info()"
-    kept = code.replace("worqr.Mesh", "mesh = worqr.Mesh").replace(").blocking", "); mesh.blocking")
+    code = "import sys, worqr; worqr.sync(worqr.Mesh(sys.argv[1], prefix=sys.argv[2]).queue('Q1').info)"
+    kept = code.replace("worqr.sync(worqr.Mesh", "mesh = worqr.Mesh").replace(").queue", "); worqr.sync(mesh.queue")
     for program in (code, kept):
         child = spawn(program, server.url, prefix, env={"PYTHONDEVMODE": "1"})
         assert await child.ended() == 0
@@ -820,15 +1059,15 @@ FORK_MEANWHILE = """
 import os, sys, threading, time, worqr
 
 mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2], patience=600)
-queue = mesh.blocking.queue("Q1")
-first = threading.Thread(target=queue.enqueue, args=(b"first",))
+queue = mesh.queue("Q1")
+first = threading.Thread(target=worqr.sync, args=(queue.enqueue, b"first"))
 first.start()
 children = []
 while first.is_alive() or len(children) < 3:
     child = os.fork()
     if not child:
         try:
-            queue.enqueue(b"child")
+            worqr.sync(queue.enqueue, b"child")
         finally:
             os._exit("redis" not in sys.modules)
     children.append(child)
@@ -853,15 +1092,15 @@ EMBEDDED_FORK = """
 import os, sys, worqr
 
 mesh = worqr.Mesh("embedded:")
-queue = mesh.blocking.queue("Q1")
-queue.enqueue(b"parent")
+queue = mesh.queue("Q1")
+worqr.sync(queue.enqueue, b"parent")
 if os.fork() == 0:
-    queue.enqueue(b"child")
-    print("child", queue.info().waiting, flush=True)
+    worqr.sync(queue.enqueue, b"child")
+    print("child", worqr.sync(queue.info).waiting, flush=True)
     sys.exit()
 os.wait()
-queue.enqueue(b"parent")
-print("parent", queue.info().waiting, flush=True)
+worqr.sync(queue.enqueue, b"parent")
+print("parent", worqr.sync(queue.info).waiting, flush=True)
 print(mesh._client.connections.for_threads._connection.link.settings.address.path, flush=True)
 """
 
@@ -880,9 +1119,9 @@ ENDS = """
 import sys, threading, worqr
 
 mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2], patience=600)
-queue = mesh.blocking.queue("Q1")
-job = queue.dispatch(b"a", id="x", result_ttl=600)
-waits = {"result": job.result, "enqueue": lambda: queue.enqueue(b"b"), "nothing": lambda: None}
+queue = mesh.queue("Q1")
+job = worqr.sync(queue.dispatch, b"a", id="x", result_ttl=600)
+waits = {"result": lambda: worqr.sync(job.result), "enqueue": lambda: worqr.sync(queue.enqueue, b"b"), "nothing": lambda: None}
 
 def wait():
     try:
@@ -916,9 +1155,9 @@ LATE = """
 import atexit, sys, worqr
 
 mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
-queue = mesh.blocking.queue("Q1")
-atexit.register(lambda: print(queue.enqueue(b"last"), flush=True))
-queue.enqueue(b"first")
+queue = mesh.queue("Q1")
+atexit.register(lambda: print(worqr.sync(queue.enqueue, b"last"), flush=True))
+worqr.sync(queue.enqueue, b"first")
 """
 
 
@@ -934,14 +1173,14 @@ INTERRUPTED = """
 import sys, threading, worqr
 
 mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
-job = mesh.blocking.queue("Q1").dispatch(b"a", id="x", delay=600, result_ttl=600)
-for call in (job.result, lambda: job.result(600)):
+job = worqr.sync(mesh.queue("Q1").dispatch, b"a", id="x", delay=600, result_ttl=600)
+for call in (lambda: worqr.sync(job.result), lambda: worqr.sync(job.result, 600)):
     try:
         print("waits", flush=True)
         call()
     except KeyboardInterrupt:
-        print("interrupted", job.status().state, flush=True)
-print(job.cancel().waiting, flush=True)
+        print("interrupted", worqr.sync(job.status).state, flush=True)
+print(worqr.sync(job.cancel).waiting, flush=True)
 """
 
 
@@ -957,7 +1196,7 @@ async def test_an_interrupt_ends_a_wait(server: Server, prefix: str, spawn: Spaw
 
 
 def test_the_mailbox_of_threads_is_meant(mesh: worqr.Mesh) -> None:
-    mesh.blocking.queue("Q1").enqueue(b"a")
+    worqr.sync(mesh.queue("Q1").enqueue, b"a")
     connection = mesh._client.connections.for_threads.get()
     assert isinstance(connection.link.driver, ThreadDriver)
 
