@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import secrets
 import signal
@@ -72,6 +73,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.scheduling import ByFile
 
     return ByFile(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Take what was collected out of the garbage collector's sight, which each full collection would walk through."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

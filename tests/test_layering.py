@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -81,12 +82,15 @@ MOST_ATTRIBUTES = 20
 
 @dataclass(frozen=True)
 class Module:
-    """One file of the package, read and parsed."""
+    """One file of the package, parsed when a test asks for its tree: each process of a run collects this file."""
 
     name: str
     """Dotted, without ``worqr``: ``peer.consumer``, ``lua``, and ``""`` for the package itself."""
     text: str = field(repr=False)
-    tree: ast.Module = field(repr=False)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
 
     @property
     def part(self) -> str:
@@ -98,7 +102,7 @@ def read(path: Path) -> Module:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     text = path.read_text("utf-8")
-    return Module(name, text, ast.parse(text))
+    return Module(name, text)
 
 
 MODULES = [read(path) for path in sorted(PACKAGE.rglob("*.py"))]

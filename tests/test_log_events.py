@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,6 @@ from worqr.log_events import EVENTS, FIELDS, emit
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "reference" / "log-events.md"
-SOURCES = {
-    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text("utf-8"))
-    for path in sorted((ROOT / "worqr").rglob("*.py"))
-}
 EMITTERS = {"emit": 1, "emit_fields": 1, "LineLimit": 1, "error": 1, "_line": 0, "end_now": 0}
 """What logs an event, and which of its arguments, behind `self`, is the event's name."""
 PASSED_ON = {
@@ -37,6 +34,15 @@ PASSED_ON = {
 }
 """Modules in which a call may pass on an event that it was given."""
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """All modules, parsed when a test asks for them: each process of a run collects this file."""
+    return {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text("utf-8"))
+        for path in sorted((ROOT / "worqr").rglob("*.py"))
+    }
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
@@ -51,7 +57,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 def emitted() -> Iterator[tuple[str, str, ast.Call]]:
     """(module, event, call) of every line of the code that logs an event."""
-    for module, tree in SOURCES.items():
+    for module, tree in sources().items():
         for name, call in calls(tree):
             arguments = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
             for arg in call.args:
@@ -74,7 +80,7 @@ def assigned_events() -> set[str]:
     """Names of events that are chosen before the call."""
     return {
         text
-        for tree in SOURCES.values()
+        for tree in sources().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "event" for t in node.targets)
         for text in strings(node.value)
@@ -86,7 +92,7 @@ def test_every_event_that_is_logged_is_in_the_registry_and_no_other() -> None:
 
 
 def test_nothing_is_logged_but_events() -> None:
-    for module, tree in SOURCES.items():
+    for module, tree in sources().items():
         for name, call in calls(tree):
             of = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
             assert not (name in METHODS and of in {"logger", "logging", "log", "self._logger"}), (
@@ -309,7 +315,7 @@ def tables() -> dict[str, str]:
         fields = ", ".join(f"`{field}`" for field in event.fields)
         lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
     fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
-    loggers = sorted(name for module, tree in SOURCES.items() for name in logger_names(module, tree))
+    loggers = sorted(name for module, tree in sources().items() for name in logger_names(module, tree))
     return {
         "log events": "\n".join(lines),
         "log fields": "\n".join(["| field | holds |", "|---|---|", *fields]),

@@ -21,6 +21,7 @@ from tests.support.leaks import assert_no_leaks, dump
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.resp import frame_end, is_push, words
+from tests.support.sampling import SLOW, TESTS, share_of
 from tests.support.scheduling import LONGEST_FIRST
 from tests.support.servers import Server
 
@@ -199,7 +200,7 @@ def test_a_run_takes_a_sample_of_exhaustive_tests_and_says_how_to_repeat_it(
     swept: Callable[..., list[str]], side_by_side: tuple[str, ...]
 ) -> None:
     lines = swept(*side_by_side)
-    (told,) = [line for line in lines if line.startswith("left out: 7 cases of exhaustive tests (--sample=")]
+    (told,) = [line for line in lines if line.startswith("left out: 7 cases of exhaustive and slow tests (--sample=")]
     seed = told.partition("=")[2].partition(")")[0]
     ran = sorted(line for line in lines if line.startswith("PASSED"))
     assert len(ran) == 3
@@ -218,6 +219,13 @@ def test_a_case_that_is_asked_for_runs(swept: Callable[..., list[str]]) -> None:
         assert [line for line in swept("-k", f"test_sweep and {n}") if line.startswith("PASSED")] == [
             f"PASSED test_a_case_that_is_asked_for_runs.py::test_sweep[{n}]"
         ]
+
+
+def test_of_slow_files_a_share_runs_and_of_others_all() -> None:
+    assert [name for name in SLOW if not (TESTS / name).exists()] == []
+    shares = {name: share_of(TESTS / name) for name in ("docs/test_howto.py", "model/test_protocol.py", "test_keys.py")}
+    assert shares == {"docs/test_howto.py": SLOW["docs"], "model/test_protocol.py": SLOW["model"], "test_keys.py": 1.0}
+    assert all(0 < share < 1 for share in SLOW.values())
 
 
 def test_the_longest_files_are_there() -> None:

@@ -1,10 +1,11 @@
-"""What a run leaves out, and how long it took: a sample of the exhaustive tests without ``--all``, and the totals at the end."""
+"""What a run leaves out, and how long it took: a sample of exhaustive and slow tests without ``--all``, and the totals."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -31,11 +32,74 @@ class Sample:
 
 
 SAMPLE = pytest.StashKey[Sample]()
+TESTS = Path(__file__).parent.parent
+
+SLOW = {
+    "docs": 0.08,
+    "chaos/test_run.py": 0.1,
+    "cli/test_dashboard.py": 0.3,
+    "cli/test_metrics.py": 0.3,
+    "cli/test_reload.py": 0.3,
+    "cli/test_run.py": 0.25,
+    "cli/test_terminal.py": 0.3,
+    "cli/top/test_command.py": 0.3,
+    "client/test_mesh_info.py": 0.3,
+    "client/test_sync.py": 0.3,
+    "dashboard/test_accessible.py": 0.1,
+    "dashboard/test_browser.py": 0.15,
+    "dashboard/test_bulk.py": 0.3,
+    "dashboard/test_faults.py": 0.3,
+    "dashboard/test_forgery.py": 0.3,
+    "dashboard/test_hostile.py": 0.1,
+    "dashboard/test_live.py": 0.2,
+    "dashboard/test_mounts.py": 0.2,
+    "dashboard/test_waiting.py": 0.3,
+    "faults": 0.15,
+    "hosting/test_thread_peer.py": 0.3,
+    "link/test_cluster_faults.py": 0.3,
+    "link/test_cluster_places.py": 0.3,
+    "link/test_cluster_router.py": 0.3,
+    "link/test_first_contact.py": 0.4,
+    "link/test_heartbeat.py": 0.4,
+    "link/test_node_client.py": 0.4,
+    "link/test_outage.py": 0.3,
+    "link/test_refusals.py": 0.3,
+    "mistakes/test_command_line.py": 0.3,
+    "mistakes/test_testing.py": 0.3,
+    "model": 0.1,
+    "ops/test_every_script.py": 0.3,
+    "peer/executors/processes": 0.3,
+    "peer/leader/test_due_jobs.py": 0.4,
+    "peer/leader/test_schedule_ticker.py": 0.3,
+    "peer/test_consumer_shutdown.py": 0.3,
+    "peer/test_odd_errors.py": 0.3,
+    "peer/test_session.py": 0.3,
+    "peer/test_slots.py": 0.5,
+    "peer/test_stuck_handlers.py": 0.2,
+    "test_acl.py": 0.4,
+    "test_auto_benchmark.py": 0.2,
+    "test_benchmarks.py": 0.1,
+    "test_cluster.py": 0.2,
+    "test_demo.py": 0.2,
+    "test_examples.py": 0.2,
+    "test_odd_values.py": 0.3,
+    "test_probes.py": 0.3,
+    "test_project.py": 0.5,
+    "test_prometheus.py": 0.3,
+    "test_rivals.py": 0.1,
+    "test_sentinel.py": 0.2,
+    "test_walks.py": 0.5,
+    "test_web.py": 0.1,
+    "testing/test_plugin.py": 0.3,
+}
+"""Files and folders whose tests start programs, browsers and clusters, or wait for what takes its time: the share that runs."""
 
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("worqr")
-    group.addoption("--all", action="store_true", help="run every case of the exhaustive tests, not a random sample")
+    group.addoption(
+        "--all", action="store_true", help="run every case of the exhaustive and slow tests, not a random sample"
+    )
     group.addoption("--sample", type=int, metavar="SEED", help="choose the same sample as another run")
 
 
@@ -53,11 +117,13 @@ def configure(config: pytest.Config) -> None:
 
 def header(config: pytest.Config) -> str:
     seed = config.option.sample
-    return "exhaustive tests: " + (f"a sample, --sample={seed} (--all runs every case)" if seed is not None else "all")
+    return "exhaustive and slow tests: " + (
+        f"a sample, --sample={seed} (--all runs every case)" if seed is not None else "all"
+    )
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drop the cases outside the sample of each test that is marked `sweep`, on each kind of server."""
+    """Drop the cases outside the sample: of each test that is marked `sweep`, and in a run of all files of the slow ones."""
     sample = config.stash[SAMPLE]
     cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -68,6 +134,13 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         mark = all_cases[0].get_closest_marker("sweep")
         assert mark is not None
         dropped |= {*all_cases} - {*sample(name, all_cases, **mark.kwargs)}
+    if config.option.keyword == "" and [config.rootpath / each for each in config.args] == [TESTS]:
+        slow: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if share_of(item.path) < 1:
+                slow[f"{item.path} {_server_of(item)}"].append(item)
+        for name, of_file in slow.items():
+            dropped |= {*of_file} - {*sample(name, of_file, max(1, round(len(of_file) * share_of(of_file[0].path))))}
     sample.left_out = len(dropped)
     if dropped:
         items[:] = [item for item in items if item not in dropped]
@@ -76,8 +149,18 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _sweep_of(item: pytest.Item) -> str:
     """The test without its parameters, but for the kind of server."""
+    return f"{item.nodeid.partition('[')[0]} {_server_of(item)}"
+
+
+def _server_of(item: pytest.Item) -> str:
     call: Any = getattr(item, "callspec", None)
-    return f"{item.nodeid.partition('[')[0]} {call.params.get('server_kind') if call else ''}"
+    return str(call.params.get("server_kind") if call else "")
+
+
+def share_of(file: Path) -> float:
+    """Return the share of the tests of a file that runs without ``--all``."""
+    path = file.relative_to(TESTS)
+    return min((SLOW[name] for each in (path, *path.parents) if (name := each.as_posix()) in SLOW), default=1.0)
 
 
 def summary(reporter: pytest.TerminalReporter, sample: Sample) -> None:
@@ -89,5 +172,5 @@ def summary(reporter: pytest.TerminalReporter, sample: Sample) -> None:
     )
     if sample.left_out:
         reporter.write_line(
-            f"left out: {sample.left_out} cases of exhaustive tests (--sample={sample.seed}); --all runs them too"
+            f"left out: {sample.left_out} cases of exhaustive and slow tests (--sample={sample.seed}); --all runs them too"
         )
