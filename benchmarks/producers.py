@@ -40,13 +40,13 @@ class Producers:
         self.mail = mail
 
     def enqueue(self) -> None:
-        self.queue.enqueue(TASK)
+        worqr.sync(self.queue.enqueue, TASK)
 
     def call(self) -> None:
-        self.mail.enqueue("ada@example.org", "hello", body="b" * 40)
+        worqr.sync(self.mail.enqueue, "ada@example.org", "hello", body="b" * 40)
 
     def dispatch(self) -> None:
-        self.queue.dispatch(TASK)
+        worqr.sync(self.queue.dispatch, TASK)
 
     def push_and_publish(self) -> None:
         """The least that a producer can do to wake a worker: both commands in one round trip."""

@@ -104,6 +104,10 @@ def encode_update(update: Update) -> dict[str, object]:
     return wire
 
 
+class NoSuchOption:
+    """The type of an option that does not exist. With it, a type checker reports a misspelt option of an overloaded method."""
+
+
 class JobOptions(TypedDict, total=False):
     """The options of a dispatch, for ``queue.dispatch`` and ``function.options``."""
 

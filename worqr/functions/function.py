@@ -21,8 +21,7 @@ from worqr.client.queue import Queue
 from worqr.client.sync import mark_sending, sending, sent_by
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.definition import FunctionDefinition
-from worqr.functions.no_such_option import NoSuchOption
-from worqr.job_options import RAW_OPTIONS, Update, check_id, encode_options
+from worqr.job_options import RAW_OPTIONS, NoSuchOption, Update, check_id, encode_options
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds

@@ -19,8 +19,8 @@ from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.declarations import Declarations
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
-from worqr.functions.no_such_option import NoSuchOption
 from worqr.handler_options import RunsIn, check_runs_in, handling, is_async
+from worqr.job_options import NoSuchOption
 from worqr.keys import check_name
 from worqr.limits import Lanes, Limit
 from worqr.policy import RetryPolicy
