@@ -756,7 +756,8 @@ def test_what_cannot_be_run_is_refused_with_the_line_to_write(mesh: worqr.Mesh) 
     block: Any = worqr.sync_block
     job = mesh.queue("Q1").job("x")
     for handler in (confirm, awaited):
-        silent(lambda handler=handler: anything(handler, 1), rf"sync\({handler.__name__}\.enqueue, \.\.\.\)")
+        for given in (handler, partial(handler, 1), partial(partial(handler), 1)):
+            silent(lambda given=given: anything(given), rf"sync\({handler.__name__}\.enqueue, \.\.\.\)")
     silent(lambda: anything(job.status()), r"not a call: write worqr\.sync\(\.\.\.\.status, \.\.\.\)")
     silent(lambda: anything(mine(1)), r"not a call: write worqr\.sync\(\.\.\.\.mine")
     silent(lambda: anything(3), "not int")
@@ -935,6 +936,13 @@ def test_methods_that_send_are_coroutine_functions_for_all_who_ask(mesh: worqr.M
         assert isinstance(patched, mock.AsyncMock) or is_one(patched)
         worqr.sync(f.enqueue, 2)
     patched.assert_awaited_once_with(2)
+
+
+async def test_they_are_async_handlers_too(mesh: worqr.Mesh) -> None:
+    forward = mesh.queue("Q2").enqueue
+    async with serving(mesh, "Q1", forward):
+        await mesh.queue("Q1").enqueue(b"a", b"b")
+        await eventually(mesh.queue("Q2").count, 2)
 
 
 async def test_they_are_marked_in_a_program_that_imports_asyncio_later(spawn: Spawn) -> None:

@@ -86,8 +86,8 @@ async def test_a_frozen_worker_does_not_overwrite_what_its_successor_saved(
         zombie = spawn(CHILD, server.url, prefix, "Q1")
         job = await q.dispatch(b"step-1", id="x", result_ttl=60)
         await zombie.line_with("saved step-1")
-        zombie.send("go")  # which it reads when it thaws
         zombie.pause()
+        zombie.send("go")  # which it reads when it thaws
         async with successor.serving(mesh):
             with trio.fail_after(PATIENCE):
                 await successor.running.wait()

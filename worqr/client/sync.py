@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from types import CoroutineType, MethodType, TracebackType
 from typing import Any, ClassVar, Final, ParamSpec, TypeVar, cast, overload
 
@@ -161,8 +162,11 @@ def _check(function: Any, word: str, instead: str) -> None:
             f"{word}() takes the function, not a call: write `with worqr.sync_block(job.watch) as states:`, or "
             "`with worqr.sync_block(mesh.batch, ...) as batch:`"
         )
-    if hasattr(function, "__worqr_handler__"):
-        name = function.name.rpartition(".")[2]
+    inner: Any = function
+    while isinstance(inner, partial):
+        inner = cast("Any", inner.func)  # pyright: ignore[reportUnknownMemberType]
+    if hasattr(inner, "__worqr_handler__"):
+        name = inner.name.rpartition(".")[2]
         raise UsageError(
             f"{word}() would run the handler of {name!r} here and now: to enqueue a call, write "
             f"worqr.sync({name}.enqueue, ...); for a job, worqr.sync({name}.dispatch, ...); to run it here, call {name}(...) "
