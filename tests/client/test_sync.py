@@ -24,6 +24,7 @@ import trio
 import trio.lowlevel
 
 import worqr
+from tests.link.test_thread_driver import in_threads
 from tests.peer.tools import Held, eventually, serving, spying
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
@@ -79,18 +80,6 @@ def until(condition: Callable[[], object], within: float = PATIENCE) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {within:g} s: {condition}"
         time.sleep(0.005)
-
-
-def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
-    """What `work(n)` answered, each in a thread of its own, all at once."""
-    start = threading.Barrier(count, timeout=PATIENCE)
-
-    def begin(n: int) -> T:
-        start.wait()
-        return work(n)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(begin, range(count), timeout=60))
 
 
 async def in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
