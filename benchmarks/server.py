@@ -52,10 +52,8 @@ def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping
 
 def command(call: Call[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...]:
     """The link's request for `call`: script, number of keys, keys, arguments."""
-    keys, args = call.keys, call.args
-    if call.numbered:
-        keys, args = (f"{call.base}:producer:{PRODUCER}", *keys), (number, lowest, *args)
-    return (call.script.sha, len(keys), *keys, *args)
+    numbering = (PRODUCER, number, lowest) if call.numbered else ()
+    return (call.script.sha, 1, call.base, *numbering, *call.args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,58 +209,40 @@ def test_no_two_are_spelled_alike() -> None:
     assert len(spelled) == len(set(spelled))
 
 
-def test_lua_spells_no_name_that_python_does_not() -> None:
-    """Names in Lua are made of the queue's base and a literal; registry keys all travel as KEYS or stems."""
-    text = "".join(path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua"))
-    spelled = set(re.findall(r"\.\. '((?::|_)[\w:]+)'", re.sub(r"--.*", "", text)))
-    python = {*plain(QUEUE).values(), *(make("") for make in makers(QUEUE).values())}
-    python |= {make("") for made in (in_lanes(QUEUE), in_batches(QUEUE)) for make in made.values()}
-    fields = {"_options", "_task"}  # of a follow-up, in the record of a batch
-    assert spelled <= {key.removeprefix(QUEUE.base) for key in python} | {":lane:", *APPENDED, *fields}
-    assert {":claim:", ":claims:", ":job:", "_cancel", ":wake:"} <= spelled
-    assert "worqr:{" not in text
-
-
 @pytest.fixture
 def desk(server: Server, prefix: str) -> Iterator[Desk]:
     yield from desk_on(server, prefix)
 
 
-def spellings(desk: Desk, key: str) -> list[str]:
-    """The names in keys.py under which `key` can be made."""
-    found: list[str] = []
-    key = re.sub(r":lane:\d+:", ":lane:0:", key)
-    for name, make in in_lanes(desk.q).items():
-        stem = make("")
-        if key.startswith(stem) and make(key.removeprefix(stem)) == key:
-            found.append(name)
-    for name, make in in_batches(desk.q).items():
-        stem, _, end = make("*").partition("*")
-        if key.startswith(stem) and key.endswith(end) and make(key[len(stem) : len(key) - len(end)]) == key:
-            found.append(name)
-    found = [
-        name
-        for name in found
-        if f"{name}:{key.rpartition(':')[2]}" not in {"batch:parts", "part:members", "part:follow_ups"}
+WIRE = (Path(__file__).parent.parent / "docs/reference/wire.md").read_text("utf-8")
+PLACES = re.compile(r"(P1|W1|ID|DIGEST|MS|LANE|EPOCH|TOKEN|X)$")
+
+
+def listed() -> dict[str, re.Pattern[str]]:
+    """The keys that the wire reference lists, each with the pattern of what it stands for, without the prefix."""
+    rows = [
+        row.split(" | ")[0]
+        for row in WIRE.partition("## Keys\n")[2].partition("\n## ")[0].splitlines()
+        if row.startswith("| `")
     ]
-    if found:
-        return found
-    for keys in (desk.q, QueueKeys(desk.prefix, "Q1", failures=True), desk.g):
-        found += [name for name, spelled in plain(keys).items() if spelled == key]
-        for name, make in makers(keys).items():
-            stem = make("")
-            if key.startswith(stem) and make(key.removeprefix(stem)) == key:
-                found.append(name)
-    return found
+    names = [name.replace("worqr", "", 1) for row in rows for name in re.findall("`([^`]+)`", row)]
+    return {
+        name: re.compile(":".join(".+?" if PLACES.match(part) else re.escape(part) for part in name.split(":")))
+        for name in names
+    }
 
 
-def everything_that_happens(desk: Desk) -> Iterator[set[str]]:
-    """The keys on the server after each script has run, and in the middle of what takes several steps."""
+def words_of(name: str) -> int:
+    """How many parts of a name are words, not places for something."""
+    return sum(not PLACES.match(part) for part in name.split(":"))
+
+
+def touched_by_all(desk: Desk) -> Iterator[tuple[str, set[str]]]:
+    """The keys that each script touches, and what takes several steps."""
     scene = set_scene(desk)
     for name in CALLS:
         reset_scene(desk, scene)
-        desk.send(next_call(desk, scene, name))
-        yield {key.decode() for key in desk.all_keys()}
+        yield name, desk.touched_by(next_call(desk, scene, name))
     reset_scene(desk, scene)
     desk.call(ops.stop_tasks(desk.q, "A", [scene.raw]))
     desk.stall(b"one more suspect", times=2)
@@ -270,21 +252,23 @@ def everything_that_happens(desk: Desk) -> Iterator[set[str]]:
     desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, limits="", lanes=b""))
     for lane in "abbb":
         desk.dispatch(None, lane=lane)
-    desk.start("A", 1)
-    desk.start("A", 1)
-    yield {key.decode() for key in desk.all_keys()}
+    desk.starts["A"] += 1
+    yield "start_tasks", desk.touched_by(ops.start_tasks(desk.q, "A", desk.starts["A"], 1))
 
 
-def test_every_key_on_the_server_is_one_that_python_spells(desk: Desk) -> None:
-    """And each that Python spells was there."""
+def test_every_key_that_a_script_touches_is_in_the_wire_reference(desk: Desk) -> None:
+    """And each that is listed there is touched: so the permissions that the reference gives are neither too few nor too many."""
     seen: set[str] = set()
-    for keys in everything_that_happens(desk):
+    for name, keys in touched_by_all(desk):
+        assert keys, name
         for key in keys:
-            if ":producer:" not in key and "{Q2}" not in key:  # the link's own, and those of batches in another queue
-                [name] = spellings(desk, key)
-                seen.add(name)
-    every = {*plain(desk.q), *makers(desk.q), *in_lanes(desk.q), *in_batches(desk.q), *plain(desk.g), *makers(desk.g)}
-    assert every - seen == CHANNELS
+            spelled = re.sub(r"^:\{Q2\}|^:\{Q1\}-fail", ":{Q1}", key.replace(desk.prefix, "", 1))
+            found = sorted(
+                (each for each, pattern in listed().items() if pattern.fullmatch(spelled)), key=words_of, reverse=True
+            )
+            assert found, (name, key)
+            seen.add(found[0])
+    assert set(listed()) - seen == set()
 
 
 # Slots
@@ -348,7 +332,7 @@ def test_the_first_character_above_the_control_characters_is_allowed() -> None:
 
 
 def test_the_marker_is_what_lua_compares_with() -> None:
-    lua = (Path(worqr.lua.__file__).parent / "_job.lua").read_text("utf-8")
+    lua = (Path(worqr.lua.__file__).parent / "jobs.lua").read_text("utf-8")
     assert MARKER == b"\x00worqr\x00"
     assert r"local MARKER = '\0worqr\0'" in lua
     assert f"string.sub(item, 1, {len(MARKER)}) == MARKER" in lua

@@ -14,7 +14,7 @@ from worqr.errors import UsageError
 
 # The keys of the lanes of a queue: name, type, lifetime.
 #
-# `worqr/lua/_lanes.lua` and ``_turns.lua`` say what is in them. All but the rules are deleted when no lane has a task or a
+# `worqr/lua/lanes.lua` says what is in them. All but the rules are deleted when no lane has a task or a
 # claim.
 
 
@@ -85,7 +85,7 @@ class LaneKeys:
 
 # The keys of batches: name, type, lifetime.
 #
-# `worqr/lua/_batch.lua` and ``_part.lua`` say what is in them.
+# `worqr/lua/batches.lua` says what is in them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def keys_at(prefix: str, base: str) -> QueueKeys:
 
 # The key and the channel of producers that wait for room in a queue.
 #
-# `worqr/lua/_room.lua` says what is in them.
+# `worqr/lua/queue.lua` says what is in them.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`Limit`: what may start of a queue in the whole mesh. Its checks, its parts for the shards of a queue, and its text. Pure.
 
-The server enforces limits where tasks are claimed (``worqr/lua/_limits.lua``), so a task that may not start is never claimed. The
+The server enforces limits where tasks are claimed (``worqr/lua/limits.lua``), so a task that may not start is never claimed. The
 text of several limits is the concurrency, or ``-`` for none, then each rate as starts/period in ms: ``10 100/60000 5/1000``.
 """
 
@@ -192,8 +192,8 @@ def add_limits(shards: Iterable[tuple[Limit, ...]]) -> tuple[Limit, ...]:
 
 # `Lanes`: lines of jobs within one queue that take turns. Its checks, the lane of a call, and its wire form. Pure.
 #
-# The server decides whose turn it is where tasks are claimed (``worqr/lua/_turns.lua``), and which lanes may start a task
-# (``_lanes.lua``). A lane is declared nowhere: it exists while it has a task.
+# The server decides whose turn it is where tasks are claimed (``worqr/lua/lanes.lua``), and which lanes may start a task.
+# A lane is declared nowhere: it exists while it has a task.
 
 
 MAX_LANE: Final = 200

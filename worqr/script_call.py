@@ -36,9 +36,10 @@ class Call(Generic[T_co]):
 
     Attributes:
         script: the script to run.
-        base: the prefix that all its keys share, with their hash tag (``worqr:{Q1}`` or ``{worqr}``); numbers count per base.
-        keys: the script's KEYS. The link puts ``{base}:producer:{producer id}`` in front of those of a numbered call.
-        args: the script's ARGV. The link puts the call's number and the lowest unanswered number in front for a numbered call.
+        base: the script's ``KEYS[1]``, with which all its keys begin, with their hash tag (``worqr:{Q1}`` or ``{worqr}``); numbers
+            count per base. In a cluster the link adds ``KEYS[2]``, a key that never exists (`worqr.link.session`).
+        args: the script's ARGV. For a numbered call the link puts the producer's id, the call's number and the lowest unanswered
+            number in front.
         read: turns the reply (an array whose first item is a status word) into the value; raises a WorqrError for a refusal.
         numbered: carries (producer, number), so that a resend gets the stored reply instead of a second effect.
         size: approximate bytes of payload among the arguments; for the link's limit on a batch.
@@ -49,7 +50,6 @@ class Call(Generic[T_co]):
 
     script: Script
     base: str
-    keys: tuple[str, ...]
     args: tuple[Argument, ...]
     read: Callable[[list[Any]], T_co]
     numbered: bool = False
@@ -58,7 +58,7 @@ class Call(Generic[T_co]):
     replicas: int = 0
 
     def with_script(self, script: Script) -> Call[T_co]:
-        """Return this call with another script, which takes the same keys and arguments.
+        """Return this call with another script, which takes the same arguments.
 
         It is not joined with other calls: the joined call would have the original script.
         """

@@ -47,7 +47,7 @@ def test_the_header_tells_how_to_call_it(command: Command) -> None:
     for name in NAMES:
         header = command("script", name, "--header").out
         assert header == script(name).header
-        for word in (f"-- {name}: ", "-- RETURNS ", "-- RESEND ", "KEYS[1]"):
+        for word in (f"-- {name}: ", "-- RETURNS ", "-- RESEND "):
             assert word in header, name
         assert all(line.startswith("-- ") for line in header.splitlines())
 

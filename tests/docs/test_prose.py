@@ -69,7 +69,7 @@ def test_the_code_that_is_checked() -> None:
     checked = {file.relative_to(prose.ROOT).as_posix() for file in prose.code_files() if not prose.is_excepted(file)}
     assert {
         "worqr/mesh.py",
-        "worqr/lua/enqueue.lua",
+        "worqr/lua/queue.lua",
         "worqr/peer/executors/processes/pool.py",
         "tools/pages.py",
     } <= checked

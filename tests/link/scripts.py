@@ -26,18 +26,19 @@ LOG = script("log", "return {'ok', redis.call('RPUSH', KEYS[1], ARGV[1])}")
 APPEND = script(
     "append",
     """
-    local kept = redis.call('HGET', KEYS[1], ARGV[1])
-    if kept then return {'again', tonumber(kept), tonumber(ARGV[1]), tonumber(ARGV[2])} end
-    local length = redis.call('RPUSH', KEYS[2], ARGV[3])
-    redis.call('HSET', KEYS[1], ARGV[1], length)
-    redis.call('EXPIRE', KEYS[1], 60)
-    return {'ok', length, tonumber(ARGV[1]), tonumber(ARGV[2])}
+    local replies = KEYS[1] .. ':producer:' .. ARGV[1]
+    local kept = redis.call('HGET', replies, ARGV[2])
+    if kept then return {'again', tonumber(kept), tonumber(ARGV[2]), tonumber(ARGV[3])} end
+    local length = redis.call('RPUSH', KEYS[1], ARGV[4])
+    redis.call('HSET', replies, ARGV[2], length)
+    redis.call('EXPIRE', replies, 60)
+    return {'ok', length, tonumber(ARGV[2]), tonumber(ARGV[3])}
     """,
 )
 
 
 def echo(text: str, read: Callable[[list[Any]], Any] = lambda reply: reply[1].decode()) -> Call[Any]:
-    return Call(ECHO, "t:{Q}", ("t:{Q}",), (text,), read)
+    return Call(ECHO, "t:{Q}", (text,), read)
 
 
 ECHO_CALL = echo("a")
@@ -46,13 +47,13 @@ ECHO_CALL = echo("a")
 def log(prefix: str, text: str) -> Call[int]:
     """RPUSH, so that the order of arrival can be looked at."""
     queue = f"{prefix}:{{Q}}"
-    return Call(LOG, queue, (queue,), (text,), lambda reply: reply[1])
+    return Call(LOG, queue, (text,), lambda reply: reply[1])
 
 
 def append(prefix: str, text: str, queue: str = "Q") -> Call[list[Any]]:
     """A numbered RPUSH: answers [ok or again, length, number, lowest]."""
     base = f"{prefix}:{{{queue}}}"
-    return Call(APPEND, base, (base,), (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
+    return Call(APPEND, base, (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
 
 
 async def until(condition: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:

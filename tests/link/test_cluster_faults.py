@@ -339,7 +339,7 @@ async def test_a_beat_that_is_redirected_has_the_nodes_asked(
     doubted = threading.Event()
     invalidate = ShardEndpoint.invalidate
     monkeypatch.setattr(ShardEndpoint, "invalidate", lambda self: doubted.set() or invalidate(self))
-    call, beats = Call(ECHO_CALL.script, "{worqr}", ("{worqr}:beat",), ("a",), str), list[str]()
+    call, beats = Call(ECHO_CALL.script, "{worqr}", ("a",), str), list[str]()
     heartbeat = link.heartbeat(
         make=lambda _number, _turning: call, replied=beats.append, every=0.05, block_limit=60, describe=lambda: ""
     )
@@ -482,7 +482,7 @@ async def test_a_pipe_that_dies_of_a_bug_ends_the_link(
         raise Boom("here")
 
     with pytest.raises(WorqrBug, match="Boom: here"), trio.fail_after(PATIENCE):
-        await link.call(Call(echo("a").script, "t:{Q0}", ("t:{Q0}",), ("a",), read))
+        await link.call(Call(echo("a").script, "t:{Q0}", ("a",), read))
     await outcomes.wait(2)
     assert any(isinstance(error, WorqrBug) for _, error in outcomes.all)
     with pytest.raises(WorqrBug):

@@ -327,7 +327,7 @@ async def test_no_script_runs_on_half_a_slot(cluster: Cluster, link_to: LinkTo) 
     target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
     source.ask("MIGRATE", "127.0.0.1", target.port, "t:{Q0}:a", 0, 5000)
-    call = Call(HALF, "t:{Q0}", ("t:{Q0}",), (), lambda reply: reply[1])
+    call = Call(HALF, "t:{Q0}", (), lambda reply: reply[1])
     found: list[int] = []
 
     async def look() -> None:
@@ -348,9 +348,7 @@ async def test_a_beat_follows_its_slot(cluster: Cluster, link_to: LinkTo) -> Non
     link = await link_to(cluster.url)
     home = cluster.owner("{worqr}")
     beats: list[str] = []
-    call = Call(
-        Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1])}"), "{worqr}", ("{worqr}:beat",), (), str
-    )
+    call = Call(Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1] .. ':beat')}"), "{worqr}", (), str)
     heartbeat = link.heartbeat(
         make=lambda _number, _turning: call, replied=beats.append, every=0.1, block_limit=60, describe=lambda: ""
     )

@@ -26,7 +26,7 @@ from worqr.script_call import Call
 
 pytestmark = pytest.mark.leaves("beat")  # the key that is renewed here, which expires
 
-BEAT = script("beat", "redis.call('SET', KEYS[1], ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
+BEAT = script("beat", "redis.call('SET', KEYS[1] .. ':beat', ARGV[1], 'EX', 60) return {'ok', ARGV[1]}")
 
 
 class Beats:
@@ -49,8 +49,7 @@ class Beats:
 
     def make(self, n: int, turning: bool) -> Call[int]:
         self.made.append((n, turning))
-        key = f"{{{self.prefix}}}:beat"
-        return Call(BEAT, f"{{{self.prefix}}}", (key,), (n,), lambda reply: int(reply[1]))
+        return Call(BEAT, f"{{{self.prefix}}}", (n,), lambda reply: int(reply[1]))
 
     async def wait(self, count: int, within: float = PATIENCE) -> None:
         await until(lambda: len(self.replies) >= count, within, f"{count} replies, there are {len(self.replies)}")

@@ -195,12 +195,12 @@ class ServerModel:
 
 def joined(calls: Any) -> Call[int]:
     first = calls[0]
-    return Call(DO, first.base, first.keys, tuple(arg for call in calls for arg in call.args), first.read, True)
+    return Call(DO, first.base, tuple(arg for call in calls for arg in call.args), first.read, True)
 
 
 def call(base: str, name: str, *, numbered: bool, merges: bool, replicas: int) -> Call[int]:
     merge = Merge(1, joined, 1) if merges and numbered else None
-    return Call(DO, base, (base,), (name,), lambda reply: int(reply[1]), numbered, len(name), merge, replicas)
+    return Call(DO, base, (name,), lambda reply: int(reply[1]), numbered, len(name), merge, replicas)
 
 
 class Chaos(RuleBasedStateMachine):

@@ -68,7 +68,7 @@ async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Serve
 async def test_a_task_of_many_megabytes_comes_back_whole(link_to: LinkTo, server: Server) -> None:
     link = await link_to(server.url)
     big = bytes(range(256)) * (12 * 4096)
-    call = Call(ECHO, "t:{Q}", ("t:{Q}",), (big,), lambda reply: reply[1], size=len(big))
+    call = Call(ECHO, "t:{Q}", (big,), lambda reply: reply[1], size=len(big))
     small: list[str] = []
 
     async def ask() -> None:
@@ -87,7 +87,7 @@ async def test_an_argument_that_cannot_be_sent_harms_nobody_else(link_to: LinkTo
     before, after = Outcomes(), Outcomes()
     link.post(echo("before"), before)
     broken = Outcomes()
-    link.post(Call(ECHO, "t:{Q}", ("t:{Q}",), (bad,), lambda reply: reply, numbered=True), broken)
+    link.post(Call(ECHO, "t:{Q}", (bad,), lambda reply: reply, numbered=True), broken)
     link.post(echo("after"), after)
     await after.wait(1)
     assert (before.values, after.values) == (["before"], ["after"])
@@ -131,7 +131,7 @@ async def test_a_script_that_raises_is_refused_without_its_arguments(link_to: Li
     link = await link_to(server.url)
     bad = script("bad", "return KEYS[1] .. nil")
     with pytest.raises(RefusedByServer) as caught:
-        await link.call(Call(bad, "t:{Q}", ("t:{Q}",), ("secret",), lambda reply: reply))
+        await link.call(Call(bad, "t:{Q}", ("secret",), lambda reply: reply))
     assert "bad" in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -140,7 +140,7 @@ async def test_a_script_that_does_not_compile_is_refused(link_to: LinkTo, server
     link = await link_to(server.url)
     bad = script("torn", "return (")
     outcomes = Outcomes()
-    link.post(Call(bad, "t:{Q}", ("t:{Q}",), (), lambda reply: reply), outcomes)
+    link.post(Call(bad, "t:{Q}", (), lambda reply: reply), outcomes)
     link.post(echo("a"), outcomes)
     await outcomes.wait(2)
     errors = {type(error): str(error) for _, error in outcomes.all if error}

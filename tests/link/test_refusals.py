@@ -19,7 +19,7 @@ from worqr.script_call import Call
 
 pytestmark = pytest.mark.one_server
 
-PEEK = Call(script("peek", "return ARGV[1]", " flags=no-writes"), "t:{Q}", ("t:{Q}",), ("x",), lambda reply: reply)
+PEEK = Call(script("peek", "return ARGV[1]", " flags=no-writes"), "t:{Q}", ("x",), lambda reply: reply)
 """To one that writes, a replica says READONLY first."""
 
 

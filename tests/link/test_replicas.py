@@ -99,7 +99,7 @@ async def test_a_refusal_does_not_wait(link_to: LinkTo, pair: Pair, mine: str) -
     bounded = ops.enqueue(QueueKeys(mine, "Q1"), [b"a", b"b"], max_length=1, replicas=1)
     with pytest.raises(QueueFull), trio.fail_after(PATIENCE / 2):
         await link.call(bounded)
-    broken = Call(script("broken", "error('no')"), "t:{Q}", ("t:{Q}",), (), lambda reply: reply, replicas=1)
+    broken = Call(script("broken", "error('no')"), "t:{Q}", (), lambda reply: reply, replicas=1)
     with pytest.raises(RefusedByServer), trio.fail_after(PATIENCE / 2):
         await link.call(broken)
 
@@ -330,8 +330,7 @@ async def test_what_is_sent_again_writes(pair: Pair, mine: str, name: str) -> No
 
     def send() -> list[object]:
         look.script_load(call.script.source)
-        script_keys = (f"{call.base}:producer:me", *call.keys)
-        return look.evalsha(call.script.sha, len(script_keys), *script_keys, 1, 1, *call.args)  # type: ignore[no-any-return]
+        return look.evalsha(call.script.sha, 1, call.base, "me", 1, 1, *call.args)  # type: ignore[no-any-return]
 
     def offset() -> int:
         return int(look.info("replication")["master_repl_offset"])

@@ -20,7 +20,7 @@ from worqr.script_call import Call
 
 def give(numbers: SequenceNumbers, base: str) -> int:
     """The number of a new request of this base."""
-    return numbers.give(Request(Call(ECHO, base, (base,), (), str, numbered=True), 1.0, 0.0))
+    return numbers.give(Request(Call(ECHO, base, (), str, numbered=True), 1.0, 0.0))
 
 
 def test_numbers_are_per_base_and_start_at_one() -> None:
@@ -119,7 +119,7 @@ def test_a_base_with_an_open_request_is_not_forgotten(clock: Clock) -> None:
 
 def test_a_number_is_forgotten_after_the_server_has_forgotten_its_reply() -> None:
     assert (
-        int(re.findall(r"REPLIES_EXPIRE = (\d+)", (Path(lua.__file__).parent / "_producer.lua").read_text("utf-8"))[0])
+        int(re.findall(r"REPLIES_EXPIRE = (\d+)", (Path(lua.__file__).parent / "values.lua").read_text("utf-8"))[0])
         < FORGET_AFTER
     )
 

@@ -27,7 +27,7 @@ def request(
     patience: float = 30, *, size: int = 0, owner: WorkerHandle | None = None, now: float = 0, base: str = "t"
 ) -> Request:
     call = echo("x")
-    return Request(type(call)(call.script, base, call.keys, call.args, call.read, False, size), patience, now, owner)
+    return Request(type(call)(call.script, base, call.args, call.read, False, size), patience, now, owner)
 
 
 def filled(*requests: Request) -> RequestQueue:
@@ -286,7 +286,7 @@ def test_what_has_no_number_is_sent_again_however_old_it_is() -> None:
 
 def test_requests_are_sent_again_for_less_time_than_the_server_remembers_them() -> None:
     assert (
-        int(re.findall(r"REPLIES_EXPIRE = (\d+)", (Path(lua.__file__).parent / "_producer.lua").read_text("utf-8"))[0])
+        int(re.findall(r"REPLIES_EXPIRE = (\d+)", (Path(lua.__file__).parent / "values.lua").read_text("utf-8"))[0])
         - SEND_AGAIN_WITHIN
         >= 600
     )

@@ -7,6 +7,7 @@ Claims are predictable: the queue's last fence number is set far above the clock
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
-from worqr.lua import all_scripts
+from worqr.lua import Script, all_scripts
 from worqr.ops import Dispatched, StartReply
 from worqr.records import RemoteError
 from worqr.script_call import Call
@@ -140,14 +141,18 @@ class Desk:
 
     def send(self, call: Call[Any], *, number: int | None = None, lowest: int | None = None) -> list[Any]:
         """The raw reply. Numbered calls count from 1 per base, each with itself as the lowest that is unanswered."""
-        keys, args = call.keys, call.args
+        args = call.args
         if call.numbered:
             if number is None:
                 number = self.numbers[call.base] = self.numbers.get(call.base, 0) + 1
-            keys = (f"{call.base}:producer:{self.producer}", *keys)
-            args = (number, number if lowest is None else lowest, *args)
-        reply: list[Any] = self.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, *args)
+            args = (self.producer, number, number if lowest is None else lowest, *args)
+        script, keys = self.sent(call)
+        reply: list[Any] = self.client.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
         return reply
+
+    def sent(self, call: Call[Any]) -> tuple[Script, tuple[str, ...]]:
+        """The script and the KEYS that are sent for a call."""
+        return call.script, (call.base,)
 
     def call(self, call: Call[T]) -> T:
         """The value that `call` returns to its caller."""
@@ -184,6 +189,11 @@ class Desk:
                 if line["client_type"] == "lua":
                     found.append(line["command"])
         return found
+
+    def touched_by(self, call: Call[Any]) -> set[str]:
+        """Send a call, and return the keys of its commands without a space in their names, as the server sees them."""
+        words = {word for command in self.commands_of(call) if command[:3] != "PUB" for word in command.split(" ")}
+        return {word for word in words if re.fullmatch(rf"\{{?{self.prefix}\b[^\\@*]*", word)}
 
     def wipe(self) -> None:
         """Remove all keys, however many, at once."""

@@ -80,11 +80,11 @@ class World:
 
     def send(self, call: Call[Any], *, again: bool = False) -> list[Any]:
         """The raw reply; `again`: to a copy of the last numbered request."""
-        keys, args = call.keys, call.args
+        args = call.args
         if call.numbered:
             self.number += not again
-            keys, args = (f"{call.base}:producer:X", *keys), (self.number, max(1, self.number - 3), *args)
-        reply: list[Any] = self.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, *args)
+            args = ("X", self.number, max(1, self.number - 3), *args)
+        reply: list[Any] = self.client.execute_command("EVALSHA", call.script.sha, 1, call.base, *args)
         return reply
 
     def heard(self) -> dict[str, list[bytes]]:

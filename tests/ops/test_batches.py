@@ -201,9 +201,9 @@ def test_open_part_refuses(desk: Desk) -> None:
     call = ops.open_part(desk.q, "b", TOKEN, "even more")
     few = (*call.args[:3], 2)
     with desk.nothing_changes():
-        assert desk.client.evalsha(call.script.sha, len(call.keys), *call.keys, *few) == [b"full"]
+        assert desk.client.evalsha(call.script.sha, 1, call.base, *few) == [b"full"]
     few = (*call.args[:2], desk.q.base, 2)
-    assert desk.client.evalsha(call.script.sha, len(call.keys), *call.keys, *few)[0] == b"ok"
+    assert desk.client.evalsha(call.script.sha, 1, call.base, *few)[0] == b"ok"
     batch.add("x")
     batch.seal()
     assert status().status == "sealed"

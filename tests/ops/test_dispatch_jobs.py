@@ -690,7 +690,7 @@ def test_claims_after_it_are_above_its_numbers(desk: Desk) -> None:
 
 def test_options_that_are_no_map_are_an_error_before_anything_is_written(desk: Desk) -> None:
     call = ops.dispatch_jobs(desk.q, [job("a"), job("b")])
-    broken: Call[Any] = Call(call.script, call.base, call.keys, (*call.args[:3], b"\xc1", b"b"), call.read, True)
+    broken: Call[Any] = Call(call.script, call.base, (*call.args[:3], b"\xc1", b"b"), call.read, True)
     with desk.nothing_changes(), pytest.raises(redis.ResponseError):
         desk.send(broken)
 

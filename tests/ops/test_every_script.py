@@ -45,7 +45,7 @@ def test_there_is_a_call_for_every_script() -> None:
 
 
 def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
-    """Keys that the script may touch: those it is given or may know the name of, and those of workers whose stem it has."""
+    """Keys that the script has touched in this call, and others that it may know the name of."""
     keys = desk.q if call.base == desk.q.base else desk.g
     names = [name for name, what in vars(type(keys)).items() if isinstance(what, property)]
     found = {
@@ -62,7 +62,7 @@ def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
             failures = QueueKeys(keys.prefix, keys.queue, failures=True)
             found |= {failures.base, failures.counts, failures.hungry}
         found |= {key for stem, key in batch_keys(keys) if f"'{stem}'" in call.script.source}
-    return sorted(found | set(call.keys))
+    return sorted(found | desk.touched_by(call))
 
 
 def batch_keys(keys: QueueKeys) -> list[tuple[str, str]]:

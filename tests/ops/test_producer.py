@@ -83,8 +83,7 @@ def test_replies_expire_an_hour_after_the_last_request_or_resend(desk: Desk) -> 
 def test_two_producers_do_not_know_each_other(desk: Desk) -> None:
     call = ops.enqueue(desk.q, [b"a"])
     for producer in ("X", "Y"):
-        keys = (f"{desk.q.base}:producer:{producer}", *call.keys)
-        desk.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, 1, 1, *call.args)
+        desk.client.execute_command("EVALSHA", call.script.sha, 1, desk.q.base, producer, 1, 1, *call.args)
     assert desk.waiting() == [b"a", b"a"]
 
 
@@ -99,14 +98,14 @@ def test_a_number_may_be_as_large_as_a_float_is_exact(desk: Desk) -> None:
 @pytest.mark.parametrize("odd", ["", "abc", "-1", "1.5", "1e308", "inf", "nan", str(2**53), "1" + "0" * 20])
 def test_a_number_that_is_none_is_refused_and_where_it_is_stored_it_stops_nothing(desk: Desk, odd: str) -> None:
     call = ops.enqueue(desk.q, [b"a"])
-    keys = (f"{desk.q.base}:producer:X", *call.keys)
+    replies = f"{desk.q.base}:producer:X"
     for numbers in (odd, 1), (1, odd):
         with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="whole numbers below 2"):
-            desk.client.execute_command("EVALSHA", call.script.sha, len(keys), *keys, *numbers, *call.args)
+            desk.client.execute_command("EVALSHA", call.script.sha, 1, desk.q.base, "X", *numbers, *call.args)
     for field in "low", "oldest":
-        desk.client.hset(keys[0], field, odd)
+        desk.client.hset(replies, field, odd)
         assert put(desk, 1, 1)[0] == b"ok"
-        desk.client.delete(keys[0])
+        desk.client.delete(replies)
 
 
 @pytest.mark.parametrize("make", [

@@ -108,7 +108,7 @@ class Scripts:
     def call(self, call: Call[T], now: int) -> T:
         self.desk.client.set(f"{self.registry.base}:clock", f"0 {now}", px=60_000)
         moved = bench_scripts()[call.script.sha]
-        return self.desk.call(Call(moved, call.base, call.keys, call.args, call.read, call.numbered))
+        return self.desk.call(Call(moved, call.base, call.args, call.read, call.numbered))
 
     def declare(self, now: int) -> None:
         self.call(ops.declare_schedules(self.registry, [("s", b"x")], replace=True), now)

@@ -121,12 +121,12 @@ def test_the_answer_of_a_beat_counts_from_when_it_was_sent() -> None:
 
     registration = Registration("w")
     registration.alive_at = 0
-    early = registration.record_replies(Call(Any, "", (), (), read))
+    early = registration.record_replies(Call(Any, "", (), read))
     between = boottime()
     time.sleep(0.002)
     early.read([True])
     assert 0 < registration.alive_at <= between
-    registration.record_replies(Call(Any, "", (), (), read)).read([False])
+    registration.record_replies(Call(Any, "", (), read)).read([False])
     assert registration.alive_at == -math.inf, "the loop has not heard of it yet, but the claims are gone"
 
 

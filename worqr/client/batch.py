@@ -1,7 +1,7 @@
 """`Batch`: a handle of jobs that are counted together, with one follow-up at the end.
 
 A batch has a home queue, which keeps its record, and a part in each queue of its jobs. Before a job is added, its part is opened
-at the home; after that, dispatches go to the queue of the job only. `worqr/lua/_part.lua` and ``_batch.lua`` have the protocol.
+at the home; after that, dispatches go to the queue of the job only. `worqr/lua/batches.lua` has the protocol.
 Not here: how queues tell each other (`outbox_relay`).
 """
 

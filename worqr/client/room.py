@@ -1,7 +1,7 @@
 """Wait for room: repeat an enqueue or a dispatch that a full queue has refused, until the queue has room for it.
 
 A refused request notes on the server what it waits for. A script that takes tasks out of the queue publishes on the channel of
-the program which of its calls has room now (`worqr/lua/_room.lua`). Messages may get lost, so each call also asks once a second.
+the program which of its calls has room now (`worqr/lua/queue.lua`). Messages may get lost, so each call also asks once a second.
 A call that is woken asks again under a new number, and may find that another producer was faster. No order is promised.
 
 A connection keeps its channel of a queue for the next time, because a queue that was full once is soon full again.

@@ -70,10 +70,10 @@ NOT_YET: Final = object()
 
 
 def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...]]:
-    """Return the script of `call` and its KEYS, without the key that the link puts in front of them."""
+    """Return the script of `call` and its KEYS: the base, and in a cluster the key that never exists."""
     if clustered:
-        return call.script.sharded, (*call.keys, call.base + NONEXISTENT)
-    return call.script, call.keys
+        return call.script.sharded, (call.base, call.base + NONEXISTENT)
+    return call.script, (call.base,)
 
 
 @lru_cache(maxsize=10_000)
@@ -393,13 +393,12 @@ class Session:
 
     def _command(self, request: Request, call: Call[Any], numbers: SequenceNumbers) -> tuple[bytes | str | int, ...]:
         """Return one call as a command. A numbered request gets its number here, and keeps it when it is sent again."""
-        script, keys = as_sent(call, clustered=True) if self._clustered else (call.script, call.keys)
+        script, keys = as_sent(call, clustered=self._clustered)
         if not call.numbered:
             return (b"EVALSHA", script.sha, len(keys), *keys, *call.args)
-        base = call.base
         number = request.number or numbers.give(request)
-        name = f"{base}:producer:{self._producer}"
-        return (b"EVALSHA", script.sha, len(keys) + 1, name, *keys, number, numbers.lowest(base), *call.args)
+        numbering = (self._producer, number, numbers.lowest(call.base))
+        return (b"EVALSHA", script.sha, len(keys), *keys, *numbering, *call.args)
 
     # Receiving
 
@@ -489,8 +488,8 @@ class Session:
                     text += "; " + LOAD_REMEDY
             case ErrorAction.REFUSED if has_foreign_type(refused):
                 text += (
-                    f". Another program has written one of these keys, or another key that begins with {request.call.base}: "
-                    f"{', '.join(request.call.keys)}. Find it with `redis-cli TYPE KEY`, and rename or delete it"
+                    f". Another program has written a key that begins with {request.call.base}: list them with `redis-cli "
+                    f"--scan --pattern '{request.call.base}*'`, find it with `redis-cli TYPE KEY`, and rename or delete it"
                 )
             case ErrorAction.FULL:
                 return QueueFull(

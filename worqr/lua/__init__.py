@@ -1,13 +1,16 @@
-"""The scripts: one Lua file per transaction, loaded once, named by the SHA-1 of what is sent.
+"""The scripts: one Lua file for each entity, with its transactions and the functions that they share.
 
-A file begins with a shebang and a header (guarantee, KEYS, ARGV, RETURNS, RESEND). Functions that several scripts call are in the
-modules ``_*.lua``, one for each entity. A script is sent with those that it calls, and without comments (`worqr.lua.assembler`).
-The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent: the loader makes their body a
-function, and `numbered` in ``_producer.lua`` looks for the stored reply before it and stores the reply after it.
+A transaction is a function with a header: guarantee, ARGV, RETURNS, RESEND. It is sent as a script of its own, named by the SHA-1 of
+what is sent, with the functions of all files that it calls, and without comments (`worqr.lua.assembler`). ``KEYS[1]`` is the base:
+of a queue, or of the mesh. In a cluster ``KEYS[2]`` is a key that never exists (`worqr.link.session` has the reason).
+``-- FLAGS`` has the flags of the script for the server.
+The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent. Their first three arguments are the
+producer's id, the number of the request, and the lowest number still unanswered: `numbered` in ``values.lua`` looks for the stored
+reply before their body and stores the reply after it.
 Each function that a script makes costs server time, also if it is never called. So the comment of a function that is rarely
 called has the line ``-- LATER``: the script makes it at its first call. Line numbers in the server's errors count the lines that
 are sent: those that ``worqr script NAME`` prints, not those of the file. Scripts are constants: nothing is ever formatted into
-them, values travel as KEYS and ARGV.
+them, values travel as ARGV.
 """
 
 from __future__ import annotations
@@ -15,17 +18,17 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from worqr.lua.assembler import Definition, assemble, library
+from worqr.lua.assembler import Definition, Transaction, assemble, library, transactions
 
 _FOLDER = Path(__file__).parent
 _NUMBERED = re.compile(r"^-- NUMBERED$", re.MULTILINE)
+_FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _SHARDED = (
     (
-        re.compile(r"redis\.pcall\('PUBLISH', (?!'\{')"),
+        re.compile(r"redis\.pcall\('PUBLISH', (?!'\{'|mesh )"),
         "redis.pcall('SPUBLISH', ",
     ),  # the channels of the registry are not sharded
     (re.compile(r"'PUBSUB', 'NUMSUB'"), "'PUBSUB', 'SHARDNUMSUB'"),
@@ -35,7 +38,7 @@ _SHARDED = (
 
 
 class Script:
-    """One transaction: its name (the file's stem), the source as it is sent, and the SHA-1 by which the server knows it.
+    """One transaction: its name, the source as it is sent, and the SHA-1 by which the server knows it.
 
     Without a source, it is the script of the package with that name, read at first use. `sharded` is the same transaction for a
     cluster, where the channels of a queue are sharded.
@@ -62,40 +65,43 @@ class Script:
             return self.sharded
         if attribute not in {"source", "sha"}:
             raise AttributeError(attribute)
-        shebang, _, body = _read(self.name).partition("\n")
-        if _NUMBERED.search(body):
-            body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], function()\n{body}end)\n"
-        self._set(f"{shebang}\n{assemble(body, _shared())}")
+        known = _transactions()[self.name]
+        body, flags = known.body, _FLAGS.search(known.header)
+        if _NUMBERED.search(known.header):
+            body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n{body}end)\n"
+        self._set(f"#!lua{f' flags={flags[1]}' if flags else ''}\n{assemble(body, _shared())}")
         return self.source if attribute == "source" else self.sha
 
     @property
     def header(self) -> str:
-        """The header of the script's file: guarantee, KEYS, ARGV, RETURNS, RESEND."""
-        lines = _read(self.name).splitlines()[1:]
-        return "\n".join(takewhile(lambda line: line.startswith("--"), lines)) + "\n"
+        """The header: guarantee, ARGV, RETURNS, RESEND."""
+        return _transactions()[self.name].header
 
     def __repr__(self) -> str:
         return f"<Script {self.name}>"
 
 
-def _read(stem: str) -> str:
-    return _FOLDER.joinpath(f"{stem}.lua").read_text("utf-8")
+@cache
+def _files() -> tuple[str, ...]:
+    return tuple(path.read_text("utf-8") for path in sorted(_FOLDER.glob("*.lua")))
+
+
+@cache
+def _transactions() -> dict[str, Transaction]:
+    found = [each for text in _files() for each in transactions(text)]
+    return {each.name: each for each in sorted(found, key=lambda each: each.name)}
 
 
 @cache
 def _shared() -> dict[str, Definition]:
-    """Return all functions and constants of the modules, by name."""
-    return library(_read(stem) for stem in _stems() if stem.startswith("_"))
-
-
-def _stems() -> list[str]:
-    return sorted(path.stem for path in _FOLDER.glob("*.lua"))
+    """Return all functions and constants that transactions share, by name."""
+    return library(_files())
 
 
 @cache
 def script(name: str) -> Script:
     """Return the transaction `name`."""
-    if not _FOLDER.joinpath(f"{name}.lua").is_file():
+    if name not in _transactions():
         raise FileNotFoundError(f"there is no script {name!r}")
     return Script(name)
 
@@ -103,4 +109,4 @@ def script(name: str) -> Script:
 @cache
 def all_scripts() -> tuple[Script, ...]:
     """Return all transactions, by name."""
-    return tuple(script(stem) for stem in _stems() if not stem.startswith("_"))
+    return tuple(map(script, _transactions()))

@@ -1,9 +1,10 @@
 """The assembler of scripts: puts the shared functions that a script calls in front of its body.
 
 Here are a tokenizer of Lua, the call graph of the shared functions, and the text that is sent to the server. All of it is pure.
-A shared module is a list of definitions at the beginning of a line: ``local function name(...)`` or ``local NAME = ...``.
+A file is a list of definitions at the beginning of a line: ``local function name(...)`` or ``local NAME = ...``. A transaction is
+a function without parameters whose comment, its header, begins with its name and a colon. No other function calls it.
 A script gets the definitions that its body names, and those that they name, each before its first use, because Lua's scoping
-requires that. `worqr.lua` lists the files and documents their names.
+requires that. `worqr.lua` lists the files and documents the lines of a header.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ end
 """
 
 
+_TRANSACTION: Final = re.compile(
+    r"^(?P<header>-- (?P<name>\w+): .*\n(?:--.*\n)*)local function (?P=name)\(\)\n(?P<body>(?:(?: .*)?\n)*)end\n", re.MULTILINE
+)
+
 Token = tuple[str, str]
 """One word of a Lua text: its kind (space, comment, string, name, number or symbol) and the word. Symbols without a space between
 them are one token, but for brackets and minus signs, which begin one."""
@@ -49,7 +54,7 @@ them are one token, but for brackets and minus signs, which begin one."""
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A function or a constant of a shared module."""
+    """A function or a constant of a file."""
 
     name: str
     code: str
@@ -74,6 +79,23 @@ def tokens(text: str) -> Iterator[Token]:
         if kind == "open":
             raise ValueError(f"line {text.count(chr(10), 0, found.start()) + 1}: a string has no end")
         yield kind, found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One transaction: its name, its header, and the lines of its function, as if they stood at the top of a file."""
+
+    name: str
+    header: str
+    body: str
+
+
+def transactions(text: str) -> list[Transaction]:
+    """Return the transactions of a file, in their order."""
+    return [
+        Transaction(found["name"], found["header"], found["body"].replace("\n  ", "\n").removeprefix("  "))
+        for found in _TRANSACTION.finditer(text)
+    ]
 
 
 def strip(text: str) -> str:
@@ -111,15 +133,15 @@ def _scan(words: Iterable[Token]) -> tuple[str, tuple[str, ...]]:
 
 
 def definitions(text: str) -> list[Definition]:
-    """Return the definitions of a shared module, in their order.
+    """Return the definitions of a file, in their order.
 
     Raises:
-        ValueError: the module has other code between them.
+        ValueError: the file has other code between them.
     """
     words = list(tokens(text))
     starts = [n for n, word in enumerate(words) if word[1] == "local" and (n == 0 or words[n - 1][1][-1] == "\n")]
     if any(kind not in {"space", "comment"} for kind, _ in words[: starts[0] if starts else None]):
-        raise ValueError("a module has only definitions, and begins with something else")
+        raise ValueError("a file has only definitions, and begins with something else")
     return [
         _definition(words[start:end], later=_is_later(words[:start]))
         for start, end in zip(starts, [*starts[1:], len(words)], strict=True)
@@ -143,14 +165,17 @@ def _definition(words: list[Token], *, later: bool) -> Definition:
 
 
 def library(modules: Iterable[str]) -> dict[str, Definition]:
-    """Return all definitions of these modules by name.
+    """Return all definitions of these files by name, but for the transactions.
 
     Raises:
         ValueError: a name is defined twice.
     """
     known: dict[str, Definition] = {}
     for module in modules:
+        own = {each.name for each in transactions(module)}
         for each in definitions(module):
+            if each.name in own:
+                continue
             if each.name in known:
                 raise ValueError(f"{each.name!r} is defined twice")
             known[each.name] = each

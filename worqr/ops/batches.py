@@ -133,9 +133,8 @@ def open_batch(
 
     flat = tuple(part for fact in facts.items() for part in fact)
     outer = b"" if parent is None else msgspec.msgpack.encode(parent)
-    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
     args: tuple[Argument, ...] = (id, token, open_for_ms, keep_ms, outer, *flat)
-    return new_call("open_batch", keys.base, names, args, read, numbered=True, size=sum(len(value) for value in flat))
+    return new_call("open_batch", keys.base, args, read, numbered=True, size=sum(len(value) for value in flat))
 
 
 def open_part(keys: QueueKeys, id: str, token: str, part: str, *, inside: bool = False) -> Call[OpenedPart]:
@@ -160,9 +159,7 @@ def open_part(keys: QueueKeys, id: str, token: str, part: str, *, inside: bool =
         }
         return OpenedPart(word, options=options)
 
-    known = BatchKeys(keys)
-    names = (keys.base, known.batch(id), known.parts(id), known.batches)
-    return new_call("open_part", keys.base, names, (id, token, part, MAX_PARTS, int(inside)), read)
+    return new_call("open_part", keys.base, (id, token, part, MAX_PARTS, int(inside)), read)
 
 
 def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:
@@ -173,23 +170,20 @@ def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:
             return None
         return Sealed(text(reply[1]), text(reply[2]), _versions(reply[3:]))
 
-    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
-    return new_call("seal_batch", keys.base, names, (id, token), read)
+    return new_call("seal_batch", keys.base, (id, token), read)
 
 
 def report_part(
     keys: QueueKeys, id: str, token: str, part: str, version: int, *, closed: bool, counts: str
 ) -> Call[str]:
     """Report the state of a part to the home of its batch. `counts`: as in `PartRow`, with spaces."""
-    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
     args = (id, token, part, version, int(closed), counts)
-    return new_call("report_part", keys.base, names, args, expect_ok)
+    return new_call("report_part", keys.base, args, expect_ok)
 
 
 def cancel_batch(keys: QueueKeys, id: str, token: str, reason: str) -> Call[str]:
     """Cancel a batch: ok, ended or unknown. An empty `token` is that of any batch."""
-    names = (keys.base, BatchKeys(keys).batch(id), BatchKeys(keys).batches)
-    return new_call("cancel_batch", keys.base, names, (id, token, reason), expect("ok", "ended", "unknown"))
+    return new_call("cancel_batch", keys.base, (id, token, reason), expect("ok", "ended", "unknown"))
 
 
 def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
@@ -204,7 +198,7 @@ def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
         ]
         return status_word(reply) == "more", found
 
-    return new_call("check_batches", keys.base, (keys.base, BatchKeys(keys).batches), (_CHECKS_AT_ONCE,), read)
+    return new_call("check_batches", keys.base, (_CHECKS_AT_ONCE,), read)
 
 
 def read_batch(keys: QueueKeys, id: str) -> Call[BatchRow | None]:
@@ -213,7 +207,7 @@ def read_batch(keys: QueueKeys, id: str) -> Call[BatchRow | None]:
     def read(reply: Reply) -> BatchRow | None:
         return None if status_word(reply) == "unknown" else _row(reply[1:])
 
-    return new_call("read_batch", keys.base, (keys.base, BatchKeys(keys).batch(id)), (id,), read)
+    return new_call("read_batch", keys.base, (id,), read)
 
 
 def list_batches(keys: QueueKeys, first: int = 0, limit: int = 100) -> Call[tuple[int, list[BatchRow]]]:
@@ -223,14 +217,12 @@ def list_batches(keys: QueueKeys, first: int = 0, limit: int = 100) -> Call[tupl
         status_word(reply)
         return int(reply[1]), [_row(entry) for entry in reply[2:]]
 
-    return new_call("list_batches", keys.base, (keys.base, BatchKeys(keys).batches), (first, limit), read)
+    return new_call("list_batches", keys.base, (first, limit), read)
 
 
 def close_part(keys: QueueKeys, token: str, version: int, home: str, id: str, keep: str) -> Call[str]:
     """Tell a part that nothing more is added to its batch from outside."""
-    return new_call(
-        "close_part", keys.base, (keys.base, BatchKeys(keys).part(token)), (token, version, home, id, keep), expect_ok
-    )
+    return new_call("close_part", keys.base, (token, version, home, id, keep), expect_ok)
 
 
 def cancel_part(
@@ -241,9 +233,8 @@ def cancel_part(
     def read(reply: Reply) -> str | None:
         return text(reply[1]) if status_word(reply) == "more" else None
 
-    names = (keys.base, BatchKeys(keys).part(token), BatchKeys(keys).members(token))
     args = (token, version, home, id, keep, reason, cursor, _CANCEL_MEMBERS)
-    return new_call("cancel_part", keys.base, names, args, read)
+    return new_call("cancel_part", keys.base, args, read)
 
 
 def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]]:
@@ -253,29 +244,27 @@ def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]
         status_word(reply)
         return int(reply[1]), {text(name): text(value) for name, value in pairs(reply[2:])}
 
-    names = (BatchKeys(keys).part(token), BatchKeys(keys).members(token))
-    return new_call("read_part", keys.base, names, (), read)
+    return new_call("read_part", keys.base, (token,), read)
 
 
 def hold_follow_ups(keys: QueueKeys, token: str, home: str, id: str, facts: Mapping[str, bytes | str]) -> Call[str]:
     """Store follow-ups of a batch in their queue, which is not the `home` of the batch, before the batch is opened."""
     flat = tuple(part for fact in facts.items() for part in fact)
-    names, size = (keys.base, BatchKeys(keys).follow_ups(token)), sum(len(value) for value in flat)
-    return new_call("hold_follow_ups", keys.base, names, (home, id, _UNOPENED_MS, *flat), expect_ok, size=size)
+    size = sum(len(value) for value in flat)
+    return new_call("hold_follow_ups", keys.base, (token, home, id, _UNOPENED_MS, *flat), expect_ok, size=size)
 
 
 def keep_follow_ups(keys: QueueKeys, token: str, kept_for_ms: int) -> Call[str]:
     """Tell a queue for how many ms it is to hold the follow-ups of a batch. 0: until the next such request."""
-    return new_call("keep_follow_ups", keys.base, (BatchKeys(keys).follow_ups(token),), (kept_for_ms,), expect_ok)
+    return new_call("keep_follow_ups", keys.base, (token, kept_for_ms), expect_ok)
 
 
 def put_follow_up(keys: QueueKeys, token: str, kind: str, ending: int, facts: bytes) -> Call[str]:
     """Enqueue the follow-up that this queue holds for the ending with this number, if it is not enqueued yet: ok, stored, or
     unknown.
     """
-    names = (keys.base, BatchKeys(keys).follow_ups(token))
     args = (token, kind, ending, facts)
-    return new_call("put_follow_up", keys.base, names, args, expect("ok", "stored", "unknown"))
+    return new_call("put_follow_up", keys.base, args, expect("ok", "stored", "unknown"))
 
 
 def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[OutboxMessage]]:
@@ -285,10 +274,10 @@ def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[Out
         status_word(reply)
         return [_outbox_message(*entry) for entry in reply[1:]]
 
-    return new_call("take_outbox", keys.base, (BatchKeys(keys).outbox,), (limit,), read)
+    return new_call("take_outbox", keys.base, (limit,), read)
 
 
 def drop_outbox(keys: QueueKeys, delivered: Sequence[OutboxMessage]) -> Call[str]:
     """Delete delivered messages, unless their topics have newer ones."""
     flat = tuple(part for each in delivered for part in (each.topic, each.message))
-    return new_call("drop_outbox", keys.base, (BatchKeys(keys).outbox,), flat, expect_ok)
+    return new_call("drop_outbox", keys.base, flat, expect_ok)

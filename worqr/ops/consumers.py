@@ -47,10 +47,9 @@ def start_work(
 
     The server refuses it if the user lacks a right that the scripts of a worker need on this queue.
     """
-    names = (keys.base, keys.workers, keys.policy(worker))
     ttl = "-" if result_ttl_ms is None else result_ttl_ms
     args = (worker, max_stalls, keep_failed, int(on_failure), ttl, last, limits, lanes, options)
-    return new_call("start_work", keys.base, names, args, _read_changed, numbered=True)
+    return new_call("start_work", keys.base, args, _read_changed, numbered=True)
 
 
 def _read_changed(reply: Reply) -> Literal["", "limits", "lanes"]:
@@ -63,7 +62,7 @@ def _read_released(reply: Reply) -> ReleasedClaims:
 
 def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
     """Stop serving the queue; call again while there is more."""
-    return new_call("stop_work", keys.base, (keys.base,), (worker, limit), _read_released, numbered=True)
+    return new_call("stop_work", keys.base, (worker, limit), _read_released, numbered=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def find_claims(keys: QueueKeys, cursor: str, budget: int, older_ms: int) -> Cal
         return FoundClaims(text(reply[1]), text(reply[2]), texts(reply[3:]))
 
     pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", keys.prefix) + ":{*:claim:*"
-    return new_call("find_claims", keys.base, (keys.base,), (cursor, budget, pattern, older_ms), read)
+    return new_call("find_claims", keys.base, (cursor, budget, pattern, older_ms), read)
 
 
 def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Sequence[int]) -> Call[int]:
@@ -95,13 +94,10 @@ def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Seq
 
     `known`: all workers of the registry.
     """
-    names = (keys.base, keys.workers, keys.claims(worker))
     args: tuple[Argument, ...] = (worker, "\n".join(known), *claims)
-    return new_call(
-        "adopt_claims", keys.base, names, args, lambda reply: int(reply[1]) if status_word(reply) == "ok" else 0
-    )
+    return new_call("adopt_claims", keys.base, args, lambda reply: int(reply[1]) if status_word(reply) == "ok" else 0)
 
 
 def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
     """Give a dead worker's claims back to the queue; call again while there is more."""
-    return new_call("fail_worker", keys.base, (keys.base,), (worker, limit), _read_released)
+    return new_call("fail_worker", keys.base, (worker, limit), _read_released)

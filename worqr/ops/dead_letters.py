@@ -38,10 +38,6 @@ def _claim(stored: bytes) -> DeadLetterClaim:
     return stored if found is None or b"%d" % found != stored else found
 
 
-def _list(keys: QueueKeys, which: DeadLetterList) -> str:
-    return keys.failed if which == "failed" else keys.broken
-
-
 def list_aside(
     keys: QueueKeys,
     which: DeadLetterList,
@@ -69,9 +65,20 @@ def list_aside(
     before = "+inf" if before_ms is None else before_ms
     since = "-inf" if since_ms is None else since_ms
     budget = MAX_BYTES if head is None else MAX_HEADS
-    args: tuple[str | int, ...] = (min(limit, MAX_ITEMS), MAX_ITEMS, budget, after, after_ms, before, error, int(bare))
-    args = (*args, since, -1 if head is None else head, batch)
-    return new_call("list_aside", keys.base, (keys.base, _list(keys, which)), args, read)
+    times = (after, after_ms, before)
+    args = (
+        which,
+        min(limit, MAX_ITEMS),
+        MAX_ITEMS,
+        budget,
+        *times,
+        error,
+        int(bare),
+        since,
+        -1 if head is None else head,
+        batch,
+    )
+    return new_call("list_aside", keys.base, args, read)
 
 
 def _record(entry: Sequence[Any]) -> dict[str, bytes]:
@@ -88,8 +95,7 @@ def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Ca
     def read(reply: Reply) -> list[DeadLetterClaim]:
         return [_claim(claim) for claim in reply[1:]]
 
-    names = (keys.base, _list(keys, which), keys.dead_letter_index)
-    return new_call("find_aside", keys.base, names, tuple(ids), read)
+    return new_call("find_aside", keys.base, (which, *ids), read)
 
 
 def _count(reply: Reply) -> int:
@@ -99,14 +105,12 @@ def _count(reply: Reply) -> int:
 
 def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Call[int]:
     """Turn up to MAX_ITEMS records into jobs; return how many."""
-    names = (keys.base, _list(keys, which))
-    return new_call("retry_aside", keys.base, names, tuple(claims), _count, numbered=True)
+    return new_call("retry_aside", keys.base, (which, *claims), _count, numbered=True)
 
 
 def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Call[int]:
     """Drop up to MAX_ITEMS records; return how many."""
-    names = (keys.base, _list(keys, which))
-    return new_call("drop_aside", keys.base, names, tuple(claims), _count, numbered=True)
+    return new_call("drop_aside", keys.base, (which, *claims), _count, numbered=True)
 
 
 def count_errors(
@@ -117,4 +121,4 @@ def count_errors(
     def read(reply: Reply) -> tuple[bool, dict[str, int]]:
         return status_word(reply) == "more", {text(name): int(number) for name, number in pairs(reply[1:])}
 
-    return new_call("count_errors", keys.base, (keys.base, _list(keys, which)), (rank, limit), read)
+    return new_call("count_errors", keys.base, (which, rank, limit), read)

@@ -28,10 +28,6 @@ class StoredHistory:
     records: list[Record]
 
 
-def _keys_of(keys: QueueKeys) -> tuple[str, ...]:
-    return (keys.base, keys.workers, keys.due, keys.failed, keys.counts, keys.runs)
-
-
 def _record(stored: bytes) -> Record:
     record = decode_record(stored)
     if record is None:
@@ -55,7 +51,7 @@ def sample_queue(
         return None if status_word(reply) == "missing" else _record(reply[1])
 
     args = (HISTORY_EXPIRE_S, 1 if create else 0, since, -1 if age_ms is None else age_ms)
-    return new_call("sample_queue", keys.base, (*_keys_of(keys), keys.history, keys.history10), args, read)
+    return new_call("sample_queue", keys.base, args, read)
 
 
 def read_history(keys: QueueKeys, step: Step, number: int) -> Call[StoredHistory]:
@@ -65,13 +61,12 @@ def read_history(keys: QueueKeys, step: Step, number: int) -> Call[StoredHistory
         parts = [part for part in reply[2:] if part is not None]
         return StoredHistory(_record(reply[1]), [record for part in parts for record in decode_records(part)])
 
-    ring = keys.history if step == 1 else keys.history10
-    return new_call("read_history", keys.base, (*_keys_of(keys), ring), (step, number), read)
+    return new_call("read_history", keys.base, (step, number), read)
 
 
 def drop_history(keys: QueueKeys) -> Call[str]:
     """Delete the history of a queue."""
-    return new_call("drop_history", keys.base, (keys.history, keys.history10), (), expect_ok)
+    return new_call("drop_history", keys.base, (), expect_ok)
 
 
 def note_histories(keys: RegistryKeys, names: Sequence[str] = (), *, dropped: str = "") -> Call[dict[str, int]]:
@@ -83,4 +78,4 @@ def note_histories(keys: RegistryKeys, names: Sequence[str] = (), *, dropped: st
         status_word(reply)
         return {exact(name): whole(minute, 0) for name, minute in pairs(reply[1:])}
 
-    return new_call("note_histories", keys.base, (keys.histories,), (HISTORY_EXPIRE_S, dropped, *names), read)
+    return new_call("note_histories", keys.base, (HISTORY_EXPIRE_S, dropped, *names), read)

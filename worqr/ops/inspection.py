@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
-from worqr.keys import LaneKeys, QueueKeys
+from worqr.keys import QueueKeys
 from worqr.limits import Limit, parse_limits
 from worqr.ops.jobs import JobState
 from worqr.ops.replies import (
@@ -106,12 +106,7 @@ def inspect(keys: QueueKeys) -> Call[Inspected]:
             *(int(reply[23]), int(reply[24])),
         )
 
-    names = (
-        *(keys.base, keys.workers, keys.due, keys.failed, keys.broken),
-        *(keys.paused, keys.counts, keys.trash, keys.trash_suspects, keys.trash_due, keys.trash_blocked, keys.blocked),
-        keys.limits,
-    )
-    return new_call("inspect", keys.base, names, (), read)
+    return new_call("inspect", keys.base, (), read)
 
 
 def _totals(flat: Sequence[Any]) -> dict[str, int]:
@@ -126,7 +121,7 @@ def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
         status_word(reply)
         return _totals(reply[1])
 
-    return new_call("read_runs", keys.base, (keys.runs,), (), read)
+    return new_call("read_runs", keys.base, (), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +152,7 @@ def list_policies(
         status_word(reply)
         return sorted((group(*each) for each in reply[2:]), key=lambda found: -found.number), int(reply[1])
 
-    return new_call("list_policies", keys.base, (keys.base, keys.workers), (limit, named), read)
+    return new_call("list_policies", keys.base, (limit, named), read)
 
 
 def _shown_options(stored: str | None) -> dict[str, str]:
@@ -190,7 +185,7 @@ def find_task(keys: QueueKeys, task: bytes, most: int) -> Call[FoundTask]:
         return FoundTask(bool(complete), [int(place) for place in places], texts(ids), wholes(claims[::2]))
 
     args = (task, most, FIND_DEPTH, MAX_ITEMS)
-    return new_call("find_task", keys.base, (keys.base,), args, read, size=len(task))
+    return new_call("find_task", keys.base, args, read, size=len(task))
 
 
 def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
@@ -200,7 +195,7 @@ def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
         status_word(reply)
         return reply[1:]
 
-    return new_call("list_ended", keys.base, (keys.recent,), (limit,), read)
+    return new_call("list_ended", keys.base, (limit,), read)
 
 
 def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call[tuple[int, list[bytes]]]:
@@ -210,7 +205,7 @@ def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call
         return int(reply[1]), reply[2:]
 
     args = (limit, 1 if from_front else 0, MAX_BYTES, MAX_SKIPPED)
-    return new_call("list_tasks", keys.base, (keys.base, keys.suspects, LaneKeys(keys).base), args, read)
+    return new_call("list_tasks", keys.base, args, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +286,7 @@ def list_running(
         return RunningPage(status_word(reply) == "more", exact(reply[1]), [task(*entry) for entry in reply[2:]])
 
     args = (limit, MAX_BYTES, after_worker, after_claim, before_claim, HOLDERS_AT_ONCE, MAX_ITEMS, only)
-    return new_call("list_running", keys.base, (keys.base, keys.workers, keys.cancelling), args, read)
+    return new_call("list_running", keys.base, args, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +316,7 @@ def list_jobs(
     def read(reply: Reply) -> JobPage:
         return JobPage(status_word(reply) == "more", [position(*parts) for parts in reply[1:]])
 
-    names = (keys.base, keys.suspects, keys.due, keys.blocked, keys.counts)
-    return new_call("list_jobs", keys.base, names, (state, limit, after, MAX_BYTES, int(from_end)), read)
+    return new_call("list_jobs", keys.base, (state, limit, after, MAX_BYTES, int(from_end)), read)
 
 
 def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
@@ -331,4 +325,4 @@ def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
     def read(reply: Reply) -> list[int]:
         return wholes(reply[1:])
 
-    return new_call("list_marks", keys.base, (keys.cancelling,), tuple(claims), read)
+    return new_call("list_marks", keys.base, tuple(claims), read)

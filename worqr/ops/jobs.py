@@ -94,9 +94,7 @@ def read_job(keys: QueueKeys, id: str) -> Call[Everything]:
             texts(twins),
         )
 
-    kept = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id))
-    names = (keys.base, *kept, keys.counts, keys.dead_letter_index, keys.cancelling, keys.taken(id))
-    return new_call("read_job", keys.base, names, (id, HEAD_BYTES, READ_BYTES, MANY_RECORDS), read)
+    return new_call("read_job", keys.base, (id, HEAD_BYTES, READ_BYTES, MANY_RECORDS), read)
 
 
 def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Call[bytes | None]:
@@ -105,8 +103,7 @@ def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Cal
     def read(reply: Reply) -> bytes | None:
         return None if status_word(reply) == "gone" else bytes(reply[1])
 
-    names = (keys.base, keys.job(id), keys.active(id), keys.dead_letter_index)
-    return new_call("read_payload", keys.base, names, (id, "" if claim is None else claim), read)
+    return new_call("read_payload", keys.base, (id, "" if claim is None else claim), read)
 
 
 _DISPATCH: Final = script("dispatch_jobs")
@@ -124,7 +121,7 @@ class Dispatched:
 
 
 NewJob = tuple[Mapping[str, object], bytes]
-"""The options of one dispatch, as ``_dispatch.lua`` names them, and its payload."""
+"""The options of one dispatch, as ``jobs.lua`` names them, and its payload."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -150,14 +147,14 @@ def dispatch_jobs(
     merge: Merge[list[Dispatched]] | None = None
     if not all_or_none:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
-    return Call(_DISPATCH, keys.base, (keys.base,), tuple(args), _read_all, True, size, merge, replicas)
+    return Call(_DISPATCH, keys.base, tuple(args), _read_all, True, size, merge, replicas)
 
 
 def _join(calls: Sequence[Call[list[Dispatched]]]) -> Call[list[Dispatched]]:
     """Return one dispatch with the jobs of several dispatches, in their order."""
     first = calls[0]
     args = (first.args[0], *(arg for call in calls for arg in call.args[1:]))
-    return Call(_DISPATCH, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
+    return Call(_DISPATCH, first.base, args, first.read, True, sum(call.size for call in calls))
 
 
 def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
@@ -187,7 +184,7 @@ def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[Promoted]:
         number, next_in, needs_relay = (int(part) for part in reply[1:])
         return Promoted(number, None if next_in < 0 else next_in, bool(needs_relay))
 
-    return new_call("promote_due", keys.base, (keys.base, keys.due), (limit,), read)
+    return new_call("promote_due", keys.base, (limit,), read)
 
 
 def promote_jobs(keys: QueueKeys, ids: Sequence[str]) -> Call[int]:
@@ -197,7 +194,7 @@ def promote_jobs(keys: QueueKeys, ids: Sequence[str]) -> Call[int]:
         status_word(reply)
         return int(reply[1])
 
-    return new_call("promote_jobs", keys.base, (keys.base, keys.due), tuple(ids), read, numbered=True)
+    return new_call("promote_jobs", keys.base, tuple(ids), read, numbered=True)
 
 
 def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
@@ -207,7 +204,7 @@ def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
         status_word(reply)
         return CancelReply(False, int(reply[1]), wholes(reply[2:]), "-", "-")
 
-    return new_call("cancel_job", keys.base, (keys.base,), (id, reason), read, numbered=True)
+    return new_call("cancel_job", keys.base, (id, reason), read, numbered=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +221,7 @@ def read_result(keys: QueueKeys, id: str, number: int) -> Call[ResultReply]:
     def read(reply: Reply) -> ResultReply:
         return ResultReply(status_word(reply), reply[1:])
 
-    found = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.dead_letter_index)
-    return new_call("read_result", keys.base, (keys.base, *found), (number, id, f"{keys.base}:aside:"), read)
+    return new_call("read_result", keys.base, (number, id), read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,5 +261,4 @@ def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
             waits_for=waits_for_of(error_type, error_message),
         )
 
-    names = (keys.job(id), keys.active(id), keys.result(id), keys.older_result(id), keys.counts, keys.dead_letter_index)
-    return new_call("job_status", keys.base, names, (number, id, f"{keys.base}:aside:"), read)
+    return new_call("job_status", keys.base, (number, id), read)

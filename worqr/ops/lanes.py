@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from worqr.keys import LaneKeys, QueueKeys
+from worqr.keys import QueueKeys
 from worqr.ops.operators import CANCEL_PAGE, CancelReply
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text, wholes
 from worqr.script_call import Call
@@ -50,8 +50,7 @@ def list_lanes(keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS) -> Call
             rows.append(LaneRow(exact(name), *counted, text(limits), why, opens, bool(held)))
         return rows, more
 
-    lanes = LaneKeys(keys)
-    return new_call("list_lanes", keys.base, (keys.base, lanes.names, lanes.running, lanes.rules), (after, limit), read)
+    return new_call("list_lanes", keys.base, (after, limit), read)
 
 
 def set_lane(
@@ -63,7 +62,7 @@ def set_lane(
 ) -> Call[str]:
     """Set the weight or the limit (``*``: what workers declare) of a lane, or pause it with a reason, or resume it."""
     args = (lane, setting, value, "-" if duration_ms is None else duration_ms)
-    return new_call("set_lane", keys.base, (keys.base, LaneKeys(keys).rules), args, expect_ok, numbered=True)
+    return new_call("set_lane", keys.base, args, expect_ok, numbered=True)
 
 
 def cancel_lane(
@@ -75,5 +74,4 @@ def cancel_lane(
         more = status_word(reply) == "more"
         return CancelReply(more, int(reply[1]), wholes(reply[4:]), "-", exact(reply[3]))
 
-    names = (keys.base, keys.due, keys.blocked, LaneKeys(keys).claims)
-    return new_call("cancel_lane", keys.base, names, (lane, after, budget, reason), read, numbered=True)
+    return new_call("cancel_lane", keys.base, (lane, after, budget, reason), read, numbered=True)

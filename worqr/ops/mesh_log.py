@@ -28,7 +28,7 @@ def note_event(
 ) -> Call[str]:
     """Append an entry."""
     args = (kind, who, queue, worker, job, "" if count is None else count, text[:MAX_LOG_TEXT])
-    return new_call("note_event", keys.base, (keys.log,), args, expect_ok, numbered=True)
+    return new_call("note_event", keys.base, args, expect_ok, numbered=True)
 
 
 def list_events(keys: RegistryKeys, limit: int, after: str = "") -> Call[list[LogEntry]]:
@@ -42,7 +42,7 @@ def list_events(keys: RegistryKeys, limit: int, after: str = "") -> Call[list[Lo
         ]
         return found if after else found[::-1]
 
-    return new_call("list_events", keys.base, (keys.log,), (limit, after), read)
+    return new_call("list_events", keys.base, (limit, after), read)
 
 
 def _entry(id: str, fields: dict[str, str]) -> LogEntry:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from worqr.keys import LaneKeys, QueueKeys
+from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, read_changed, status_word, text, wholes
 from worqr.script_call import Call
 from worqr.stored_values import exact
@@ -38,7 +38,7 @@ def cancel_task(
         return CancelReply(more, int(reply[1]), wholes(reply[5:]), text(reply[3]), exact(reply[4]))
 
     args = (task, cursor, after, CANCEL_PAGE, SCAN_LIMIT, reason)
-    return new_call("cancel_task", keys.base, (keys.base, keys.counts), args, read, numbered=True, size=len(task))
+    return new_call("cancel_task", keys.base, args, read, numbered=True, size=len(task))
 
 
 def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[CancelReply | None]:
@@ -50,7 +50,7 @@ def cancel_all(keys: QueueKeys, after: str = "-", *, reason: str = "") -> Call[C
             return None
         return CancelReply(word == "more", int(reply[1]), wholes(reply[4:]), "-", exact(reply[3]))
 
-    return new_call("cancel_all", keys.base, (keys.base,), (after, CANCEL_PAGE, reason), read, numbered=True)
+    return new_call("cancel_all", keys.base, (after, CANCEL_PAGE, reason), read, numbered=True)
 
 
 def cancel_claims(keys: QueueKeys, claims: Sequence[int], *, reason: str = "") -> Call[list[int]]:
@@ -60,8 +60,7 @@ def cancel_claims(keys: QueueKeys, claims: Sequence[int], *, reason: str = "") -
         status_word(reply)
         return wholes(reply[1:])
 
-    names = (keys.base, keys.cancelling)
-    return new_call("cancel_claims", keys.base, names, (reason, *claims), read, numbered=True)
+    return new_call("cancel_claims", keys.base, (reason, *claims), read, numbered=True)
 
 
 def delete_queue(keys: QueueKeys) -> Call[bool]:
@@ -70,7 +69,7 @@ def delete_queue(keys: QueueKeys) -> Call[bool]:
     def read(reply: Reply) -> bool:
         return status_word(reply) != "busy"
 
-    return new_call("delete_queue", keys.base, (keys.base,), (), read, numbered=True)
+    return new_call("delete_queue", keys.base, (), read, numbered=True)
 
 
 def purge_queue(keys: QueueKeys, limit: int | None = None) -> Call[bool]:
@@ -83,22 +82,13 @@ def purge_queue(keys: QueueKeys, limit: int | None = None) -> Call[bool]:
     def read(reply: Reply) -> bool:
         return status_word(reply) == "more"
 
-    names = (
-        keys.base,
-        keys.trash,
-        keys.trash_suspects,
-        keys.trash_due,
-        keys.trash_blocked,
-        keys.counts,
-        LaneKeys(keys).trash,
-    )
-    return new_call("purge_queue", keys.base, names, (MAX_ITEMS if limit is None else limit,), read)
+    return new_call("purge_queue", keys.base, (MAX_ITEMS if limit is None else limit,), read)
 
 
 def pause(keys: QueueKeys, reason: str, duration_ms: int | None = None) -> Call[str]:
     """Stop claims of the queue's tasks, for some time or until it is resumed."""
     args = (reason, "-" if duration_ms is None else duration_ms)
-    return new_call("pause", keys.base, (keys.base, keys.paused), args, expect_ok, numbered=True)
+    return new_call("pause", keys.base, args, expect_ok, numbered=True)
 
 
 def set_limits(keys: QueueKeys, limits: str) -> Call[bool]:
@@ -106,9 +96,9 @@ def set_limits(keys: QueueKeys, limits: str) -> Call[bool]:
 
     `limits`: see `worqr.limits`; `DECLARES_NOTHING` removes them, so that those of the workers hold again.
     """
-    return new_call("set_limits", keys.base, (keys.base,), (limits,), read_changed, numbered=True)
+    return new_call("set_limits", keys.base, (limits,), read_changed, numbered=True)
 
 
 def resume(keys: QueueKeys) -> Call[str]:
     """Allow claims of the queue's tasks again."""
-    return new_call("resume", keys.base, (keys.base, keys.paused), (), expect_ok, numbered=True)
+    return new_call("resume", keys.base, (), expect_ok, numbered=True)

@@ -35,8 +35,8 @@ class StoredSnapshot:
 
 def post_scan(keys: RegistryKeys, waiting: Sequence[str], snapshot: bytes = b"") -> Call[str]:
     """Announce the queues with waiting tasks to every heartbeat, and store the snapshot, if there is one."""
-    args: tuple[bytes | str | int, ...] = (WAITING_EXPIRE_S, SNAPSHOT_EXPIRE_S, snapshot, keys.prefix, *waiting)
-    return new_call("post_scan", keys.base, (keys.waiting, keys.snapshot), args, expect_ok, size=len(snapshot))
+    args: tuple[bytes | str | int, ...] = (WAITING_EXPIRE_S, SNAPSHOT_EXPIRE_S, snapshot, *waiting)
+    return new_call("post_scan", keys.base, args, expect_ok, size=len(snapshot))
 
 
 def read_snapshot(keys: RegistryKeys) -> Call[StoredSnapshot]:
@@ -47,7 +47,7 @@ def read_snapshot(keys: RegistryKeys) -> Call[StoredSnapshot]:
         used, limit = int(reply[3]), int(reply[4])
         return StoredSnapshot(int(reply[1]), reply[2], used / limit if limit else None)
 
-    return new_call("read_snapshot", keys.base, (keys.snapshot, keys.watched), (WATCHED_EXPIRE_S,), read)
+    return new_call("read_snapshot", keys.base, (WATCHED_EXPIRE_S,), read)
 
 
 WIRE_VERSION: Final = 1
@@ -152,10 +152,9 @@ def start_worker(
         _check_version(keys, reply)
         return expect_ok(reply)
 
-    names = (keys.registered, keys.worker(worker), keys.version, keys.info(worker), keys.log)
     flat = [part for fact in facts for part in fact]
     args = (worker, keepalive_ms, WIRE_VERSION, INFO_EXPIRE_S, text[:MAX_LOG_TEXT], *flat)
-    return new_call("start_worker", keys.base, names, args, read, numbered=True)
+    return new_call("start_worker", keys.base, args, read, numbered=True)
 
 
 def keep_worker_alive(
@@ -183,10 +182,9 @@ def keep_worker_alive(
             return Beat(False, False, False, [])
         return Beat(True, word == "revived", bool(reply[1]), texts(reply[4:]), exact(reply[2]), text(reply[3]))
 
-    names = (keys.registered, keys.worker(worker), keys.leader, keys.waiting, keys.info(worker))
     state = 2 if quiet and not leaving else int(leaving)
     args = (worker, beat, keepalive_ms, lease_ms, INFO_EXPIRE_S, running, room, lag_ms, state, stale_lease, answer)
-    return new_call("keep_worker_alive", keys.base, names, args, read)
+    return new_call("keep_worker_alive", keys.base, args, read)
 
 
 def ask_worker(keys: RegistryKeys, worker: str, mode: str, concurrency: str) -> Call[bool]:
@@ -196,7 +194,7 @@ def ask_worker(keys: RegistryKeys, worker: str, mode: str, concurrency: str) -> 
         return status_word(reply) != "unknown"
 
     args = (worker, mode, concurrency, INFO_EXPIRE_S)
-    return new_call("ask_worker", keys.base, (keys.registered, keys.info(worker)), args, read, numbered=True)
+    return new_call("ask_worker", keys.base, args, read, numbered=True)
 
 
 def _still_mapped(reply: Reply) -> list[str]:
@@ -205,20 +203,18 @@ def _still_mapped(reply: Reply) -> list[str]:
 
 def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
     """Leave the registry; return the queues that are still mapped. If there are any, stop them first: nothing was done."""
-    names = (keys.registered, keys.worker(worker), keys.work_map(worker), keys.info(worker), keys.leader, keys.log)
-    return new_call("stop_worker", keys.base, names, (worker,), _still_mapped)
+    return new_call("stop_worker", keys.base, (worker,), _still_mapped)
 
 
 def map_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
     """Note that the worker is about to serve the queue: ok, or dead."""
-    names = (keys.registered, keys.work_map(worker), keys.queues)
     args = (worker, queue, QUEUES_EXPIRE_S)
-    return new_call("map_work", keys.base, names, args, expect("ok", "dead"), numbered=True)
+    return new_call("map_work", keys.base, args, expect("ok", "dead"), numbered=True)
 
 
 def unmap_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
     """Note that the worker no longer serves the queue."""
-    return new_call("unmap_work", keys.base, (keys.work_map(worker),), (queue,), expect_ok, numbered=True)
+    return new_call("unmap_work", keys.base, (worker, queue), expect_ok, numbered=True)
 
 
 def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
@@ -228,22 +224,20 @@ def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
         beats = {exact(worker): beat for worker, beat in pairs(reply[2])}
         return WorkerHeartbeats(text(reply[1]), beats, names_of(reply[3]))
 
-    return new_call("look_at_workers", keys.base, (keys.registered, keys.dying), (keys.worker(""),), read)
+    return new_call("look_at_workers", keys.base, (), read)
 
 
 def condemn_worker(
     keys: RegistryKeys, worker: str, heartbeat: bytes | None, *, who: str = "", text: str = ""
 ) -> Call[str]:
     """Declare the worker dead if `heartbeat` is still its own (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
-    names = (keys.registered, keys.dying, keys.worker(worker), keys.log)
     args = (worker, heartbeat or b"", who, text[:MAX_LOG_TEXT])
-    return new_call("condemn_worker", keys.base, names, args, expect("ok", "alive", "gone"))
+    return new_call("condemn_worker", keys.base, args, expect("ok", "alive", "gone"))
 
 
 def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
     """End a worker's recovery; return the queues that are still mapped, which must be failed and unmapped first."""
-    names = (keys.dying, keys.work_map(worker), keys.info(worker))
-    return new_call("forget_worker", keys.base, names, (worker,), _still_mapped)
+    return new_call("forget_worker", keys.base, (worker,), _still_mapped)
 
 
 def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Call[WorkersPage]:
@@ -259,9 +253,8 @@ def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Call[Wo
         status_word(reply)
         return WorkersPage(exact(reply[1]).rpartition(" ")[0], rows, names_of(reply[2]))
 
-    names = (keys.registered, keys.dying, keys.leader)
-    args = (after, WORKERS_AT_ONCE, WORK_MAPS_AT_ONCE, keys.worker(""), keys.info(""), keys.work_map(""), last)
-    return new_call("list_workers", keys.base, names, args, read)
+    args = (after, WORKERS_AT_ONCE, WORK_MAPS_AT_ONCE, last)
+    return new_call("list_workers", keys.base, args, read)
 
 
 def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) -> Call[QueuesPage]:
@@ -276,7 +269,7 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
         return QueuesPage(int(reply[1]), names, last, bool(reply[3]))
 
     noted, name = after or (b"", b"")
-    return new_call("list_queues", keys.base, (keys.queues, keys.watched), (QUEUES_AT_ONCE + 1, noted, name), read)
+    return new_call("list_queues", keys.base, (QUEUES_AT_ONCE + 1, noted, name), read)
 
 
 def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
@@ -289,13 +282,13 @@ def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
         status_word(reply)
         return names_of(reply[1:])
 
-    args: tuple[str | int, ...] = (keys.work_map(""), UNUSED_MS, MANY_DYING, *names)
-    return new_call("forget_queues", keys.base, (keys.queues, keys.dying), args, read)
+    args: tuple[str | int, ...] = (UNUSED_MS, MANY_DYING, *names)
+    return new_call("forget_queues", keys.base, args, read)
 
 
 def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
     """Note that queues are in use now, so that their names are found."""
-    return new_call("note_queues", keys.base, (keys.queues,), (QUEUES_EXPIRE_S, *names), expect_ok)
+    return new_call("note_queues", keys.base, (QUEUES_EXPIRE_S, *names), expect_ok)
 
 
 def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict[str, int]]:
@@ -306,7 +299,7 @@ def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict
         return {name: whole(stored, 1) for name, stored in zip(declared, reply[1:], strict=True)}
 
     flat = tuple(part for each in declared.items() for part in each)
-    return new_call("declare_shards", keys.base, (keys.shards,), flat, read, numbered=True)
+    return new_call("declare_shards", keys.base, flat, read, numbered=True)
 
 
 def list_shards(keys: RegistryKeys) -> Call[dict[str, int | None]]:
@@ -319,16 +312,15 @@ def list_shards(keys: RegistryKeys) -> Call[dict[str, int | None]]:
         _check_version(keys, reply)
         return {exact(name): whole(number) for name, number in pairs(reply[1:])}
 
-    return new_call("list_shards", keys.base, (keys.shards, keys.version), (WIRE_VERSION,), read)
+    return new_call("list_shards", keys.base, (WIRE_VERSION,), read)
 
 
 def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:
     """Forget that the queue has `known` shards. Returns ok, or changed."""
     read = expect("ok", "changed")
-    return new_call("drop_shards", keys.base, (keys.shards,), (queue, known), read, numbered=True)
+    return new_call("drop_shards", keys.base, (queue, known), read, numbered=True)
 
 
 def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
     """Start the recovery of a worker that serves the queue but is not registered. Returns ok, or alive."""
-    names = (keys.registered, keys.dying, keys.work_map(worker))
-    return new_call("adopt_worker", keys.base, names, (worker, queue), expect("ok", "alive"))
+    return new_call("adopt_worker", keys.base, (worker, queue), expect("ok", "alive"))

@@ -25,7 +25,6 @@ MAX_SKIPPED: Final = 1000
 def new_call(
     name: str,
     base: str,
-    keys: tuple[str, ...],
     args: tuple[Argument, ...],
     read: Callable[[Reply], T],
     *,
@@ -33,7 +32,7 @@ def new_call(
     size: int = 0,
 ) -> Call[T]:
     """Return a call of the script `name`; the other arguments are those of `Call`."""
-    return Call(script(name), base, keys, args, read, numbered, size)
+    return Call(script(name), base, args, read, numbered, size)
 
 
 def status_word(reply: Reply) -> str:

@@ -109,17 +109,13 @@ class DueSchedules:
     clock_set_back: bool = False
 
 
-def _all(keys: RegistryKeys) -> tuple[str, str, str]:
-    return keys.schedules, keys.schedules_due, keys.schedules_seen
-
-
 def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool) -> Call[str]:
     """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not stored."""
     args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S]
     for name, definition in definitions:
         args += (name, definition)
     size = sum(len(definition) for _, definition in definitions)
-    return new_call("declare_schedules", keys.base, _all(keys), tuple(args), expect_ok, numbered=True, size=size)
+    return new_call("declare_schedules", keys.base, tuple(args), expect_ok, numbered=True, size=size)
 
 
 def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
@@ -129,7 +125,7 @@ def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]
         status_word(reply)
         return texts(reply[1:])
 
-    return new_call("renew_schedules", keys.base, _all(keys), (SCHEDULES_EXPIRE_S, *names), read)
+    return new_call("renew_schedules", keys.base, (SCHEDULES_EXPIRE_S, *names), read)
 
 
 def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
@@ -143,7 +139,7 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
             found.setdefault(name, {})[what] = value
         return Schedules(int(reply[1]), found, text(reply[2]))
 
-    return new_call("list_schedules", keys.base, (keys.schedules,), (cursor, _FACTS), read)
+    return new_call("list_schedules", keys.base, (cursor, _FACTS), read)
 
 
 def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
@@ -182,7 +178,7 @@ def tick_schedules(
         following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
         progress = f"{tick.last} {following} {tick.check_at} {fired} {' '.join(map(str, tick.pending))}"
         args += (tick.stored.name, tick.stored.as_stored, progress)
-    return new_call("tick_schedules", keys.base, (keys.schedules, keys.schedules_due), tuple(args), _read_due)
+    return new_call("tick_schedules", keys.base, tuple(args), _read_due)
 
 
 def _read_due(reply: Reply) -> DueSchedules:
@@ -211,9 +207,7 @@ def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, i
         status_word(reply)
         return text(reply[1]), int(reply[2])
 
-    return new_call(
-        "rewind_schedules", keys.base, (keys.schedules, keys.schedules_due), (cursor, SCHEDULES_AT_ONCE), read
-    )
+    return new_call("rewind_schedules", keys.base, (cursor, SCHEDULES_AT_ONCE), read)
 
 
 def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]:
@@ -222,8 +216,8 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
     def read(reply: Reply) -> bool:
         return status_word(reply) != "unknown"
 
-    args, both = (name, int(paused)), (keys.schedules, keys.schedules_due)
-    return new_call("pause_schedule", keys.base, both, args, read, numbered=True)
+    args = (name, int(paused))
+    return new_call("pause_schedule", keys.base, args, read, numbered=True)
 
 
 def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Call[str]:
@@ -232,8 +226,7 @@ def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Call[st
     def read(reply: Reply) -> str:
         return status_word(reply)
 
-    both = (keys.schedules, keys.schedules_due)
-    return new_call("override_schedule", keys.base, both, (name, override), read, numbered=True)
+    return new_call("override_schedule", keys.base, (name, override), read, numbered=True)
 
 
 def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call[list[str]]:
@@ -243,7 +236,7 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call
         status_word(reply)
         return texts(reply[1:])
 
-    return new_call("drop_schedules", keys.base, _all(keys), (unseen_ms, limit), read)
+    return new_call("drop_schedules", keys.base, (unseen_ms, limit), read)
 
 
 def fire_schedule(
@@ -256,4 +249,4 @@ def fire_schedule(
     """
     args: tuple[Any, ...] = (name, nominal, judged_at, run_at, overlap, FIRED_EXPIRE_S, task, meta)
     read = expect("ok", "skipped", "busy", "fired", "again")
-    return new_call("fire_schedule", keys.base, (keys.base, keys.fired), args, read, size=len(task))
+    return new_call("fire_schedule", keys.base, args, read, size=len(task))

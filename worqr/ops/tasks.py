@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from worqr.errors import at_max_length
-from worqr.keys import LaneKeys, QueueKeys, RoomKeys
+from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.replies import (
     MAX_BYTES,
@@ -70,7 +70,7 @@ def enqueue(
         merge = _ONE if len(tasks) == 1 else Merge(len(tasks), _join_enqueues, len(tasks))
     size = len(tasks[0]) if len(tasks) == 1 else sum(map(len, tasks))
     base = keys.base
-    return Call(_ENQUEUE, base, (base,), args, read, True, size, merge, replicas)
+    return Call(_ENQUEUE, base, args, read, True, size, merge, replicas)
 
 
 _ENQUEUE = script("enqueue")
@@ -80,7 +80,7 @@ def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
     """Return one enqueue of the tasks of several enqueues, in their order."""
     first = calls[0]
     args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
-    return Call(_ENQUEUE, first.base, first.keys, args, first.read, True, sum(call.size for call in calls))
+    return Call(_ENQUEUE, first.base, args, first.read, True, sum(call.size for call in calls))
 
 
 _ONE = Merge(1, _join_enqueues, 1)
@@ -101,21 +101,7 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[
             return StartReply(word, int(reply[1]), reply[3:], int(reply[2]))
         return StartReply(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
-    names = (
-        *_claim_keys(keys, worker),
-        keys.hungry,
-        keys.suspects,
-        keys.paused,
-        keys.due,
-        keys.limits,
-        LaneKeys(keys).base,
-        RoomKeys(keys).waiters,
-    )
-    return new_call("start_tasks", keys.base, names, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
-
-
-def _claim_keys(keys: QueueKeys, worker: str) -> tuple[str, ...]:
-    return (keys.base, keys.workers, keys.claims(worker))
+    return new_call("start_tasks", keys.base, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
 
 
 def _read_refusals(reply: Reply) -> dict[int, str]:
@@ -137,14 +123,13 @@ def finish_tasks(
     for claim, (kind, value) in (results or {}).items():
         kept += (claim, kind, value)
     size = sum(len(value) for _, value in results.values()) if results else 0
-    names = (*_claim_keys(keys, worker), keys.policy(worker))
     args = (worker, len(kept) // 3, *kept, *claims)
-    return new_call("finish_tasks", keys.base, names, args, _read_refusals, size=size)
+    return new_call("finish_tasks", keys.base, args, _read_refusals, size=size)
 
 
 def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
     """Give up to MAX_ITEMS claims back to the front of the queue; return the claims for which that failed."""
-    return new_call("stop_tasks", keys.base, _claim_keys(keys, worker), (worker, *claims), _read_refusals)
+    return new_call("stop_tasks", keys.base, (worker, *claims), _read_refusals)
 
 
 def file_tasks(keys: QueueKeys, worker: str, lanes: Mapping[int, str]) -> Call[dict[int, str]]:
@@ -156,7 +141,7 @@ def file_tasks(keys: QueueKeys, worker: str, lanes: Mapping[int, str]) -> Call[d
         lanes: the lane of each claim. A task that is in a lane already goes back to its front.
     """
     args = (worker, *(part for each in lanes.items() for part in each))
-    return new_call("file_tasks", keys.base, _claim_keys(keys, worker), args, _read_refusals)
+    return new_call("file_tasks", keys.base, args, _read_refusals)
 
 
 def retry_task(
@@ -180,7 +165,7 @@ def retry_task(
     facts = (error.type, error.message, error.traceback, fields_as_json(error))
     args = (worker, claim, counter, limit, *when, *facts, pause)
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
-    return new_call("retry_task", keys.base, _claim_keys(keys, worker), args, read)
+    return new_call("retry_task", keys.base, args, read)
 
 
 def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
@@ -188,7 +173,7 @@ def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, b
     kind = "broken" if broken else "failed"
     args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("aside", "cancelled", "gone", "mine", "lost")
-    return new_call("fail_task", keys.base, _claim_keys(keys, worker), args, read)
+    return new_call("fail_task", keys.base, args, read)
 
 
 def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Call[int]:
@@ -200,7 +185,7 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
     def read(reply: Reply) -> int:
         return int(reply[1])
 
-    return new_call("note_progress", keys.base, (keys.base, keys.claims(worker)), tuple(args), read)
+    return new_call("note_progress", keys.base, tuple(args), read)
 
 
 def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes) -> Call[str]:
@@ -215,8 +200,7 @@ def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str,
         value: the bytes, or the encoded result.
     """
     args = (worker, claim, number, step, value)
-    names = (keys.base, keys.claims(worker))
-    return new_call("save_state", keys.base, names, args, expect("ok", "full", "lost"), size=len(value))
+    return new_call("save_state", keys.base, args, expect("ok", "full", "lost"), size=len(value))
 
 
 def note_runs(
@@ -232,9 +216,8 @@ def note_runs(
         ended: runs to store (`worqr.records`), at most MAX_ITEMS, the last one at the end.
         keep: how many of them the queue keeps.
     """
-    args = (number, keep, b"\n".join(ended), *(part for each in counts.items() for part in each))
-    names = (keys.policy(worker), keys.runs, keys.recent)
-    return new_call("note_runs", keys.base, names, args, expect("ok", "gone"))
+    args = (worker, number, keep, b"\n".join(ended), *(part for each in counts.items() for part in each))
+    return new_call("note_runs", keys.base, args, expect("ok", "gone"))
 
 
 def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:
@@ -246,8 +229,7 @@ def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[t
         marked = int(reply[1])
         return wholes(reply[2 : 2 + marked]), wholes(reply[2 + marked :])
 
-    names = (keys.workers, keys.claims(worker), keys.cancelling)
-    return new_call("reconcile", keys.base, names, (worker, *named), read)
+    return new_call("reconcile", keys.base, (worker, *named), read)
 
 
 def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
@@ -256,4 +238,4 @@ def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
     def read(reply: Reply) -> list[int] | None:
         return None if status_word(reply) == "not_serving" else wholes(reply[1:])
 
-    return new_call("list_own_claims", keys.base, (keys.workers, keys.claims(worker)), (worker, MAX_ITEMS), read)
+    return new_call("list_own_claims", keys.base, (worker, MAX_ITEMS), read)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -92,7 +93,7 @@ def _with_bench_script(call: Call[T]) -> Call[T]:
 def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:
     """Set how far the clock is ahead; or stop it at a time, with `stopped_ms`."""
     setting = f"{ahead_ms}" if stopped_ms is None else f"{ahead_ms} {stopped_ms}"
-    return Call(_own("set_clock"), keys.base, (f"{keys.base}:clock",), (setting,), expect_ok)
+    return Call(_own("set_clock"), keys.base, (setting,), expect_ok)
 
 
 def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
@@ -102,13 +103,13 @@ def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, 
         found = reply[2:]
         return text(reply[1]), [(text(key), int(at)) for key, at in zip(found[::2], found[1::2], strict=True)]
 
-    return Call(_own("find_keys"), keys.base, (f"{keys.base}:clock",), (cursor, pattern), read)
+    return Call(_own("find_keys"), keys.base, (cursor, pattern), read)
 
 
 def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[str]:
     """Set when keys expire, in ms. A time in the past deletes the key."""
-    names, args = tuple([key for key, _ in moments]), tuple[Argument, ...]([at for _, at in moments])
-    return Call(_own("expire_keys"), keys.base, names, args, expect_ok)
+    args = tuple[Argument, ...](chain.from_iterable(moments))
+    return Call(_own("expire_keys"), keys.base, args, expect_ok)
 
 
 async def keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:

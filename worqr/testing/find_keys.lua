@@ -1,6 +1,5 @@
 #!lua flags=no-writes
 -- find_keys: some of the keys of a bench, and when they expire by the server's clock; in steps, from cursor 0 to cursor 0.
--- KEYS[1] clock STRING, which says whose keys
 -- ARGV[1] cursor
 -- ARGV[2] pattern glob
 -- RETURNS ok cursor [key expires: ms since 1970, -1 never]...

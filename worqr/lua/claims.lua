@@ -1,0 +1,1204 @@
+-- Claims: how workers take tasks, keep them and end them.
+
+-- A claim of a worker on a task: its fencing token, how it is cancelled and ended, and the ways back into the queue.
+-- The item of a claim is in a list of its own, and its token in the worker's set of claims.
+
+local LAST_TOKEN = 9000000000000000 -- the clock in the year 2255. A larger token was never assigned: doubles soon lose digits there
+
+-- Returns the queue's next fencing token, and the clock in milliseconds. The token is above the last one and above the
+-- clock, so that it never decreases.
+local function next_token(base)
+  local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
+  if not (last >= 0 and last <= LAST_TOKEN) then
+    last = 0
+  end
+  local time = redis.call('TIME')
+  return math.max(last + 1, time[1] * 1000000 + time[2]), time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Stores the last fencing token that was assigned.
+local function store_token(base, number)
+  if redis.call('HSET', base .. ':counts', 'fence', digits(number)) == 1 then
+    redis.call('EXPIRE', base .. ':counts', COUNTS_EXPIRE)
+  end
+end
+
+-- Returns a claimed task as a table: its item, the id of its job (nil: a raw task), the id it has as a job, the fields of
+-- its record, its payload, and its counters.
+local function claimed_task(base, item, id, claim, fields)
+  return {item = item, job = id, id = id or new_id(base, claim), fields = fields, task = fields.task,
+    failures = whole_number(fields.failures, 0), stalls = whole_number(fields.stalls, 0),
+    timeouts = whole_number(fields.timeouts, 0)}
+end
+
+-- Returns the claimed_task of `claim`, read before anything is written. Returns nil if there is no task, or a reference
+-- without a record.
+local function read_claim(base, claim)
+  local item = own(redis.pcall('LINDEX', base .. ':claim:' .. claim, 0))
+  if not item then
+    return nil
+  end
+  local id = job_id(item)
+  local fields = {task = item}
+  if id then
+    fields = read_hash(base .. ':active:' .. id)
+  end
+  return fields and fields.task and claimed_task(base, item, id, claim, fields) or nil
+end
+
+-- Makes the raw `task` under `claim` of `worker` a job, while it runs. `task`: a claimed_task.
+local function become_job(base, worker, claim, task)
+  local digest = redis.sha1hex(task.task)
+  write_hash(base .. ':active:' .. task.id, {task = task.task, twin = digest, claim = claim, worker = worker,
+    state = 'active', first = claim, last = claim, queued = claim})
+  add_twin(base, digest, task.id)
+  redis.call('LSET', base .. ':claim:' .. claim, 0, MARKER .. task.id)
+end
+
+-- Returns the entry of a start for the claimed `item`: the payload, or for a job its record as names and values, and its
+-- id; and that record as a table. The entry has no `tries`, which only people read. Returns false if the record is gone.
+local function entry_of(base, item)
+  local id = item and job_id(item)
+  if not id then
+    return item
+  end
+  local entry = own(redis.pcall('HGETALL', base .. ':active:' .. id))
+  if not entry or #entry == 0 then
+    return false
+  end
+  local fields, last = {}, #entry + 1
+  for i = 1, #entry, 2 do
+    fields[entry[i]] = entry[i + 1]
+  end
+  if fields.tries then
+    last = #entry - 1
+    for i = 1, last, 2 do
+      if entry[i] == 'tries' then
+        entry[i], entry[i + 1] = entry[last], entry[last + 1]
+      end
+    end
+  end
+  entry[last], entry[last + 1] = 'id', id -- at the end: `count` finds the id there
+  return entry, fields
+end
+
+-- Deletes what is stored under `claim`. Returns false if there is nothing, else how many blocked jobs became claimable, the id,
+-- if it is a job, and the item. The last five parameters are those of end_job. The caller removes the claim from the worker's set
+-- of claims.
+local function end_claim(base, claim, outcome, facts, ttl, now, none_blocked)
+  local item = redis.pcall('LPOP', base .. ':claim:' .. claim)
+  if not item or item.err then
+    own(item)
+    return false
+  end
+  local id = job_id(item)
+  return id and end_job(base, id, outcome, facts, ttl, now, none_blocked) or 0, id, item
+end
+
+-- Marks `claim` for cancellation and publishes it. The worker that holds it then asks which of its claims are marked.
+local function request_cancel(base, claim)
+  if redis.call('SADD', base .. ':cancelling', claim) == 1 then
+    redis.pcall('PUBLISH', base .. '_cancel', claim)
+  end
+end
+
+-- Marks many claims and notifies each worker that holds one of them, once, on the worker's own channel. One message per
+-- claim to all workers would block the server for seconds. `marked`: claims and their workers in turn.
+local function request_cancels(base, marked)
+  if #marked == 2 then
+    return request_cancel(base, marked[1])
+  end
+  local claims, notified = {}, {}
+  for i = 1, #marked, 2 do
+    claims[#claims + 1] = marked[i]
+  end
+  for from = 1, #claims, 1000 do
+    redis.call('SADD', base .. ':cancelling', unpack(claims, from, math.min(from + 999, #claims)))
+  end
+  for i = 2, #marked, 2 do
+    local worker = marked[i]
+    if not notified[worker] then
+      notified[worker] = true
+      redis.pcall('PUBLISH', base .. ':wake:' .. worker, 'c')
+    end
+  end
+end
+
+-- Returns true if the cancellation of `claim` was requested; removes the mark and notifies the callers that wait for it.
+-- The caller counts the cancellation.
+local function take_cancel_request(base, claim)
+  if redis.call('SREM', base .. ':cancelling', claim) == 0 then
+    return false
+  end
+  redis.pcall('PUBLISH', base .. '_cancelled', claim)
+  return true
+end
+
+-- Returns the workers that hold claims, or may, in the order of their ids. Reads their sets of claims, so that a set of a
+-- wrong type is an error before the first write.
+local function claim_holders(base)
+  local workers = redis.call('HKEYS', base .. ':workers')
+  table.sort(workers)
+  for _, worker in ipairs(workers) do
+    redis.call('SCARD', base .. ':claims:' .. worker)
+  end
+  return workers
+end
+
+-- Calls look(claim, worker) for at most `budget` claims of `holders`, in the order of worker ids and, within each, of
+-- claims. `after` is '-', or the end of the last call: a claim, a space, its worker. Returns the next `after`, '-' when all
+-- are done.
+local function each_claim(base, holders, after, budget, look)
+  local last, behind = string.match(after, '^(%d+) (.*)$')
+  for _, worker in ipairs(holders) do
+    if not behind or worker >= behind then
+      for _, claim in ipairs(claims_in(base .. ':claims:' .. worker)) do
+        if worker ~= behind or tonumber(claim) > tonumber(last) then
+          if budget <= 0 then
+            return after
+          end
+          look(claim, worker)
+          after, budget = claim .. ' ' .. worker, budget - 1
+        end
+      end
+    end
+  end
+  return '-'
+end
+
+-- Ends `claim` as cancelled if its cancellation was requested, and counts it. Returns how many tasks became claimable, or
+-- nil if it was not requested. `task`: the result of read_claim.
+local function end_if_cancelled(base, claim, task, ttl, now)
+  if not take_cancel_request(base, claim) then
+    return nil
+  end
+  count(base, 'cancelled', 1, {task and task.job})
+  return end_claim(base, claim, 'cancelled', nil, ttl, now) or 0
+end
+
+-- Says how a claim goes back into the queue. `counter`: failures, stalls, timeouts, or '' if this return is not counted.
+-- `limit`: for a task without a limit of its own; the task fails when the counter reaches it. `failure`: a dead_letter_as,
+-- or nil. `retry_message`: stored with a retried task instead of the failure's (nil: that). `to_back`: true for the back of
+-- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none). The field `lane`,
+-- which file_tasks sets, is the lane that a task without one is filed in.
+local function release_as(counter, limit, failure, retry_message, to_back, run_at, retried_at)
+  return {counter = counter, limit = limit, failure = failure, retry_message = retry_message, to_back = to_back,
+    run_at = run_at, retried_at = retried_at}
+end
+
+-- The one way back into the queue, for stop, retry, leave and the recovery of dead workers. `release`: a release_as.
+-- `policy`: the worker_policy of the worker that held the claim. If its cancellation was requested, the claim ends as
+-- cancelled. If the queue was cleared since the claim, the task is dropped. Returns given, cancelled, dropped, aside or
+-- gone, how many tasks became claimable, and the id of a job that was given back. The caller removes the claim from the
+-- worker's set of claims.
+local function release_claim(base, claim, release, policy, now)
+  local task = read_claim(base, claim)
+  local ready = end_if_cancelled(base, claim, task, policy.result_ttl, now)
+  if ready then
+    return 'cancelled', ready
+  end
+  if not task then
+    return 'gone', end_claim(base, claim, 'gone', nil, nil, now) or 0
+  end
+  if tonumber(claim) <= cleared_up_to(base) then
+    count(base, 'dropped', 1, {task.job})
+    return 'dropped', end_claim(base, claim, 'cancelled', nil, policy.result_ttl, now) or 0
+  end
+  local counter = release.counter
+  if counter ~= '' then
+    task[counter] = task[counter] + 1
+    if task[counter] >= whole_number(task.fields['max_' .. counter], release.limit) then
+      return 'aside', move_to_dead_letters(base, claim, task, release.failure, policy, now)
+    end
+  end
+  if release.lane and may_be_filed(base, task) then
+    return 'given', file_task(base, claim, task, release.lane, now)
+  end
+  return 'given', requeue(base, claim, task, release, policy, now)
+end
+
+-- Gives claims of `worker` back to the queue, in this order, without counting the attempt. `held_claims`: the set of its claims.
+-- `lanes`: the lane of each task, for those that are filed in one (nil: all go back to where they were). Returns the reply: ok, and
+-- each claim that was not given back with its status.
+local function release_uncounted(base, workers, held_claims, worker, claims, lanes)
+  local policy, now, release = worker_policy(base, worker), now_ms(), release_as('')
+  local reply, given, ready, ids, held = {'ok'}, 0, 0, {}, {}
+  for i, claim in ipairs(claims) do
+    local status
+    local put = 0
+    if redis.call('SREM', held_claims, claim) == 0 then
+      status = unheld_status(workers, worker)
+    else
+      held[#held + 1], release.lane = claim, lanes and lanes[i]
+      status, put, ids[#ids + 1] = release_claim(base, claim, release, policy, now)
+    end
+    ready = ready + put
+    if status == 'given' then
+      given = given + 1
+    else
+      reply[#reply + 1] = claim
+      reply[#reply + 1] = status
+    end
+  end
+  count(base, 'stopped', given, ids)
+  ready = ready + count_members(base)
+  wake(base, math.max(ready, free_room(base, held)))
+  if ready == 0 then
+    wake_for_suspects(base)
+  end
+  return reply
+end
+
+-- True if the claimed `task` may be put into a lane: it is a raw task, or a job that was one and is in no lane. A job of its id that
+-- is blocked has to be merged first.
+-- LATER: most tasks of lanes are dispatched.
+local function may_be_filed(base, task)
+  local fields = task.fields
+  return not task.job or fields.twin and not fields.lane and redis.call('EXISTS', base .. ':job:' .. task.id) == 0
+end
+
+-- Puts the `task` under `claim` at the back of a lane, as a job; a suspect at the front. A raw task is as old as its filing. Returns
+-- how many tasks became claimable, and the id of the job.
+-- LATER: most tasks of lanes are dispatched.
+local function file_task(base, claim, task, lane, now)
+  local job, fields = base .. ':job:' .. task.id, {lane = lane, state = 'waiting', queued = claim}
+  fields.run_at = task.fields.run_at or digits(now)
+  redis.call('DEL', base .. ':claim:' .. claim)
+  if task.job then
+    redis.call('RENAME', base .. ':active:' .. task.id, job)
+    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'retried_at')
+  else
+    fields.task, fields.twin, fields.first, fields.last = task.task, redis.sha1hex(task.task), claim, claim
+    add_twin(base, fields.twin, task.id)
+  end
+  write_hash(job, fields)
+  return place(base, task.id, now, now, false, task.fields.suspect, lane), task.id
+end
+
+-- Merges a `blocked` job into the job that blocked it, whose record had `fields` and which would be due at `run_at`. Each
+-- field is merged as the dispatches of the blocked job said. Returns when the job is due then.
+local function merge_blocked_job(job, fields, blocked, changes, run_at)
+  if blocked.update_data then
+    changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
+    redis.call('HDEL', job, 'meta', 'scheduled_for')
+    if fields.saved_size or blocked.saved_size then
+      merge_saved(job, fields, blocked, changes)
+    end
+  end
+  if blocked.update_counts then
+    changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
+    changes.error_type, changes.error_message, changes.tries = nil, nil, nil
+    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries')
+  end
+  for _, name in ipairs(POLICY) do
+    if blocked[name] and (not fields[name] or has_name(blocked.update_policy or '', name)) then
+      changes[name] = blocked[name]
+    end
+  end
+  changes.last = blocked.last
+  return clamp(run_at, whole_number(blocked.update_low, 0), whole_number(blocked.update_high, NEVER, NEVER))
+end
+
+-- Puts a job back into the queue, or among the due jobs. In a strict lane it goes to the front at once, and nothing of the lane
+-- starts before it is due. Returns how many tasks became claimable.
+local function put_back(base, task, run_at, now, front, suspect)
+  local lane = task.fields.lane
+  if lane and is_strict(base) then
+    redis.call('HSET', base .. ':job:' .. task.id, 'state', 'waiting', 'run_at', digits(run_at))
+    return place(base, task.id, now, now, true, suspect, lane)
+  end
+  return enqueue_job(base, task.id, run_at, now, front, suspect, lane)
+end
+
+-- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt; if it is not
+-- counted, with its message only. `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with
+-- something to store becomes a job. The field `queued` is the token of its place: a place with a token up to that of the last
+-- clearing is in the trash. Returns how many tasks became claimable, and the id of the job, if it is one.
+local function requeue(base, claim, task, release, policy, now)
+  redis.call('DEL', base .. ':claim:' .. claim)
+  local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
+  if not task.job and not is_counted and run_at <= now then
+    redis.call(front and 'RPUSH' or 'LPUSH', base, task.item)
+    return 1
+  end
+  local job, changes = base .. ':job:' .. task.id, {queued = claim, started = '1'}
+  if is_counted then
+    changes[release.counter] = task[release.counter]
+  end
+  if release.failure then
+    local failed, message = release.failure, release.retry_message or release.failure.error_message
+    local kind, why = is_counted and failed.error_type or '', is_counted and failed.reason or 'retry'
+    changes.error_type, changes.error_message = kind, truncated(message)
+    changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why, failed.error_type, message)
+  end
+  if release.run_at then
+    changes.run_at, changes.retried_at = digits(run_at), release.retried_at
+  end
+  if task.stalls > 0 and task.stalls >= whole_number(task.fields.max_stalls, policy.max_stalls) - 1 then
+    changes.suspect = '1'
+  end
+  if task.job then
+    local blocked = redis.call('SREM', base .. ':blocked', task.id) == 1 and read_hash(job)
+    redis.call('RENAME', base .. ':active:' .. task.id, job)
+    redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect',
+      'retried_at')
+    if blocked then
+      run_at = merge_blocked_job(job, task.fields, blocked, changes, run_at)
+      changes.run_at = digits(run_at)
+    end
+  else
+    changes.task, changes.twin, changes.first, changes.last = task.task, redis.sha1hex(task.task), claim, claim
+    add_twin(base, changes.twin, task.id)
+  end
+  write_hash(job, changes)
+  return put_back(base, task, run_at, now, front, changes.suspect), task.id
+end
+
+-- Removes the members of a set of claims that can be no claims.
+-- LATER: no program of worqr adds others.
+local function remove_implausible(held)
+  for _, claim in ipairs(redis.call('SMEMBERS', held)) do
+    if not string.find(claim, '^%d+$') then
+      redis.call('SREM', held, claim)
+    end
+  end
+end
+
+-- Returns up to `limit` of the worker's claims, newest first. If there are more, the order is computed once and stored
+-- until all are done. Members that can be no claims are removed from the set, because the server does not sort it with them.
+local function newest_claims(base, worker, limit)
+  local claims, order = base .. ':claims:' .. worker, base .. ':leaving:' .. worker
+  if redis.call('EXISTS', order) == 0 then
+    local is_short = redis.call('SCARD', claims) <= limit
+    local sorted = is_short and own(redis.pcall('SORT_RO', claims, 'DESC'), 'double')
+      or not is_short and own(redis.pcall('SORT', claims, 'STORE', order), 'double')
+    if not sorted then
+      remove_implausible(claims)
+      return newest_claims(base, worker, limit)
+    elseif is_short then
+      return sorted
+    end
+  end
+  return redis.call('RPOP', order, limit)
+end
+
+-- Ends the admission of `worker` and releases up to `limit` of its claims, newest first, which restores the old order.
+-- Counter 'stalls' is for the recovery of a dead worker, '' for a worker that leaves. Returns the reply of both scripts.
+local function release_all(base, worker, limit, counter)
+  local claims = base .. ':claims:' .. worker
+  check_types(base)
+  check_dead_letter_types(base, worker)
+  local policy, now, failure = worker_policy(base, worker), now_ms(), nil
+  if counter ~= '' then
+    failure = dead_letter_as('failed', 'stalled', 'Stalled',
+      'its workers died while it ran, as often as max_stalls allows', '')
+  end
+  local release = release_as(counter, policy.max_stalls, failure, 'its worker died while it ran')
+  local ended, ready, ids = {given = 0, cancelled = 0, dropped = 0, aside = 0, gone = 0}, 0, {}
+  local released = {}
+  for _, claim in ipairs(newest_claims(base, worker, limit)) do
+    if redis.call('SREM', claims, claim) == 1 then
+      released[#released + 1] = claim
+      local status, put, id = release_claim(base, claim, release, policy, now)
+      ended[status], ready, ids[#ids + 1] = ended[status] + 1, ready + put, id
+    end
+  end
+  ready = ready + count_members(base)
+  free_room(base, released)
+  redis.call('SREM', base .. ':hungry', worker)
+  count(base, counter == '' and 'stopped' or 'stalled', ended.given, ids) -- the others were counted when they ended
+  local anything_left = startable_items(base) > 0
+  wake(base, math.max(ready, anything_left and 1 or 0)) -- the worker may have consumed a wake-up
+  if redis.call('EXISTS', claims) == 1 then
+    redis.call('HSET', base .. ':workers', worker, LEAVING)
+    return {'more', ended.given, ended.cancelled, ended.aside}
+  end
+  redis.call('HDEL', base .. ':workers', worker)
+  redis.call('ZREM', base .. ':result_ttls', worker)
+  redis.call('DEL', base .. ':policy:' .. worker, base .. ':leaving:' .. worker)
+  forget_declared_limits(base)
+  forget_declared_lanes(base)
+  return {'ok', ended.given, ended.cancelled, ended.aside}
+end
+
+-- The tries of a task that did not end well: when, for how long, on which worker, and why. People read them; no script decides
+-- by them.
+
+local MOST_TRIES = 10
+local TRIES_BYTES = 8192
+
+-- Returns the first 500 bytes of a text, without a character that the cut would split.
+local function truncated(text)
+  return #text <= 500 and text or (string.gsub(string.sub(text, 1, 500), '[\192-\255][\128-\191]*$', ''))
+end
+
+-- Returns the field `tries` of a record with one more try: that of `claim` of `worker`, which ends now. It has the last
+-- MOST_TRIES, fewer if they would take more than TRIES_BYTES. `kept`: the field so far (nil: none). `why`: failed, retry (it
+-- was not counted), timeout, stalled or broken.
+local function add_try(kept, claim, now, worker, why, error_type, error_message)
+  local read, earlier = pcall(cmsgpack.unpack, kept or '\144')
+  local tries = {}
+  if read and type(earlier) == 'table' then -- another application may have written anything
+    for i = math.max(1, #earlier - MOST_TRIES + 2), #earlier do
+      tries[#tries + 1] = earlier[i]
+    end
+  end
+  local ms = math.max(0, now - math.floor(tonumber(claim) / 1000))
+  tries[#tries + 1] = {now, ms, worker, why, truncated(error_type), truncated(error_message)}
+  local packed = cmsgpack.pack(tries)
+  while #packed > TRIES_BYTES and #tries > 1 do
+    table.remove(tries, 1)
+    packed = cmsgpack.pack(tries)
+  end
+  return packed
+end
+
+-- A start: how a worker takes tasks of the lists into claims, and what a repeated request returns. Whose turn it is among lanes is
+-- in lanes.lua.
+
+local MOST_WANTED = 10000 -- tasks: more than any program of worqr asks for
+
+-- Returns the reply to a start that claims nothing: the worker does not serve the queue, or the request is a copy. For any
+-- other request: nil, and the claim under which the worker took its last suspect. `admission`: that of the worker (nil:
+-- none).
+local function repeated_start(base, admission, number)
+  if not admission then
+    return {'not_serving'}
+  end
+  local last, first, taken, suspect = string.match(admission, '^(%d+) (%d+) (%d+) (%d+)$')
+  last = tonumber(last)
+  if last and number > last then
+    return nil, suspect
+  end
+  first, taken = whole_number(first, nil, NEVER), whole_number(taken, nil, MOST_WANTED)
+  if not (first and taken) or last > LARGEST then
+    return nil, '0' -- another program wrote it
+  elseif number < last then
+    return {'late'}
+  end
+  local reply = {'ok', digits(first)}
+  for i = 0, taken - 1 do
+    local item = own(redis.pcall('LINDEX', base .. ':claim:' .. digits(first + i), 0))
+    reply[#reply + 1] = entry_of(base, item) or false
+  end
+  return reply
+end
+
+-- True if the job was to begin before now and never began.
+local function is_expired(fields, now)
+  local until_ms, after_ms = whole_number(fields.expires_at), whole_number(fields.expires)
+  if after_ms then
+    until_ms = whole_number(fields.run_at, 0) + after_ms
+  end
+  return until_ms and now > until_ms and not fields.started
+end
+
+-- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of
+-- claims. Returns one of: taken, the entry, its size in bytes and its lane; empty; expired (the job went to the
+-- dead-letter queue); skipped; suspect and its id. A reference is skipped, and removed, if its record is gone, has no task or
+-- does not wait there: a job of this id may have been dispatched again, in another lane. A suspect of a lane, whose list is the `source` then, is moved to the suspects instead.
+local function claim_one(base, source, worker, claim, now, of_lane)
+  local held = base .. ':claim:' .. claim
+  local item = redis.pcall('RPOPLPUSH', source, held)
+  if item and item.err then -- another application's value at the key of a claim that no worker holds yet
+    own(item)
+    redis.call('DEL', held)
+    item = redis.call('RPOPLPUSH', source, held)
+  end
+  if not item then
+    return 'empty'
+  end
+  local id = job_id(item)
+  if not id then
+    return 'taken', item, #item
+  end
+  local job, active = base .. ':job:' .. id, base .. ':active:' .. id
+  local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane')) or {}
+  local lane, claims_of_lanes = kept[3] or nil, base .. ':lanes:claims'
+  local elsewhere = lane ~= of_lane -- a suspect of a lane waits among the suspects with its place
+    and (source ~= base .. ':suspects' or redis.call('HEXISTS', claims_of_lanes, ':' .. id) == 0)
+  if kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0 then
+    redis.call('DEL', held)
+    return 'skipped'
+  elseif of_lane and kept[2] then
+    redis.call('RPOPLPUSH', held, base .. ':suspects')
+    return 'suspect', id
+  end
+  redis.call('RENAME', job, active)
+  redis.call('HSET', active, 'claim', claim, 'worker', worker, 'state', 'active')
+  local entry, fields = entry_of(base, item)
+  if is_expired(fields, now) and expire(base, item, id, claim, worker, fields, now) then
+    return 'expired'
+  end
+  notify(base, id, 'active')
+  return 'taken', entry, #fields.task + whole_number(fields.saved_size, 0, MOST_KEPT), fields.lane
+end
+
+-- Adds the claims of the `start` to `held`, the set of their worker's claims, and to what limits count, if there are limits. Stores
+-- the last claim.
+local function note_claims(start, held, has_limits)
+  local base, claims = start.base, start.mine
+  for from = 1, #claims, 1000 do
+    redis.call('SADD', held, unpack(claims, from, math.min(from + 999, #claims)))
+  end
+  if has_limits and #claims > 0 then
+    note_starts(base, claims, start.now)
+  end
+  if start.taken > 0 then
+    store_token(base, start.next_claim + start.taken - 1)
+    renew_counts(base)
+  end
+end
+
+-- Returns whether there are limits or a pause, whether there are lanes, and whether producers wait for room. Most queues have none
+-- of these: one question.
+local function what_exists(base)
+  local paused, limits, lanes, waiters = base .. ':paused', base .. ':limits', base .. ':lanes', base .. ':waiters'
+  if redis.call('EXISTS', paused, limits, lanes, waiters) == 0 then
+    return false, false, false
+  end
+  return redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1, redis.call('EXISTS', waiters) == 1
+end
+
+-- True if the `start` may take one more task. Fields of a start: base, worker, next_claim, now, wanted, room (how
+-- many the limits allow), max_skipped, max_bytes; taken (numbers used up), skipped, bytes (of payload), reply, mine (claims).
+local function may_take(start)
+  return start.taken < start.wanted and #start.mine < start.room and start.skipped < start.max_skipped
+    and start.bytes < start.max_bytes
+end
+
+-- Takes up to `most` tasks of the list, which is that of a `lane` (nil: of none). Returns the last status of claim_one, how many
+-- items were taken from the list, and the id of a suspect. Stops at a suspect of a lane.
+local function take(start, list, most, lane)
+  local base, worker, now, reply, mine = start.base, start.worker, start.now, start.reply, start.mine
+  local taken, skipped, bytes, room = start.taken, start.skipped, start.bytes, math.min(start.room, #mine + most)
+  local status, items, id = 'taken', 0, nil
+  while taken < start.wanted and #mine < room and skipped < start.max_skipped and bytes < start.max_bytes do
+    local claim = digits(start.next_claim + taken)
+    local entry, size, entry_lane
+    status, entry, size, entry_lane = claim_one(base, list, worker, claim, now, lane)
+    if status == 'taken' then
+      taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
+      if entry_lane and not lane then
+        move_place(base, entry_lane, entry[#entry], claim)
+      end
+    elseif status == 'expired' then
+      taken, reply[#reply + 1] = taken + 1, false
+    elseif status == 'skipped' then
+      skipped = skipped + 1
+    elseif status == 'empty' then
+      break
+    end
+    items = items + 1
+    if status == 'suspect' then
+      id = entry
+      break
+    end
+  end
+  start.taken, start.skipped, start.bytes = taken, skipped, bytes
+  return status, items, id
+end
+
+-- Takes the next tasks: of the list `source` or, if that is the queue's own list and the queue has lanes, of the lanes by turns.
+-- Of the suspects, it takes one. Returns the status as take does.
+local function next_tasks(start, source, has_lanes)
+  if has_lanes and source == start.base then
+    return take_turns(start)
+  end
+  return (take(start, source, source == start.base and start.wanted or 1))
+end
+
+-- What a job keeps across its runs: the bytes that it saved last (the field `saved`, and `saved_number`), and the results of its
+-- steps (`step:` and the name). The field `saved_size` has the bytes of all of them, and is missing if there is nothing.
+
+local MOST_SAVED = 262144
+local MOST_KEPT = 1048576
+local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
+
+-- True for a field that may be large: only a start reads it.
+local function is_large_saved(name)
+  return name == 'saved' or string.sub(name, 1, 5) == 'step:'
+end
+
+-- Returns how many bytes the step or the saved bytes (`step` is empty) count.
+local function saved_bytes(step, size)
+  return step == '' and size or math.max(STEP_BYTES, #step + size)
+end
+
+-- Deletes what was saved from the record `key`.
+-- LATER: few jobs save anything.
+local function forget_saved(key)
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    if is_large_saved(name) or name == 'saved_size' or name == 'saved_number' then
+      redis.call('HDEL', key, name)
+    end
+  end
+end
+
+-- Deletes what was saved from the record `key` if it has another payload than `task`, which replaces it: what a run saved belongs
+-- to its payload.
+-- LATER: few jobs save anything.
+local function forget_saved_of_other(key, task)
+  if redis.call('HGET', key, 'task') ~= task then
+    forget_saved(key)
+  end
+end
+
+-- Adds what was saved in the record `fields` to the table `kept`.
+-- LATER: few jobs save anything.
+local function copy_saved(fields, kept)
+  for name, value in pairs(fields) do
+    if is_large_saved(name) or name == 'saved_size' or name == 'saved_number' then
+      kept[name] = value
+    end
+  end
+end
+
+-- Chooses what is kept when a `blocked` job replaces the payload of the record `key`, which had `fields`. What a run saved
+-- belongs to its payload. Of two that saved under one payload, the one that ran last is kept.
+-- LATER: few jobs save anything.
+local function merge_saved(key, fields, blocked, changes)
+  local is_other = blocked.task ~= fields.task
+  if is_other and fields.saved_size then
+    forget_saved(key)
+  end
+  if is_other or not fields.saved_size then
+    copy_saved(blocked, changes)
+  end
+end
+
+-- start_tasks: moves up to n tasks into claims of an admitted worker: a suspect first, one at a time, then lanes by turns. If
+-- there are fewer tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used
+-- up. If no task is left, or no more may start, the worker joins the waiting workers in the same script. If tasks are left
+-- that may start, one more worker is woken. Producers that wait for room are woken, too.
+-- ARGV[1] worker id
+-- ARGV[2] number of the worker's start request on this queue, counts from 1
+-- ARGV[3] wanted tasks, 0: only pass a wake-up on
+-- ARGV[4] max_bytes bytes of payload after which no further task is taken
+-- ARGV[5] max_skipped references without a record that are skipped at most
+-- RETURNS ok first entry... | short first hungry entry... | limited first hungry entry... | paused | late | not_serving;
+--   short: no task is left. limited: a limit, or a pause that ends by itself, allows no more. In both cases the worker joined
+--   the waiting workers; hungry is their number. paused: the queue is paused until it is resumed;
+--   claims are first, first + 1, ...; an entry is the payload, or for a job the names and values of its record and its id;
+--   false for a claim that is gone
+-- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
+-- FLAGS allow-oom
+local function start_tasks()
+  local queue = KEYS[1]
+  local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+  local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
+  local workers, claims, hungry = queue .. ':workers', queue .. ':claims:' .. worker, queue .. ':hungry'
+  local suspects, due, lanes = queue .. ':suspects', queue .. ':due', queue .. ':lanes'
+
+  local earlier_reply, suspect = repeated_start(queue, admission_of(workers, worker), number)
+  if earlier_reply then
+    return earlier_reply
+  end
+  -- A key of a wrong type is an error before the first write. Keys that only an expired job needs are checked when there is one.
+  local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
+  local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
+  local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
+  local next_claim, now = next_token(queue)
+  local has_limits, has_lanes, has_waiters = what_exists(queue)
+  local room = not has_limits and wanted or room_to_start(queue, wanted, now)
+  if not room then
+    redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
+    return {'paused'}
+  end
+  if has_lanes then
+    check_lane_types(queue)
+    open_lanes(queue, max_skipped, now)
+  end
+  local reply, mine = {'ok', digits(next_claim)}, {}
+  local start = {base = queue, worker = worker, next_claim = next_claim, now = now, wanted = wanted, room = room,
+    max_skipped = max_skipped, max_bytes = max_bytes, taken = 0, skipped = 0, bytes = 0, reply = reply, mine = mine}
+  while may_take(start) and not exhausted do
+    local status = next_tasks(start, source, has_lanes)
+    if status == 'empty' and source == queue and due_count > 0 then
+      promoted = promote(queue, max_skipped, now)
+      left, due_count, source = left + promoted, 0, first_source
+      has_lanes = redis.call('EXISTS', lanes) == 1
+    elseif status == 'empty' then
+      exhausted, source = source == queue, queue
+    elseif status == 'suspect' then
+      source = first_source
+    elseif status == 'taken' and source == suspects then
+      suspect, first_source, source = mine[#mine], queue, queue
+    end
+  end
+  local taken, skipped = start.taken, start.skipped
+  note_claims(start, claims, has_limits)
+
+  redis.call('HSET', workers, worker, table.concat({digits(number), digits(next_claim), digits(taken), suspect}, ' '))
+  count(queue, 'claimed', taken, nil, nil, reply)
+  left = has_lanes and startable_items(queue) or left - taken - skipped
+  remove_stale(queue, skipped, left + (has_lanes and redis.call('EXISTS', queue .. ':lanes:names') or 0))
+  if has_waiters then
+    wake_producers(queue)
+  end
+  -- Tasks are left although the lists were read to the end: these are suspects, and this worker runs one. Others may take them.
+  local wakes = math.min(left, exhausted and math.max(promoted, 1) or 1)
+  if workers_wait and (wakes > 0 or not exhausted) then
+    redis.call('SREM', hungry, worker)
+    wake(queue, wakes)
+  end
+  if exhausted or (taken < wanted and #mine >= room) then
+    redis.call('SADD', hungry, worker)
+    reply[1] = exhausted and 'short' or 'limited'
+    table.insert(reply, 3, redis.call('SCARD', hungry))
+  end
+  wake(queue, count_members(queue)) -- of jobs that have expired
+  return reply
+end
+
+-- file_tasks: puts claims of tasks that are in no lane at the back of their lanes; each is a job then. The attempt is not counted.
+-- ARGV[1] worker id
+-- ARGV[2..] filed claim id and the name of its lane, in turn
+-- RETURNS ok [claim status]...: only those that are in no lane now: cancelled, dropped (the queue was deleted), gone, mine, lost
+-- RESEND safe: fenced by the claim
+-- FLAGS allow-oom
+local function file_tasks()
+  local queue = KEYS[1]
+  local worker = ARGV[1]
+  local workers, claims = queue .. ':workers', queue .. ':claims:' .. worker
+  local named, lanes = {}, {}
+  for i = 2, #ARGV, 2 do
+    local filed, lane = ARGV[i], ARGV[i + 1]
+    if not is_lane(lane) then
+      return redis.error_reply('ERR a lane has a name of 1 to 200 bytes of UTF-8 without control characters')
+    end
+    named[#named + 1], lanes[#lanes + 1] = filed, lane
+  end
+
+  check_types(queue)
+  check_lane_types(queue)
+  return release_uncounted(queue, workers, claims, worker, named, lanes)
+end
+
+-- finish_tasks: ends claims as finished, keeps the results of jobs, puts blocked jobs into the queue. A claim with a cancel
+-- mark ends as cancelled instead, without a result.
+-- ARGV[1] worker id
+-- ARGV[2] results among what follows
+-- ARGV[3..] ended first, for each result, claim id, kind (bytes, json, none) and value; then the ids of all ended claims
+-- RETURNS ok [claim status]...: only those that did not end as finished: cancelled, mine (settled before by this worker,
+--   a resend), lost (the worker counted as dead: the task runs elsewhere)
+-- RESEND safe: fenced by the claim
+-- FLAGS allow-oom
+local function finish_tasks()
+  local queue = KEYS[1]
+  local worker, results = ARGV[1], tonumber(ARGV[2])
+  local workers, claims, policy = queue .. ':workers', queue .. ':claims:' .. worker, queue .. ':policy:' .. worker
+
+  -- A key of a wrong type is an error before the first write. Keys for blocked jobs and suspects are checked if there are some.
+  redis.call('HLEN', queue .. ':counts')
+  local none_blocked = redis.call('SCARD', queue .. ':blocked') == 0
+  local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
+  if suspects_wait or not none_blocked then
+    check_types(queue)
+  end
+  local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
+  local unheld = unheld_status(workers, worker)
+  local no_result = {'kind', 'none', 'value', ''}
+  local ttl, now = whole_number(redis.call('HGET', policy, 'result_ttl'), 0), not none_blocked and now_ms()
+  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events', queue .. ':event_ends')
+  local ids = subscribers[2] and subscribers[2] > 0 and {}
+  local ends = ids and {} or nil
+
+  local results_of = {}
+  for i = 3, 2 + 3 * results, 3 do
+    local ended, kind, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    results_of[ended] = {'kind', kind, 'value', value}
+  end
+
+  -- One call for many claims where that is possible: calling commands one by one takes most of a script's time.
+  local reply, finished, ready, freed = {'ok'}, 0, 0, 0
+  for from = 3 + 3 * results, #ARGV, 1000 do
+    local named = {}
+    for i = from, math.min(from + 999, #ARGV) do
+      local ended = ARGV[i]
+      named[#named + 1] = ended
+    end
+    local held = redis.call('SMISMEMBER', claims, unpack(named))
+    for i, claim in ipairs(named) do
+      local status, id, item = held[i] == 1 and 'finished' or unheld, nil, nil
+      if held[i] == 1 then
+        status = anything_marked and take_cancel_request(queue, claim) and 'cancelled' or status
+        local put
+        put, id, item = end_claim(queue, claim, status, results_of[claim] or no_result, ttl, now, none_blocked)
+        if status == 'cancelled' then
+          count(queue, 'cancelled', 1, {id})
+        elseif not put then
+          status = unheld
+        end
+        ready = ready + (put or 0)
+      end
+      if status == 'finished' then
+        finished = finished + 1
+        if ids then
+          ids[#ids + 1] = id
+          ends[#ends + 1] = {worker, id or false, item, results_of[claim] or no_result}
+        end
+      else
+        reply[#reply + 1] = claim
+        reply[#reply + 1] = status
+      end
+    end
+    redis.call('SREM', claims, unpack(named)) -- last: a claim whose end was an error, such as a missing right, is still held
+    freed = freed + free_room(queue, named, held)
+  end
+  count(queue, 'finished', finished, ids, subscribers, nil, ends)
+  ready = ready + count_members(queue)
+  wake(queue, math.max(ready, freed, suspects_wait and 1 or 0))
+  return reply
+end
+
+-- stop_tasks: gives claims back to the front of the queue in their old order; the attempt is not counted.
+-- ARGV[1] worker id
+-- ARGV[2..] stopped claim ids, in any order
+-- RETURNS ok [claim status]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
+--   lost
+-- RESEND safe: fenced by the claim
+-- FLAGS allow-oom
+local function stop_tasks()
+  local queue = KEYS[1]
+  local worker = ARGV[1]
+  local workers, claims = queue .. ':workers', queue .. ':claims:' .. worker
+  local stopped_claims = {}
+  for i = 2, #ARGV do
+    local stopped = ARGV[i]
+    stopped_claims[#stopped_claims + 1] = stopped
+  end
+  table.sort(stopped_claims, function(a, b) return tonumber(a) > tonumber(b) end)
+
+  check_types(queue)
+  return release_uncounted(queue, workers, claims, worker, stopped_claims)
+end
+
+-- retry_task: ends a claim and retries its task: the task goes to the back of the queue, now or when it is due. It becomes
+-- a job with its counters. At the limit of the counter it goes to the dead-letter queue as failed.
+-- ARGV[1] worker id
+-- ARGV[2] claim id
+-- ARGV[3] counter failures, stalls (its process died), timeouts, or empty: none is counted
+-- ARGV[4] limit of that counter, for a job that has none of its own; the task fails when it is reached
+-- ARGV[5] delay ms until it is due, - if run_at says
+-- ARGV[6] run_at ms since 1970 when it is due, - if delay says
+-- ARGV[7] error_type text
+-- ARGV[8] error_message text
+-- ARGV[9] error_traceback text
+-- ARGV[10] error_fields JSON, empty: none
+-- ARGV[11] pause ms for which the queue, or the lane of the task, is paused, with the error as the reason; the task goes to the front, uncounted; - for none
+-- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
+-- RESEND safe: fenced by the claim
+-- FLAGS allow-oom
+local function retry_task()
+  local queue = KEYS[1]
+  local worker, claim, counter, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+  local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
+  local error_type, error_message, error_traceback, error_fields = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+  local pause = tonumber(ARGV[11])
+  local workers, claims = queue .. ':workers', queue .. ':claims:' .. worker
+
+  check_types(queue)
+  check_dead_letter_types(queue, worker)
+  if redis.call('SREM', claims, claim) == 0 then
+    return {unheld_status(workers, worker)}
+  end
+  local policy, now = worker_policy(queue, worker), now_ms()
+  local reason = ({stalls = 'stalled', timeouts = 'timeout'})[counter] or 'failed'
+  local failure = dead_letter_as('failed', reason, error_type, error_message, error_traceback, error_fields)
+  local due_at, retried_at = run_at and math.min(run_at, LATEST), nil
+  if not run_at then
+    due_at, retried_at = delay > 0 and math.min(now + delay, LATEST) or nil, digits(now)
+  end
+  local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
+  if pause then
+    release = release_as('')
+    local lane = redis.call('HGET', queue .. ':lanes:claims', claim)
+    if lane then
+      pause_lane_for(queue, lane, error_message, pause, now)
+    elseif pause_for(queue, error_message, pause) then
+      count(queue, 'paused', 1)
+    end
+  end
+  local status, ready, id = release_claim(queue, claim, release, policy, now)
+  if counter == 'timeouts' and (status == 'given' or status == 'aside') then
+    tally(queue, 'timed_out', 1)
+  end
+  if status == 'given' then
+    count(queue, counter == 'stalls' and 'stalled' or 'retried', 1, {id})
+  end
+  wake(queue, math.max(ready + count_members(queue), free_room(queue, {claim})))
+  wake_for_suspects(queue)
+  return {status}
+end
+
+-- fail_task: ends a claim for good: its task goes to the dead-letter queue as failed or broken. Failed ones are capped,
+-- broken ones are kept until they are dropped or retried. The failure handler, if one is registered, gets its job.
+-- ARGV[1] worker id
+-- ARGV[2] claim id
+-- ARGV[3] kind failed or broken
+-- ARGV[4] error_type text
+-- ARGV[5] error_message text
+-- ARGV[6] error_traceback text
+-- ARGV[7] error_fields JSON, empty: none
+-- RETURNS aside | cancelled | gone | mine | lost
+-- RESEND safe: fenced by the claim
+-- FLAGS allow-oom
+local function fail_task()
+  local queue = KEYS[1]
+  local worker, claim, kind = ARGV[1], ARGV[2], ARGV[3]
+  local error_type, error_message, error_traceback, error_fields = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local workers, claims = queue .. ':workers', queue .. ':claims:' .. worker
+
+  check_types(queue)
+  check_dead_letter_types(queue, worker)
+  if redis.call('SREM', claims, claim) == 0 then
+    return {unheld_status(workers, worker)}
+  end
+  local task, policy, now = read_claim(queue, claim), worker_policy(queue, worker), now_ms()
+  local failure = dead_letter_as(kind, kind, error_type, error_message, error_traceback, error_fields)
+  local status, ready = 'cancelled', end_if_cancelled(queue, claim, task, policy.result_ttl, now)
+  if not ready and task then
+    if kind == 'failed' then
+      task.failures = task.failures + 1
+    end
+    status, ready = 'aside', move_to_dead_letters(queue, claim, task, failure, policy, now)
+  elseif not ready then
+    status, ready = 'gone', end_claim(queue, claim, 'gone', nil, nil, now) or 0
+  end
+  wake(queue, math.max(ready + count_members(queue), free_room(queue, {claim})))
+  wake_for_suspects(queue)
+  return {status}
+end
+
+-- note_progress: stores the progress and messages of running tasks. A raw task with progress becomes a job.
+-- ARGV[1] worker id
+-- ARGV[2..] said claim id, progress (a number as text, empty: none) and message, in turn
+-- RETURNS ok noted
+-- RESEND safe: fenced by the claim; the same is noted again
+local function note_progress()
+  local queue = KEYS[1]
+  local worker = ARGV[1]
+  local claims = queue .. ':claims:' .. worker
+
+  local noted = 0
+  for i = 2, #ARGV, 3 do
+    local said, progress, message = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    local record = redis.call('SISMEMBER', claims, said) == 1 and read_claim(queue, said)
+    if record then
+      local active = queue .. ':active:' .. record.id
+      if not record.job then
+        become_job(queue, worker, said, record)
+      end
+      redis.call('HSET', active, 'progress', progress, 'message', message)
+      notify(queue, record.id, 'progress')
+      noted = noted + 1
+    end
+  end
+  return {'ok', noted}
+end
+
+-- save_state: stores what a run keeps for later runs of its job: bytes, or the result of a step. A raw task that saves becomes
+-- a job.
+-- ARGV[1] worker id
+-- ARGV[2] claim id
+-- ARGV[3] number of the save, higher than that of the save before it; 0 for a step
+-- ARGV[4] step its name; empty: bytes are saved
+-- ARGV[5] value the bytes, or the kind of the step's result, a space and its value
+-- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
+-- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once
+-- FLAGS allow-oom
+local function save_state()
+  local queue = KEYS[1]
+  local worker, claim, number, step, value = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+  local claims = queue .. ':claims:' .. worker
+
+  local held = redis.call('SISMEMBER', claims, claim) == 1
+  local item = held and own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0))
+  if not item then
+    return {'lost'}
+  end
+  local id, field = job_id(item), step == '' and 'saved' or 'step:' .. step
+  local task = claimed_task(queue, item, id, claim, {task = item})
+  local active = queue .. ':active:' .. task.id
+  local size, before = 0, 0
+  if id then
+    local kept = own(redis.pcall('HMGET', active, 'claim', 'saved_size', 'saved_number')) or {}
+    if kept[1] ~= claim then
+      return {'lost'}
+    end
+    size, before = whole_number(kept[2], 0, MOST_KEPT), redis.call('HSTRLEN', active, field)
+    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 then
+      return {'ok', size}
+    end
+  end
+  size = size + saved_bytes(step, #value) - before
+  if size > MOST_KEPT or step == '' and #value > MOST_SAVED then
+    return {'full', size}
+  end
+  if not id then
+    become_job(queue, worker, claim, task)
+  end
+  redis.call('HSET', active, field, value, 'saved_size', size)
+  if step == '' then
+    redis.call('HSET', active, 'saved_number', digits(number))
+  end
+  return {'ok', size}
+end
+
+-- reconcile: returns which of a worker's claims are marked for cancellation, and which of the claims it names are gone.
+-- ARGV[1] worker id
+-- ARGV[2..] named claim ids, after a reconnect: all claims that the worker counts as its own
+-- RETURNS ok count marked... gone... (count of the marked) | not_serving
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function reconcile()
+  local queue = KEYS[1]
+  local worker = ARGV[1]
+  local workers, claims, cancelling = queue .. ':workers', queue .. ':claims:' .. worker, queue .. ':cancelling'
+
+  if not admission_of(workers, worker) then
+    return {'not_serving'}
+  end
+  local reply = {'ok', 0}
+  if redis.call('SCARD', cancelling) > 0 then
+    for _, claim in ipairs(redis.call('SINTER', claims, cancelling)) do
+      reply[#reply + 1] = string.find(claim, '^%d+$') and claim or nil
+    end
+    reply[2] = #reply - 2
+  end
+  for i = 2, #ARGV do
+    local named = ARGV[i]
+    if redis.call('SISMEMBER', claims, named) == 0 then
+      reply[#reply + 1] = named
+    end
+  end
+  return reply
+end
+
+-- list_own_claims: returns the claims of a queue that a worker holds, the oldest first.
+-- ARGV[1] worker id
+-- ARGV[2] limit claims
+-- RETURNS ok claim... | not_serving
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_own_claims()
+  local queue = KEYS[1]
+  local worker, limit = ARGV[1], tonumber(ARGV[2])
+  local workers, claims = queue .. ':workers', queue .. ':claims:' .. worker
+
+  if not admission_of(workers, worker) then
+    return {'not_serving'}
+  end
+  local reply = claims_in(claims, limit)
+  table.insert(reply, 1, 'ok')
+  return reply
+end
+
+-- list_running: the longest-running tasks of a queue, among the claims of some of its workers, in the order of worker ids; also
+-- of workers that leave. Together, the pages of all workers have the longest-running tasks of the queue.
+-- ARGV[1] limit claims
+-- ARGV[2] max_bytes bytes of payload of jobs that are read
+-- ARGV[3] after_worker the last worker of the page before, empty for the first page
+-- ARGV[4] after_claim only claims after this one; 0: all
+-- ARGV[5] before_claim only claims before this one; 0: all
+-- ARGV[6] most_workers whose claims are looked at in one call
+-- ARGV[7] budget claims to look at in one call; those of the first worker may be more
+-- ARGV[8] only worker whose claims count; empty for all
+-- RETURNS ok worker entry... | more worker entry... (call again after this worker); each is claim worker cancelling summary:
+--   cancelling is 1 if the run is to be cancelled, a summary is as `summarize` returns it
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_running()
+  local queue = KEYS[1]
+  local limit, max_bytes, after_worker, after_claim = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+  local before_claim, most_workers, budget, only = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+  local workers, cancelling = queue .. ':workers', queue .. ':cancelling'
+
+  local holders = only == '' and (own(redis.pcall('HKEYS', workers)) or {}) or {only}
+  local found, looked, reply = {}, 0, {'ok', after_worker}
+  table.sort(holders)
+  for _, worker in ipairs(holders) do
+    if worker > after_worker then
+      local held = queue .. ':claims:' .. worker
+      local claims = own(redis.pcall('SCARD', held)) or 0
+      if most_workers == 0 or looked > 0 and looked + claims > budget then
+        reply[1] = 'more'
+        break
+      end
+      local oldest = claims > 0 and claims_in(held, after_claim == 0 and limit or nil) or {}
+      for _, claim in ipairs(oldest) do
+        if tonumber(claim) > after_claim and (before_claim == 0 or tonumber(claim) < before_claim) then
+          found[#found + 1] = {claim, worker}
+        end
+      end
+      most_workers, looked, reply[2] = most_workers - 1, looked + claims, worker
+    end
+  end
+
+  table.sort(found, function(one, other) return tonumber(one[1]) < tonumber(other[1]) end)
+  local any_cancelled, room = (own(redis.pcall('SCARD', cancelling)) or 0) > 0, {left = max_bytes}
+  for i = 1, math.min(limit, #found) do
+    local claim, worker = found[i][1], found[i][2]
+    local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0)) or ''
+    local is_cancelled = any_cancelled and redis.call('SISMEMBER', cancelling, claim) or 0
+    reply[#reply + 1] = {claim, worker, is_cancelled, summarize(queue, 'active', item, room)}
+  end
+  return reply
+end
+
+-- list_marks: returns which of these claims are still marked for cancellation; the others have been settled.
+-- ARGV[1..] named claim ids
+-- RETURNS ok claim...
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_marks()
+  local queue = KEYS[1]
+  local cancelling = queue .. ':cancelling'
+
+  local reply = {'ok'}
+  for i = 1, #ARGV do
+    local named = ARGV[i]
+    if (own(redis.pcall('SISMEMBER', cancelling, named)) or 0) == 1 then
+      reply[#reply + 1] = named
+    end
+  end
+  return reply
+end
+
+-- cancel_claims: cancels running tasks by their claims, which tasks without an id have, too: they are marked and their workers
+-- notified. A claim that has ended is left out.
+-- ARGV[4] reason text for callers that wait for a result
+-- ARGV[5..] named claims, 1000 at most
+-- RETURNS ok claim...: those that are marked | late
+-- RESEND safe: the reply is stored under the producer's number
+-- NUMBERED
+-- FLAGS allow-oom
+local function cancel_claims()
+  local queue = KEYS[1]
+  local reason = ARGV[4]
+  local cancelling = queue .. ':cancelling'
+
+  check_types(queue)
+  local holders, reply = claim_holders(queue), {'ok'}
+  for i = 5, #ARGV do
+    local named = ARGV[i]
+    local item = own(redis.pcall('LINDEX', queue .. ':claim:' .. named, 0))
+    local id = item and job_id(item)
+    if id then
+      store_cancel_reason(queue, id, reason)
+    end
+    reply[#reply + 1] = item and named or nil
+  end
+  if #reply == 2 then
+    request_cancel(queue, reply[2])
+  elseif #reply > 2 then
+    redis.call('SADD', cancelling, unpack(reply, 2))
+    for _, worker in ipairs(holders) do -- which of them holds a task without an id is not stored
+      if redis.call('SCARD', queue .. ':claims:' .. worker) > 0 then
+        redis.pcall('PUBLISH', queue .. ':wake:' .. worker, 'c')
+      end
+    end
+  end
+  return reply
+end

@@ -1,0 +1,300 @@
+-- Limits: what may start in a queue, in the whole mesh. At most so many claims at once (the concurrency), at most so many
+-- starts in any period of time (a rate), and nothing while the queue is paused.
+-- The hash `:limits` has them as text, `declared` by the workers and `override` by an operator, which comes first: the
+-- concurrency or -, then each rate as starts/period in ms, such as `10 100/60000 5/1000`. The set `:limited` has the claims that
+-- count against the concurrency. The list `:starts:PERIOD` counts starts: each entry is a moment and a total, the newest first.
+-- Whether a task may start is computed from these each time. Nothing records that a queue is full.
+
+local PERIOD_PARTS = 1000 -- the precision of a rate: a start counts until up to a thousandth of the period longer
+
+local MOST_STARTS = 9999999 -- what are_limits accepts
+local LONGEST_PERIOD = 9999999999
+
+-- Returns the limits in a text: the concurrency (false: none), and a table of rates and periods in turn.
+local function parsed_limits(text)
+  local rates = {}
+  for rate, period in string.gmatch(text, '(%d+)/(%d+)') do
+    local n = #rates
+    rates[n + 1], rates[n + 2] = whole_number(rate, MOST_STARTS, MOST_STARTS), clamp(tonumber(period), 1, LONGEST_PERIOD)
+  end
+  return whole_number(string.match(text, '^%S+'), false, MOST_STARTS), rates
+end
+
+-- Returns the limits of the queue like parsed_limits, nil if it has none.
+local function limits_of(base)
+  local kept = redis.call('HMGET', base .. ':limits', 'override', 'declared')
+  local text = kept[1] or kept[2]
+  if not text or text == '' then
+    return nil
+  end
+  return parsed_limits(text)
+end
+
+-- True if `text` is one that limits_of can read: at most four limits, without zeros.
+local function are_limits(text)
+  local words = 0
+  for word in string.gmatch(text, '%S+') do
+    local rate, period = string.match(word, '^([1-9]%d*)/([1-9]%d*)$')
+    local known = rate and #rate <= 7 and #period <= 10
+    if not (known or words == 0 and (word == '-' or #word <= 7 and string.find(word, '^[1-9]%d*$'))) then
+      return false
+    end
+    words = words + 1
+  end
+  return words <= 5
+end
+
+-- Returns the moment and the total of an entry of `:starts:PERIOD`.
+local function start_entry(entry)
+  local moment, total = string.match(entry, '^(%d+) (%d+)$')
+  return whole_number(moment, 0, LATEST), whole_number(total, 0)
+end
+
+-- Returns how many starts the last `period` ms had, when the oldest of them leaves the period (ms since 1970), and how many
+-- entries are not needed any more. The newest entry that is older than the period is the one that totals are counted from.
+local function starts_within(key, period, now)
+  local before, passed, step = nil, 0, 2
+  local entries = redis.call('LRANGE', key, -step, -1)
+  while #entries > 0 do
+    for i = #entries, 1, -1 do
+      local moment, total = start_entry(entries[i])
+      if before and moment > now - period then
+        local _, newest = start_entry(redis.call('LINDEX', key, 0))
+        return newest - before, moment + period, passed - 1
+      end
+      before, passed = total, passed + 1
+    end
+    step = 100
+    entries = redis.call('LRANGE', key, -passed - step, -passed - 1)
+  end
+  return 0, nil, math.max(0, passed - 1)
+end
+
+-- Counts `n` starts at `now`. Moments are rounded up, so that a start never leaves the period early.
+local function add_starts(key, period, n, now)
+  local _, _, unneeded = starts_within(key, period, now)
+  if unneeded > 0 then
+    redis.call('RPOP', key, unneeded)
+  end
+  local part = math.ceil(period / PERIOD_PARTS)
+  local moment, last, total = math.ceil(now / part) * part, nil, 0
+  local newest = redis.call('LINDEX', key, 0)
+  if newest then
+    last, total = start_entry(newest)
+  else
+    redis.call('LPUSH', key, '0 0')
+  end
+  if last and last >= moment then -- the same moment, or the clock was set back
+    redis.call('LSET', key, 0, digits(last) .. ' ' .. digits(total + n))
+    moment = last
+  else
+    redis.call('LPUSH', key, digits(moment) .. ' ' .. digits(total + n))
+  end
+  redis.call('PEXPIRE', key, period + math.max(0, moment - now))
+end
+
+-- Returns how many tasks may start now, and in how many ms more may, if only time makes room (nil: something has to end). Writes
+-- nothing.
+-- LATER: most queues have no limits.
+local function room_of(base, now)
+  if redis.call('EXISTS', base .. ':paused') == 1 then
+    local ends_in = redis.call('PTTL', base .. ':paused')
+    return 0, ends_in >= 0 and ends_in or nil
+  end
+  local concurrency, rates = limits_of(base)
+  if concurrency == nil then
+    return math.huge
+  end
+  local room, opens_in = math.huge, nil
+  if concurrency then
+    room = math.max(0, concurrency - redis.call('SCARD', base .. ':limited'))
+  end
+  local time_alone = room > 0
+  for i = 1, #rates, 2 do
+    local rate, period = rates[i], rates[i + 1]
+    local number, leaves_at = starts_within(base .. ':starts:' .. digits(period), period, now)
+    if number >= rate then
+      room, opens_in = 0, math.max(opens_in or 0, (leaves_at or now) - now)
+    else
+      room = math.min(room, rate - number)
+    end
+  end
+  return room, time_alone and opens_in or nil
+end
+
+-- Tells the leader that tasks of the queue may start in `ms`: it runs promote_due then.
+local function announce_moment(base, ms)
+  redis.pcall('PUBLISH', '{' .. string.match(base, '^(.-):{') .. '}:due', digits(ms) .. ' ' .. base)
+end
+
+-- Tells the leader that tasks may start in `opens_in` ms. The moment of a rate is announced once.
+local function announce_room(base, opens_in, now)
+  local counts, moment = base .. ':counts', digits(now + opens_in)
+  if redis.call('EXISTS', base .. ':paused') == 0 then
+    if redis.call('HGET', counts, 'announced') == moment then
+      return
+    elseif redis.call('HSET', counts, 'announced', moment) == 1 then
+      redis.call('EXPIRE', counts, COUNTS_EXPIRE)
+    end
+  end
+  announce_moment(base, opens_in)
+end
+
+-- Pauses the queue for `ms`, unless it is paused for longer. Returns true if it was not paused.
+local function pause_for(base, reason, ms)
+  local left = redis.call('PTTL', base .. ':paused')
+  if left == -1 or left >= ms then
+    return false
+  end
+  redis.call('SET', base .. ':paused', reason, 'PX', digits(ms))
+  announce_room(base, ms, now_ms())
+  return left == -2
+end
+
+-- Returns how many of `n` tasks may start now. If none may and only a rate forbids it, this is announced to the leader. An error
+-- (a key has a foreign type) counts as no room, because the script that wakes workers has written already.
+-- LATER: most queues have no limits.
+local function startable(base, n)
+  local now = now_ms()
+  local room, opens_in
+  if not pcall(function()
+    room, opens_in = room_of(base, now)
+  end) then
+    return 0
+  end
+  if room == 0 and opens_in and redis.call('EXISTS', base .. ':paused') == 0 then
+    announce_room(base, opens_in, now)
+  end
+  return math.min(n, room)
+end
+
+-- Returns how many tasks may start now in a queue with limits, for a worker that asks for `wanted`; false if the queue is paused
+-- until it is resumed. If only time makes room, this is announced to the leader.
+-- LATER: most queues have no limits.
+local function room_to_start(base, wanted, now)
+  local room, opens_in = room_of(base, now)
+  if opens_in and wanted > 0 then
+    announce_room(base, opens_in, now)
+  end
+  if not opens_in and redis.call('EXISTS', base .. ':paused') == 1 then
+    return false
+  end
+  return room
+end
+
+-- Counts the starts of `claims`. If a rate allows no more, announces to the leader when it will.
+-- LATER: most queues have no limits.
+local function note_starts(base, claims, now)
+  local concurrency, rates = limits_of(base)
+  for i = 1, rates and #rates or 0, 2 do
+    add_starts(base .. ':starts:' .. digits(rates[i + 1]), rates[i + 1], #claims, now)
+  end
+  for from = 1, concurrency and #claims or 0, 1000 do
+    redis.call('SADD', base .. ':limited', unpack(claims, from, math.min(from + 999, #claims)))
+  end
+  if rates and #rates > 0 then
+    startable(base, 1)
+  end
+end
+
+-- Takes `claims` out of those that count, for the queue and for their lanes. Returns for how many waiting tasks there is room
+-- because of it.
+-- LATER: most queues have neither limits nor lanes.
+local function free_counted(base, claims)
+  local entered = redis.call('EXISTS', base .. ':lanes:claims') == 1 and free_places(base, claims, now_ms()) or 0
+  return math.max(entered, math.min(redis.call('SREM', base .. ':limited', unpack(claims)), startable_items(base)))
+end
+
+-- Takes ended `claims`, at most 1,000, out of those that count, if some do. Returns for how many waiting tasks there is room
+-- because of it. `held`: 1 for each claim that the worker held, else 0 (nil: it held all of them).
+local function free_room(base, claims, held)
+  if redis.call('EXISTS', base .. ':limited', base .. ':lanes:claims') == 0 then
+    return 0
+  end
+  local ended = {}
+  for i, claim in ipairs(claims) do
+    ended[#ended + 1] = not (held and held[i] == 0) and claim or nil
+  end
+  return #ended > 0 and free_counted(base, ended) or 0
+end
+
+-- Returns all claims that run.
+local function running_claims(base)
+  local found = {}
+  for _, worker in ipairs(redis.call('HKEYS', base .. ':workers')) do
+    for _, claim in ipairs(redis.call('SMEMBERS', base .. ':claims:' .. worker)) do
+      found[#found + 1] = claim
+    end
+  end
+  return found
+end
+
+-- Sets `field` of the limits, declared or override, to `text` (false: removes it). If another limit holds then, counts the
+-- claims that run. Returns true if another holds. A key of a wrong type is an error before the first write.
+local function store_limits(base, field, text)
+  local key = base .. ':limits'
+  local kept = redis.call('HMGET', key, 'override', 'declared')
+  local before = kept[1] or kept[2] or ''
+  kept[field == 'override' and 1 or 2] = text
+  local after = kept[1] or kept[2] or ''
+  local running = {}
+  if after ~= before then
+    check_types(base)
+    running = string.find(after, '^%d') and running_claims(base) or running
+  end
+  if text then
+    redis.call('HSET', key, field, text)
+  else
+    redis.call('HDEL', key, field)
+  end
+  if after == before then
+    return false
+  end
+  redis.call('DEL', base .. ':limited')
+  for from = 1, #running, 1000 do
+    redis.call('SADD', base .. ':limited', unpack(running, from, math.min(from + 999, #running)))
+  end
+  wake(base, startable_items(base))
+  return true
+end
+
+-- Removes the limits that workers have declared, because the last worker has left the queue: the next one declares them again.
+-- What is counted of the starts stays.
+local function forget_declared_limits(base)
+  if redis.call('EXISTS', base .. ':limits') == 1 and redis.call('EXISTS', base .. ':workers') == 0 then
+    store_limits(base, 'declared', false)
+  end
+end
+
+-- Returns in how many ms a job of the set `due` is due, a lane may start, or more of the `waiting` tasks may start; -1 if none of
+-- these is known.
+local function next_start_in(base, due, waiting, now)
+  local first_due, first_lane = first_time(due), first_time(base .. ':lanes:opens')
+  local next_in = first_due and math.max(0, first_due - now)
+  local refiled = redis.call('HGET', base .. ':lanes', 'refile')
+  if first_lane or refiled then
+    local opens_in = refiled and 0 or math.max(0, first_lane - now)
+    next_in = math.min(opens_in, next_in or opens_in)
+  end
+  if waiting > 0 then
+    local _, opens_in = room_of(base, now)
+    next_in = opens_in and math.min(opens_in, next_in or opens_in) or next_in
+  end
+  return next_in or -1
+end
+
+-- set_limits: sets the limits of a queue in place of those that its workers declare, or removes them. Tasks that run continue. If
+-- tasks may start now, workers are woken.
+-- ARGV[4] limits text as above, empty: the queue has none, *: those that the workers declare
+-- RETURNS ok changed: 1 if other limits hold now | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not undo a later change
+-- NUMBERED
+-- FLAGS allow-oom
+local function set_limits()
+  local queue = KEYS[1]
+  local limits = ARGV[4]
+
+  assert(limits == '*' or are_limits(limits), 'limits must be like 10 100/60000')
+  check_types(queue)
+  return {'ok', store_limits(queue, 'override', limits ~= '*' and limits) and 1 or 0}
+end

@@ -1,0 +1,377 @@
+-- Schedules: declare, list, tick, pause, override and drop them (registry), and fire them (a queue).
+
+-- declare_schedules: stores schedules of a worker. A new or changed one counts its firings from now on. An unchanged one
+-- continues where it was, so that firings missed while no worker ran can be caught up. A pause stays.
+-- ARGV[4] replace 1: change what another peer declared, 0: store only those that are missing
+-- ARGV[5] expire_s s until all schedules of a mesh without peers are forgotten
+-- ARGV[6..] names and definitions in turn
+-- RETURNS ok | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not replace what a newer peer declared
+-- NUMBERED
+-- FLAGS allow-oom
+local function declare_schedules()
+  local mesh = KEYS[1]
+  local replace, expire_s = ARGV[4] == '1', ARGV[5]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+  local schedules_seen = mesh .. ':schedules_seen'
+
+  redis.call('ZCARD', schedules_due)
+  redis.call('ZCARD', schedules_seen)
+  local now, led = now_ms(), digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
+  for i = 6, #ARGV, 2 do
+    local name, value = ARGV[i], ARGV[i + 1]
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name)
+    local changed = not kept[1] or replace and kept[1] ~= value
+    if changed then
+      redis.call('HSET', schedules, 'def ' .. name, value, 'last ' .. name, digits(now))
+      redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
+    end
+    if not kept[2] and (changed or not redis.call('ZSCORE', schedules_due, name)) then
+      schedule_check(schedules_due, name, digits(now))
+    end
+    redis.call('ZADD', schedules_seen, led, name)
+  end
+  store_clock(schedules, now)
+  for _, key in ipairs({schedules, schedules_due, schedules_seen}) do
+    redis.call('EXPIRE', key, expire_s)
+  end
+  return {'ok'}
+end
+
+-- renew_schedules: notes that a worker still declares these schedules, and returns the names of those that are missing.
+-- ARGV[1] expire_s s until all schedules of a mesh without peers are forgotten
+-- ARGV[2..] names text
+-- RETURNS ok name... (missing)
+-- RESEND safe: a copy notes the same again; missing schedules stay missing
+-- FLAGS allow-oom
+local function renew_schedules()
+  local mesh = KEYS[1]
+  local expire_s = ARGV[1]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+  local schedules_seen = mesh .. ':schedules_seen'
+
+  redis.call('ZCARD', schedules_due)
+  redis.call('ZCARD', schedules_seen)
+  local led, missing = digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), {'ok'}
+  for i = 2, #ARGV do
+    local name = ARGV[i]
+    if redis.call('HEXISTS', schedules, 'def ' .. name) == 0 then
+      missing[#missing + 1] = name
+    else
+      redis.call('ZADD', schedules_seen, led, name)
+      if not redis.call('ZSCORE', schedules_due, name) and redis.call('HEXISTS', schedules, 'paused ' .. name) == 0 then
+        schedule_check(schedules_due, name, digits(now_ms()))
+      end
+    end
+  end
+  for _, key in ipairs({schedules, schedules_due, schedules_seen}) do
+    redis.call('EXPIRE', key, expire_s)
+  end
+  return missing
+end
+
+-- list_schedules: one page of the facts about all schedules of the mesh, and the server's time. The facts about one schedule
+-- may be spread over several pages, and may be repeated.
+-- ARGV[1] cursor of the page before; 0 for the first
+-- ARGV[2] budget, how many facts to return, approximately
+-- RETURNS ok now_ms cursor fields: the cursor of the next page (0: this was the last), names and values in turn; a name is def,
+--   last, next, fired, owed, over or paused, a space, and the schedule's name
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_schedules()
+  local mesh = KEYS[1]
+  local cursor, budget = ARGV[1], ARGV[2]
+  local schedules = mesh .. ':schedules'
+
+  local page = redis.call('HSCAN', schedules, cursor, 'COUNT', budget)
+  return {'ok', digits(now_ms()), page[1], page[2]}
+end
+
+-- tick_schedules: stores how far schedules got, each only if it is as its leader read it: a concurrent declaration, resume or
+-- tick wins. Then returns the schedules that a leader is to look at now.
+-- ARGV[1] limit, how many due schedules to return at most
+-- ARGV[2] was_led ms for which the mesh was led, as the leader read it before
+-- ARGV[3] led ms, the same and the time since
+-- ARGV[4..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
+--   last, next (empty: as it was), look_at, fired (likewise: the last firing that was enqueued), owed..., each after a space
+-- RETURNS ok now_ms led next_ms row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next one
+--   is due, or empty; a row is definition, last, next, fired, owed, over (each may be missing) and name
+-- RESEND safe: a copy finds the schedule as it stored it, or changed by another process
+-- FLAGS allow-oom
+local function tick_schedules()
+  local mesh = KEYS[1]
+  local limit, was_led, led = ARGV[1], ARGV[2], ARGV[3]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+  local MAX_BYTES = 1048576 -- of definitions in one reply
+
+  redis.call('ZCARD', schedules_due)
+  local now = now_ms()
+  if redis.call('HLEN', schedules) == 0 then
+    return {'ok', digits(now), '0', ''}
+  elseif clock_was_set_back(schedules, now) then
+    return {'back'}
+  end
+  store_clock(schedules, now)
+  local stored_led = digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
+  if was_led ~= led and stored_led == was_led then
+    redis.call('HSET', schedules, 'led', led)
+  end
+
+  local function note(name, was, is)
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name)
+    local last, next_ms, at, fired, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (.*)$')
+    if not kept[1] or (kept[2] or '') .. '\n' .. (kept[3] or '') ~= was or tonumber(last) > now + AHEAD_MS then
+      return
+    end
+    redis.call('HSET', schedules, 'last ' .. name, last)
+    if next_ms ~= '' then
+      redis.call('HSET', schedules, 'next ' .. name, next_ms)
+    end
+    if owed ~= '' then
+      redis.call('HSET', schedules, 'owed ' .. name, owed)
+    elseif kept[3] then
+      redis.call('HDEL', schedules, 'owed ' .. name)
+    end
+    if fired ~= '' then
+      redis.call('HSET', schedules, 'fired ' .. name, fired)
+    end
+    if not kept[4] then
+      schedule_check(schedules_due, name, at)
+    end
+  end
+
+  for i = 4, #ARGV, 3 do
+    local name, was, is = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    note(name, was, is)
+  end
+  local reply, bytes = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), ''}, 0
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
+      'owed ' .. name, 'over ' .. name, 'paused ' .. name)
+    if not kept[1] or kept[7] then -- gone or paused: not in the set of due schedules
+      redis.call('ZREM', schedules_due, name)
+    else
+      kept[7], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
+      if bytes > MAX_BYTES then
+        break
+      end
+    end
+  end
+  local following = redis.call('ZRANGEBYSCORE', schedules_due, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+  reply[4] = following[2] and digits(math.min(tonumber(following[2]), LATEST)) or ''
+  return reply
+end
+
+-- rewind_schedules: after the server's clock was set back, lets every schedule with a time in the future continue from now.
+-- Handles one page; the last page stores that it is done.
+-- ARGV[1] cursor of the page before; 0 for the first
+-- ARGV[2] budget, how many schedules to look at, approximately
+-- RETURNS ok cursor (of the next page; 0: it is done) rewound, how many
+-- RESEND safe: a copy finds no schedule in the future
+-- FLAGS allow-oom
+local function rewind_schedules()
+  local mesh = KEYS[1]
+  local cursor, budget = ARGV[1], ARGV[2]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+
+  redis.call('ZCARD', schedules_due)
+  local now, rewound = now_ms(), 0
+
+  local function ahead(ms)
+    return (tonumber(ms) or 0) > now + AHEAD_MS
+  end
+
+  local function rewind(name, last)
+    local kept = redis.call('HMGET', schedules, 'next ' .. name, 'owed ' .. name, 'paused ' .. name)
+    local at = redis.call('ZSCORE', schedules_due, name)
+    local put_off = ahead(at) and tonumber(at) ~= tonumber(kept[1])
+    if ahead(last) then
+      local owed = {} -- without firings whose time comes again: they would be owed twice
+      for nominal in string.gmatch(kept[2] or '', '%d+') do
+        owed[#owed + 1] = tonumber(nominal) <= now and nominal or nil
+      end
+      redis.call('HSET', schedules, 'last ' .. name, digits(now), 'owed ' .. name, table.concat(owed, ' '))
+      redis.call('HDEL', schedules, 'next ' .. name)
+    end
+    if (ahead(last) or put_off) and not kept[3] then
+      schedule_check(schedules_due, name, digits(now))
+    end
+    rewound = rewound + (ahead(last) and 1 or 0)
+  end
+
+  local page = redis.call('HSCAN', schedules, cursor, 'MATCH', 'last *', 'COUNT', budget)
+  for i = 1, #page[2], 2 do
+    rewind(string.sub(page[2][i], 6), page[2][i + 1])
+  end
+  if page[1] == '0' and redis.call('HLEN', schedules) > 0 then
+    redis.call('HSET', schedules, 'clock', digits(now))
+  end
+  return {'ok', page[1], rewound}
+end
+
+-- pause_schedule: pauses a schedule, or resumes it from now on; firings missed while it was paused are not caught up.
+-- ARGV[4] name of the schedule
+-- ARGV[5] paused 1 or 0
+-- RETURNS ok | unknown | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not undo what came after it
+-- NUMBERED
+-- FLAGS allow-oom
+local function pause_schedule()
+  local mesh = KEYS[1]
+  local name, paused = ARGV[4], ARGV[5]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+
+  redis.call('ZCARD', schedules_due)
+  if redis.call('HEXISTS', schedules, 'def ' .. name) == 0 then
+    return {'unknown'}
+  end
+  if paused == '1' then
+    redis.call('HSET', schedules, 'paused ' .. name, '1')
+    redis.call('ZREM', schedules_due, name)
+  elseif redis.call('HDEL', schedules, 'paused ' .. name) == 1 then
+    local now = now_ms()
+    redis.call('HSET', schedules, 'last ' .. name, digits(now))
+    redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
+    schedule_check(schedules_due, name, digits(now))
+    store_clock(schedules, now)
+  end
+  return {'ok'}
+end
+
+-- override_schedule: gives a schedule other times than its definition, or lets it return to those of its definition. Firings
+-- count from now on. Declarations do not change an override; a pause stays.
+-- ARGV[4] name of the schedule
+-- ARGV[5] override bytes; empty: return to the definition
+-- RETURNS ok | same (it is so already) | unknown | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not undo what came after it
+-- NUMBERED
+-- FLAGS allow-oom
+local function override_schedule()
+  local mesh = KEYS[1]
+  local name, override = ARGV[4], ARGV[5]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+
+  redis.call('ZCARD', schedules_due)
+  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'over ' .. name, 'last ' .. name, 'paused ' .. name)
+  if not kept[1] then
+    return {'unknown'}
+  elseif (kept[2] and string.match(kept[2], '^%d+ (.*)$') or '') == override then
+    return {'same'}
+  end
+  local now = now_ms()
+  local from = digits(now)
+  if kept[3] == from then
+    from = digits(now + 1) -- a leader that read it within this millisecond must not store the plan of before
+  end
+  redis.call('HSET', schedules, 'last ' .. name, from)
+  redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
+  if override == '' then
+    redis.call('HDEL', schedules, 'over ' .. name)
+  else
+    redis.call('HSET', schedules, 'over ' .. name, digits(now) .. ' ' .. override)
+  end
+  if not kept[4] then
+    schedule_check(schedules_due, name, digits(now))
+  end
+  store_clock(schedules, now)
+  return {'ok'}
+end
+
+-- drop_schedules: deletes schedules that no worker has declared while the mesh was led for unseen_ms. Time without a leader, or
+-- in which the leader was suspended, does not count, and the server's clock does not matter.
+-- ARGV[1] unseen_ms ms
+-- ARGV[2] limit, how many at most
+-- RETURNS ok name...
+-- RESEND safe: a copy drops only what no worker has declared meanwhile
+-- FLAGS allow-oom
+local function drop_schedules()
+  local mesh = KEYS[1]
+  local unseen_ms, limit = tonumber(ARGV[1]), ARGV[2]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+  local schedules_seen = mesh .. ':schedules_seen'
+
+  redis.call('ZCARD', schedules_due)
+  local led = whole_number(redis.call('HGET', schedules, 'led'), 0)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '(' .. digits(led), '+inf', 'LIMIT', 0, limit)) do
+    redis.call('ZADD', schedules_seen, digits(led), name) -- declared before the led time was lost
+  end
+  local reply = {'ok'}
+  local before = digits(led - unseen_ms)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '-inf', before, 'LIMIT', 0, limit)) do
+    for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused ', 'over '}) do
+      redis.call('HDEL', schedules, fact .. name)
+    end
+    redis.call('ZREM', schedules_due, name)
+    redis.call('ZREM', schedules_seen, name)
+    reply[#reply + 1] = name
+  end
+  if #reply > 1 and redis.call('ZCARD', schedules_seen) == 0 then
+    redis.call('DEL', schedules, schedules_due) -- 'led' and 'clock'
+  end
+  return reply
+end
+
+-- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, however often it is called. Firings come in
+-- the order of their nominal times: a firing older than the last one is skipped. A last firing more than a minute ahead of
+-- the clock was fired while the clock was wrong. It blocks no later firing, and its job, if it did not begin, is replaced.
+-- A retry whose delay was counted from such a time does not block the schedule either: it is due now.
+-- ARGV[1] name of the schedule
+-- ARGV[2] nominal ms
+-- ARGV[3] judged_at ms, the registry's clock when the leader found it due (the queue may lie on another server)
+-- ARGV[4] run_at ms
+-- ARGV[5] overlap when the job of an earlier firing is still there: skip, queue, or cancel (one that does not run is replaced)
+-- ARGV[6] expire_s s that the last firings of the queue's schedules are remembered
+-- ARGV[7] task bytes
+-- ARGV[8] meta of the job, as JSON; empty for none
+-- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
+--   was judged before) | again (this firing was enqueued before, with another meta)
+-- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
+local function fire_schedule()
+  local queue = KEYS[1]
+  local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+  local overlap, expire_s, task, meta = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+  local fired = queue .. ':fired'
+  meta = meta ~= '' and meta or nil
+  local mark = meta and ' ' .. redis.sha1hex(meta) or '' -- whose job it is, for two leaders that trace the same firing
+
+  local last, status, marked = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)( ?%x*)$')
+  last = tonumber(last)
+  if last == nominal then
+    return {status == 'ok' and marked ~= mark and 'again' or status}
+  elseif last and nominal < last and last <= judged_at + AHEAD_MS then
+    return {'fired'}
+  end
+  check_types(queue)
+  local id = 'cron:' .. name
+  local seen = find_job(queue, id)
+  local job, now = queue .. ':job:' .. id, now_ms()
+  local kept = seen.job and redis.call('HMGET', job, 'scheduled_for', 'retried_at') or {}
+  local nominal_before, retried_at = whole_number(kept[1], 0), whole_number(kept[2], 0)
+  local earlier = seen.active or seen.job and nominal_before <= judged_at + AHEAD_MS
+  if earlier and overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
+    redis.call('ZREM', queue .. ':due', id)
+    redis.call('HSET', job, 'run_at', digits(now))
+    wake(queue, enqueue_job(queue, id, now, now))
+  end
+  if earlier and overlap == 'queue' then
+    return {'busy'}
+  end
+  status = 'ok'
+  if earlier and overlap == 'skip' then
+    status = 'skipped'
+  else
+    if seen.active then
+      cancel_running(queue, id, 'the next firing of its schedule came')
+    end
+    local number = next_token(queue)
+    store_token(queue, number)
+    local o = {id = id, run_at = math.min(run_at, LATEST), scheduled_for = digits(nominal), meta = meta}
+    local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
+    redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
+    count(queue, 'enqueued', more, {id})
+    wake(queue, ready + count_members(queue))
+  end
+  redis.call('HSET', fired, name, digits(nominal) .. ' ' .. status .. (status == 'ok' and mark or ''))
+  redis.call('EXPIRE', fired, expire_s)
+  return {status}
+end

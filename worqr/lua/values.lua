@@ -1,0 +1,260 @@
+-- Values that others may have written, the time, and the stored replies of producers.
+
+-- Values of the server: replies for keys of a wrong type, hashes as tables, numbers and texts. What a value means is in the
+-- module of its entity.
+
+-- Other programs can write the numbers in records. A script reads them by whole_number and counts them up by add_to, so none of
+-- them is an error after its first write.
+
+local LARGEST = 999999999999999 -- 15 digits: what Python accepts as a number and the server as an expiry
+local LATEST = 253402300799999 -- ms since 1970: the end of the year 9999, the last one of Python's dates
+
+-- Returns the whole number that a text has, from 0 to `most` (nil: LARGEST). Returns `default` if it has none: it is missing, or
+-- another program wrote something else.
+local function whole_number(text, default, most)
+  local found = tonumber(text)
+  if found and found >= 0 and found <= (most or LARGEST) and found % 1 == 0 then
+    return found
+  end
+  return default
+end
+
+-- Returns the result of a `redis.pcall` on a key of one job, or nil if another application has written a key of another
+-- type. What the queue kept there is lost, and the script treats the job like one whose record was deleted. So one such key
+-- neither aborts a script after its first write nor blocks the other jobs of the same call. Any other error is raised, but for
+-- those that have one of the words that follow.
+local function own(reply, ...)
+  if type(reply) ~= 'table' or not reply.err then
+    return reply
+  end
+  for _, word in ipairs({'^WRONGTYPE', ...}) do
+    if string.find(reply.err, word) then
+      return nil
+    end
+  end
+  error(reply)
+end
+
+-- Adds `n` to the number in a field of a hash. Returns the sum. What is no number there, or too large a one, begins anew at `n`. A
+-- key of another type is an error.
+local function add_to(key, field, n)
+  local sum = redis.pcall('HINCRBY', key, field, n)
+  if type(sum) ~= 'number' then
+    own(sum, 'integer', 'overflow')
+    redis.call('HSET', key, field, n)
+    return n
+  end
+  return sum
+end
+
+-- Returns what the function `read` returns, which must not write, or nil if it cannot read what another application has
+-- written: a key of another type, or a text where a number should be. A refusal, such as a missing permission, is raised.
+local function tolerant(read)
+  local done, first, second = pcall(read)
+  if done then
+    return first, second
+  end
+  if type(first) == 'table' then
+    own(first)
+  end
+  return nil
+end
+
+-- Returns a whole number as text. A plain tostring would return 1.7e+15.
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+-- True for a text of at most 15 digits: what Python accepts as a time and the server accepts as an expiry.
+local function is_digits(value)
+  return type(value) == 'string' and #value <= 15 and string.find(value, '^%d+$') ~= nil
+end
+
+-- True if the text is valid UTF-8.
+local function is_utf8(text)
+  if not string.find(text, '[\128-\255]') then
+    return true
+  end
+  if string.find(text, '\224[\128-\159]') or string.find(text, '\237[\160-\191]')
+    or string.find(text, '\240[\128-\143]') or string.find(text, '\244[\144-\191]') then
+    return false
+  end
+  text = string.gsub(text, '[\240-\244][\128-\191][\128-\191][\128-\191]', ' ')
+  text = string.gsub(text, '[\224-\239][\128-\191][\128-\191]', ' ')
+  text = string.gsub(text, '[\194-\223][\128-\191]', ' ')
+  return not string.find(text, '[\128-\255]')
+end
+
+-- True for a text of one line that can be stored in a record: names and ids.
+-- LATER: few scripts get such texts from other programs.
+local function is_line(value)
+  return type(value) == 'string' and #value >= 1 and #value <= 1000 and not string.find(value, '%c') and is_utf8(value)
+end
+
+-- Returns a hash as a table; nil if it is empty, or not a hash.
+local function read_hash(key)
+  local flat = own(redis.pcall('HGETALL', key))
+  if not flat or #flat == 0 then
+    return nil
+  end
+  local fields = {}
+  for i = 1, #flat, 2 do
+    fields[flat[i]] = flat[i + 1]
+  end
+  return fields
+end
+
+-- Writes the table `fields` into the hash `key`. Replaces another application's value: the key is the queue's own, and by
+-- now the record may be the only copy of the job.
+local function write_hash(key, fields)
+  local flat = {}
+  for name, value in pairs(fields) do
+    flat[#flat + 1] = name
+    flat[#flat + 1] = value
+  end
+  if not own(redis.pcall('HSET', key, unpack(flat, 1, math.min(#flat, 1000)))) then
+    redis.call('DEL', key)
+    redis.call('HSET', key, unpack(flat, 1, math.min(#flat, 1000)))
+  end
+  for from = 1001, #flat, 1000 do -- another program may have written any number of steps
+    redis.call('HSET', key, unpack(flat, from, math.min(from + 999, #flat)))
+  end
+end
+
+-- Sets the field `name` of the hash `key`, or deletes it if `value` is false. Does nothing if the key is not a hash.
+local function set_field(key, name, value)
+  if value then
+    own(redis.pcall('HSET', key, name, value))
+  else
+    own(redis.pcall('HDEL', key, name))
+  end
+end
+
+-- Time: the server's clock, the rules by which a dispatch moves a due time, and the clock of the schedules.
+
+-- Returns the server's clock in milliseconds.
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Later than every due time: the largest whole number that a double holds.
+local NEVER = 9007199254740991
+
+-- Returns the least time (ms) in a sorted set of times; nil if it is empty. Other programs may have added any score.
+local function first_time(key)
+  local score = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]
+  return score and clamp(math.floor(tonumber(score)), 0, LATEST)
+end
+
+-- Returns the rule by which a dispatch moves a due time, as a minimum and a maximum. Two such rules combine into one of the
+-- same form. `asked` is the time that the dispatch asks for.
+local function due_bounds(when, asked)
+  local lower = (when == 'keep' or when == 'earlier') and 0 or asked
+  local upper = (when == 'keep' or when == 'later') and NEVER or asked
+  return lower, upper
+end
+
+-- Returns the value, or the bound that it is beyond.
+local function clamp(value, lower, upper)
+  return math.max(lower, math.min(value, upper))
+end
+
+-- True if the dispatch `o` changes the due time of the job. A relative time is compared by its delay: the clock may advance
+-- between two equal dispatches, so the resulting milliseconds may differ.
+local function changes_due_time(o, kept, run_at, asked, now)
+  if o.run_at or o.when == 'earlier' or o.when == 'keep' then
+    return run_at ~= kept.run_at
+  elseif kept.state == 'waiting' then
+    return run_at > now -- else the position stays
+  end
+  return run_at == asked and not (o.at_most and run_at == kept.run_at)
+end
+
+-- True if the dispatch `o` changes when the job expires, which may be relative to the due time.
+local function changes_expiry(job, o)
+  local kept = redis.call('HMGET', job, 'expires', 'expires_at')
+  return (kept[1] or nil) ~= o.expires or (kept[2] or nil) ~= o.expires_at or o.expires ~= nil and not o.run_at
+end
+
+-- By how much the server's clock may be set back before schedules continue from the new time. If it was set back by less, a
+-- schedule waits until the clock has caught up. The field 'clock' is the latest time at which schedules were judged.
+local AHEAD_MS = 60000
+
+-- True if the server's clock was set back by more than AHEAD_MS since schedules were last judged.
+local function clock_was_set_back(schedules, now)
+  return whole_number(redis.call('HGET', schedules, 'clock'), 0, LATEST) > now + AHEAD_MS
+end
+
+-- Stores the current time as the last time at which schedules were judged, at most once per second.
+local function store_clock(schedules, now)
+  if now - whole_number(redis.call('HGET', schedules, 'clock'), 0, LATEST) >= 1000 then
+    redis.call('HSET', schedules, 'clock', digits(now))
+  end
+end
+
+-- Sets when a leader is to check the schedule again.
+local function schedule_check(schedules_due, name, ms)
+  if redis.call('ZADD', schedules_due, ms, name) == 1 and redis.call('ZCARD', schedules_due) == 1 then
+    redis.call('EXPIRE', schedules_due, 2592000) -- 30 days: the set was empty, and had no expiry
+  end
+end
+
+-- The stored replies of a producer, by which a repeated or late copy of a request changes nothing.
+-- Requests carry (producer, number). Replies are stored unchanged, one field per number, until the producer no longer
+-- needs them. The field 'low' is the lowest number that it may still send. No reply is kept below 'oldest', which follows
+-- in steps.
+
+local REPLIES_EXPIRE = 3600
+local EXACT = 9007199254740991 -- above it, a number plus 1 may be the same number, and no loop over such numbers ends
+
+-- Returns the reply to a request seen before. Returns {'late'} for one that the producer abandoned or has the reply of.
+-- Returns for a new one: nil, and the stored 'low' and 'oldest'.
+local function replied(producer, number, lowest)
+  assert(whole_number(number, nil, EXACT) and whole_number(lowest, nil, EXACT),
+    'the number of a request and the lowest unanswered one must be whole numbers below 2^53')
+  local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
+  local low = whole_number(kept[2], 0, EXACT)
+  if tonumber(number) < low then
+    return {'late'}
+  end
+  if kept[1] then
+    redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+    local is_read, reply = pcall(cmsgpack.unpack, kept[1])
+    return is_read and type(reply) == 'table' and reply or redis.error_reply('ERR the stored reply to this request cannot be read')
+  end
+  return nil, low, whole_number(kept[3], nil, EXACT)
+end
+
+-- Stores `reply` under `number`, and deletes the replies below `lowest`, at most 1000 at a time. `low` and `oldest` are
+-- from replied.
+local function remember(producer, number, lowest, reply, low, oldest)
+  low = math.max(tonumber(lowest), low)
+  if not (oldest and oldest <= low) then -- none is stored yet, or another program wrote it
+    oldest = low
+  end
+  local above = math.min(low, oldest + 1000)
+  local gone = {}
+  for n = oldest, above - 1 do
+    gone[#gone + 1] = string.format('%.0f', n)
+  end
+  if #gone > 0 then
+    redis.call('HDEL', producer, unpack(gone))
+  end
+  redis.call('HSET', producer, number, cmsgpack.pack(reply),
+    'low', string.format('%.0f', low), 'oldest', string.format('%.0f', math.max(oldest, above)))
+  redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+  return reply
+end
+
+-- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Its reply is stored, a refusal
+-- too. An error is not stored, because it wrote nothing: the same number may come again and take effect then.
+local function numbered(base, id, number, lowest, transaction)
+  local producer = base .. ':producer:' .. id
+  local before, low, oldest = replied(producer, number, lowest)
+  if before then
+    return before
+  end
+  local reply = transaction()
+  return reply.err and reply or remember(producer, number, lowest, reply, low, oldest)
+end
