@@ -616,7 +616,7 @@ def test_many_cancelled_calls_leave_nothing_behind(server: Server, prefix: str, 
                 async with asyncio.timeout(seconds):
                     await link.call(append(prefix, "x"), patience=60)
         await link.call(echo("last"))
-        request_queue = link._client.pipeline.requests
+        request_queue = link._client.requests
         await until(lambda: not request_queue.in_flight)
         assert not request_queue.pending
         assert not request_queue.numbers._open

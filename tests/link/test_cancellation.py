@@ -136,7 +136,7 @@ async def test_many_cancelled_calls_leave_nothing_behind(link_to: LinkTo, server
         with trio.move_on_after(seconds):
             await link.call(append("t", "x"), patience=60)
     await link.call(echo("last"))
-    request_queue = link._client.pipeline.requests
+    request_queue = link._client.requests
     await until(lambda: not request_queue.in_flight)
     assert not request_queue.pending
     assert not request_queue.numbers._open

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,14 +23,13 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
-from worqr.link.cluster_router import ClusterRouter
-from worqr.link.node_client import NodeClient, Rebalancer
-from worqr.link.request_queue import GUILTY_AFTER, Request, Trouble
-from worqr.link.session import slot_of
+from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint
+from worqr.link.messages import Subscriptions, receive_all
+from worqr.link.node import NodeClient
+from worqr.link.requests import GUILTY_AFTER, Held, Request
+from worqr.link.session import BatchResult, slot_of
 from worqr.link.settings import Endpoint
-from worqr.link.subscriptions import Subscriptions, receive_all
 from worqr.link.thread_driver import ThreadDriver, run_blocking
-from worqr.link.topology import NodeEndpoint, ShardEndpoint
 from worqr.script_call import Call
 
 LOW, HIGH = "Q0", "Q2"
@@ -74,14 +74,14 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     first, second, _ = fakes.nodes
     link = await link_to(fakes.url)
     rounds, pauses = count(), list[Request]()
-    redirected = Rebalancer.moved
+    redirected = NodeClient._redirected
 
-    def counted(self: Rebalancer, requests: list[tuple[Request, str]]) -> list[Request]:
-        tired = redirected(self, requests)
+    def counted(self: NodeClient, result: BatchResult) -> list[Request]:
+        tired = redirected(self, result)
         pauses.extend(tired)
         return tired
 
-    monkeypatch.setattr(Rebalancer, "moved", counted)
+    monkeypatch.setattr(NodeClient, "_redirected", counted)
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
@@ -262,9 +262,9 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
     pipe, outcomes = client_to(link, first), Outcomes()
     assert pipe is not None
     request = Request(append("t", "x"), PATIENCE, time.monotonic(), WorkerHandle("W1"))
-    request.trouble = Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER)
+    request.losses = GUILTY_AFTER
     request.wake = lambda: outcomes(request.value, request.error)
-    pipe.pipeline.requests.quarantined.append((request, time.monotonic() + 1))
+    pipe.requests.held[request] = Held(time.monotonic() + 1, deque((request,)))
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))

@@ -105,7 +105,7 @@ async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await until(lambda: link._client.pipeline.requests.in_flight)
+        await until(lambda: link._client.requests.in_flight)
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         began = time.monotonic()
@@ -182,7 +182,7 @@ async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    wire = link._client.pipeline.connection.transport.wire
+    wire = link._client.session.transport.wire
     assert wire is not None
     wire.interrupt()
     assert await link.call(echo("a")) == "a"

@@ -188,7 +188,7 @@ async def test_an_idle_connection_that_was_reset_costs_no_line_and_no_error(
     link = await link_to(server.tcp_url)
     await link.call(echo("a"))
     with server.client() as client:
-        link._client.pipeline.connection.used_at -= 60
+        link._client.session.used_at -= 60
         [mine] = [c["id"] for c in client.client_list() if c["name"] == "worqr:test:data"]
         client.execute_command("CLIENT", "KILL", "ID", mine)
     assert await link.call(echo("b")) == "b"

@@ -50,14 +50,14 @@ async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Serve
     link = await link_to(server.url)
     await link.call(echo("so that the script is there"))
     sends: list[int] = []
-    real = Session.begin
+    real = Session.send
 
     def counting(self: Session, batch: list[Any], *rest: Any) -> Any:
         sends.append(len(batch))
         return real(self, batch, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "begin", counting)
+        patch.setattr(Session, "send", counting)
         async with trio.open_nursery() as nursery:
             for i in range(200):
                 nursery.start_soon(link.call, echo(str(i)))
@@ -344,7 +344,7 @@ async def test_a_bug_ends_everything_that_waits(
 
     outcomes = Outcomes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "begin", die)
+        patch.setattr(Session, "send", die)
         for _ in range(3):
             link.post(echo("a"), outcomes)
         await outcomes.wait(3)

@@ -18,15 +18,15 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
-from worqr.link import Link, LinkSettings, TrioDriver, request_queue
-from worqr.link.request_queue import FIRST_SLICE, LONGEST_SLICE, Replication, Request
+from worqr.link import Link, LinkSettings, TrioDriver, requests
+from worqr.link.requests import FIRST_SLICE, LONGEST_SLICE, Replication, Request
 from worqr.script_call import Call
 
 assert all((mine, own_pair, pair, pair_of_module))  # fixtures
 
 pytestmark = pytest.mark.usefixtures(wait_for_replicas.__name__)
 
-WITHIN = request_queue.REPLICAS_WAIT
+WITHIN = requests.REPLICAS_WAIT
 """Before these tests set another one."""
 
 Say = Callable[[float], None]
@@ -49,7 +49,7 @@ def asked(proxy: FaultProxy) -> list[tuple[int, int]]:
 
 async def waits_for_replicas(link: Link, count: int = 1) -> None:
     """Until so many requests are answered and wait for replicas."""
-    await until(lambda: len(link._client.pipeline.requests.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
+    await until(lambda: len(link._client.requests.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
 
 
 async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:
@@ -126,7 +126,7 @@ async def test_not_met_in_time_is_told_and_the_task_is_there_once(
 def test_the_time_is_two_seconds_or_what_is_left_of_the_callers_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_queue, "REPLICAS_WAIT", WITHIN)
+    monkeypatch.setattr(requests, "REPLICAS_WAIT", WITHIN)
     asking = Replication()
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 101.0)
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 129.0)

@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -23,7 +24,7 @@ from worqr.link import Link, LinkSettings, Subscription, TrioDriver
 from worqr.link.connection import pack, resolver_for
 from worqr.link.connector import State
 from worqr.link.log_thread import LogThread
-from worqr.link.subscriptions import Subscriptions, _PubSubConnection
+from worqr.link.messages import Subscriptions
 
 
 class SubscriptionListener:
@@ -355,33 +356,38 @@ class SilentTransport:
         self.sent += pieces
 
 
-async def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked() -> None:
+@pytest.fixture
+def silent() -> Iterator[tuple[Subscriptions, SilentTransport]]:
+    """Subscriptions with a channel, whose connection has been silent for 10 s."""
     settings, transport = LinkSettings("redis://h:1"), SilentTransport()
     subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
     subscriptions.connector.state = State.READY
-    connection = subscriptions._connection = _PubSubConnection(cast("Any", transport), settings)
+    subscriptions._transport = cast("Any", transport)
     subscriptions.open(["a"], lambda *_: None, lambda: None)
     transport.sent.clear()
-    connection.forgive(-10)  # nothing has arrived for 10 s
+    subscriptions._heard_at -= 10
+    yield subscriptions, transport
+    subscriptions._alarm.cancel()
+
+
+async def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked(
+    silent: tuple[Subscriptions, SilentTransport],
+) -> None:
+    subscriptions, transport = silent
     subscriptions._look(10.0)
     assert transport.sent == []
-    connection.forgive(-10)
+    subscriptions._heard_at -= 10
     subscriptions._look(0.0)
     assert transport.sent == [pack(("PING",))]
-    subscriptions._alarm.cancel()
 
 
-async def test_the_alarm_for_a_pong_is_moved_to_the_next_ping_when_the_pong_arrives() -> None:
-    settings, transport = LinkSettings("redis://h:1"), SilentTransport()
-    subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
-    subscriptions.connector.state = State.READY
-    connection = subscriptions._connection = _PubSubConnection(cast("Any", transport), settings)
-    subscriptions.open(["a"], lambda *_: None, lambda: None)
-    connection.forgive(-10)  # nothing has arrived for 10 s
+async def test_the_alarm_for_a_pong_is_moved_to_the_next_ping_when_the_pong_arrives(
+    silent: tuple[Subscriptions, SilentTransport],
+) -> None:
+    subscriptions, transport = silent
     subscriptions._look(0.0)
-    assert connection.pinged
+    assert subscriptions._pinged
     transport.arrived = [b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"]
     subscriptions._readable()
-    assert not connection.pinged
-    assert subscriptions._alarm.at == connection.gives_up_at
-    subscriptions._alarm.cancel()
+    assert not subscriptions._pinged
+    assert subscriptions._alarm.at == subscriptions._silent_until()

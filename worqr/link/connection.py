@@ -492,7 +492,7 @@ def resolver_for(settings: LinkSettings) -> EndpointResolver:
 # Failures between worqr and the server, classified by their remedy. redis-py's exceptions end here.
 #
 # Here: `ConnectionLost` and `ErrorReply`, which the rest of the link uses, and the classification of redis-py's exceptions. Not
-# here: the reaction to a failure (`node_client`, `session`, `subscriptions`, `heartbeat`).
+# here: the reaction to a failure (`node`, `session`, `subscriptions`, `heartbeat`).
 #
 # An error reply begins with a code. redis-py keeps the codes of some classes in ``status_code`` and leaves those of others in
 # the text. A script's error may have the code of an inner error in its text ("ERR Error running script: -OOM ..."). All three

@@ -469,31 +469,30 @@ class Connector:
 
 
 class ReadyWaiters:
-    """Callers of ``wait_ready``, each with its deadline."""
+    """Callers of ``wait_ready``.
 
-    __slots__ = ("_driver", "_waiters")
+    Attributes:
+        waiting: each with its deadline (monotonic).
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._waiters: list[tuple[Waiter, float]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiters)
+        self.waiting: list[tuple[Waiter, float]] = []
 
     def add(self, waiter: Waiter, deadline: float) -> None:
         """Add a caller that waits until the deadline (monotonic)."""
-        self._waiters.append((waiter, deadline))
+        self.waiting.append((waiter, deadline))
 
     def take(self) -> list[tuple[Waiter, float]]:
         """Remove and return all callers."""
-        waiters, self._waiters = self._waiters, []
-        return waiters
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
     def take_late(self, now: float) -> list[Waiter]:
         """Remove and return the callers whose deadline has passed."""
-        late = [waiter for waiter, deadline in self._waiters if deadline <= now]
+        late = [waiter for waiter, deadline in self.waiting if deadline <= now]
         if late:
-            self._waiters = [each for each in self._waiters if each[1] > now]
+            self.waiting = [each for each in self.waiting if each[1] > now]
         return late
 
     def tell(self, error: WorqrError | None) -> None:

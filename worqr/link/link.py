@@ -1,6 +1,6 @@
 """`Link`: the connection of one peer or producer to its server. All of worqr's requests go through it.
 
-Here: the interface, and the fork guard. Not here: requests (`node_client`, `cluster_router`), messages (`subscriptions`), the
+Here: the interface, and the fork guard. Not here: requests (`node`, `cluster_router`), messages (`subscriptions`), the
 keepalive (`heartbeat`).
 
 Create a link in the loop that uses it, or outside of a loop for plain threads, which may all use it at once. `start` begins
@@ -30,7 +30,7 @@ import trio
 
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
-from worqr.link.cluster_router import ClusterRouter, ClusterSubscriptions
+from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
 from worqr.link.connection import (
     ConnectionLost,
     EndpointResolver,
@@ -43,13 +43,12 @@ from worqr.link.connection import (
 from worqr.link.driver import Driver, Waiter, copy_of
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread, Watchers
-from worqr.link.node_client import LinkCondition, NodeClient
-from worqr.link.request_queue import Posted, Request, WorkerHandle
+from worqr.link.messages import Subscriptions
+from worqr.link.node import LinkCondition, NodeClient
+from worqr.link.requests import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
-from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver, in_sync
-from worqr.link.topology import ShardEndpoint
 from worqr.link.trio_driver import TrioDriver
 from worqr.script_call import Call
 
