@@ -18,9 +18,9 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
-from worqr.link.connection import resolver_for
 from worqr.link.heartbeat import LoopMonitor, LoopState, Sent
 from worqr.link.log_thread import LogThread
+from worqr.link.opening import resolver_for
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 
@@ -128,7 +128,7 @@ async def test_a_connection_that_is_silently_dead_is_left_in_time(
     acked, replies = beats.heartbeat.acked_at, len(beats.replies)
     monkeypatch.setattr(heartbeat, "_RETRY", 2 * PATIENCE)
     proxy.blackhole(hole)
-    beats.heartbeat._schedule.every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
+    beats.heartbeat._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
     await until(lambda: beats.heartbeat.errors, what="a beat that is given up")
     assert boottime() - acked >= 0.6
     assert "no answer for 0.6 s" in beats.heartbeat.last_error
@@ -172,9 +172,9 @@ def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_
         log_thread=LogThread(),
         resolver=resolver_for(settings),
     )
-    beating._schedule.begun.set()
+    beating._begun.set()
     beating._loop.look(time.monotonic() - 20)  # a tick that was not answered since
-    beating._schedule.postpone(60)
+    beating._next = time.monotonic() + 60
     beating._connection.wire = object()  # type: ignore[assignment]
     beating._connection.sent.append(Sent(None, 0, math.inf))
     beating._loop.begin_slice(time.monotonic() - 20)

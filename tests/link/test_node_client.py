@@ -24,10 +24,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.link.scripts import script
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, connector, driver, node, session
-from worqr.link.connection import ServerInfo, resolver_for
 from worqr.link.connector import State
 from worqr.link.log_thread import LogThread
 from worqr.link.node import NodeClient
+from worqr.link.opening import ServerInfo, resolver_for
 from worqr.link.session import Phase
 from worqr.link.settings import Endpoint
 from worqr.script_call import Call, Merge

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -21,10 +21,10 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Subscription, TrioDriver
-from worqr.link.connection import pack, resolver_for
 from worqr.link.connector import State
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import Subscriptions
+from worqr.link.opening import pack, resolver_for
 
 
 class SubscriptionListener:
@@ -357,7 +357,7 @@ class SilentTransport:
 
 
 @pytest.fixture
-def silent() -> Iterator[tuple[Subscriptions, SilentTransport]]:
+async def silent() -> AsyncIterator[tuple[Subscriptions, SilentTransport]]:
     """Subscriptions with a channel, whose connection has been silent for 10 s."""
     settings, transport = LinkSettings("redis://h:1"), SilentTransport()
     subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))

@@ -154,9 +154,9 @@ def test_whoever_doubts_has_the_nodes_asked() -> None:
         lambda: known.learn(["what?"], A),
     )
     for invalidate in doubters:
-        known.watcher._invalidated.clear()
+        known.watcher.woken.clear()
         invalidate()
-        assert known.watcher._invalidated.is_set()
+        assert known.watcher.woken.is_set()
 
 
 def test_a_view_never_changes_under_the_hands_of_whoever_reads_it() -> None:

@@ -25,23 +25,13 @@ from functools import partial
 from typing import Any, Final, cast
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrBug, WorqrError
-from worqr.link.connection import (
-    ConnectionLost,
-    ErrorAction,
-    ErrorReply,
-    OnSilence,
-    StaticEndpoint,
-    Wire,
-    is_unknown_host,
-    open_connection,
-    remedy_for,
-)
 from worqr.link.connector import Outage, ReadyWaiters, pause_after
 from worqr.link.driver import Driver, Waiter, copy_of, settle_soon
-from worqr.link.endpoint_watcher import EndpointWatcher, WireHolder, error_of
+from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import SHARDED, Channels, Subscription, Subscriptions
 from worqr.link.node import ConnectionHistory, LinkCondition, NodeClient
+from worqr.link.opening import EndpointWatcher, OnSilence, StaticEndpoint, Wire, WireHolder, error_of, open_connection
 from worqr.link.requests import Posted, Request, RequestQueue, give_up
 from worqr.link.session import SLOTS, slot_of
 from worqr.link.settings import Endpoint, LinkSettings
@@ -155,7 +145,7 @@ class Topology:
         self.why = "" if error is None else str(error)
         if error is None:
             self.outage.end()
-        elif not (self.view.primaries or self.watcher.has_ended):
+        elif not (self.view.primaries or self.watcher.ended.is_set()):
             self.outage.begin(self.why, remedy=remedy_for(error, self._settings))
 
     def look_once(self) -> WorqrError | None:
@@ -176,7 +166,7 @@ class Topology:
         second_best: TopologyView | None = None
         errors: list[WorqrError] = []
         for endpoint in self._whom_to_ask():
-            if self.watcher.has_ended:
+            if self.watcher.ended.is_set():
                 break
             self._post(self._router.meanwhile)
             try:
@@ -436,7 +426,7 @@ class ClusterRouter:
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the topology thread does not exist here, and the sockets belong to the parent."""
         self.ended = error
-        self.topology.watcher.poison()
+        self.topology.watcher.poison(error)
         for client in self._clients.values():
             client.poison(error)
 
@@ -447,7 +437,7 @@ class ClusterRouter:
     def _end(self, error: WorqrError) -> None:
         self.ended = error = self.ended or error
         left = [*self._lobby.clear(), *(waiter for waiter, _ in self._ready.take())]
-        self.topology.watcher.close()
+        self.topology.watcher.end()
         for client in list(self._clients.values()):
             client.close()
         settle_soon(self._driver, left, error)

@@ -34,16 +34,10 @@ from functools import partial
 from typing import Final
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.connection import (
-    ConnectionLost,
-    EndpointResolver,
-    Wire,
-    as_connection_lost,
-    is_unknown_host,
-    remedy_for,
-)
 from worqr.link.driver import Alarm, Driver, Waiter, settle_soon
+from worqr.link.failures import ConnectionLost, as_connection_lost, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
+from worqr.link.opening import EndpointResolver, Wire
 from worqr.link.settings import LinkSettings
 
 # An outage of the server: its begin, its cause, and its two log lines.
@@ -154,7 +148,7 @@ class Outage:
 # `Transport`: drives an open, encrypted and authenticated connection without blocking.
 #
 # Here: sending as much as the socket accepts, keeping the rest, and reading, also through TLS. Not here: the meaning of the
-# bytes (`session`), opening connections (`connection`), waiting (the drivers).
+# bytes (`session`), opening connections (`opening`), waiting (the drivers).
 
 
 _READ: Final = 64 * 1024

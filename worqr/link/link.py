@@ -31,20 +31,13 @@ import trio
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
-from worqr.link.connection import (
-    ConnectionLost,
-    EndpointResolver,
-    ErrorReply,
-    Wire,
-    info_fields,
-    open_connection,
-    resolver_for,
-)
 from worqr.link.driver import Driver, Waiter, copy_of
+from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread, Watchers
 from worqr.link.messages import Subscriptions
 from worqr.link.node import LinkCondition, NodeClient
+from worqr.link.opening import EndpointResolver, Wire, info_fields, open_connection, resolver_for
 from worqr.link.requests import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
@@ -498,7 +491,7 @@ class Link:
             "and connect there"
         )
         if self._sentinels is not None:
-            self._sentinels.watcher.poison()
+            self._sentinels.watcher.poison(error)
         self._client.poison(error)
         self.driver.poison()
         self._log_thread.poison()

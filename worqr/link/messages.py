@@ -22,20 +22,12 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
-from worqr.link.connection import (
-    MOVED,
-    ConnectionLost,
-    EndpointResolver,
-    ErrorAction,
-    ErrorReply,
-    Wire,
-    open_connection,
-    pack,
-)
 from worqr.link.connector import Connector, State, Transport
 from worqr.link.driver import BUG, LATE, Alarm, Driver, Waiter, copy_of, wake_all
+from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.log_thread import LogThread
-from worqr.link.session import NOT_YET, NotRedis, ReplyReader, new_reader
+from worqr.link.opening import MOVED, EndpointResolver, Wire, open_connection, pack
+from worqr.link.session import NOT_YET, NotRedis, new_reader
 from worqr.link.settings import LinkSettings
 from worqr.log_events import emit
 from worqr.stored_values import as_bytes
@@ -318,7 +310,7 @@ class Subscriptions:
         self._channels: Channels = Channels() if channels is None else channels
         self._alarm = Alarm(driver, self._look)
         self._transport: Transport | None = None  # the open connection
-        self._reader: ReplyReader = new_reader()
+        self._reader = new_reader()
         self._served = False  # it has brought a message or a confirmation
         self._pinged = False  # the reply to a PING is pending
         self._heard_at = 0.0

@@ -21,19 +21,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
-from worqr.link.connection import (
-    MOVED,
-    ConnectionLost,
-    EndpointResolver,
-    ErrorAction,
-    OnSilence,
-    ServerInfo,
-    Wire,
-    open_connection,
-)
 from worqr.link.connector import Connector, Outage, ReadyWaiters, State
 from worqr.link.driver import LATE, Alarm, Driver, Waiter, settle_soon, wake_all
+from worqr.link.failures import ConnectionLost, ErrorAction
 from worqr.link.log_thread import LogThread
+from worqr.link.opening import MOVED, EndpointResolver, OnSilence, ServerInfo, Wire, open_connection
 from worqr.link.requests import Posted, Request, RequestQueue, SequenceNumbers, give_up, guilty, too_old
 from worqr.link.session import BatchResult, Phase, Session, slot_of
 from worqr.link.settings import Endpoint, LinkSettings

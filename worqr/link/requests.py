@@ -385,8 +385,6 @@ class Replication:
         not_before: when WAIT may be sent again; -inf: at once.
     """
 
-    __slots__ = ("_reached", "_slice", "not_before", "waiting")
-
     def __init__(self) -> None:
         self.waiting: list[tuple[Request, float]] = []
         self.not_before: float = -math.inf

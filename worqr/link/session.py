@@ -24,27 +24,19 @@ import enum
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import hiredis
 
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError, has_foreign_type
 from worqr.keys import NONEXISTENT
-from worqr.link.connection import (
-    ConnectionLost,
-    ErrorAction,
-    ErrorReply,
-    error_reply,
-    is_no_longer_primary,
-    loading,
-    pack,
-    redis_py,
-)
 from worqr.link.connector import Transport, pause_after
+from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply, error_reply, is_no_longer_primary, redis_py
 from worqr.link.log_thread import boottime
+from worqr.link.opening import loading, pack
 from worqr.link.requests import MergedRequest, Request, RequestQueue, mark_written
 from worqr.lua import Script
 from worqr.script_call import Call
@@ -65,7 +57,7 @@ from worqr.stored_values import as_bytes
 SLOTS = 16384
 
 NOT_YET: Final = object()
-"""The result of `ReplyReader.gets` when no whole reply has arrived."""
+"""The result of a parser's `gets` when no whole reply has arrived."""
 
 
 def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...]]:
@@ -78,29 +70,17 @@ def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...
 @lru_cache(maxsize=10_000)
 def slot_of(name: str) -> int:
     """Return the hash slot of a key, a channel, or a base: 0 to 16383."""
-    return redis_py().key_slot(as_bytes(name))
+    slot: int = redis_py().crc.key_slot(as_bytes(name))
+    return slot
 
 
 class NotRedis(Exception):
     """Bytes that are no reply of a Redis server."""
 
 
-class ReplyReader(Protocol):
-    """The parser of one connection."""
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes from the server."""
-        ...
-
-    def gets(self) -> object:
-        """Return the next reply, or `NOT_YET`. An error reply is an `ErrorReply`. Raises `NotRedis`."""
-        ...
-
-
-def new_reader() -> ReplyReader:
-    """Return a parser for a connection that has just been made."""
-    make = cast("Callable[..., Any]", hiredis.Reader)
-    return cast("ReplyReader", make(replyError=error_reply, protocolError=NotRedis, notEnoughData=NOT_YET))
+def new_reader() -> hiredis.Reader:
+    """Return a parser for a connection that has just been made. An error reply is an `ErrorReply`."""
+    return hiredis.Reader(protocolError=NotRedis, replyError=error_reply, notEnoughData=NOT_YET)
 
 
 LOAD_REMEDY: Final = (
@@ -173,7 +153,7 @@ class Session:
         self._requests = requests
         self._producer = producer
         self._clustered = clustered
-        self._reader: ReplyReader = new_reader()
+        self._reader = new_reader()
         self._expected: deque[Request] = deque()
         self._settled: list[Request] = []  # until `take_settled`
         self._loads: deque[Script] = deque()  # to be loaded in front of the next batch, or being loaded

@@ -1,7 +1,7 @@
 """The settings of a link: the server's address and the timeouts.
 
 Here: `LinkSettings` and the strict parser of the server's URL, which reports a typing error before anything is sent. Not
-here: I/O, and redis-py (`connection` turns an `Address` into a connection).
+here: I/O, and redis-py (`opening` turns an `Address` into a connection).
 
 `Address.password` and `LinkSettings.url` contain passwords. Both are left out of every ``repr``, and messages use
 `Address.redacted`.
@@ -24,7 +24,7 @@ from worqr.log_events import emit
 
 # Credentials that change: the value of ``Mesh(credentials=...)``, which is called anew for each connection.
 #
-# Here: `Credentials`, which calls the provider and checks the result. Not here: sending it to the server (`connection`). A
+# Here: `Credentials`, which calls the provider and checks the result. Not here: sending it to the server (`opening`). A
 # password is never logged, printed or kept.
 
 
