@@ -12,12 +12,10 @@ from tests.link.scripts import Outcomes, append, echo, log, notice, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from worqr.link import Link
 
 
-async def test_a_caller_who_is_cancelled_already_sends_nothing(
-    link_to: LinkTo, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = await link_to(server.url)
+async def test_a_caller_who_is_cancelled_already_sends_nothing(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[object] = []
     monkeypatch.setattr(link._client, "submit", submitted.append)
     with trio.CancelScope() as scope:
@@ -28,57 +26,53 @@ async def test_a_caller_who_is_cancelled_already_sends_nothing(
 
 
 async def test_what_was_not_sent_is_withdrawn_and_uses_no_number(
-    link_to: LinkTo, own_server: Server, prefix: str
+    own_link: Link, own_server: Server, prefix: str
 ) -> None:
-    link = await link_to(own_server.url)
     own_server.stop()
-    await notice(link)
+    await notice(own_link)
     with trio.move_on_after(0.1) as scope:
-        await link.call(append(prefix, "withdrawn"))
+        await own_link.call(append(prefix, "withdrawn"))
     assert scope.cancelled_caught
     own_server.start()
-    assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
+    assert await own_link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
 
 
 async def test_what_was_sent_may_take_effect_and_its_reply_is_dropped(
-    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
+    proxied: Link, server: Server, proxy: FaultProxy, prefix: str
 ) -> None:
-    link = await link_to(proxy.url)
-    await link.call(append(prefix, "first"))  # so that the script is there
-    await link.call(log(prefix, "second"))
+    await proxied.call(append(prefix, "first"))  # so that the script is there
+    await proxied.call(log(prefix, "second"))
     held = proxy.hold_reply(matching="xyzzy", on="data")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.call, append(prefix, "xyzzy"))
+        nursery.start_soon(proxied.call, append(prefix, "xyzzy"))
         await held.wait_fired()
         nursery.cancel_scope.cancel()
     later = Outcomes()
-    link.post(append(prefix, "a"), later)
+    proxied.post(append(prefix, "a"), later)
     held.release()
     await later.wait(1)
     assert later.values == [["ok", 4, 3, 3]]
 
 
 async def test_what_was_sent_and_cancelled_is_not_sent_again(
-    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
+    proxied: Link, server: Server, proxy: FaultProxy, prefix: str
 ) -> None:
-    link = await link_to(proxy.url)
-    await link.call(append(prefix, "first"))  # so that the script is there
-    await link.call(log(prefix, "second"))
+    await proxied.call(append(prefix, "first"))  # so that the script is there
+    await proxied.call(log(prefix, "second"))
     held = proxy.hold(matching="xyzzy", on="data")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.call, log(prefix, "xyzzy"))
+        nursery.start_soon(proxied.call, log(prefix, "xyzzy"))
         await until(lambda: proxy.count("xyzzy"))
         nursery.cancel_scope.cancel()
     proxy.cut("data")
-    assert await link.call(log(prefix, "a")) in (3, 4)  # the held one may come late, once
+    assert await proxied.call(log(prefix, "a")) in (3, 4)  # the held one may come late, once
     assert proxy.count("xyzzy") == 1
     held.release()
     with server.client() as client:
         await until(lambda: client.llen(f"{prefix}:{{Q}}") == 4)
 
 
-async def test_cancelling_never_breaks_the_connection(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_cancelling_never_breaks_the_connection(link: Link) -> None:
     wrong: list[str] = []
     done = cancelled = 0
     patience = 0.02
@@ -117,10 +111,9 @@ async def test_a_cancelled_wait_for_the_first_connection_leaves_the_link_in_orde
     assert await link.call(echo("a")) == "a"
 
 
-async def test_a_cancelled_wait_for_a_subscription_leaves_it_in_order(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
+async def test_a_cancelled_wait_for_a_subscription_leaves_it_in_order(own_link: Link, own_server: Server) -> None:
     own_server.stop()
-    subscription = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+    subscription = own_link.subscriptions.open(["a"], lambda *_: None, lambda: None)
     with trio.move_on_after(0.05) as scope:
         await subscription.wait_confirmed()
     assert scope.cancelled_caught
@@ -130,8 +123,7 @@ async def test_a_cancelled_wait_for_a_subscription_leaves_it_in_order(link_to: L
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001])
-async def test_many_cancelled_calls_leave_nothing_behind(link_to: LinkTo, server: Server, seconds: float) -> None:
-    link = await link_to(server.url)
+async def test_many_cancelled_calls_leave_nothing_behind(link: Link, server: Server, seconds: float) -> None:
     for _ in range(200):
         with trio.move_on_after(seconds):
             await link.call(append("t", "x"), patience=60)

@@ -10,11 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, echo, lines, until
 from tests.support.patience import PATIENCE
-from tests.support.servers import Server
-from worqr.link import TrioDriver, Waiter
+from worqr.link import Link, TrioDriver, Waiter
 from worqr.link.driver import wake_all
 
 
@@ -78,10 +76,7 @@ def test_a_loop_that_has_ended_is_no_error() -> None:
     drivers[0].post(lambda: None)
 
 
-async def test_a_posted_callback_that_fails_harms_no_other(
-    link_to: LinkTo, server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    link = await link_to(server.url)
+async def test_a_posted_callback_that_fails_harms_no_other(link: Link, caplog: pytest.LogCaptureFixture) -> None:
     outcomes = Outcomes()
 
     def fail(value: object, error: Exception | None) -> None:

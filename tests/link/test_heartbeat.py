@@ -70,13 +70,12 @@ async def test_beats_are_counted_answered_and_in_time(link_to: LinkTo, server: S
     beats.heartbeat.stop()
 
 
-async def test_a_heart_has_a_connection_of_its_own(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
-    link = await link_to(proxy.url)
-    beats = Beats(link, prefix)
+async def test_a_heart_has_a_connection_of_its_own(proxied: Link, proxy: FaultProxy, prefix: str) -> None:
+    beats = Beats(proxied, prefix)
     beats.heartbeat.start()
     await beats.wait(2)
     proxy.blackhole("data")
-    link.post(echo("stuck"), Outcomes())
+    proxied.post(echo("stuck"), Outcomes())
     await beats.wait(len(beats.replies) + 10)
 
 
@@ -273,10 +272,7 @@ async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Se
     await beats.wait(2)
 
 
-async def test_what_make_read_or_replied_raise_never_stops_the_beat(
-    link_to: LinkTo, server: Server, prefix: str
-) -> None:
-    link = await link_to(server.url)
+async def test_what_make_read_or_replied_raise_never_stops_the_beat(link: Link, prefix: str) -> None:
     calls = 0
 
     def make(n: int, turning: bool) -> Call[Any]:

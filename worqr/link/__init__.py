@@ -17,11 +17,11 @@ The rest of worqr uses `Link`. The modules behind it:
 * `log_thread`: writes log lines in a thread that exists only while there are lines.
 """
 
-from worqr.link.driver import Driver, Signal, Waiter
+from worqr.link.driver import Signal, Waiter
 from worqr.link.heartbeat import Heartbeat, answer_timeout
 from worqr.link.link import Link, ServerReport, ServerStats, can_wait_here, driver_here, loop_here, loop_name_here
 from worqr.link.log_thread import Change, boottime
-from worqr.link.messages import Subscription, Subscriptions
+from worqr.link.messages import Subscription
 from worqr.link.node import LinkCondition
 from worqr.link.opening import server_version
 from worqr.link.requests import Request, WorkerHandle
@@ -43,7 +43,6 @@ __all__ = [
     "Address",
     "Change",
     "Credentials",
-    "Driver",
     "GivenCredentials",
     "Heartbeat",
     "Link",
@@ -54,7 +53,6 @@ __all__ = [
     "ServerStats",
     "Signal",
     "Subscription",
-    "Subscriptions",
     "ThreadDriver",
     "TrioDriver",
     "Waiter",

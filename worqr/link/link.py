@@ -10,7 +10,6 @@ calling task does not own the socket: its cancellation abandons one reply, and n
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import os
@@ -211,14 +210,6 @@ class _Together(threading.local):
     posted: Posted | None = None
 
 
-class _Phase(enum.Enum):
-    """The life of a link."""
-
-    NEW = "not started"
-    STARTED = "started; `NodeClient.ended` tells if it has ended by an error"
-    CLOSED = "closed by its owner"
-
-
 class Link:
     """The access to the server, which survives lost connections.
 
@@ -252,7 +243,7 @@ class Link:
             self.subscriptions = Subscriptions(settings, driver, self._log_thread, resolver=self._resolver)
         self._heartbeats: list[Heartbeat[object]] = []
         self._together = _Together()
-        self._phase = _Phase.NEW
+        self._has_begun = False  # started, or closed
         _links.add(self)
 
     @property
@@ -298,7 +289,7 @@ class Link:
     @property
     def has_ended(self) -> bool:
         """True if nothing can be sent any more."""
-        return self._phase is not _Phase.NEW and self._client.ended is not None
+        return self._has_begun and self._client.ended is not None
 
     def start(self) -> None:
         """Begin to connect, in the background. Idempotent.
@@ -306,10 +297,10 @@ class Link:
         Raises:
             Unavailable: the system cannot start a thread, which Sentinel and Redis Cluster need.
         """
-        if self._phase is not _Phase.NEW:
+        if self._has_begun:
             self._check()
             return
-        self._phase = _Phase.STARTED
+        self._has_begun = True
         try:
             if self._sentinels is not None:
                 self._sentinels.watcher.start()
@@ -462,7 +453,7 @@ class Link:
 
     def close(self) -> None:
         """Close all sockets and end all threads, now. Pending calls get Unavailable. Idempotent."""
-        self._phase = _Phase.CLOSED
+        self._has_begun = True
         for heartbeat in self._heartbeats:
             heartbeat.stop()
         if self._sentinels is not None:
