@@ -378,19 +378,22 @@ class ClusterRouter:
 
     # The interface for the link
 
+    def _home(self) -> NodeClient | None:
+        """Return the client of the registry's node."""
+        owner = self.topology.owner(self.home)
+        return None if owner is None else self._clients.get(owner)
+
     @property
     def history(self) -> ConnectionHistory:
         """The connections to the registry's node, and the number of those to all nodes."""
-        owner = self.topology.owner(self.home)
-        home = None if owner is None else self._clients.get(owner)
+        home = self._home()
         count = self._past_connections + sum(client.history.count for client in list(self._clients.values()))
         return ConnectionHistory(count=count) if home is None else replace(home.history, count=count)
 
     @property
     def condition(self) -> LinkCondition:
         """The state of the connections to all nodes; up: the registry's node is. From any thread."""
-        owner = self.topology.owner(self.home)
-        home = None if owner is None else self._clients.get(owner)
+        home = self._home()
         each = [client.condition for client in self._clients.copy().values()]
         up = home is not None and home.condition.up
         return LinkCondition(up, sum(one.reconnects for one in each), sum(one.unanswered for one in each))

@@ -22,7 +22,7 @@ from functools import cache
 from types import ModuleType
 
 from worqr.errors import RefusedByServer, WorqrError
-from worqr.link.settings import Endpoint, LinkSettings
+from worqr.link.settings import Endpoint, LinkSettings, one_line
 
 # redis-py, imported when the first connection is made. That takes as long as importing the rest of worqr, Trio included. A
 # program that only declares functions, or prints its help, should not wait for it.
@@ -314,6 +314,4 @@ def as_connect_error(error: BaseException, address: str, *, ours: bool = False) 
 
 def _clean(text: str) -> str:
     """Return one line of printable text, without the parts of a request that the server quotes."""
-    text = _SCRIPT_PLACE.sub("", _ARGUMENTS.sub("", text))
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
+    return one_line(_SCRIPT_PLACE.sub("", _ARGUMENTS.sub("", text)), _LONGEST_TEXT)

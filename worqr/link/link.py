@@ -134,16 +134,10 @@ def read_server_stats(settings: LinkSettings, resolver: EndpointResolver, timeou
         raise Unavailable(str(error)) from error
     finally:
         wire.close()
-    found: dict[str, str] = {}
-    for reply in replies:
-        found |= info_fields(reply)
-    policy = found.get("maxmemory_policy", "")
-    return ServerStats(
-        memory=_number(found, "used_memory"),
-        max_memory=_number(found, "maxmemory"),
-        keeps_everything=policy == "noeviction" if policy else None,
-        clients=_number(found, "connected_clients"),
-    )
+    found = {name: value for reply in replies for name, value in info_fields(reply).items()}
+    memory, most, clients = (_number(found, name) for name in ("used_memory", "maxmemory", "connected_clients"))
+    policy = found.get("maxmemory_policy")
+    return ServerStats(memory, most, policy == "noeviction" if policy else None, clients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +159,15 @@ class ServerReport:
 
 def read_server_report(settings: LinkSettings, resolver: EndpointResolver, timeout: float) -> ServerReport:
     """Ask one server for everything; see `Link.server_reports`. An error is a part of the report."""
+    wire: Wire | None = None
     try:
         wire = open_connection(settings, resolver, "report", timeout=timeout, replica=True)
-    except WorqrError as error:
-        return ServerReport(resolver.name, problem=str(error))
-    try:
         return _report(wire, resolver.name)
-    except ConnectionLost as error:
+    except (WorqrError, ConnectionLost) as error:
         return ServerReport(resolver.name, problem=str(error))
     finally:
-        wire.close()
+        if wire is not None:
+            wire.close()
 
 
 def _report(wire: Wire, address: str) -> ServerReport:
@@ -205,9 +198,7 @@ _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class _Together(threading.local):
-    """The requests that this thread posts in a block of `Link.together`."""
-
-    posted: Posted | None = None
+    posted: Posted | None = None  # that this thread posts in a block of `Link.together`
 
 
 class Link:

@@ -42,7 +42,7 @@ from worqr.link.failures import (
     redis_errors,
     redis_py,
 )
-from worqr.link.settings import Address, Endpoint, LinkSettings
+from worqr.link.settings import Address, Endpoint, LinkSettings, one_line
 from worqr.lua import Script
 from worqr.stored_values import as_bytes
 
@@ -127,8 +127,7 @@ _HTTP = ("HTTP/", "<!DOCTYPE", "<html")
 def first_line(heard: bytes) -> str:
     """Return the first line of a program's output as printable text; empty if there is none."""
     line = heard.strip().splitlines()[0] if heard.strip() else b""
-    text = "".join(c if c.isprintable() else "?" for c in line.decode("utf-8", "replace"))
-    return text if len(text) <= _MOST else text[:_MOST] + "..."
+    return one_line(line.decode("utf-8", "replace"), _MOST, "?")
 
 
 def no_server(name: str, heard: bytes, error: str) -> str:

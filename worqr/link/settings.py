@@ -30,8 +30,6 @@ from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_MOST = 300  # characters of an error's text
-
 
 class CredentialProvider(Protocol):
     """The interface of redis-py's ``CredentialProvider``."""
@@ -85,7 +83,7 @@ class Credentials:
         try:
             found = self._ask()
         except BaseException as error:  # including SystemExit: this is not the application's thread
-            raised, found = f"{type(error).__name__}: {_one_line(str(error))}", None
+            raised, found = f"{type(error).__name__}: {one_line(str(error))}", None
         if raised:  # outside of the block: its unknown host must not count as an unknown server
             failure: WorqrError = Unavailable(f"credentials={self._name} raised {raised}")
         else:
@@ -140,9 +138,10 @@ def _shape(found: object) -> str:
     return f"{type(parts).__name__}({', '.join(type(part).__name__ for part in parts)})"
 
 
-def _one_line(text: str) -> str:
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= _MOST else text[:_MOST] + "..."
+def one_line(text: str, longest: int = 300, instead: str = " ") -> str:
+    """Return text that others have written as one line of printable characters."""
+    text = "".join(c if c.isprintable() else instead for c in text)
+    return text if len(text) <= longest else text[:longest] + "..."
 
 
 Kind = Literal["tcp", "tls", "unix"]
