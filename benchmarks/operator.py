@@ -24,7 +24,7 @@ from benchmarks.measuring import Bar, Plan, Row, Table, percentile
 from benchmarks.operator_mesh import FIRST, LargeMesh, Size
 from benchmarks.server import account, bare
 from worqr.embedded import EmbeddedServer
-from worqr.link.request_queue import MAX_CALLS
+from worqr.link.requests import MAX_CALLS
 from worqr.link.session import Session
 from worqr.lua import all_scripts
 
@@ -191,16 +191,16 @@ def counted_batches() -> Generator[list[int]]:
     the link has made of one list of calls, count as one.
     """
     batches: list[int] = []
-    begin = Session.begin
+    send = Session.send
 
     def counting(self: Session, batch: list[Any], *args: Any) -> Any:
         if batches and batches[-1] == MAX_CALLS:
             batches[-1] += len(batch)
         elif [each.call.script.name for each in batch] != CONNECTING:
             batches.append(len(batch))
-        return begin(self, batch, *args)
+        return send(self, batch, *args)
 
-    with mock.patch.object(Session, "begin", counting):
+    with mock.patch.object(Session, "send", counting):
         yield batches
 
 

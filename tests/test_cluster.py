@@ -19,7 +19,6 @@ from tests.support.children import Child
 from tests.support.clusters import Cluster, Node, cluster, cluster_of, cluster_of_module, fail_over, move_slot
 from tests.support.patience import PATIENCE
 from worqr.inside import client_of
-from worqr.link import node_client
 from worqr.link.session import slot_of
 
 assert cluster, cluster_of_module  # fixtures
@@ -239,7 +238,7 @@ async def test_finished_tasks_stay_finished_when_their_peer_leaves_while_their_s
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slot has moved between two tries of what ends them, just when the leaving of the queue is tried."""
-    monkeypatch.setattr(node_client, "WHILE_MOVING", 0.4)
+    monkeypatch.setattr("worqr.link.node.WHILE_MOVING", 0.4)
     mesh, runs, gate = worqr.Mesh(cluster.url), list[bytes](), trio.Event()
     slot, source, target = slot_of("worqr:{Q0}"), cluster.owner("worqr:{Q0}"), cluster.owner("worqr:{Q1}")
 

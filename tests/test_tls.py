@@ -29,7 +29,7 @@ import worqr
 from tests.peer.tools import Held, Runs, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import SETTINGS, Server, free_port
-from worqr.link.connection import as_connection_lost
+from worqr.link.failures import as_connection_lost
 
 SECRET = "k3y/pass word"
 YEAR = dt.timedelta(days=365)
@@ -379,7 +379,7 @@ async def test_a_tls_server_that_restarts_is_not_asked_whether_it_speaks_tls(
 ) -> None:
     """Where a connection stood before, who hangs up is a server, or a proxy, that is just not there."""
     asked: list[object] = []
-    monkeypatch.setattr("worqr.link.connection.speaks_tls", asked.append)
+    monkeypatch.setattr("worqr.link.opening.speaks_tls", asked.append)
     mesh = mesh_at(own_server.tcp_url)
     async with mesh.connect():
         own_server.stop()

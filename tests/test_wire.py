@@ -593,13 +593,12 @@ def test_options_that_cannot_be_are_an_error_before_anything_is_written(
     for desk in desk_on(server, prefix):
         good = msgspec.msgpack.encode({"id": "good"})
         call = ops.dispatch_jobs(desk.q, [({"id": "good"}, b"a")])
-        keys = [f"{desk.q.base}:producer:me", *call.keys]
         bad = packed(wrong)
         for jobs in ([good, b"a", bad, b"b"], [bad, b"b"]):
             with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="has no such option|cannot be that"):
-                desk.client.evalsha(call.script.sha, len(keys), *keys, 1, 1, 0, *jobs)
+                desk.client.evalsha(call.script.sha, 1, desk.q.base, "me", 1, 1, 0, *jobs)
         with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="a job is its options"):
-            desk.client.evalsha(call.script.sha, len(keys), *keys, 1, 1, 0, good, b"a", good)
+            desk.client.evalsha(call.script.sha, 1, desk.q.base, "me", 1, 1, 0, good, b"a", good)
 
 
 async def test_meta_that_is_none_harms_nobody(server: Server, mesh: worqr.Mesh) -> None:

@@ -21,7 +21,7 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.client import mesh_client
 from worqr.keys import QueueKeys
-from worqr.link.session import LiveConnection
+from worqr.link.session import Session
 from worqr.mesh_records import (
     MAX_REASON,
     MAX_UNHEALTHY,
@@ -41,14 +41,14 @@ from worqr.validation import from_ms
 def batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """The names of the scripts of each batch that this process sends in the block: a batch is one round trip."""
     sent: list[list[str]] = []
-    send = LiveConnection.send
+    send = Session.send
 
-    def noting(self: LiveConnection, batch: Any, now: float) -> Any:
+    def noting(self: Session, batch: Any, now: float) -> Any:
         sent.append([request.call.script.name for request in batch])
         return send(self, batch, now)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LiveConnection, "send", noting)
+        patch.setattr(Session, "send", noting)
         yield sent
 
 

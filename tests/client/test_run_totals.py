@@ -48,7 +48,7 @@ async def test_a_queue_is_read_while_its_counters_move_and_a_while_longer(
         call_all = mesh._client.link.call_all
 
         async def counted(calls: Sequence[Call[Any]]) -> list[Any]:
-            asked.append([call.keys[0] for call in calls])
+            asked.append([call.base for call in calls])
             return await call_all(calls)
 
         monkeypatch.setattr(mesh._client.link, "call_all", counted)

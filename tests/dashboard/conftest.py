@@ -123,11 +123,11 @@ class Batches:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
-    begin, found = Session.begin, Batches()
+    send, found = Session.send, Batches()
 
     def counting(self: Session, batch: list[Any], *args: Any) -> Any:
         found.sent[self._producer].append([each.call.script.name for each in batch])
-        return begin(self, batch, *args)
+        return send(self, batch, *args)
 
-    monkeypatch.setattr(Session, "begin", counting)
+    monkeypatch.setattr(Session, "send", counting)
     return found

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tests.link.scripts import until
+from tests.support.proxy import FaultProxy
+from tests.support.servers import Server
 from worqr.link import Link, LinkSettings, TrioDriver
 
 LinkTo = Callable[..., Awaitable[Link]]
@@ -39,3 +41,21 @@ async def link_to() -> AsyncIterator[LinkTo]:
         "worqr-topology",
     )
     await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds], what="threads that end")
+
+
+@pytest.fixture
+async def link(link_to: LinkTo, server: Server) -> Link:
+    """A link to the server that many tests share."""
+    return await link_to(server.url)
+
+
+@pytest.fixture
+async def own_link(link_to: LinkTo, own_server: Server) -> Link:
+    """A link to a server of the test's own."""
+    return await link_to(own_server.url)
+
+
+@pytest.fixture
+async def proxied(link_to: LinkTo, proxy: FaultProxy) -> Link:
+    """A link to a server behind a proxy."""
+    return await link_to(proxy.url)

@@ -7,22 +7,16 @@ import itertools
 import math
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 import trio
 
-from tests.link.scripts import append, echo, lines, log
+from tests.link.scripts import lines
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
-from tests.support.servers import Server
 from worqr.link import (
-    Link,
-    LinkSettings,
-    Signal,
     ThreadDriver,
     TrioDriver,
     Waiter,
@@ -61,50 +55,6 @@ async def turn(times: int = 3) -> None:
 # Waiting
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_what_a_delivery_raises_is_logged_and_the_loop_goes_on(
-    error: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail() -> None:
-        raise error
-
-    async def main() -> None:
-        driver, done = AsyncioDriver(), asyncio.Event()
-        driver.post(fail)
-        driver.post(done.set)
-        await done.wait()
-
-    run(main)
-    assert len(lines(caplog, "link.deliver")) == 1
-
-
-def test_a_waiter_whose_wake_fails_keeps_nobody_asleep(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        driver, broken, sound = AsyncioDriver(), Waiter(), Waiter()
-        broken.wake = lambda: 1 / 0
-        waiting = asyncio.create_task(driver.wait(sound))
-        await turn()
-        await asyncio.to_thread(driver.post, partial(wake_all, [broken, sound]))
-        await waiting
-
-    run(main)
-    assert len(lines(caplog, "link.deliver")) == 1
-
-
-def test_nobody_is_woken_twice(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        driver, waiter = AsyncioDriver(), Waiter()
-        waiting = asyncio.create_task(driver.wait(waiter))
-        await turn()
-        driver.post(partial(wake_all, [waiter, waiter]))
-        driver.post(partial(wake_all, [waiter]))
-        await waiting
-        await turn()
-
-    run(main)
-    assert not lines(caplog, "link.deliver")
-
-
 @pytest.mark.parametrize("wakes_first", [True, False])
 def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
@@ -123,34 +73,6 @@ def test_whoever_is_cancelled_is_not_woken(wakes_first: bool, caplog: pytest.Log
 
     run(main)
     assert not lines(caplog, "link.deliver")
-
-
-def test_whoever_is_cancelled_is_not_known_any_more() -> None:
-    async def main() -> None:
-        driver, waiter = AsyncioDriver(), Waiter()
-        waiting = asyncio.create_task(driver.wait(waiter))
-        await turn()
-        assert waiter.wake is not None
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert waiter.wake is None
-        assert waiter.abandoned
-
-    run(main)
-
-
-def test_a_signal_is_heard_before_and_after_the_wait_began() -> None:
-    async def main() -> None:
-        driver = AsyncioDriver()
-        early, late = Signal(driver), Signal(driver)
-        early.set()
-        await early.wait()
-        waiting = asyncio.create_task(late.wait())
-        await turn()
-        driver.post(late.set)
-        await waiting
-
-    run(main)
 
 
 def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() -> None:
@@ -178,17 +100,6 @@ def test_a_cancellation_that_has_not_come_yet_comes_before_anything_is_sent() ->
 
     run(main)
     assert reached == ["first", "cleaned up"]
-
-
-def test_a_loop_that_was_closed_is_no_error() -> None:
-    async def make() -> AsyncioDriver:
-        return AsyncioDriver()
-
-    driver = asyncio.run(make())
-    thread = threading.Thread(target=driver.post, args=(lambda: None,))
-    thread.start()
-    thread.join()
-    driver.post(lambda: None)
 
 
 @pytest.mark.parametrize("_again", range(20))
@@ -460,166 +371,3 @@ async def test_under_trio_as_well() -> None:
     assert done == [1, 2]
     with pytest.raises(ZeroDivisionError):
         await driver.in_thread(lambda: 1 / 0)
-
-
-# A link
-
-
-LinkProgram = Callable[[Link], Awaitable[None]]
-
-
-def with_link(url: str, program: LinkProgram, *, ready: bool = True) -> None:
-    """Run a program with a link of its loop, and see that its threads end."""
-
-    async def main() -> None:
-        link = Link(LinkSettings(url, app="test"), driver_here())
-        link.start()
-        try:
-            if ready:
-                await link.wait_ready()
-            await program(link)
-        finally:
-            link.close()
-        kinds = ("worqr-link", "worqr-subscriptions", "worqr-heartbeat", "worqr-log_thread")
-        await until(lambda: not [t.name for t in threading.enumerate() if t.name in kinds])
-
-    run(main)
-
-
-def test_what_was_not_sent_is_withdrawn_and_uses_no_number(own_server: Server, prefix: str) -> None:
-    async def program(link: Link) -> None:
-        own_server.stop()
-        await until(lambda: link.post(echo("notices"), lambda *_: None) or link._client.connector.state.name != "READY")  # type: ignore[func-returns-value]
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await link.call(append(prefix, "withdrawn"))
-        own_server.start()
-        assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
-
-    with_link(own_server.url, program)
-
-
-@pytest.mark.one_server
-def test_what_was_sent_may_take_effect_and_its_reply_is_dropped(
-    proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def program(link: Link) -> None:
-        await link.call(append(prefix, "first"))  # so that the script is there
-        held = proxy.hold_reply(matching="xyzzy", on="data")
-        asking = asyncio.create_task(link.call(append(prefix, "xyzzy")))
-        await until(lambda: held.fired)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        after = asyncio.create_task(link.call(append(prefix, "a")))
-        await turn()
-        held.release()
-        assert (await after)[:2] == ["ok", 3]
-
-    with_link(proxy.url, program)
-    assert not lines(caplog, "link.deliver")
-
-
-@pytest.mark.one_server
-def test_cancelling_never_breaks_the_connection(server: Server) -> None:
-    async def program(link: Link) -> None:
-        wrong: list[str] = []
-        done = cancelled = 0
-        patience = 0.02
-
-        async def ask(who: int) -> None:
-            nonlocal done, cancelled
-            for n in range(30):
-                text = f"{who}.{n}"
-                try:
-                    async with asyncio.timeout(random.uniform(0, patience)):
-                        if await link.call(echo(text)) != text:
-                            wrong.append(text)
-                    done += 1
-                except TimeoutError:
-                    cancelled += 1
-
-        while min(done, cancelled) <= 100:  # however fast the machine is
-            done = cancelled = 0
-            async with asyncio.TaskGroup() as group:
-                for who in range(100):
-                    group.create_task(ask(who))
-            patience *= 2 if done <= 100 else 0.5
-        assert not wrong
-        assert link.connections == 1
-        assert await link.call(echo("still")) == "still"
-
-    with_link(server.url, program)
-
-
-@pytest.mark.one_server
-def test_many_calls_together_are_answered_and_cancelled_together(
-    server: Server, proxy: FaultProxy, prefix: str
-) -> None:
-    async def program(link: Link) -> None:
-        texts = [str(n) for n in range(500)]
-        assert await link.call_all([echo(text) for text in texts]) == texts
-        assert await link.call_all([]) == []
-        await link.call(log(prefix, "first"))
-        held = proxy.hold_reply(matching="xyzzy", on="data")
-        asking = asyncio.create_task(link.call_all([log(prefix, "xyzzy"), log(prefix, "a")]))
-        await until(lambda: held.fired)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        held.release()
-        assert await link.call(log(prefix, "last")) == 4
-
-    with_link(proxy.url, program)
-
-
-@pytest.mark.one_server
-def test_a_cancelled_wait_for_the_first_connection_leaves_the_link_in_order(own_server: Server) -> None:
-    own_server.stop()
-
-    async def program(link: Link) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await link.wait_ready()
-        own_server.start()
-        await link.wait_ready()
-        assert await link.call(echo("a")) == "a"
-
-    with_link(own_server.url, program, ready=False)
-
-
-@pytest.mark.one_server
-def test_messages_come_and_a_cancelled_wait_for_a_subscription_leaves_it_in_order(own_server: Server) -> None:
-    async def program(link: Link) -> None:
-        own_server.stop()
-        heard: list[bytes] = []
-        subscription = link.subscriptions.open(["a"], lambda _channel, message: heard.append(message), lambda: None)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await subscription.wait_confirmed()
-        own_server.start()
-        async with asyncio.timeout(PATIENCE):
-            await subscription.wait_confirmed()
-        await until(lambda: heard or own_server.look.publish("a", b"hello") < 0)  # again, until it arrives
-        assert set(heard) == {b"hello"}
-        subscription.close()
-
-    with_link(own_server.url, program)
-
-
-@pytest.mark.one_server
-@pytest.mark.parametrize("seconds", [0.0, 0.001])
-def test_many_cancelled_calls_leave_nothing_behind(server: Server, prefix: str, seconds: float) -> None:
-    async def program(link: Link) -> None:
-        for _ in range(200):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await link.call(append(prefix, "x"), patience=60)
-        await link.call(echo("last"))
-        request_queue = link._client.pipeline.requests
-        await until(lambda: not request_queue.in_flight)
-        assert not request_queue.pending
-        assert not request_queue.numbers._open
-        server.look.delete(f"{prefix}:{{Q}}", f"{prefix}:{{Q}}:producer:{link.producer}")
-
-    with_link(server.url, program)

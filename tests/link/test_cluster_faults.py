@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,21 +16,20 @@ import pytest
 import trio
 
 from tests.link.conftest import LinkTo
-from tests.link.nodes import ALL, HALVES, SILENT, FakeNode, Fakes, errs, fakes_of
+from tests.link.nodes import ALL, HALVES, NUMBERED, SILENT, FakeNode, Fakes, errs, fakes_of
 from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
 from tests.link.test_subscriptions import SubscriptionListener, listener
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
-from worqr.link.cluster_router import ClusterRouter
-from worqr.link.node_client import NodeClient, Rebalancer
-from worqr.link.request_queue import GUILTY_AFTER, Request, Trouble
-from worqr.link.session import slot_of
+from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint
+from worqr.link.messages import Subscriptions, receive_all
+from worqr.link.node import NodeClient
+from worqr.link.requests import GUILTY_AFTER, Held, Request
+from worqr.link.session import BatchResult, slot_of
 from worqr.link.settings import Endpoint
-from worqr.link.subscriptions import Subscriptions, receive_all
 from worqr.link.thread_driver import ThreadDriver, run_blocking
-from worqr.link.topology import NodeEndpoint, ShardEndpoint
 from worqr.script_call import Call
 
 LOW, HIGH = "Q0", "Q2"
@@ -41,6 +41,11 @@ def fakes() -> Iterator[Fakes]:
     """Three nodes; the first has all slots."""
     with fakes_of(3) as made:
         yield made
+
+
+@pytest.fixture
+async def link(link_to: LinkTo, fakes: Fakes) -> Link:
+    return await link_to(fakes.url)
 
 
 def router_of(link: Link) -> ClusterRouter:
@@ -62,26 +67,25 @@ def moved(queue: str, node: FakeNode) -> Callable[[list[str]], Any]:
 
 def numbers(node: FakeNode) -> list[tuple[str, str]]:
     """(number, lowest) of the numbered calls that it was sent."""
-    return [(call[3], call[4]) for call in node.ran if ":producer:" in call[0]]
+    return [(call[3], call[4]) for call in node.ran if len(call) == NUMBERED]
 
 
 # Redirects
 
 
 async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     rounds, pauses = count(), list[Request]()
-    redirected = Rebalancer.moved
+    redirected = NodeClient._redirected
 
-    def counted(self: Rebalancer, requests: list[tuple[Request, str]]) -> list[Request]:
-        tired = redirected(self, requests)
+    def counted(self: NodeClient, result: BatchResult) -> list[Request]:
+        tired = redirected(self, result)
         pauses.extend(tired)
         return tired
 
-    monkeypatch.setattr(Rebalancer, "moved", counted)
+    monkeypatch.setattr(NodeClient, "_redirected", counted)
 
     def to_each_other(node: FakeNode, call: list[str]) -> Any:
         return fakes.run(call) if next(rounds) >= 30 else moved("Q", node)(call)
@@ -93,11 +97,11 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
     assert len(numbers(first) + numbers(second)) == 31
 
 
-async def test_a_redirect_by_a_node_that_refuses_to_count_replicas_loses_nothing(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_a_redirect_by_a_node_that_refuses_to_count_replicas_loses_nothing(fakes: Fakes, link: Link) -> None:
     """A primary that was demoted points to the new one in reply to the call, and then refuses WAIT in the same pipeline."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     first.does = moved("Q", second)
+    fakes.give((ALL, second))  # else the next look at the cluster leads the call back to the first
     first.answers["WAIT"] = errs("ERR WAIT cannot be used with replica instances. Please also note ...")
     second.answers["WAIT"] = lambda _: 1
     with trio.fail_after(PATIENCE):
@@ -125,10 +129,9 @@ async def test_nodes_on_ipv6(link_to: LinkTo) -> None:
         assert await link.call(append("t", "x")) == ["ok", b"x", 1, 1]
 
 
-async def test_calls_that_wait_at_a_node_go_with_their_slots(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_calls_that_wait_at_a_node_go_with_their_slots(fakes: Fakes, link: Link) -> None:
     """On their way, set aside and waiting; each is done once."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     ready = threading.Event()
 
     def slow(_: list[str]) -> Any:
@@ -154,12 +157,9 @@ def in_order(fakes: Fakes) -> list[str]:
 
 
 @pytest.mark.parametrize("answer", ["TRYAGAIN some keys are away", "ASK 1 {second}"])
-async def test_a_later_call_waits_behind_one_whose_keys_are_being_moved(
-    fakes: Fakes, link_to: LinkTo, answer: str
-) -> None:
+async def test_a_later_call_waits_behind_one_whose_keys_are_being_moved(fakes: Fakes, link: Link, answer: str) -> None:
     """Else a worker's stop_work would give back the tasks that the finish_tasks before it was to end."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     tries: list[str] = []
 
     def moves_at_last(call: list[str]) -> Any:
@@ -178,19 +178,17 @@ async def test_a_later_call_waits_behind_one_whose_keys_are_being_moved(
     assert in_order(fakes) == ["0", "1", "2", "3"]
 
 
-async def test_calls_of_other_queues_go_on_while_one_is_being_moved(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_calls_of_other_queues_go_on_while_one_is_being_moved(fakes: Fakes, link: Link) -> None:
     first, _, _ = fakes.nodes
-    link = await link_to(fakes.url)
     first.does = lambda call: fakes.run(call) if "{Q}" not in call[0] else errs("TRYAGAIN some keys are away")(call)
     link.post(append("t", "x"), Outcomes())
     await until(lambda: first.ran)
     assert (await link.call(append("t", "other", HIGH)))[1] == b"other"
 
 
-async def test_a_call_is_not_handed_over_before_an_earlier_one_that_has_to_wait(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_a_call_is_not_handed_over_before_an_earlier_one_that_has_to_wait(fakes: Fakes, link: Link) -> None:
     """The slot has moved between the two, which travel together."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     refused = list[str]()
 
     def moves_now(call: list[str]) -> Any:
@@ -207,10 +205,9 @@ async def test_a_call_is_not_handed_over_before_an_earlier_one_that_has_to_wait(
     assert in_order(fakes) == ["0", "1", "2"]
 
 
-async def test_a_new_call_does_not_overtake_those_that_wait_at_the_old_node(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_a_new_call_does_not_overtake_those_that_wait_at_the_old_node(fakes: Fakes, link: Link) -> None:
     """Everybody knows the new node already, and one call is still on its way to the old one."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     gate = threading.Event()
 
     def slow(call: list[str]) -> Any:
@@ -256,15 +253,14 @@ async def test_a_node_that_lost_its_slots_is_left_and_found_again(
     assert link.connections == 3
 
 
-async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over(fakes: Fakes, link: Link) -> None:
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     pipe, outcomes = client_to(link, first), Outcomes()
     assert pipe is not None
     request = Request(append("t", "x"), PATIENCE, time.monotonic(), WorkerHandle("W1"))
-    request.trouble = Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER)
+    request.losses = GUILTY_AFTER
     request.wake = lambda: outcomes(request.value, request.error)
-    pipe.pipeline.requests.quarantined.append((request, time.monotonic() + 1))
+    pipe.requests.held[request] = Held(time.monotonic() + 1, deque((request,)))
     fakes.give((ALL, second))
     first.does = moved("Q", second)
     await link.call(append("t", "y"))
@@ -276,10 +272,9 @@ async def test_a_call_that_was_suspected_follows_its_slot_when_its_pause_is_over
 
 
 async def test_a_node_that_is_down_and_has_no_slots_is_left_even_if_it_was_busy(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     await link.call(append("t", "x"))
     busy = iter([True, True, True])
     is_idle = NodeClient.is_idle
@@ -318,10 +313,9 @@ async def test_what_was_on_its_way_to_a_node_that_lost_its_slots_keeps_its_numbe
 
 @pytest.mark.parametrize("answer", ["silence", "TRYAGAIN some keys are away"])
 async def test_while_a_node_does_not_work_others_are_asked_who_has_its_slots(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch, answer: str
+    fakes: Fakes, link: Link, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     first, _, _ = fakes.nodes
-    link = await link_to(fakes.url)
     doubts: list[NodeEndpoint] = []
     invalidate = NodeEndpoint.invalidate
     monkeypatch.setattr(NodeEndpoint, "invalidate", lambda self: doubts.append(self) or invalidate(self))
@@ -331,11 +325,10 @@ async def test_while_a_node_does_not_work_others_are_asked_who_has_its_slots(
 
 
 async def test_a_beat_that_is_redirected_has_the_nodes_asked(
-    fakes: Fakes, link_to: LinkTo, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once: a worker that beats at the wrong node for long is taken for dead."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     doubted = threading.Event()
     invalidate = ShardEndpoint.invalidate
     monkeypatch.setattr(ShardEndpoint, "invalidate", lambda self: doubted.set() or invalidate(self))
@@ -356,9 +349,8 @@ async def test_a_beat_that_is_redirected_has_the_nodes_asked(
 
 
 @pytest.mark.parametrize("answer", ["TRYAGAIN some keys are away", "ASK 1 {second}", "CLUSTERDOWN it is", "MOVED"])
-async def test_patience_ends_wherever_a_call_is(fakes: Fakes, link_to: LinkTo, answer: str) -> None:
+async def test_patience_ends_wherever_a_call_is(fakes: Fakes, link: Link, answer: str) -> None:
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     first.does = errs(answer.format(second=second.place)) if answer != "MOVED" else moved("Q", second)
     second.does = moved("Q", first)
     with pytest.raises(Unavailable) as caught:
@@ -563,10 +555,9 @@ async def test_all_nodes_refuse_us(fakes: Fakes, link_to: LinkTo) -> None:
 # Listening
 
 
-async def test_the_registrys_channels_are_heard_at_its_node(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_the_registrys_channels_are_heard_at_its_node(fakes: Fakes, link: Link) -> None:
     """Not at one that had it before: it may be in the cluster no more, and hear nothing."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     listening = await listener(link, "{worqr}:due")
     assert (first.said("SUBSCRIBE"), second.said("SUBSCRIBE")) == (1, 0)
     fakes.give((ALL, second))
@@ -576,9 +567,8 @@ async def test_the_registrys_channels_are_heard_at_its_node(fakes: Fakes, link_t
     assert second.said("SUBSCRIBE") == 1
 
 
-async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link: Link) -> None:
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     low, high = await listener(link, f"t:{{{LOW}}}"), await listener(link, f"t:{{{HIGH}}}")
     assert len(link.subscriptions._hubs) == 1  # type: ignore[union-attr]
     fakes.give((HALVES[0], first), (HALVES[1], second))
@@ -597,9 +587,8 @@ async def test_a_channel_is_heard_where_its_slot_is(fakes: Fakes, link_to: LinkT
     await until(lambda: second.said("SUNSUBSCRIBE", f"t:{{{LOW}}}") == 1)
 
 
-async def test_channels_are_asked_for_slot_by_slot(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_channels_are_asked_for_slot_by_slot(fakes: Fakes, link: Link) -> None:
     first, _, _ = fakes.nodes
-    link = await link_to(fakes.url)
     listening = [await listener(link, f"t:{{{queue}}}", f"t:{{{queue}}}:events") for queue in (LOW, HIGH)]
     first.cut()
     for each in listening:
@@ -609,10 +598,9 @@ async def test_channels_are_asked_for_slot_by_slot(fakes: Fakes, link_to: LinkTo
     )
 
 
-async def test_a_channel_that_a_node_takes_away_is_asked_for_again(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_a_channel_that_a_node_takes_away_is_asked_for_again(fakes: Fakes, link: Link) -> None:
     """Also if its slot came back before anybody looked."""
     first, _, _ = fakes.nodes
-    link = await link_to(fakes.url)
     listening = await listener(link, "t:{Q}")
     first.push("sunsubscribe", "t:{Q}", 0)
     await listening.wait_confirmations(2)
@@ -621,10 +609,9 @@ async def test_a_channel_that_a_node_takes_away_is_asked_for_again(fakes: Fakes,
     await until(lambda: listening.heard == [("t:{Q}", b"still")])
 
 
-async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fakes, link: Link) -> None:
     """Its owner looks for what was said meanwhile when it stands at the new place, and hears nothing twice."""
     first, second, _ = fakes.nodes
-    link = await link_to(fakes.url)
     stays, listening = await listener(link, f"t:{{{LOW}}}"), await listener(link, f"t:{{{HIGH}}}")
     before = listening.subscription.listener
     assert before is not None
@@ -643,8 +630,7 @@ async def test_what_was_said_where_a_channel_was_before_is_not_heard(fakes: Fake
 # No thread to be had
 
 
-async def test_a_channel_that_is_opened_while_the_link_ends_is_told(fakes: Fakes, link_to: LinkTo) -> None:
-    link = await link_to(fakes.url)
+async def test_a_channel_that_is_opened_while_the_link_ends_is_told(link: Link) -> None:
     await listener(link, "t:{Q}")
     [hub] = link.subscriptions._hubs.values()  # type: ignore[union-attr]
     assert isinstance(hub, Subscriptions)
@@ -676,12 +662,11 @@ def test_plain_threads_call_many_nodes_together(fakes: Fakes) -> None:
     assert len(fakes.stored) == 400
 
 
-async def test_slots_wander_under_load_and_every_number_is_used_once(fakes: Fakes, link_to: LinkTo) -> None:
+async def test_slots_wander_under_load_and_every_number_is_used_once(fakes: Fakes, link: Link) -> None:
     """Producers on two queues, while halves of the slots go round the nodes, which learn of it at their own time."""
-    link = await link_to(fakes.url)
 
     def run(node: FakeNode, queue_slots: dict[str, int], call: list[str]) -> Any:
-        base = call[1]
+        base = call[0]
         owner = next(port for first, last, _, port in fakes.slots if first <= queue_slots[base] <= last)
         if owner != node.port:
             return errs(f"MOVED {queue_slots[base]} 127.0.0.1:{owner}")(call)

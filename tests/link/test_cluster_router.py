@@ -103,8 +103,12 @@ class Replicated(Load):
             await trio.sleep(self.pause)
 
 
-async def test_each_call_goes_to_the_node_that_has_its_queue(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+@pytest.fixture
+async def link(link_to: LinkTo, cluster: Cluster) -> Link:
+    return await link_to(cluster.url)
+
+
+async def test_each_call_goes_to_the_node_that_has_its_queue(cluster: Cluster, link: Link) -> None:
     answers = await link.call_all([append("t", str(number), queue) for number in range(3) for queue in QUEUES])
     assert [(word, length) for word, length, *_ in answers] == [("ok", 1 + i // 6) for i in range(18)]
     for queue in QUEUES:
@@ -176,8 +180,7 @@ async def test_a_wrong_password_is_told_at_once(cluster: Cluster, link_to: LinkT
         await link.wait_ready()
 
 
-async def test_a_channel_is_heard_from_the_node_that_has_it(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_a_channel_is_heard_from_the_node_that_has_it(cluster: Cluster, link: Link) -> None:
     listeners = {queue: await listener(link, f"t:{{{queue}}}", f"t:{{{queue}}}:wake:W") for queue in QUEUES}
     for queue in QUEUES:
         assert cluster.get("SPUBLISH", f"t:{{{queue}}}:wake:W", queue) == 1
@@ -191,8 +194,7 @@ async def test_a_channel_is_heard_from_the_node_that_has_it(cluster: Cluster, li
         link.subscriptions.open(["t:{Q0}", "t:{Q1}"], lambda *_: None, lambda: None)
 
 
-async def test_the_registrys_channels_are_plain(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_the_registrys_channels_are_plain(cluster: Cluster, link: Link) -> None:
     listening = await listener(link, "{worqr}:due")
     for node in cluster.running:  # from wherever it comes
 
@@ -203,8 +205,7 @@ async def test_the_registrys_channels_are_plain(cluster: Cluster, link_to: LinkT
         await until(heard, what=f"a message from {node.port}")
 
 
-async def test_a_failover_under_load_loses_nothing(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_a_failover_under_load_loses_nothing(cluster: Cluster, link: Link) -> None:
     load = Load(link)
     listening = await listener(link, "t:{Q0}")
     before = cluster.owner("t:{Q0}")
@@ -241,8 +242,7 @@ async def test_a_primary_that_is_killed_under_load_is_replaced(
     assert len([line for line in lines(caplog, "link.lost") if place in line]) == 1
 
 
-async def test_what_a_replica_has_survives_a_primary_that_is_killed(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_what_a_replica_has_survives_a_primary_that_is_killed(cluster: Cluster, link: Link) -> None:
     load = Replicated(link)
     victim = cluster.owner("t:{Q0}")
     replica = cluster.replica_of(victim)
@@ -254,8 +254,7 @@ async def test_what_a_replica_has_survives_a_primary_that_is_killed(cluster: Clu
     assert load.check(cluster) == 0
 
 
-async def test_a_primary_that_is_frozen_under_load_is_replaced(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_a_primary_that_is_frozen_under_load_is_replaced(cluster: Cluster, link: Link) -> None:
     load = Load(link)
     victim = cluster.owner("t:{Q0}")
     replica = cluster.replica_of(victim)
@@ -271,8 +270,7 @@ async def test_a_primary_that_is_frozen_under_load_is_replaced(cluster: Cluster,
     load.check(cluster, may_lose=True)
 
 
-async def test_a_slot_that_is_moved_key_by_key_under_load(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_a_slot_that_is_moved_key_by_key_under_load(cluster: Cluster, link: Link) -> None:
     load = Load(link)
     listening = await listener(link, "t:{Q0}")
     source = cluster.owner("t:{Q0}")
@@ -317,9 +315,8 @@ HALF = Script(
 )
 
 
-async def test_no_script_runs_on_half_a_slot(cluster: Cluster, link_to: LinkTo) -> None:
+async def test_no_script_runs_on_half_a_slot(cluster: Cluster, link: Link) -> None:
     """Whose only declared key is still here, while one that it looks for has gone already."""
-    link = await link_to(cluster.url)
     source, target = cluster.owner("t:{Q0}"), cluster.owner("t:{Q1}")
     for key in ("t:{Q0}", "t:{Q0}:a", "t:{Q0}:b"):
         source.ask("SET", key, "x")
@@ -344,8 +341,7 @@ async def test_no_script_runs_on_half_a_slot(cluster: Cluster, link_to: LinkTo) 
     await trio.to_thread.run_sync(move_slot, cluster, slot, source)
 
 
-async def test_a_beat_follows_its_slot(cluster: Cluster, link_to: LinkTo) -> None:
-    link = await link_to(cluster.url)
+async def test_a_beat_follows_its_slot(cluster: Cluster, link: Link) -> None:
     home = cluster.owner("{worqr}")
     beats: list[str] = []
     call = Call(Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1] .. ':beat')}"), "{worqr}", (), str)

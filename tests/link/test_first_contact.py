@@ -19,8 +19,8 @@ from tests.link.scripts import echo, lines, notice, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
 from worqr.errors import RefusedByServer, Unavailable
-from worqr.link.connection import cause_of, is_unknown_host
 from worqr.link.connector import Outage
+from worqr.link.failures import cause_of, is_unknown_host
 from worqr.link.log_thread import LogThread
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.mesh import Mesh

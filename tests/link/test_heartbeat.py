@@ -18,9 +18,9 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
-from worqr.link.connection import resolver_for
 from worqr.link.heartbeat import LoopMonitor, LoopState, Sent
 from worqr.link.log_thread import LogThread
+from worqr.link.opening import resolver_for
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
 
@@ -55,6 +55,14 @@ class Beats:
         await until(lambda: len(self.replies) >= count, within, f"{count} replies, there are {len(self.replies)}")
 
 
+async def beating(link: Link, prefix: str, count: int, **options: float) -> Beats:
+    """A heartbeat that has begun, after so many beats."""
+    beats = Beats(link, prefix, **options)
+    beats.heartbeat.start()
+    await beats.wait(count)
+    return beats
+
+
 async def test_beats_are_counted_answered_and_in_time(link_to: LinkTo, server: Server, prefix: str) -> None:
     beats = Beats(await link_to(server.url), prefix)
     began, boot = time.monotonic(), boottime()
@@ -69,20 +77,15 @@ async def test_beats_are_counted_answered_and_in_time(link_to: LinkTo, server: S
     beats.heartbeat.stop()
 
 
-async def test_a_heart_has_a_connection_of_its_own(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
-    link = await link_to(proxy.url)
-    beats = Beats(link, prefix)
-    beats.heartbeat.start()
-    await beats.wait(2)
+async def test_a_heart_has_a_connection_of_its_own(proxied: Link, proxy: FaultProxy, prefix: str) -> None:
+    beats = await beating(proxied, prefix, 2)
     proxy.blackhole("data")
-    link.post(echo("stuck"), Outcomes())
+    proxied.post(echo("stuck"), Outcomes())
     await beats.wait(len(beats.replies) + 10)
 
 
 async def test_no_beat_and_no_reply_after_the_stop(link_to: LinkTo, server: Server, prefix: str) -> None:
-    beats = Beats(await link_to(server.url), prefix, every=0.01)
-    beats.heartbeat.start()
-    await beats.wait(3)
+    beats = await beating(await link_to(server.url), prefix, 3, every=0.01)
     beats.heartbeat.stop()
     made, replies = len(beats.made), len(beats.replies)
     assert "worqr-heartbeat" not in [thread.name for thread in threading.enumerate()]
@@ -92,9 +95,7 @@ async def test_no_beat_and_no_reply_after_the_stop(link_to: LinkTo, server: Serv
 
 
 async def test_a_beat_is_acknowledged_as_of_when_it_was_sent(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
-    beats = Beats(await link_to(proxy.url), prefix, every=0.2)
-    beats.heartbeat.start()
-    await beats.wait(1)
+    beats = await beating(await link_to(proxy.url), prefix, 1, every=0.2)
     proxy.delay(0.3, "beat")
     seen = len(beats.replies)
     await beats.wait(seen + 2)
@@ -105,9 +106,7 @@ async def test_answers_that_take_longer_than_a_second_cost_nothing(
     link_to: LinkTo, proxy: FaultProxy, prefix: str
 ) -> None:
     """No connection is given up for it, and beats go out as often as on a fast line."""
-    beats = Beats(await link_to(proxy.url), prefix, every=0.1, timeout=answer_timeout(60))
-    beats.heartbeat.start()
-    await beats.wait(1)
+    beats = await beating(await link_to(proxy.url), prefix, 1, every=0.1, timeout=answer_timeout(60))
     connections = len(connections_of(proxy))
     proxy.delay(1.4, "beat")
     await beats.wait(len(beats.replies) + 5)
@@ -120,14 +119,12 @@ async def test_a_connection_that_is_silently_dead_is_left_in_time(
     link_to: LinkTo, proxy: FaultProxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One answer is waited for, for `timeout` and no longer; the next beat goes out at once, on a new connection."""
-    beats = Beats(await link_to(proxy.url), prefix, every=0.2, timeout=0.6)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(proxy.url), prefix, 2, every=0.2, timeout=0.6)
     [hole] = connections_of(proxy)
     acked, replies = beats.heartbeat.acked_at, len(beats.replies)
     monkeypatch.setattr(heartbeat, "_RETRY", 2 * PATIENCE)
     proxy.blackhole(hole)
-    beats.heartbeat._schedule.every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
+    beats.heartbeat._every = 2 * PATIENCE  # the beat after the one that gets lost does not come by itself
     await until(lambda: beats.heartbeat.errors, what="a beat that is given up")
     assert boottime() - acked >= 0.6
     assert "no answer for 0.6 s" in beats.heartbeat.last_error
@@ -171,9 +168,9 @@ def test_a_process_that_is_frozen_while_an_answer_is_awaited_does_not_blame_the_
         log_thread=LogThread(),
         resolver=resolver_for(settings),
     )
-    beating._schedule.begun.set()
+    beating._begun.set()
     beating._loop.look(time.monotonic() - 20)  # a tick that was not answered since
-    beating._schedule.postpone(60)
+    beating._next = time.monotonic() + 60
     beating._connection.wire = object()  # type: ignore[assignment]
     beating._connection.sent.append(Sent(None, 0, math.inf))
     beating._loop.begin_slice(time.monotonic() - 20)
@@ -199,9 +196,7 @@ async def test_a_loop_is_watched_while_an_answer_is_awaited(
     link_to: LinkTo, proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that stalls gets no beats any more, however slow the server is."""
-    beats = Beats(await link_to(proxy.url), prefix, timeout=PATIENCE, block_limit=1)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(proxy.url), prefix, 2, timeout=PATIENCE, block_limit=1)
     proxy.blackhole("beat")
     made = len(beats.made)
     await until(lambda: len(beats.made) > made)
@@ -215,9 +210,7 @@ async def test_a_loop_is_watched_while_an_answer_is_awaited(
 
 async def test_each_answer_comes_with_the_time_of_its_own_beat(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
     """A lease counts from there; answers may lie in the loop until later ones have come."""
-    beats = Beats(await link_to(proxy.url), prefix, every=0.05)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(proxy.url), prefix, 2, every=0.05)
     heard: list[float] = []
     beats.heartbeat._replied = lambda _: heard.append(beats.heartbeat.heard_at)
     acked: set[float] = set()
@@ -238,9 +231,7 @@ async def test_beats_go_on_after(
     link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "worqr.link")
-    beats = Beats(await link_to(proxy.url), prefix)
-    beats.heartbeat.start()
-    await beats.wait(3)
+    beats = await beating(await link_to(proxy.url), prefix, 3)
     seen, acked = len(beats.replies), beats.heartbeat.acked_at
     with server.client() as client:
         if way == "kill":
@@ -258,9 +249,7 @@ async def test_beats_go_on_after(
 
 
 async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Server, prefix: str) -> None:
-    beats = Beats(await link_to(own_server.url), prefix, every=1)
-    beats.heartbeat.start()
-    await beats.wait(1)
+    beats = await beating(await link_to(own_server.url), prefix, 1, every=1)
     own_server.stop()
     await until(lambda: beats.heartbeat.errors)
     before, acked, began = beats.heartbeat.errors, beats.heartbeat.acked_at, time.monotonic()
@@ -272,10 +261,7 @@ async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Se
     await beats.wait(2)
 
 
-async def test_what_make_read_or_replied_raise_never_stops_the_beat(
-    link_to: LinkTo, server: Server, prefix: str
-) -> None:
-    link = await link_to(server.url)
+async def test_what_make_read_or_replied_raise_never_stops_the_beat(link: Link, prefix: str) -> None:
     calls = 0
 
     def make(n: int, turning: bool) -> Call[Any]:
@@ -302,9 +288,7 @@ async def test_what_make_read_or_replied_raise_never_stops_the_beat(
 async def test_a_blocked_loop_is_named_once_and_beats_go_on(
     link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beats = Beats(await link_to(server.url), prefix)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(server.url), prefix, 2)
     made = len(beats.made)
     block(1.6, lambda: len(beats.made) - made > 20 and not beats.made[-1][1])
     await until(lambda: lines(caplog, "loop.turns"))
@@ -319,9 +303,7 @@ async def test_a_blocked_loop_is_named_once_and_beats_go_on(
 async def test_a_loop_that_is_stuck_gets_no_beats_until_it_turns(
     link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    beats = Beats(await link_to(server.url), prefix, block_limit=1)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(server.url), prefix, 2, block_limit=1)
     block(1.5, lambda: gave_up(caplog))
     made = len(beats.made)
     time.sleep(0.4)
@@ -362,9 +344,7 @@ class BlockedHandler(logging.Handler):
 
 
 async def test_a_log_that_blocks_stops_no_beat(link_to: LinkTo, server: Server, prefix: str) -> None:
-    beats = Beats(await link_to(server.url), prefix)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(server.url), prefix, 2)
     handler = BlockedHandler()
     logging.getLogger("worqr").addHandler(handler)
     try:
@@ -432,9 +412,7 @@ def test_two_ticks_are_never_on_their_way() -> None:
 async def test_a_reply_that_waits_when_the_heart_is_stopped_is_not_reported(
     link_to: LinkTo, server: Server, prefix: str
 ) -> None:
-    beats = Beats(await link_to(server.url), prefix, every=0.01)
-    beats.heartbeat.start()
-    await beats.wait(2)
+    beats = await beating(await link_to(server.url), prefix, 2, every=0.01)
     replies = len(beats.replies)
     block(0.1, lambda: len(beats.made) > replies + 2)
     assert beats.heartbeat.acked_at > 0

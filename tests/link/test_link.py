@@ -35,27 +35,24 @@ async def test_nothing_happens_before_the_start(server: Server) -> None:
         link.start()
 
 
-async def test_starting_twice_is_starting_once(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_starting_twice_is_starting_once(link: Link, server: Server) -> None:
     link.start()
     assert await link.call(echo("a"), patience=1e15) == "a"
     with server.client() as client:
         assert [c["name"] for c in client.client_list()].count("worqr:test:data") == 1
 
 
-async def test_endless_patience_is_no_overflow(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
+async def test_endless_patience_is_no_overflow(own_link: Link, own_server: Server) -> None:
     own_server.stop()
     outcomes = Outcomes()
-    link.post(echo("a"), outcomes, patience=1e15)
-    await until(lambda: link._client.connector.state.name != "READY")
+    own_link.post(echo("a"), outcomes, patience=1e15)
+    await until(lambda: own_link._client.connector.state.name != "READY")
     own_server.start()
     await outcomes.wait(1)
     assert outcomes.all == [("a", None)]
 
 
-async def test_stopped_hearts_are_forgotten(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_stopped_hearts_are_forgotten(link: Link) -> None:
     for _ in range(5):
         heartbeat = link.heartbeat(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
         heartbeat.start()
@@ -66,8 +63,7 @@ async def test_stopped_hearts_are_forgotten(link_to: LinkTo, server: Server) -> 
         link.heartbeat(make=lambda *_: echo("a"), replied=str, every=1, block_limit=60, describe=str)
 
 
-async def test_connections_are_named_after_the_application(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_connections_are_named_after_the_application(link: Link, server: Server) -> None:
     await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
     heartbeat = link.heartbeat(
         make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str
@@ -88,10 +84,9 @@ async def test_a_database_of_its_own(link_to: LinkTo, server: Server, prefix: st
         client.delete(f"{prefix}:{{Q}}")
 
 
-async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy: FaultProxy) -> None:
-    link = await link_to(proxy.url)
-    await link.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
-    heartbeat = link.heartbeat(
+async def test_the_end_is_prompt_and_told_to_all_who_wait(proxied: Link, proxy: FaultProxy) -> None:
+    await proxied.subscriptions.open(["a"], lambda *_: None, lambda: None).wait_confirmed()
+    heartbeat = proxied.heartbeat(
         make=lambda n, turning: echo("a"), replied=lambda _: None, every=1, block_limit=60, describe=str
     )
     heartbeat.start()
@@ -100,27 +95,26 @@ async def test_the_end_is_prompt_and_told_to_all_who_wait(link_to: LinkTo, proxy
 
     async def ask() -> None:
         with pytest.raises(Unavailable, match="closed") as caught:
-            await link.call(echo("a"))
+            await proxied.call(echo("a"))
         fates.append(caught.value.sent)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
-        await until(lambda: link._client.pipeline.requests.in_flight)
+        await until(lambda: proxied._client.requests.in_flight)
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         began = time.monotonic()
-        link.close()
+        proxied.close()
         assert time.monotonic() - began < PROMPT
     assert sorted(fates, key=str) == [False, None]
     ours = [t.name for t in threading.enumerate() if t.name.startswith("worqr-")]
     assert not ours
     began = time.monotonic()
-    link.close()
+    proxied.close()
     assert time.monotonic() - began < PROMPT
 
 
-async def test_after_the_end_there_is_an_error_and_no_wait(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_after_the_end_there_is_an_error_and_no_wait(link: Link) -> None:
     link.close()
     with trio.fail_after(PATIENCE):
         with pytest.raises(Unavailable, match="closed"):
@@ -170,10 +164,7 @@ async def test_no_thread_to_be_had_is_a_clear_error(monkeypatch: pytest.MonkeyPa
     link.close()
 
 
-async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
-    link_to: LinkTo, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = await link_to(server.url)
+async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
     real = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -182,7 +173,7 @@ async def test_no_thread_to_dial_in_is_no_reason_not_to_dial(
         real(self)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    wire = link._client.pipeline.connection.transport.wire
+    wire = link._client.session.transport.wire
     assert wire is not None
     wire.interrupt()
     assert await link.call(echo("a")) == "a"

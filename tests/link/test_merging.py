@@ -13,7 +13,7 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
-from worqr.link.request_queue import MergedRequest, Request, RequestQueue, give_up
+from worqr.link.requests import GUILTY_AFTER, MergedRequest, Request, RequestQueue, give_up
 from worqr.lua import script
 
 Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")
@@ -136,10 +136,10 @@ def test_a_part_that_is_over_takes_no_share_of_another() -> None:
 
 def test_one_that_loses_every_connection_waits_for_the_end_of_patience() -> None:
     request_queue, _ = _requests(ops.enqueue(Q1, [b"a"]), ops.enqueue(Q1, [b"b"]))
-    for _ in range(3):
+    for _ in range(GUILTY_AFTER):
         assert request_queue.blame(request_queue.take(), 0.0) == []
     assert not request_queue.take()
-    assert len(request_queue.quarantined) == 1, "tried again later, behind the others"
+    assert len(request_queue.held) == 1, "tried again later, behind the others"
 
 
 def test_a_merged_request_holds_a_thousand_tasks_at_most() -> None:

@@ -23,12 +23,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.link.scripts import script
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
-from worqr.link import LinkSettings, Request, connector, driver, node_client, session
-from worqr.link.connection import ServerInfo, resolver_for
+from worqr.link import LinkSettings, Request, connector, driver, node, session
 from worqr.link.connector import State
 from worqr.link.log_thread import LogThread
-from worqr.link.node_client import NodeClient
-from worqr.link.session import Phase, Session
+from worqr.link.node import NodeClient
+from worqr.link.opening import ServerInfo, resolver_for
+from worqr.link.session import Phase
 from worqr.link.settings import Endpoint
 from worqr.script_call import Call, Merge
 
@@ -210,7 +210,7 @@ class Chaos(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in (driver, connector, node_client, node_client, session, connector):
+        for module in (driver, connector, node, session):
             self.patch.setattr(module, "time", self.clock)
         self.driver, self.server = FakeDriver(self.clock), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)
@@ -389,11 +389,11 @@ class Chaos(RuleBasedStateMachine):
     @invariant()
     def each_request_has_one_outcome_and_is_known_until_then(self) -> None:
         assert all(count == 1 for count in self.outcomes.values())
-        request_queue = self.client.pipeline.requests
+        request_queue = self.client.requests
         known: set[int] = set()
         answered = [request for request, _ in request_queue.replication.waiting]
         waiting = request_queue._waiting()
-        session: Session | None = self.client.pipeline.connection.session if self.client.pipeline.connection else None
+        session = self.client.session
         between = session.result.answered if session is not None and session.phase is not Phase.IDLE else []
         for request in (*request_queue.in_flight, *waiting, *answered, *between):
             known.update(map(id, getattr(request, "parts", (request,))))

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.link.test_request_queue import request
-from worqr.link.request_queue import GUILTY_AFTER, Request, RequestQueue
+from worqr.link.requests import GUILTY_AFTER, Request, RequestQueue
 
 BASES = ("a", "b", "c")
 
 
 class Order(RuleBasedStateMachine):
-    """A request queue, a server that answers or does not, and the bases that it is moving. Nothing here is quarantined."""
+    """A request queue, a server that answers or does not, and the bases that it is moving. Nothing here is held alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Order(RuleBasedStateMachine):
         """The server answers some; those of a base that it is moving, or refuses for now, are sent again."""
         batch = self.request_queue.take()
         read, unread = batch[:answers], batch[answers:]
-        if any(each.trouble is not None and each.trouble.alone >= GUILTY_AFTER - 1 for each in unread):
+        if any(each.losses >= GUILTY_AFTER - 1 for each in unread):
             read, unread = batch, []
         again = [each for each in read if each.call.base in moving | failing]
         for each in read:

@@ -17,7 +17,7 @@ from tests.link.scripts import Outcomes, append, echo, kill_connections, lines, 
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WrongVersion
-from worqr.link import WorkerHandle
+from worqr.link import Link, WorkerHandle
 
 IN_TIME = 4.5
 """Seconds: more than the patience, by what a slow machine may take; less than the 5 s after which a silent server is given up."""
@@ -115,9 +115,8 @@ def assert_all_once_in_order(server: Server, prefix: str, outcomes: Outcomes, co
 
 
 async def test_connections_that_are_killed_under_load_lose_and_double_nothing(
-    link_to: LinkTo, server: Server, prefix: str
+    link: Link, server: Server, prefix: str
 ) -> None:
-    link = await link_to(server.url)
     outcomes = Outcomes()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load, link, prefix, outcomes, 5000)
@@ -155,28 +154,26 @@ async def test_a_server_that_is_killed_and_started_again_loses_and_doubles_nothi
 
 @pytest.mark.parametrize("fault", ["drop_request", "drop_reply"])
 async def test_a_connection_cut_in_the_middle_of_a_request(
-    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str, fault: str
+    proxied: Link, server: Server, proxy: FaultProxy, prefix: str, fault: str
 ) -> None:
-    link = await link_to(proxy.url)
     made = getattr(proxy, fault)(matching="guilty", on="data")
     outcomes = Outcomes()
     for text in ("0", "1", "guilty", "3", "4"):
-        link.post(append(prefix, text), outcomes)
+        proxied.post(append(prefix, text), outcomes)
     await outcomes.wait(5)
     await made.wait_fired()
     with server.client() as client:
         assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"0", b"1", b"guilty", b"3", b"4"]
     assert [number for _, _, number, _ in outcomes.values] == [1, 2, 3, 4, 5]
     assert outcomes.values[2][0] == ("again" if fault == "drop_reply" else "ok")
-    assert link.connections == 2
+    assert proxied.connections == 2
 
 
-async def test_a_reply_cut_in_half_is_nobody_elses(link_to: LinkTo, proxy: FaultProxy, prefix: str) -> None:
-    link = await link_to(proxy.url)
+async def test_a_reply_cut_in_half_is_nobody_elses(proxied: Link, proxy: FaultProxy, prefix: str) -> None:
     proxy.drop_reply(matching="half", on="data", after=9)
     outcomes = Outcomes()
     for text in ("whole", "half", "next"):
-        link.post(echo(text), outcomes)
+        proxied.post(echo(text), outcomes)
     await outcomes.wait(3)
     assert outcomes.values == ["whole", "half", "next"]
 
@@ -188,7 +185,7 @@ async def test_an_idle_connection_that_was_reset_costs_no_line_and_no_error(
     link = await link_to(server.tcp_url)
     await link.call(echo("a"))
     with server.client() as client:
-        link._client.pipeline.connection.used_at -= 60
+        link._client.session.used_at -= 60
         [mine] = [c["id"] for c in client.client_list() if c["name"] == "worqr:test:data"]
         client.execute_command("CLIENT", "KILL", "ID", mine)
     assert await link.call(echo("b")) == "b"
@@ -200,49 +197,46 @@ async def test_an_idle_connection_that_was_reset_costs_no_line_and_no_error(
 
 
 async def test_a_call_while_nobody_is_there_is_withdrawn_in_time(
-    link_to: LinkTo, own_server: Server, prefix: str
+    own_link: Link, own_server: Server, prefix: str
 ) -> None:
-    link = await link_to(own_server.url)
     own_server.stop()
-    await notice(link)
+    await notice(own_link)
     began = time.monotonic()
     with pytest.raises(
         Unavailable, match=r"^No connection to .* for .*The request append waited 0\.3 s and was withdrawn\.$"
     ) as caught:
-        await link.call(append(prefix, "withdrawn"), patience=0.3)
+        await own_link.call(append(prefix, "withdrawn"), patience=0.3)
     assert caught.value.sent is False
     assert 0.3 <= time.monotonic() - began < IN_TIME
     own_server.start()
-    assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]  # the withdrawn one used no number
+    assert await own_link.call(append(prefix, "a")) == ["ok", 1, 1, 1]  # the withdrawn one used no number
 
 
 async def test_a_call_whose_answer_is_lost_is_of_unknown_fate(
-    link_to: LinkTo, server: Server, proxy: FaultProxy, prefix: str
+    proxied: Link, server: Server, proxy: FaultProxy, prefix: str
 ) -> None:
-    link = await link_to(proxy.url)
-    await link.call(append(prefix, "other", "other"))  # so that the script is there
+    await proxied.call(append(prefix, "other", "other"))  # so that the script is there
     hold = proxy.hold_reply(matching="held", on="data")
     began = time.monotonic()
     with pytest.raises(Unavailable, match="may have taken effect") as caught:
-        await link.call(append(prefix, "held"), patience=0.3)
+        await proxied.call(append(prefix, "held"), patience=0.3)
     assert caught.value.sent is None
     assert 0.3 <= time.monotonic() - began < IN_TIME
     later = Outcomes()
-    link.post(append(prefix, "next"), later)
+    proxied.post(append(prefix, "next"), later)
     hold.release()
     await later.wait(1)
     assert later.values == [["ok", 2, 2, 2]]  # the given-up one is no longer outstanding, its reply went to nobody
 
 
-async def test_calls_made_while_a_reply_is_awaited_expire_in_time_too(link_to: LinkTo, proxy: FaultProxy) -> None:
-    link = await link_to(proxy.url)
+async def test_calls_made_while_a_reply_is_awaited_expire_in_time_too(proxied: Link, proxy: FaultProxy) -> None:
     proxy.blackhole("data")
     outcomes = Outcomes()
-    link.post(echo("stuck"), outcomes)
+    proxied.post(echo("stuck"), outcomes)
     await trio.sleep(0.15)
     began = time.monotonic()
     with pytest.raises(Unavailable) as caught:
-        await link.call(echo("behind"), patience=0.3)
+        await proxied.call(echo("behind"), patience=0.3)
     assert caught.value.sent is False
     assert time.monotonic() - began < IN_TIME
     assert not outcomes.all
@@ -272,15 +266,14 @@ async def test_patience_ends_while_connecting_hangs(link_to: LinkTo, proxy: Faul
     assert time.monotonic() - began < IN_TIME
 
 
-async def test_many_calls_of_many_patiences_all_expire_in_time(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
+async def test_many_calls_of_many_patiences_all_expire_in_time(own_link: Link, own_server: Server) -> None:
     own_server.stop()
     late: list[float] = []
 
     async def ask(patience: float) -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable):
-            await link.call(echo("a"), patience=patience)
+            await own_link.call(echo("a"), patience=patience)
         late.append(time.monotonic() - began - patience)
 
     async with trio.open_nursery() as nursery:
@@ -290,12 +283,11 @@ async def test_many_calls_of_many_patiences_all_expire_in_time(link_to: LinkTo, 
     assert max(late) < IN_TIME
 
 
-async def test_an_outage_costs_no_processor(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
+async def test_an_outage_costs_no_processor(own_link: Link, own_server: Server) -> None:
     own_server.stop()
     outcomes = Outcomes()
     for _ in range(2000):
-        link.post(echo("a"), outcomes)
+        own_link.post(echo("a"), outcomes)
     await trio.sleep(0.3)
     took: list[float] = []
     while not took or took[-1] >= 0.1:  # others who have something left to do may use some, but hardly each time

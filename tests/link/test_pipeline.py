@@ -13,12 +13,12 @@ from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, lines, log, script, until
 from tests.support.servers import Server
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
+from worqr.link import Link
 from worqr.link.session import Session
 from worqr.script_call import Call
 
 
-async def test_every_task_gets_its_own_answer(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_every_task_gets_its_own_answer(link: Link) -> None:
     wrong: list[str] = []
 
     async def ask(who: int) -> None:
@@ -33,10 +33,7 @@ async def test_every_task_gets_its_own_answer(link_to: LinkTo, server: Server) -
     assert not wrong
 
 
-async def test_requests_arrive_in_the_order_in_which_they_were_made(
-    link_to: LinkTo, server: Server, prefix: str
-) -> None:
-    link = await link_to(server.url)
+async def test_requests_arrive_in_the_order_in_which_they_were_made(link: Link, server: Server, prefix: str) -> None:
     outcomes = Outcomes()
     for i in range(3000):
         link.post(log(prefix, str(i)), outcomes)
@@ -46,18 +43,17 @@ async def test_requests_arrive_in_the_order_in_which_they_were_made(
     assert outcomes.values == list(range(1, 3001))
 
 
-async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_what_waits_travels_in_one_pipeline(link: Link) -> None:
     await link.call(echo("so that the script is there"))
     sends: list[int] = []
-    real = Session.begin
+    real = Session.send
 
     def counting(self: Session, batch: list[Any], *rest: Any) -> Any:
         sends.append(len(batch))
         return real(self, batch, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "begin", counting)
+        patch.setattr(Session, "send", counting)
         async with trio.open_nursery() as nursery:
             for i in range(200):
                 nursery.start_soon(link.call, echo(str(i)))
@@ -65,8 +61,7 @@ async def test_what_waits_travels_in_one_pipeline(link_to: LinkTo, server: Serve
     assert len(sends) < 20
 
 
-async def test_a_task_of_many_megabytes_comes_back_whole(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_a_task_of_many_megabytes_comes_back_whole(link: Link) -> None:
     big = bytes(range(256)) * (12 * 4096)
     call = Call(ECHO, "t:{Q}", (big,), lambda reply: reply[1], size=len(big))
     small: list[str] = []
@@ -82,8 +77,7 @@ async def test_a_task_of_many_megabytes_comes_back_whole(link_to: LinkTo, server
 
 
 @pytest.mark.parametrize("bad", [None, "\ud800", object()])
-async def test_an_argument_that_cannot_be_sent_harms_nobody_else(link_to: LinkTo, server: Server, bad: Any) -> None:
-    link = await link_to(server.url)
+async def test_an_argument_that_cannot_be_sent_harms_nobody_else(link: Link, bad: Any) -> None:
     before, after = Outcomes(), Outcomes()
     link.post(echo("before"), before)
     broken = Outcomes()
@@ -95,8 +89,7 @@ async def test_an_argument_that_cannot_be_sent_harms_nobody_else(link_to: LinkTo
     assert "echo" in str(broken.all[0][1])
 
 
-async def test_what_read_raises_is_the_outcome_of_that_call_alone(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_what_read_raises_is_the_outcome_of_that_call_alone(link: Link) -> None:
 
     def refuse(reply: list[Any]) -> str:
         raise ClaimSettled("it was settled")
@@ -115,8 +108,7 @@ async def test_what_read_raises_is_the_outcome_of_that_call_alone(link_to: LinkT
     assert isinstance(errors[2].__cause__, ZeroDivisionError)
 
 
-async def test_a_foreign_type_refuses_that_call_alone(link_to: LinkTo, server: Server, prefix: str) -> None:
-    link = await link_to(server.url)
+async def test_a_foreign_type_refuses_that_call_alone(link: Link, server: Server, prefix: str) -> None:
     with server.client() as client:
         client.set(f"{prefix}:{{Q}}", "not a list")
     with pytest.raises(RefusedByServer, match=r"log: WRONGTYPE .* Find it with `redis-cli TYPE KEY`") as caught:
@@ -127,8 +119,7 @@ async def test_a_foreign_type_refuses_that_call_alone(link_to: LinkTo, server: S
     assert link.connections == 1
 
 
-async def test_a_script_that_raises_is_refused_without_its_arguments(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_a_script_that_raises_is_refused_without_its_arguments(link: Link) -> None:
     bad = script("bad", "return KEYS[1] .. nil")
     with pytest.raises(RefusedByServer) as caught:
         await link.call(Call(bad, "t:{Q}", ("secret",), lambda reply: reply))
@@ -136,8 +127,7 @@ async def test_a_script_that_raises_is_refused_without_its_arguments(link_to: Li
     assert "secret" not in str(caught.value)
 
 
-async def test_a_script_that_does_not_compile_is_refused(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_a_script_that_does_not_compile_is_refused(link: Link) -> None:
     bad = script("torn", "return (")
     outcomes = Outcomes()
     link.post(Call(bad, "t:{Q}", (), lambda reply: reply), outcomes)
@@ -151,8 +141,7 @@ async def test_a_script_that_does_not_compile_is_refused(link_to: LinkTo, server
 # SequenceNumbers
 
 
-async def test_numbers_count_per_base_and_the_lowest_moves(link_to: LinkTo, server: Server, prefix: str) -> None:
-    link = await link_to(server.url)
+async def test_numbers_count_per_base_and_the_lowest_moves(link: Link, prefix: str) -> None:
     assert await link.call(append(prefix, "a")) == ["ok", 1, 1, 1]
     assert await link.call(append(prefix, "b")) == ["ok", 2, 2, 2]
     assert await link.call(append(prefix, "c", "R")) == ["ok", 1, 1, 1]
@@ -176,9 +165,8 @@ async def test_two_links_are_two_producers(link_to: LinkTo, server: Server, pref
 
 
 async def test_scripts_that_are_flushed_under_load_cost_nothing_and_no_order(
-    link_to: LinkTo, server: Server, prefix: str
+    link: Link, server: Server, prefix: str
 ) -> None:
-    link = await link_to(server.url)
     outcomes, stop, flushes = Outcomes(), threading.Event(), 0
 
     def flush() -> None:
@@ -228,17 +216,16 @@ async def test_a_user_who_may_not_ask_for_info_works_all_the_same(link_to: LinkT
 # The server cannot work for the moment
 
 
-async def test_a_server_without_memory_is_a_full_queue(link_to: LinkTo, own_server: Server, prefix: str) -> None:
-    link = await link_to(own_server.url)
+async def test_a_server_without_memory_is_a_full_queue(own_link: Link, own_server: Server, prefix: str) -> None:
     with own_server.client() as client:
         client.config_set("maxmemory", 1)
         with pytest.raises(QueueFull, match="maxmemory"):
-            await link.call(append(prefix, "a"))
+            await own_link.call(append(prefix, "a"))
         with pytest.raises(QueueFull):
-            await link.call(append(prefix, "b"))
+            await own_link.call(append(prefix, "b"))
         client.config_set("maxmemory", 0)
         assert client.llen(f"{prefix}:{{Q}}") == 0
-    assert await link.call(append(prefix, "c")) == ["ok", 1, 3, 3]
+    assert await own_link.call(append(prefix, "c")) == ["ok", 1, 3, 3]
 
 
 async def test_a_server_that_may_not_write_is_waited_for_in_order(
@@ -267,9 +254,8 @@ async def test_a_server_that_may_not_write_is_waited_for_in_order(
 
 
 async def test_a_server_that_is_busy_with_a_script_is_waited_for(
-    link_to: LinkTo, own_server: Server, caplog: pytest.LogCaptureFixture
+    own_link: Link, own_server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = await link_to(own_server.url)
     with own_server.client() as client, own_server.client() as other:
         client.config_set("busy-reply-threshold", 50)
 
@@ -283,7 +269,7 @@ async def test_a_server_that_is_busy_with_a_script_is_waited_for(
             nursery.start_soon(trio.to_thread.run_sync, spin)
             await until(lambda: _busy(client))
             outcomes = Outcomes()
-            link.post(echo("a"), outcomes)
+            own_link.post(echo("a"), outcomes)
             await until(lambda: lines(caplog, "link.lost"))
             client.execute_command("SCRIPT", "KILL")
             await outcomes.wait(1)
@@ -300,18 +286,17 @@ def _busy(client: Any) -> bool:
 
 
 async def test_a_primary_that_becomes_a_replica_is_left_and_tried_again(
-    link_to: LinkTo, own_server: Server, prefix: str
+    own_link: Link, own_server: Server, prefix: str
 ) -> None:
-    link = await link_to(own_server.url)
-    await link.call(log(prefix, "a"))
+    await own_link.call(log(prefix, "a"))
     with own_server.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(Unavailable, match="READONLY"):
-            await link.call(log(prefix, "b"), patience=1.5)
+            await own_link.call(log(prefix, "b"), patience=1.5)
         client.execute_command("REPLICAOF", "NO", "ONE")
-        assert await link.call(log(prefix, "c")) == 2
+        assert await own_link.call(log(prefix, "c")) == 2
         assert client.lrange(f"{prefix}:{{Q}}", 0, -1) == [b"a", b"c"]
-    assert link.connections > 1
+    assert own_link.connections > 1
 
 
 async def test_an_evicting_policy_is_warned_of_once(
@@ -334,17 +319,14 @@ async def test_an_evicting_policy_is_warned_of_once(
 # Our own bugs
 
 
-async def test_a_bug_ends_everything_that_waits(
-    link_to: LinkTo, server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    link = await link_to(server.url)
+async def test_a_bug_ends_everything_that_waits(link: Link, caplog: pytest.LogCaptureFixture) -> None:
 
     def die(*_: object, **__: object) -> None:
         raise ZeroDivisionError("injected")
 
     outcomes = Outcomes()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Session, "begin", die)
+        patch.setattr(Session, "send", die)
         for _ in range(3):
             link.post(echo("a"), outcomes)
         await outcomes.wait(3)

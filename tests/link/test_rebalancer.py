@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from worqr.link.node_client import SlotOrder
+from worqr.link.cluster import SlotOrder
+from worqr.link.settings import Endpoint
 
-A, B = "pipe of A", "pipe of B"
+A, B = Endpoint("a", 1), Endpoint("b", 2)
 
 
 def test_a_slot_that_stays_has_its_owners_pipe() -> None:
-    order: SlotOrder[str] = SlotOrder()
+    order = SlotOrder()
     assert order.choose(7, A) == order.choose(7, A) == (A, False)
     assert not order.is_passing(A)
 
 
 def test_new_requests_of_a_moved_slot_go_to_the_old_pipe_until_it_has_none_left() -> None:
-    order: SlotOrder[str] = SlotOrder()
+    order = SlotOrder()
     order.choose(7, A)
     order.choose(8, A)
     assert order.choose(7, B) == (A, True), "which is told once"
@@ -29,7 +30,7 @@ def test_new_requests_of_a_moved_slot_go_to_the_old_pipe_until_it_has_none_left(
 
 
 def test_a_pipe_that_has_ended_gets_nothing() -> None:
-    order: SlotOrder[str] = SlotOrder()
+    order = SlotOrder()
     order.choose(7, A)
     order.choose(9, A)
     order.choose(7, B)

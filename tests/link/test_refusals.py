@@ -12,8 +12,8 @@ import trio
 from tests.link.conftest import LinkTo
 from tests.link.scripts import Outcomes, append, echo, lines, script, until
 from tests.support.sentinels import raw
-from tests.support.servers import SETTINGS, Server, started
-from tests.support.troubles import TROUBLES, Trouble, have_slots
+from tests.support.servers import Server
+from tests.support.troubles import TROUBLES, Trouble, troubled_server
 from worqr.errors import RefusedByServer, Unavailable
 from worqr.script_call import Call
 
@@ -25,12 +25,7 @@ PEEK = Call(script("peek", "return ARGV[1]", " flags=no-writes"), "t:{Q}", ("x",
 
 @pytest.fixture
 def troubled(server_kind: str, trouble: Trouble) -> Iterator[Server]:
-    """A server of this test alone, that can have the trouble."""
-    server = started(lambda: Server(server_kind, settings={**SETTINGS, **trouble.settings}))
-    if "cluster-enabled" in trouble.settings:
-        have_slots(server)
-    yield server
-    server.close()
+    yield from troubled_server(server_kind, trouble)
 
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=str)

@@ -18,15 +18,15 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
-from worqr.link import Link, LinkSettings, TrioDriver, request_queue
-from worqr.link.request_queue import FIRST_SLICE, LONGEST_SLICE, Replication, Request
+from worqr.link import Link, LinkSettings, TrioDriver, requests
+from worqr.link.requests import FIRST_SLICE, LONGEST_SLICE, Replication, Request
 from worqr.script_call import Call
 
 assert all((mine, own_pair, pair, pair_of_module))  # fixtures
 
 pytestmark = pytest.mark.usefixtures(wait_for_replicas.__name__)
 
-WITHIN = request_queue.REPLICAS_WAIT
+WITHIN = requests.REPLICAS_WAIT
 """Before these tests set another one."""
 
 Say = Callable[[float], None]
@@ -35,6 +35,16 @@ ProxyTo = Callable[[Server], FaultProxy]
 
 def enqueue(prefix: str, *tasks: bytes, replicas: int = 1, queue: str = "Q1") -> Call[int]:
     return ops.enqueue(QueueKeys(prefix, queue), tasks, replicas=replicas)
+
+
+@pytest.fixture
+def proxy(pair: Pair, proxy_to: ProxyTo) -> FaultProxy:
+    return proxy_to(pair.primary)
+
+
+@pytest.fixture
+async def link(link_to: LinkTo, pair: Pair) -> Link:
+    return await link_to(pair.primary.tcp_url)
 
 
 def stored(server: Server, prefix: str, queue: str = "Q1") -> list[bytes]:
@@ -49,7 +59,7 @@ def asked(proxy: FaultProxy) -> list[tuple[int, int]]:
 
 async def waits_for_replicas(link: Link, count: int = 1) -> None:
     """Until so many requests are answered and wait for replicas."""
-    await until(lambda: len(link._client.pipeline.requests.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
+    await until(lambda: len(link._client.requests.replication.waiting) == count, what="requests that wait")  # type: ignore[union-attr]
 
 
 async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:
@@ -64,20 +74,17 @@ async def post_unreplicated(link: Link, pair: Pair, mine: str) -> Outcomes:
 # Met
 
 
-async def test_an_answer_means_that_the_replica_has_it(link_to: LinkTo, pair: Pair, mine: str) -> None:
-    link = await link_to(pair.primary.tcp_url)
+async def test_an_answer_means_that_the_replica_has_it(link: Link, pair: Pair, mine: str) -> None:
     for n in range(20):
         assert await link.call(enqueue(mine, b"%d" % n)) == 1
         assert stored(pair.replica, mine)[-1] == b"%d" % n
 
 
-async def test_everybody_at_once_asks_together(link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo) -> None:
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
+async def test_everybody_at_once_asks_together(proxied: Link, pair: Pair, mine: str, proxy: FaultProxy) -> None:
     outcomes = Outcomes()
-    with link.together():
+    with proxied.together():
         for n in range(100):
-            link.post(enqueue(mine, b"%d" % n, queue=f"Q{n % 50}"), outcomes)
+            proxied.post(enqueue(mine, b"%d" % n, queue=f"Q{n % 50}"), outcomes)
     await outcomes.wait(100)
     assert outcomes.all == [(1, None)] * 100
     assert sum(len(stored(pair.replica, mine, f"Q{n}")) for n in range(50)) == 100
@@ -86,10 +93,8 @@ async def test_everybody_at_once_asks_together(link_to: LinkTo, pair: Pair, mine
     )  # one as a rule, and one more for each slice in which the replica did not come to answer
 
 
-async def test_who_wants_no_replica_asks_for_nothing(link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo) -> None:
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
-    assert await link.call(enqueue(mine, b"a", replicas=0)) == 1
+async def test_who_wants_no_replica_asks_for_nothing(proxied: Link, mine: str, proxy: FaultProxy) -> None:
+    assert await proxied.call(enqueue(mine, b"a", replicas=0)) == 1
     assert not asked(proxy)
 
 
@@ -126,7 +131,7 @@ async def test_not_met_in_time_is_told_and_the_task_is_there_once(
 def test_the_time_is_two_seconds_or_what_is_left_of_the_callers_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_queue, "REPLICAS_WAIT", WITHIN)
+    monkeypatch.setattr(requests, "REPLICAS_WAIT", WITHIN)
     asking = Replication()
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 101.0)
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 129.0)
@@ -140,8 +145,7 @@ async def test_patience_is_a_bound(link_to: LinkTo, pair: Pair, mine: str) -> No
         await link.call(enqueue(mine, b"a"), patience=0.5)
 
 
-async def test_each_gets_what_it_wants_and_no_more(link_to: LinkTo, pair: Pair, mine: str) -> None:
-    link = await link_to(pair.primary.tcp_url)
+async def test_each_gets_what_it_wants_and_no_more(link: Link, mine: str) -> None:
     outcomes = [Outcomes() for _ in range(3)]
     with link.together():
         for n, each in enumerate(outcomes):
@@ -208,15 +212,13 @@ async def test_a_server_that_does_not_let_us_ask_is_told_at_once(link_to: LinkTo
 
 
 async def test_others_on_the_link_go_on_meanwhile_and_a_replica_that_comes_back_is_seen(
-    link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo
+    proxied: Link, pair: Pair, mine: str, proxy: FaultProxy
 ) -> None:
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
-    outcomes = await post_unreplicated(link, pair, mine)
+    outcomes = await post_unreplicated(proxied, pair, mine)
     slowest = 0.0
     for n in range(20):
         began = time.monotonic()
-        await link.call(enqueue(mine, b"%d" % n, replicas=0))
+        await proxied.call(enqueue(mine, b"%d" % n, replicas=0))
         slowest = max(slowest, time.monotonic() - began)
     assert not outcomes.all
     pair.replica.resume()
@@ -227,8 +229,7 @@ async def test_others_on_the_link_go_on_meanwhile_and_a_replica_that_comes_back_
     assert slowest < PATIENCE / 3
 
 
-async def test_who_wants_no_replica_is_not_joined_with_one_who_does(link_to: LinkTo, pair: Pair, mine: str) -> None:
-    link = await link_to(pair.primary.tcp_url)
+async def test_who_wants_no_replica_is_not_joined_with_one_who_does(link: Link, pair: Pair, mine: str) -> None:
     pair.replica.pause()
     wanting, plain = Outcomes(), Outcomes()
     with link.together():
@@ -244,10 +245,7 @@ async def test_who_wants_no_replica_is_not_joined_with_one_who_does(link_to: Lin
     assert stored(pair.replica, mine) == [b"a", b"b", b"c", b"d"]
 
 
-async def test_a_steady_stream_of_others_does_not_hide_that_a_replica_has_it(
-    link_to: LinkTo, pair: Pair, mine: str
-) -> None:
-    link = await link_to(pair.primary.tcp_url)
+async def test_a_steady_stream_of_others_does_not_hide_that_a_replica_has_it(link: Link, pair: Pair, mine: str) -> None:
     done = False
 
     async def stream(queue: str) -> None:
@@ -264,8 +262,7 @@ async def test_a_steady_stream_of_others_does_not_hide_that_a_replica_has_it(
     assert outcomes.all == [(1, None)]
 
 
-async def test_a_cancelled_call_leaves_nothing_behind(link_to: LinkTo, pair: Pair, mine: str) -> None:
-    link = await link_to(pair.primary.tcp_url)
+async def test_a_cancelled_call_leaves_nothing_behind(link: Link, pair: Pair, mine: str) -> None:
     pair.replica.pause()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.call, enqueue(mine, b"a"))
@@ -293,24 +290,20 @@ async def test_the_end_of_the_link_is_told(pair: Pair, mine: str) -> None:
 
 
 async def test_a_connection_lost_before_the_replicas_are_counted(
-    link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo
+    proxied: Link, pair: Pair, mine: str, proxy: FaultProxy
 ) -> None:
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
     fault = proxy.drop_reply("WAIT")
-    assert await link.call(enqueue(mine, b"a")) == 1
+    assert await proxied.call(enqueue(mine, b"a")) == 1
     assert fault.fired
     assert stored(pair.primary, mine) == stored(pair.replica, mine) == [b"a"]
     assert len([each for each in proxy.seen() if each.words[0] == b"EVALSHA"]) == 2
 
 
 async def test_a_new_connection_does_not_believe_in_replicas_that_are_not_there(
-    link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo, wait_for_replicas: Say
+    proxied: Link, pair: Pair, mine: str, proxy: FaultProxy, wait_for_replicas: Say
 ) -> None:
     """A WAIT on a connection that wrote nothing would count them all."""
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
-    outcomes = await post_unreplicated(link, pair, mine)
+    outcomes = await post_unreplicated(proxied, pair, mine)
     wait_for_replicas(1)
     proxy.cut()
     await outcomes.wait(1)
@@ -318,7 +311,7 @@ async def test_a_new_connection_does_not_believe_in_replicas_that_are_not_there(
     assert isinstance(error, NotReplicated)
     assert value == 1
     assert error.reached == 0
-    assert link.connections == 2
+    assert proxied.connections == 2
     assert stored(pair.primary, mine) == [b"a"]
 
 
@@ -342,14 +335,12 @@ async def test_what_is_sent_again_writes(pair: Pair, mine: str, name: str) -> No
 
 
 async def test_memory_that_is_full_meanwhile_is_not_taken_for_nothing_stored(
-    link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo
+    proxied: Link, pair: Pair, mine: str, proxy: FaultProxy
 ) -> None:
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
-    outcomes = await post_unreplicated(link, pair, mine)
+    outcomes = await post_unreplicated(proxied, pair, mine)
     pair.primary.look.config_set("maxmemory", 1)
     proxy.cut()
-    await until(lambda: link._client.connector.state.name == "HELD")  # type: ignore[union-attr]
+    await until(lambda: proxied._client.connector.state.name == "HELD")  # type: ignore[union-attr]
     pair.primary.look.config_set("maxmemory", 0)
     pair.replica.resume()
     await outcomes.wait(1)
@@ -357,8 +348,7 @@ async def test_memory_that_is_full_meanwhile_is_not_taken_for_nothing_stored(
     assert stored(pair.primary, mine) == stored(pair.replica, mine) == [b"a"]
 
 
-async def test_a_primary_that_is_demoted_meanwhile_and_promoted_again(link_to: LinkTo, pair: Pair, mine: str) -> None:
-    link = await link_to(pair.primary.tcp_url)
+async def test_a_primary_that_is_demoted_meanwhile_and_promoted_again(link: Link, pair: Pair, mine: str) -> None:
     promote(pair.replica)
     outcomes = Outcomes()
     link.post(enqueue(mine, b"a"), outcomes)
@@ -374,15 +364,13 @@ async def test_a_primary_that_is_demoted_meanwhile_and_promoted_again(link_to: L
 
 
 async def test_a_replica_that_is_promoted_without_it_gets_it(
-    link_to: LinkTo, pair: Pair, mine: str, proxy_to: ProxyTo
+    proxied: Link, pair: Pair, mine: str, proxy: FaultProxy
 ) -> None:
-    proxy = proxy_to(pair.primary)
-    link = await link_to(proxy.url)
-    await link.call(enqueue(mine, b"before"))
+    await proxied.call(enqueue(mine, b"before"))
     promote(pair.replica)
     outcomes = Outcomes()
-    link.post(enqueue(mine, b"a"), outcomes)
-    await waits_for_replicas(link)
+    proxied.post(enqueue(mine, b"a"), outcomes)
+    await waits_for_replicas(proxied)
     proxy.upstream = ("127.0.0.1", pair.replica.port)
     proxy.cut()
     await until(lambda: stored(pair.replica, mine) == [b"before", b"a"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.link.scripts import ECHO
 from worqr import lua
-from worqr.link import request_queue
-from worqr.link.request_queue import FORGET_AFTER, Request, SequenceNumbers
+from worqr.link import requests
+from worqr.link.requests import FORGET_AFTER, Request, SequenceNumbers
 from worqr.script_call import Call
 
 
@@ -65,7 +63,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(request_queue, "time", clock)
+    monkeypatch.setattr(requests, "time", clock)
     return clock
 
 
@@ -122,31 +120,3 @@ def test_a_number_is_forgotten_after_the_server_has_forgotten_its_reply() -> Non
         int(re.findall(r"REPLIES_EXPIRE = (\d+)", (Path(lua.__file__).parent / "values.lua").read_text("utf-8"))[0])
         < FORGET_AFTER
     )
-
-
-def test_threads_count_together() -> None:
-    """As the pipes of a cluster do, while a base moves from one to another."""
-    numbers, interval = SequenceNumbers(), sys.getswitchinterval()
-    used: list[int] = []
-    wrong: list[int] = []
-
-    def use() -> None:
-        for _ in range(2000):
-            number = give(numbers, "a")
-            used.append(number)
-            if numbers.lowest("a") > number:
-                wrong.append(number)
-            numbers.done("a", number)
-
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=use) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert sorted(used) == list(range(1, 8001))
-    assert wrong == []
-    assert (numbers._open, numbers._early) == ({}, set())

@@ -10,14 +10,13 @@ from tests.link.scripts import append, echo
 from worqr import lua
 from worqr.errors import Unavailable
 from worqr.link.log_thread import boottime
-from worqr.link.request_queue import (
+from worqr.link.requests import (
     GUILTY_AFTER,
     MAX_BYTES,
     MAX_CALLS,
     SEND_AGAIN_WITHIN,
     Request,
     RequestQueue,
-    Trouble,
     WorkerHandle,
     too_old,
 )
@@ -157,7 +156,7 @@ def test_what_belongs_elsewhere_is_taken_out_in_its_order() -> None:
     """What was set aside came before what waits; a quarantined request stays until its pause is over."""
     aside, guilty, flying, waiting, ours = (request(base=base) for base in ("a", "g", "f", "a", "o"))
     request_queue = filled(guilty, aside)
-    guilty.owner, guilty.trouble = WorkerHandle("W1"), Trouble(losses=GUILTY_AFTER, alone=GUILTY_AFTER - 1)
+    guilty.owner, guilty.losses = WorkerHandle("W1"), GUILTY_AFTER - 1
     assert request_queue.take() == [guilty]
     request_queue.blame([guilty], now=8)
     assert request_queue.take() == [aside]
@@ -196,9 +195,9 @@ def test_later_requests_of_a_base_wait_behind_one_that_is_set_aside() -> None:
     request_queue.set_aside(["a"], until=10)
     request_queue.add(third)
     assert request_queue.take() == [other]
-    assert (request_queue.is_empty(), request_queue.has_nothing_held(), request_queue.bases()) == (
+    assert (request_queue.is_empty(), bool(request_queue.held), request_queue.bases()) == (
         False,
-        False,
+        True,
         {"a", "b"},
     )
     request_queue.put_back([])

@@ -213,7 +213,7 @@ async def test_a_request_that_a_frozen_primary_does_not_answer_is_sent_to_the_ne
     proxy.blackhole()
     outcomes = Outcomes()
     link.post(append(prefix, "a"), outcomes)
-    await until(lambda: link._client.pipeline.requests.in_flight)  # type: ignore[union-attr]
+    await until(lambda: link._client.requests.in_flight)  # type: ignore[union-attr]
     teller.primary, teller.epoch = own_server.port, 2
     await outcomes.wait(1)
     assert outcomes.all == [(["ok", 1, 1, 1], None)]

@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from worqr.errors import RefusedByServer
-from worqr.link.connection import ErrorAction, as_connect_error, as_connection_lost, as_error_reply
+from worqr.link.failures import ErrorAction, as_connect_error, as_connection_lost, as_error_reply
 
 
 def answered(reply: str) -> ResponseError:

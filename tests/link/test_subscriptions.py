@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -20,10 +21,10 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Subscription, TrioDriver
-from worqr.link.connection import pack, resolver_for
 from worqr.link.connector import State
 from worqr.link.log_thread import LogThread
-from worqr.link.subscriptions import Subscriptions, _PubSubConnection
+from worqr.link.messages import Subscriptions
+from worqr.link.opening import pack, resolver_for
 
 
 class SubscriptionListener:
@@ -70,10 +71,7 @@ def kill_subscribers(server: Server) -> None:
                 client.execute_command("CLIENT", "KILL", "ID", connection["id"])
 
 
-async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(
-    link_to: LinkTo, server: Server, prefix: str
-) -> None:
-    link = await link_to(server.url)
+async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(link: Link, server: Server, prefix: str) -> None:
     one, both, other = (
         await listener(link, f"{prefix}a"),
         await listener(link, f"{prefix}a", f"{prefix}b"),
@@ -90,15 +88,13 @@ async def test_a_message_is_heard_by_all_who_listen_and_nobody_else(
     assert link.subscriptions.connections == 1
 
 
-async def test_requests_and_subscriptions_need_no_thread(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_requests_and_subscriptions_need_no_thread(link: Link) -> None:
     await listener(link, "a")
     assert await link.call(echo("a")) == "a"
     await until(lambda: not [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr-")])
 
 
-async def test_when_it_is_confirmed_nothing_is_missed(link_to: LinkTo, server: Server, prefix: str) -> None:
-    link = await link_to(server.url)
+async def test_when_it_is_confirmed_nothing_is_missed(link: Link, server: Server, prefix: str) -> None:
     with server.client() as client:
         for i in range(50):
             made = await listener(link, f"{prefix}{i}")
@@ -120,9 +116,8 @@ async def test_a_subscription_is_made_at_once_also_while_the_thread_sleeps(link_
 
 
 async def test_a_closed_subscription_hears_nothing_and_leaves_the_channel(
-    link_to: LinkTo, server: Server, prefix: str
+    link: Link, server: Server, prefix: str
 ) -> None:
-    link = await link_to(server.url)
     leaves, stays = await listener(link, f"{prefix}a", f"{prefix}b"), await listener(link, f"{prefix}a")
     leaves.subscription.close()
     leaves.subscription.close()
@@ -138,10 +133,7 @@ async def test_a_closed_subscription_hears_nothing_and_leaves_the_channel(
         await again.wait(1)
 
 
-async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(
-    link_to: LinkTo, server: Server, prefix: str
-) -> None:
-    link = await link_to(server.url)
+async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(link: Link, server: Server, prefix: str) -> None:
     made, other = await listener(link, f"{prefix}a"), await listener(link, f"{prefix}a")
     with server.client() as client:
         client.publish(f"{prefix}a", "1")
@@ -151,8 +143,7 @@ async def test_what_is_on_its_way_when_it_is_closed_is_not_delivered(
     assert not made.heard
 
 
-async def test_messages_that_arrive_together_are_one_delivery(link_to: LinkTo, server: Server, prefix: str) -> None:
-    link = await link_to(server.url)
+async def test_messages_that_arrive_together_are_one_delivery(link: Link, server: Server, prefix: str) -> None:
     made = await listener(link, f"{prefix}a")
     posts = 0
     driver = link.subscriptions.driver
@@ -232,20 +223,18 @@ async def test_nobody_who_listens_is_nobody_who_pings(link_to: LinkTo, proxy: Fa
     assert link.subscriptions.connections == 1
 
 
-async def test_a_server_that_restarts_is_subscribed_again(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
-    made = await listener(link, "a")
+async def test_a_server_that_restarts_is_subscribed_again(own_link: Link, own_server: Server) -> None:
+    made = await listener(own_link, "a")
     await trio.to_thread.run_sync(own_server.restart)
     await made.wait_confirmations(2)
     with own_server.client() as client:
         await made.hears(client, "a")
 
 
-async def test_subscriptions_opened_and_closed_in_an_outage_are_put_right(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
-    stays, leaves = await listener(link, "a"), await listener(link, "b")
+async def test_subscriptions_opened_and_closed_in_an_outage_are_put_right(own_link: Link, own_server: Server) -> None:
+    stays, leaves = await listener(own_link, "a"), await listener(own_link, "b")
     own_server.stop()
-    comes, shares = SubscriptionListener(link, "c"), SubscriptionListener(link, "a")
+    comes, shares = SubscriptionListener(own_link, "c"), SubscriptionListener(own_link, "a")
     leaves.subscription.close()
     await trio.sleep(0.1)
     assert not shares.confirmations  # "a" stood, on a connection that is gone
@@ -270,9 +259,8 @@ async def test_a_channel_we_may_not_hear_is_refused_alone(
 
 
 async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(
-    link_to: LinkTo, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
+    link: Link, server: Server, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = await link_to(server.url)
 
     def fail(channel: str, message: bytes) -> None:
         raise ZeroDivisionError
@@ -286,8 +274,7 @@ async def test_a_callback_that_fails_keeps_the_message_from_nobody_else(
     assert lines(caplog, "link.deliver")
 
 
-async def test_thousands_of_channels(link_to: LinkTo, server: Server, prefix: str) -> None:
-    link = await link_to(server.url)
+async def test_thousands_of_channels(link: Link, server: Server, prefix: str) -> None:
     names = [f"{prefix}{i}" for i in range(3000)]
     made = await listener(link, *names)
     listeners = [SubscriptionListener(link, name) for name in names[:500]]
@@ -298,10 +285,9 @@ async def test_thousands_of_channels(link_to: LinkTo, server: Server, prefix: st
         await made.hears(client, names[-1])
 
 
-async def test_the_end_of_the_link_is_told_to_those_who_wait(link_to: LinkTo, own_server: Server) -> None:
-    link = await link_to(own_server.url)
+async def test_the_end_of_the_link_is_told_to_those_who_wait(own_link: Link, own_server: Server) -> None:
     own_server.stop()
-    waiting = link.subscriptions.open(["a"], lambda *_: None, lambda: None)
+    waiting = own_link.subscriptions.open(["a"], lambda *_: None, lambda: None)
 
     async def wait() -> None:
         with pytest.raises(Unavailable, match="closed"):
@@ -311,21 +297,19 @@ async def test_the_end_of_the_link_is_told_to_those_who_wait(link_to: LinkTo, ow
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            link.close()
+            own_link.close()
     with pytest.raises(Unavailable, match="closed"):
-        link.subscriptions.open(["b"], lambda *_: None, lambda: None)
+        own_link.subscriptions.open(["b"], lambda *_: None, lambda: None)
     with pytest.raises(Unavailable, match="closed"):
         await waiting.wait_confirmed()
 
 
-async def test_a_subscription_to_nothing_is_a_mistake(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_a_subscription_to_nothing_is_a_mistake(link: Link) -> None:
     with pytest.raises(UsageError, match="channel"):
         link.subscriptions.open([], lambda *_: None, lambda: None)
 
 
-async def test_listening_costs_no_processor(link_to: LinkTo, server: Server) -> None:
-    link = await link_to(server.url)
+async def test_listening_costs_no_processor(link: Link) -> None:
     await listener(link, "a")
     gc.collect()
     gc.disable()  # one collection among the objects of thousands of tests takes longer than all else here
@@ -355,33 +339,38 @@ class SilentTransport:
         self.sent += pieces
 
 
-async def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked() -> None:
+@pytest.fixture
+async def silent() -> AsyncIterator[tuple[Subscriptions, SilentTransport]]:
+    """Subscriptions with a channel, whose connection has been silent for 10 s."""
     settings, transport = LinkSettings("redis://h:1"), SilentTransport()
     subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
     subscriptions.connector.state = State.READY
-    connection = subscriptions._connection = _PubSubConnection(cast("Any", transport), settings)
+    subscriptions._transport = cast("Any", transport)
     subscriptions.open(["a"], lambda *_: None, lambda: None)
     transport.sent.clear()
-    connection.forgive(-10)  # nothing has arrived for 10 s
+    subscriptions._heard_at -= 10
+    yield subscriptions, transport
+    subscriptions._alarm.cancel()
+
+
+async def test_a_server_is_not_silent_for_the_time_in_which_the_loop_was_blocked(
+    silent: tuple[Subscriptions, SilentTransport],
+) -> None:
+    subscriptions, transport = silent
     subscriptions._look(10.0)
     assert transport.sent == []
-    connection.forgive(-10)
+    subscriptions._heard_at -= 10
     subscriptions._look(0.0)
     assert transport.sent == [pack(("PING",))]
-    subscriptions._alarm.cancel()
 
 
-async def test_the_alarm_for_a_pong_is_moved_to_the_next_ping_when_the_pong_arrives() -> None:
-    settings, transport = LinkSettings("redis://h:1"), SilentTransport()
-    subscriptions = Subscriptions(settings, TrioDriver(), LogThread(), resolver=resolver_for(settings))
-    subscriptions.connector.state = State.READY
-    connection = subscriptions._connection = _PubSubConnection(cast("Any", transport), settings)
-    subscriptions.open(["a"], lambda *_: None, lambda: None)
-    connection.forgive(-10)  # nothing has arrived for 10 s
+async def test_the_alarm_for_a_pong_is_moved_to_the_next_ping_when_the_pong_arrives(
+    silent: tuple[Subscriptions, SilentTransport],
+) -> None:
+    subscriptions, transport = silent
     subscriptions._look(0.0)
-    assert connection.pinged
+    assert subscriptions._pinged
     transport.arrived = [b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"]
     subscriptions._readable()
-    assert not connection.pinged
-    assert subscriptions._alarm.at == connection.gives_up_at
-    subscriptions._alarm.cancel()
+    assert not subscriptions._pinged
+    assert subscriptions._alarm.at == subscriptions._silent_until()

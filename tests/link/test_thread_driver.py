@@ -589,15 +589,15 @@ def test_an_interrupt_in_the_middle_of_a_change_leaves_no_thread_waiting(
 ) -> None:
     link = new_link(server.url, patience=PATIENCE)
     run_blocking(link.call(echo("connected")))
-    begin = Session.begin
+    send = Session.send
 
     def interrupted(self: Session, batch: list[Any], *rest: Any) -> Any:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and any(request.call.args == ("interrupt",) for request in batch):
             raise KeyboardInterrupt
-        return begin(self, batch, *rest)
+        return send(self, batch, *rest)
 
-    monkeypatch.setattr(Session, "begin", interrupted)
+    monkeypatch.setattr(Session, "send", interrupted)
     failed: list[Unavailable] = []
     gate = threading.Event()
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from worqr.errors import Unavailable, WorqrError
 from worqr.link import LinkSettings
+from worqr.link.cluster import NodeEndpoint, ShardEndpoint, Topology, TopologyView, owners_of
 from worqr.link.log_thread import LogThread
 from worqr.link.settings import Endpoint
-from worqr.link.topology import NodeEndpoint, ShardEndpoint, Topology, TopologyView, owners_of
 
 A, B, C = Endpoint("a", 1), Endpoint("b", 2), Endpoint("c", 3)
 LAST = 16383
@@ -41,7 +41,7 @@ class Told:
 def topology(*shares: tuple[int, int, Endpoint | None]) -> tuple[Topology, Told]:
     """One that knows this."""
     told = Told()
-    made = Topology(LinkSettings("redis+cluster://a:1"), LogThread(), told, lambda run: run())
+    made = Topology(LinkSettings("redis+cluster://a:1"), LogThread(), cast("Any", told), lambda run: run())
     if shares:
         made._take(view(*shares))
     told.changes = 0
@@ -154,9 +154,9 @@ def test_whoever_doubts_has_the_nodes_asked() -> None:
         lambda: known.learn(["what?"], A),
     )
     for invalidate in doubters:
-        known.watcher._invalidated.clear()
+        known.watcher.woken.clear()
         invalidate()
-        assert known.watcher._invalidated.is_set()
+        assert known.watcher.woken.is_set()
 
 
 def test_a_view_never_changes_under_the_hands_of_whoever_reads_it() -> None:

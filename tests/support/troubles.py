@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ import redis
 
 from tests.support.patience import PATIENCE
 from tests.support.sentinels import raw, wait
-from tests.support.servers import Server
+from tests.support.servers import SETTINGS, Server, started
 
 
 @dataclass(frozen=True)
@@ -153,3 +153,12 @@ TROUBLES = (
     Trouble("CLUSTERDOWN", lose_slots, have_slots, {"cluster-enabled": "yes"}),
 )
 """All of them pass: waiting requests continue when they do."""
+
+
+def troubled_server(kind: str, trouble: Trouble) -> Iterator[Server]:
+    """For a fixture: a server that can have the trouble."""
+    server = started(lambda: Server(kind, settings={**SETTINGS, **trouble.settings}))
+    if "cluster-enabled" in trouble.settings:
+        have_slots(server)
+    yield server
+    server.close()

@@ -3,25 +3,28 @@
 The rest of worqr uses `Link`. The modules behind it:
 
 * `settings`: parses the address, and supplies passwords;
-* `connection`: opens and checks one connection with blocking calls, classifies errors and explains failed attempts;
+* `opening`: opens and checks one connection with blocking calls, and the threads that have such a connection;
+* `failures`: sorts errors by their remedy, and explains failed attempts;
 * `connector`: attempts to connect, the pauses between them, their log lines, and the open connection without blocking;
-* `request_queue`, `session`: requests, their states, their bytes and their replies; no I/O;
-* `node_client`: the requests of one server over all of its connections, and those of slots that have moved;
-* `cluster_router`, `topology`, `sentinel`, `endpoint_watcher`: find the server for a request;
+* `requests`: requests, their order and their states; no I/O;
+* `session`: the bytes and replies of the requests on one connection;
+* `node`: the requests of one server over one connection after another, and those of slots that have moved;
+* `cluster`, `sentinel`: find the server for a request;
 * `driver`, `trio_driver`, `asyncio_driver`, `thread_driver`: wait for sockets and times in the caller's loop or threads;
 * `link`: detects the running event loop and chooses the driver;
-* `subscriptions`: messages, on a second connection that the same driver drives;
+* `messages`: messages, on a second connection that the same driver drives;
 * `heartbeat`: the keepalive with its own thread and connection; detects a blocked event loop;
 * `log_thread`: writes log lines in a thread that exists only while there are lines.
 """
 
-from worqr.link.connection import server_version
-from worqr.link.driver import Driver, Signal, Waiter
+from worqr.link.driver import Signal, Waiter
 from worqr.link.heartbeat import Heartbeat, answer_timeout
 from worqr.link.link import Link, ServerReport, ServerStats, can_wait_here, driver_here, loop_here, loop_name_here
 from worqr.link.log_thread import Change, boottime
-from worqr.link.node_client import LinkCondition
-from worqr.link.request_queue import Request, WorkerHandle
+from worqr.link.messages import Subscription
+from worqr.link.node import LinkCondition
+from worqr.link.opening import server_version
+from worqr.link.requests import Request, WorkerHandle
 from worqr.link.settings import (
     DEFAULT,
     GIVEN,
@@ -31,7 +34,6 @@ from worqr.link.settings import (
     LinkSettings,
     checked_credentials,
 )
-from worqr.link.subscriptions import Subscription, Subscriptions
 from worqr.link.thread_driver import ThreadDriver, as_sync, end_waits_by, in_sync, run_blocking
 from worqr.link.trio_driver import TrioDriver
 
@@ -41,7 +43,6 @@ __all__ = [
     "Address",
     "Change",
     "Credentials",
-    "Driver",
     "GivenCredentials",
     "Heartbeat",
     "Link",
@@ -52,7 +53,6 @@ __all__ = [
     "ServerStats",
     "Signal",
     "Subscription",
-    "Subscriptions",
     "ThreadDriver",
     "TrioDriver",
     "Waiter",

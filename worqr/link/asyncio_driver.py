@@ -21,15 +21,13 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Waiter, guarded
+from worqr.link.driver import Driver, TimeLimit, Waiter, Watch, guarded
 
 T = TypeVar("T")
 
 
-class AsyncioDriver(LoopDriver):
+class AsyncioDriver(Driver):
     """The driver of the asyncio loop it is made in."""
-
-    __slots__ = ("_loop",)
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -88,10 +86,8 @@ class AsyncioDriver(LoopDriver):
             del cancelled  # its traceback references this frame
 
 
-class _Watch(SocketWatch):
+class _Watch(Watch):
     """A socket that the loop watches."""
-
-    __slots__ = ("_descriptor", "_loop")
 
     def __init__(
         self,
@@ -123,8 +119,6 @@ def _settle(future: asyncio.Future[None]) -> None:
 
 class _Limit:
     """``trio.move_on_after`` for an asyncio task."""
-
-    __slots__ = ("_asked", "_before", "_loop", "_seconds", "_task", "_timer", "cancelled_caught")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self.cancelled_caught = False

@@ -34,16 +34,10 @@ from functools import partial
 from typing import Final
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.connection import (
-    ConnectionLost,
-    EndpointResolver,
-    Wire,
-    as_connection_lost,
-    is_unknown_host,
-    remedy_for,
-)
 from worqr.link.driver import Alarm, Driver, Waiter, settle_soon
+from worqr.link.failures import ConnectionLost, as_connection_lost, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
+from worqr.link.opening import EndpointResolver, Wire
 from worqr.link.settings import LinkSettings
 
 # An outage of the server: its begin, its cause, and its two log lines.
@@ -154,7 +148,7 @@ class Outage:
 # `Transport`: drives an open, encrypted and authenticated connection without blocking.
 #
 # Here: sending as much as the socket accepts, keeping the rest, and reading, also through TLS. Not here: the meaning of the
-# bytes (`session`), opening connections (`connection`), waiting (the drivers).
+# bytes (`session`), opening connections (`opening`), waiting (the drivers).
 
 
 _READ: Final = 64 * 1024
@@ -469,31 +463,30 @@ class Connector:
 
 
 class ReadyWaiters:
-    """Callers of ``wait_ready``, each with its deadline."""
+    """Callers of ``wait_ready``.
 
-    __slots__ = ("_driver", "_waiters")
+    Attributes:
+        waiting: each with its deadline (monotonic).
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._waiters: list[tuple[Waiter, float]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiters)
+        self.waiting: list[tuple[Waiter, float]] = []
 
     def add(self, waiter: Waiter, deadline: float) -> None:
         """Add a caller that waits until the deadline (monotonic)."""
-        self._waiters.append((waiter, deadline))
+        self.waiting.append((waiter, deadline))
 
     def take(self) -> list[tuple[Waiter, float]]:
         """Remove and return all callers."""
-        waiters, self._waiters = self._waiters, []
-        return waiters
+        waiting, self.waiting = self.waiting, []
+        return waiting
 
     def take_late(self, now: float) -> list[Waiter]:
         """Remove and return the callers whose deadline has passed."""
-        late = [waiter for waiter, deadline in self._waiters if deadline <= now]
+        late = [waiter for waiter, deadline in self.waiting if deadline <= now]
         if late:
-            self._waiters = [each for each in self._waiters if each[1] > now]
+            self.waiting = [each for each in self.waiting if each[1] > now]
         return late
 
     def tell(self, error: WorqrError | None) -> None:

@@ -55,8 +55,6 @@ class _HeapTimer:
 class Timers:
     """Callbacks by their time. Times are those of the monotonic clock. `call` runs a callback, and handles its errors."""
 
-    __slots__ = ("_call", "_numbers", "_times")
-
     def __init__(self, call: Callable[[Callable[[], object]], object]) -> None:
         self._times: list[tuple[float, int, _HeapTimer]] = []
         self._numbers = itertools.count()
@@ -97,8 +95,6 @@ class Alarm:
         driver: has the timers.
         callback: gets the number of seconds by which it was late.
     """
-
-    __slots__ = ("_callback", "_driver", "_timer", "at")
 
     def __init__(self, driver: Driver, callback: Callable[[float], object]) -> None:
         self.at: float = math.inf
@@ -213,23 +209,6 @@ class Timer(Protocol):
         ...
 
 
-class Watch(Protocol):
-    """A socket that the driver watches."""
-
-    @property
-    def wants_write(self) -> bool:
-        """True while the driver waits until more can be sent."""
-        ...
-
-    def want_write(self, wanted: bool) -> None:
-        """Call `writable` when more can be sent, or no longer."""
-        ...
-
-    def close(self) -> None:
-        """Stop watching. Call it before the socket is closed."""
-        ...
-
-
 class Driver(Protocol):
     """How the link waits: one implementation per event loop, and one for plain threads.
 
@@ -237,8 +216,7 @@ class Driver(Protocol):
         entered: a block in which the link's state may be used. A loop needs no lock; plain threads enter one at a time.
     """
 
-    @property
-    def entered(self) -> AbstractContextManager[object]: ...
+    entered: AbstractContextManager[object] = nullcontext()
 
     def post(self, deliver: Callable[[], object]) -> None:
         """Run `deliver` in the loop soon. Callable from any thread; never raises, even if the loop has ended."""
@@ -246,7 +224,7 @@ class Driver(Protocol):
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
         """Call `send(requests)` where the link's state may be used: here, or in the thread that is using it."""
-        ...
+        send(requests)
 
     def soon(self, callback: Callable[[], object]) -> None:
         """In the loop: run `callback` when the other tasks have had their turn."""
@@ -262,17 +240,17 @@ class Driver(Protocol):
 
     def close(self) -> None:
         """The link has ended: free the driver's resources. Idempotent."""
-        ...
+        return
 
     def interrupted(self, error: Exception) -> None:
         """The link has ended in the middle of a change: settle all waiters with this error, including those that the link has
-        lost.
+        lost. Only plain threads need it: no signal handler raises in a callback of an event loop.
         """
-        ...
+        return
 
     def poison(self) -> None:
-        """In a forked child: forget the parent's resources without touching them."""
-        ...
+        """In a forked child: forget the parent's resources without touching them. A loop of the parent never runs here."""
+        return
 
     async def checkpoint(self) -> None:
         """Let other tasks run; raise the caller's pending cancellation."""
@@ -304,30 +282,12 @@ class Driver(Protocol):
         ...
 
 
-class LoopDriver:
-    """What the drivers of event loops share. They need no lock, and no signal handler raises in the middle of a change."""
+class Watch:
+    """A socket that a driver watches. Each driver has a class of its own, which implements `_watch_write` and `_unwatch`.
 
-    __slots__ = ()
-
-    entered: AbstractContextManager[object] = nullcontext()
-
-    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        send(requests)
-
-    def close(self) -> None:
-        pass
-
-    def interrupted(self, error: Exception) -> None:
-        pass
-
-    def poison(self) -> None:
-        pass  # the loop is the parent's, and never runs here
-
-
-class SocketWatch:
-    """What the watches of the drivers share. A driver implements `_watch_write` and `_unwatch`."""
-
-    __slots__ = ("_closed", "_readable", "_socket", "_writable", "wants_write")
+    Attributes:
+        wants_write: the driver waits until more can be sent.
+    """
 
     def __init__(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> None:
         self.wants_write: bool = False
@@ -337,11 +297,13 @@ class SocketWatch:
         self._closed = False
 
     def want_write(self, wanted: bool) -> None:
+        """Call `writable` when more can be sent, or no longer."""
         if wanted != self.wants_write and not self._closed:
             self.wants_write = wanted
             self._watch_write(wanted)
 
     def close(self) -> None:
+        """Stop watching. Call it before the socket is closed."""
         if not self._closed:
             self._closed, self.wants_write = True, False
             with suppress(KeyError, ValueError, OSError, RuntimeError):  # the loop or its selector was closed first
@@ -356,8 +318,6 @@ class SocketWatch:
 
 class Signal:
     """An event for one waiting task at a time. Call `set` in the loop, or, without a loop, in any thread."""
-
-    __slots__ = ("_driver", "_is_set", "_waiter")
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,20 +26,19 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from worqr.errors import Unavailable, WorqrError
-from worqr.link.connection import (
+from worqr.link.driver import Driver
+from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
+from worqr.link.log_thread import LogThread, boottime
+from worqr.link.opening import (
     MOVED,
-    ConnectionLost,
+    ConnectionThread,
     EndpointResolver,
-    ErrorAction,
-    ErrorReply,
     Wire,
+    WireHolder,
     loading,
     open_connection,
     pack,
 )
-from worqr.link.driver import Driver
-from worqr.link.endpoint_watcher import ConnectionThread, WireHolder
-from worqr.link.log_thread import LogThread, boottime
 from worqr.link.session import as_sent
 from worqr.link.settings import LinkSettings
 from worqr.script_call import Call
@@ -278,7 +276,7 @@ _LONGEST_TIMEOUT = 30.0  # seconds: even a worker with a keepalive of an hour mu
 _PERMANENT_TIMEOUT = 5.0  # seconds, for a worker without an expiry
 _RETRY = 0.5  # seconds between attempts after a beat failed
 _TICK = 0.5  # seconds between looks at the loop, at most
-_SLICE = 0.1  # seconds between checks while a reply is awaited; as in `connection`
+_SLICE = 0.1  # seconds between checks while a reply is awaited; as in `opening`
 
 
 def answer_timeout(keepalive: float | None) -> float:
@@ -292,48 +290,12 @@ def answer_timeout(keepalive: float | None) -> float:
     return max(1.0, min(keepalive / 2, _LONGEST_TIMEOUT))
 
 
-class _Schedule:
-    """The times of the beats.
-
-    Attributes:
-        begun: set when beats are to be sent.
-        every: seconds between two beats.
-        next: the monotonic time of the next one.
-        count: how many were due, and sent.
-    """
-
-    def __init__(self, every: float) -> None:
-        self.begun: threading.Event = threading.Event()
-        self.every: float = every
-        self.next: float = time.monotonic()
-        self.count: int = 0
-
-    @property
-    def pause(self) -> float:
-        """Seconds between two looks at the loop."""
-        return min(self.every / 2, _TICK)
-
-    def begin(self) -> None:
-        """Send the first beat at once."""
-        self.next = time.monotonic()
-        self.begun.set()
-
-    def advance(self, now: float) -> int:
-        """Plan the next beat in step; a late beat is not followed by a burst. Return the number of this one."""
-        self.next = max(self.next + self.every, now)
-        self.count += 1
-        return self.count
-
-    def postpone(self, seconds: float) -> None:
-        """Send the next beat after this time."""
-        self.next = time.monotonic() + seconds
-
-
 class Heartbeat(Generic[R]):
     """Sends beats from `start` to `stop`.
 
     Attributes, changed by the keepalive thread only, readable from any thread:
         acked_at: `boottime()` at which the last acknowledged beat was sent; 0 before the first.
+        beats: the number of beats sent.
         errors: the number of failed beats; last_error is the text of the last failure.
 
     Attribute, changed in the loop:
@@ -356,6 +318,7 @@ class Heartbeat(Generic[R]):
     ) -> None:
         self.acked_at: float = 0.0
         self.heard_at: float = 0.0
+        self.beats: int = 0
         self.errors: int = 0
         self.last_error: str = ""
         self._driver = driver
@@ -364,8 +327,11 @@ class Heartbeat(Generic[R]):
         self._log_thread = log_thread
         self._loop = LoopMonitor(driver, describe, block_limit)
         self._connection: BeatConnection[R] = BeatConnection(settings, resolver, timeout, self._while_silent)
-        self._schedule = _Schedule(every)
-        self._thread = ConnectionThread("worqr-heartbeat", self._run)
+        self._every = every
+        self._next = 0.0  # the monotonic time of the next beat
+        self._look_every = min(every / 2, _TICK)  # seconds between two looks at the loop
+        self._thread = ConnectionThread("worqr-heartbeat", self._run, lambda: (self._connection,))
+        self._begun = self._thread.woken  # set when beats are to be sent
 
     def open(self) -> None:
         """Begin to connect, so that the first beat finds a connection. Raises Unavailable if the system cannot start a thread."""
@@ -378,12 +344,8 @@ class Heartbeat(Generic[R]):
         """Begin to beat, at once. Raises Unavailable if the system cannot start a thread."""
         if not self._thread.is_started:
             self.open()
-        self._schedule.begin()
-
-    @property
-    def beats(self) -> int:
-        """The number of beats sent."""
-        return self._schedule.count
+        self._next = time.monotonic()
+        self._begun.set()
 
     @property
     def blocks(self) -> int:
@@ -402,16 +364,11 @@ class Heartbeat(Generic[R]):
     def stop(self) -> None:
         """Stop sending and reporting beats. Idempotent; the thread has ended afterwards, unless it is connecting."""
         if not self.stopped and self._thread.refused is None:
-            self._thread.end(self._interrupt)
+            self._thread.end()
 
     def poison(self, error: WorqrError) -> None:
         """In a forked child: the keepalive thread exists in the parent only."""
         self._thread.poison(error)
-        self._connection.abandon()
-
-    def _interrupt(self) -> None:
-        self._schedule.begun.set()
-        self._connection.interrupt()
 
     # The keepalive thread
 
@@ -427,10 +384,10 @@ class Heartbeat(Generic[R]):
 
     def _rest(self) -> None:
         """Wait until the next beat, or the next look at the loop."""
-        if not self._schedule.begun.is_set():
-            self._schedule.begun.wait(_RETRY if self._connection.wire is None else None)
+        if not self._begun.is_set():
+            self._begun.wait(_RETRY if self._connection.wire is None else None)
             return
-        wake = min(self._schedule.next, time.monotonic() + self._schedule.pause)
+        wake = min(self._next, time.monotonic() + self._look_every)
         self._thread.ended.wait(max(wake - time.monotonic(), 0.001))
         self._loop.forgive(time.monotonic() - wake)
 
@@ -445,7 +402,7 @@ class Heartbeat(Generic[R]):
             self._failed(str(exc))
             self._connection.drop()
             if at_once:
-                self._schedule.postpone(0)
+                self._next = time.monotonic()
         except ErrorReply as exc:
             self._failed(str(exc))
             if exc.action in (ErrorAction.DROP, ErrorAction.MOVED):
@@ -456,16 +413,17 @@ class Heartbeat(Generic[R]):
     def _look(self) -> None:
         """Check the loop, send a beat if it is due, and pass log lines to the log thread."""
         now = time.monotonic()
-        if not self._schedule.begun.is_set():
+        if not self._begun.is_set():
             self._connection.open()
             return
         self._loop.look(now)
-        if now >= self._schedule.next:
+        if now >= self._next:
             if self._loop.state is LoopState.STALLED:
-                self._schedule.postpone(self._schedule.pause)
+                self._next = time.monotonic() + self._look_every
             else:
-                number = self._schedule.advance(now)
-                self._connection.send(self._make(number, self._loop.state is LoopState.TURNING))
+                self._next = max(self._next + self._every, now)  # a late beat is not followed by a burst
+                self.beats += 1
+                self._connection.send(self._make(self.beats, self._loop.state is LoopState.TURNING))
         self._tell()
 
     def _read(self) -> None:
@@ -485,7 +443,7 @@ class Heartbeat(Generic[R]):
             self._loop.end_slice(now, _SLICE)
             self._connection.check(now)
             self._look()
-        elif self._schedule.begun.is_set():
+        elif self._begun.is_set():
             self._loop.look(now)
 
     def _deliver(self, value: R, sent_at: float) -> None:
@@ -498,7 +456,7 @@ class Heartbeat(Generic[R]):
         """Count a failed beat; send the next one soon."""
         self.errors += 1
         self.last_error = why
-        self._schedule.postpone(min(_RETRY, self._schedule.every))
+        self._next = time.monotonic() + min(_RETRY, self._every)
 
     def _tell(self) -> None:
         for event, text, seconds, where, level in self._loop.lines():

@@ -1,6 +1,6 @@
 """`Link`: the connection of one peer or producer to its server. All of worqr's requests go through it.
 
-Here: the interface, and the fork guard. Not here: requests (`node_client`, `cluster_router`), messages (`subscriptions`), the
+Here: the interface, and the fork guard. Not here: requests (`node`, `cluster_router`), messages (`subscriptions`), the
 keepalive (`heartbeat`).
 
 Create a link in the loop that uses it, or outside of a loop for plain threads, which may all use it at once. `start` begins
@@ -10,7 +10,6 @@ calling task does not own the socket: its cancellation abandons one reply, and n
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import os
@@ -30,26 +29,18 @@ import trio
 
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
-from worqr.link.cluster_router import ClusterRouter, ClusterSubscriptions
-from worqr.link.connection import (
-    ConnectionLost,
-    EndpointResolver,
-    ErrorReply,
-    Wire,
-    info_fields,
-    open_connection,
-    resolver_for,
-)
+from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
 from worqr.link.driver import Driver, Waiter, copy_of
+from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread, Watchers
-from worqr.link.node_client import LinkCondition, NodeClient
-from worqr.link.request_queue import Posted, Request, WorkerHandle
+from worqr.link.messages import Subscriptions
+from worqr.link.node import LinkCondition, NodeClient
+from worqr.link.opening import EndpointResolver, Wire, info_fields, open_connection, resolver_for
+from worqr.link.requests import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
-from worqr.link.subscriptions import Subscriptions
 from worqr.link.thread_driver import ThreadDriver, in_sync
-from worqr.link.topology import ShardEndpoint
 from worqr.link.trio_driver import TrioDriver
 from worqr.script_call import Call
 
@@ -143,16 +134,10 @@ def read_server_stats(settings: LinkSettings, resolver: EndpointResolver, timeou
         raise Unavailable(str(error)) from error
     finally:
         wire.close()
-    found: dict[str, str] = {}
-    for reply in replies:
-        found |= info_fields(reply)
-    policy = found.get("maxmemory_policy", "")
-    return ServerStats(
-        memory=_number(found, "used_memory"),
-        max_memory=_number(found, "maxmemory"),
-        keeps_everything=policy == "noeviction" if policy else None,
-        clients=_number(found, "connected_clients"),
-    )
+    found = {name: value for reply in replies for name, value in info_fields(reply).items()}
+    memory, most, clients = (_number(found, name) for name in ("used_memory", "maxmemory", "connected_clients"))
+    policy = found.get("maxmemory_policy")
+    return ServerStats(memory, most, policy == "noeviction" if policy else None, clients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +159,15 @@ class ServerReport:
 
 def read_server_report(settings: LinkSettings, resolver: EndpointResolver, timeout: float) -> ServerReport:
     """Ask one server for everything; see `Link.server_reports`. An error is a part of the report."""
+    wire: Wire | None = None
     try:
         wire = open_connection(settings, resolver, "report", timeout=timeout, replica=True)
-    except WorqrError as error:
-        return ServerReport(resolver.name, problem=str(error))
-    try:
         return _report(wire, resolver.name)
-    except ConnectionLost as error:
+    except (WorqrError, ConnectionLost) as error:
         return ServerReport(resolver.name, problem=str(error))
     finally:
-        wire.close()
+        if wire is not None:
+            wire.close()
 
 
 def _report(wire: Wire, address: str) -> ServerReport:
@@ -214,17 +198,7 @@ _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class _Together(threading.local):
-    """The requests that this thread posts in a block of `Link.together`."""
-
-    posted: Posted | None = None
-
-
-class _Phase(enum.Enum):
-    """The life of a link."""
-
-    NEW = "not started"
-    STARTED = "started; `NodeClient.ended` tells if it has ended by an error"
-    CLOSED = "closed by its owner"
+    posted: Posted | None = None  # that this thread posts in a block of `Link.together`
 
 
 class Link:
@@ -260,7 +234,7 @@ class Link:
             self.subscriptions = Subscriptions(settings, driver, self._log_thread, resolver=self._resolver)
         self._heartbeats: list[Heartbeat[object]] = []
         self._together = _Together()
-        self._phase = _Phase.NEW
+        self._has_begun = False  # started, or closed
         _links.add(self)
 
     @property
@@ -306,7 +280,7 @@ class Link:
     @property
     def has_ended(self) -> bool:
         """True if nothing can be sent any more."""
-        return self._phase is not _Phase.NEW and self._client.ended is not None
+        return self._has_begun and self._client.ended is not None
 
     def start(self) -> None:
         """Begin to connect, in the background. Idempotent.
@@ -314,10 +288,10 @@ class Link:
         Raises:
             Unavailable: the system cannot start a thread, which Sentinel and Redis Cluster need.
         """
-        if self._phase is not _Phase.NEW:
+        if self._has_begun:
             self._check()
             return
-        self._phase = _Phase.STARTED
+        self._has_begun = True
         try:
             if self._sentinels is not None:
                 self._sentinels.watcher.start()
@@ -470,7 +444,7 @@ class Link:
 
     def close(self) -> None:
         """Close all sockets and end all threads, now. Pending calls get Unavailable. Idempotent."""
-        self._phase = _Phase.CLOSED
+        self._has_begun = True
         for heartbeat in self._heartbeats:
             heartbeat.stop()
         if self._sentinels is not None:
@@ -499,7 +473,7 @@ class Link:
             "and connect there"
         )
         if self._sentinels is not None:
-            self._sentinels.watcher.poison()
+            self._sentinels.watcher.poison(error)
         self._client.poison(error)
         self.driver.poison()
         self._log_thread.poison()

@@ -9,7 +9,7 @@ Sentinels number their decisions (the config-epoch), so the highest number wins.
 number was made. The last view of a silent Sentinel counts for a while, so that an outdated one cannot win while the others
 restart. After that it is dropped, so that newly installed Sentinels, which count from 0, win in the end.
 
-The result is a hint: `connection` checks that the server itself is a primary.
+The result is a hint: `opening` checks that the server itself is a primary.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.connection import ConnectionLost, ErrorReply, OnSilence, StaticEndpoint, Wire, open_connection
 from worqr.link.driver import copy_of
-from worqr.link.endpoint_watcher import EndpointWatcher, WireHolder, error_of
+from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.log_thread import LogThread
+from worqr.link.opening import EndpointWatcher, OnSilence, StaticEndpoint, Wire, WireHolder, error_of, open_connection
 from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class SentinelEndpoint:
     def close(self) -> None:
         """End the Sentinel thread, and the wait for its first look."""
         self._looked.set()
-        self.watcher.close()
+        self.watcher.end()
 
     # The Sentinel thread
 
@@ -137,7 +137,7 @@ class SentinelEndpoint:
         answered = len(errors) < len(asked) + len(silent)
         if answered:
             self._forget()
-        if not self.watcher.has_ended:
+        if not self.watcher.ended.is_set():
             self._tell(errors, answered=answered)
 
     def _ask(self, sentinels: list[Sentinel], errors: list[WorqrError]) -> None:
@@ -191,7 +191,7 @@ class SentinelEndpoint:
             self._blind_since = None
             return
         self._error = error_of(errors)
-        if self.primary is not None and self._blind_since is None and not self.watcher.has_ended:
+        if self.primary is not None and self._blind_since is None and not self.watcher.ended.is_set():
             self._blind_since = time.monotonic()
             text = (
                 "no Sentinel of %(service)s answers (%(error)s); continuing with %(server)s, which was the primary, and may not "

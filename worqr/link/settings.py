@@ -1,7 +1,7 @@
 """The settings of a link: the server's address and the timeouts.
 
 Here: `LinkSettings` and the strict parser of the server's URL, which reports a typing error before anything is sent. Not
-here: I/O, and redis-py (`connection` turns an `Address` into a connection).
+here: I/O, and redis-py (`opening` turns an `Address` into a connection).
 
 `Address.password` and `LinkSettings.url` contain passwords. Both are left out of every ``repr``, and messages use
 `Address.redacted`.
@@ -24,13 +24,11 @@ from worqr.log_events import emit
 
 # Credentials that change: the value of ``Mesh(credentials=...)``, which is called anew for each connection.
 #
-# Here: `Credentials`, which calls the provider and checks the result. Not here: sending it to the server (`connection`). A
+# Here: `Credentials`, which calls the provider and checks the result. Not here: sending it to the server (`opening`). A
 # password is never logged, printed or kept.
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-_MOST = 300  # characters of an error's text
 
 
 class CredentialProvider(Protocol):
@@ -85,7 +83,7 @@ class Credentials:
         try:
             found = self._ask()
         except BaseException as error:  # including SystemExit: this is not the application's thread
-            raised, found = f"{type(error).__name__}: {_one_line(str(error))}", None
+            raised, found = f"{type(error).__name__}: {one_line(str(error))}", None
         if raised:  # outside of the block: its unknown host must not count as an unknown server
             failure: WorqrError = Unavailable(f"credentials={self._name} raised {raised}")
         else:
@@ -140,9 +138,10 @@ def _shape(found: object) -> str:
     return f"{type(parts).__name__}({', '.join(type(part).__name__ for part in parts)})"
 
 
-def _one_line(text: str) -> str:
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= _MOST else text[:_MOST] + "..."
+def one_line(text: str, longest: int = 300, instead: str = " ") -> str:
+    """Return text that others have written as one line of printable characters."""
+    text = "".join(c if c.isprintable() else instead for c in text)
+    return text if len(text) <= longest else text[:longest] + "..."
 
 
 Kind = Literal["tcp", "tls", "unix"]

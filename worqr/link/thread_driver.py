@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
 from worqr.errors import Unavailable, UsageError
-from worqr.link.driver import SocketWatch, TimeLimit, Timer, Timers, Waiter, run_callback, wake_all
+from worqr.link.driver import Driver, TimeLimit, Timer, Timers, Waiter, Watch, run_callback, wake_all
 
 # Run coroutines in plain threads, with time limits like ``trio.move_on_after``. A waiting thread checks its own limits.
 #
@@ -70,27 +70,20 @@ class LimitPassed(BaseException):
 class Limit:
     """``trio.move_on_after`` for a plain thread."""
 
-    __slots__ = ("_outer", "cancelled_caught", "ends_at")
-
     def __init__(self, ends_at: float) -> None:
         self.ends_at: float = ends_at
         self.cancelled_caught: bool = False
-        self._outer: Limit | None = None
-
-    @property
-    def outer(self) -> Limit | None:
-        """The block around it."""
-        return self._outer
+        self.outer: Limit | None = None  # the block around it
 
     def __enter__(self) -> Self:
-        self._outer = here.limit
+        self.outer = here.limit
         here.limit = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        here.limit = self._outer
+        here.limit = self.outer
         self.cancelled_caught = isinstance(error, LimitPassed) and error.limit is self
         return self.cancelled_caught
 
@@ -189,11 +182,11 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class ThreadDriver:
+class ThreadDriver(Driver):
     """The driver for any number of plain threads."""
 
     def __init__(self) -> None:
-        self.entered: _Entered = _Entered()
+        self._state = self.entered = _Entered()
         self._roles = threading.Lock()  # guards the choice of the driving thread; held for a moment
         self._reactor: Reactor | None = None
         self._timers = Timers(run_callback)
@@ -206,7 +199,7 @@ class ThreadDriver:
         self._closed = False
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        self.entered.submit(send, requests)
+        self._state.submit(send, requests)
 
     # Called by the link, under the lock
 
@@ -248,7 +241,8 @@ class ThreadDriver:
 
     def poison(self) -> None:
         self._waiting.clear()
-        self.entered, self._roles = _Entered(), threading.Lock()  # the parent's threads may have held the old locks
+        self._state = self.entered = _Entered()  # the parent's threads may have held the old locks
+        self._roles = threading.Lock()
         self._driving = None
         self._free()
 
@@ -283,7 +277,7 @@ class ThreadDriver:
 
     async def prepare(self, request: Waiter) -> None:
         check_limits()
-        if self.entered.is_owned():
+        if self._state.is_owned():
             raise UsageError(
                 "this call comes from a signal handler that has interrupted another call of the same mesh: set a flag in the "
                 "handler, or hand the call to a thread"
@@ -391,8 +385,6 @@ class ThreadDriver:
 class Reactor:
     """The sockets of a driver. The driving thread calls `wait`; all other methods need the lock."""
 
-    __slots__ = ("_bell", "_listener", "selector")
-
     def __init__(self) -> None:
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._listener, self._bell = socket.socketpair()
@@ -421,10 +413,8 @@ class Reactor:
         self._bell.close()
 
 
-class ReactorWatch(SocketWatch):
+class ReactorWatch(Watch):
     """A socket that is watched while any thread waits."""
-
-    __slots__ = ("_reactor",)
 
     def __init__(
         self,
@@ -455,8 +445,6 @@ class ReactorWatch(SocketWatch):
 
 class _Entered:
     """The lock of the link's state. If another thread holds it, a thread leaves its requests to that one."""
-
-    __slots__ = ("_lock", "_submitted")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

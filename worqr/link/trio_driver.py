@@ -12,15 +12,13 @@ from typing import TypeVar
 
 import trio
 
-from worqr.link.driver import LoopDriver, SocketWatch, TimeLimit, Timer, Timers, Waiter, guarded
+from worqr.link.driver import Driver, TimeLimit, Timer, Timers, Waiter, Watch, guarded
 
 T = TypeVar("T")
 
 
-class TrioDriver(LoopDriver):
+class TrioDriver(Driver):
     """The driver for the current Trio run. Its tasks start when they are first needed, and end with the run at the latest."""
-
-    __slots__ = ("_alarm", "_callbacks", "_closed", "_token")
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -80,10 +78,8 @@ class TrioDriver(LoopDriver):
         raise AssertionError("the scope is never cancelled")
 
 
-class _Watch(SocketWatch):
+class _Watch(Watch):
     """A task that waits until the socket is readable; and one that waits until it is writable, while that is wanted."""
-
-    __slots__ = ()
 
     def __init__(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> None:
         super().__init__(sock, readable, writable)
@@ -113,8 +109,6 @@ class _Watch(SocketWatch):
 
 class _Callbacks:
     """A task that runs callbacks when the tasks that are ready now have had their turn."""
-
-    __slots__ = ("_added", "_closed", "_parked", "_task")
 
     def __init__(self) -> None:
         self._added: list[Callable[[], object]] = []
@@ -155,8 +149,6 @@ class _Callbacks:
 
 class _Alarm:
     """A task that runs the callbacks of `Timers` when their time has come."""
-
-    __slots__ = ("_closed", "_scope", "_timers", "_wakes_at")
 
     def __init__(self) -> None:
         self._timers = Timers(guarded)

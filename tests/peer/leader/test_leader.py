@@ -51,7 +51,7 @@ class HalfACluster:
         if name == "fail_worker":
             return SimpleNamespace(requeued=1, dead_lettered=0, more=False)
         if name == "unmap_work":
-            self.left[call.keys[0].rpartition(":")[2]].remove("Q1")
+            self.left[str(call.args[0])].remove("Q1")
             return None
         raise AssertionError(name)
 

@@ -49,7 +49,7 @@ class Registry:
         while not pages or pages[-1].cursor != "0":
             call = ops.list_schedules(self.keys, pages[-1].cursor if pages else "0")
             script = self.client.register_script(call.script.source)
-            pages.append(call.read(script(keys=list(call.keys), args=list(call.args))))
+            pages.append(call.read(script(keys=[call.base], args=list(call.args))))
         return {row.name: row for row in ops.Schedules.join(pages)}
 
     def row(self, name: str = "s") -> ScheduleRow:

@@ -1,7 +1,7 @@
-"""Open and check one connection to the server, and convert its exceptions, so that only worqr's own errors leave this module.
+"""Open one connection to the server with blocking calls, and check it, so that only worqr's own errors leave this module.
 
-Here: `open_connection`, which blocks, and `Wire`, a thin layer over ONE raw redis-py connection. The threads of the dialer,
-the keepalive, the topology and the Sentinels open connections. Not here: any decision about what to do after an error.
+Here: `open_connection`, and `Wire`, a thin layer over ONE raw redis-py connection. Also the threads of the link that have such
+connections of their own: the keepalive, and those that ask for addresses. Not here: any decision about what to do after an error.
 
 redis-py does what it is good at: addresses, TLS, authentication, packing (hiredis) and parsing. Its own retries and
 announcements are switched off. Retries would resend scripts silently. Its connections change their timeouts when the server
@@ -16,80 +16,39 @@ A blocking read is cut into slices of 0.1 s, so that the caller can give up a si
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport] - it has hooks for forks, as below
-import enum
-import os
-import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Protocol, cast
 
 import hiredis
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, WrongVersion
-from worqr.link.settings import Address, Endpoint, LinkSettings
+from worqr.link.failures import (
+    ConnectionLost,
+    ErrorReply,
+    as_connect_error,
+    as_connection_lost,
+    as_error_reply,
+    cause_of,
+    is_silent_handshake,
+    is_unknown_host,
+    redis_errors,
+    redis_py,
+)
+from worqr.link.settings import Address, Endpoint, LinkSettings, one_line
 from worqr.lua import Script
 from worqr.stored_values import as_bytes
 
-# Check the files of a ``rediss://`` URL before anything is sent, and explain failed TLS handshakes.
-#
-# OpenSSL's errors do not name the file, and OpenSSL asks for the password of a private key on the terminal. Not here: the
-# connection (redis-py reads the files again for each one, so you can replace them while the program runs).
-
-
-_AUTHORITY = "name the certificate authority: rediss://...?ssl_ca_certs=/path/to/ca.pem"
-_VERIFICATION = {  # by OpenSSL's code
-    9: "the server's certificate is not valid yet; are the clocks right?",
-    10: "the server's certificate has expired",
-    62: "the server's certificate is for another name than the URL's",
-    64: "the server's certificate is for another address than the URL's",
-}
-_OWN = "the server asks for a client certificate that it trusts: rediss://...?ssl_certfile=...&ssl_keyfile=..."
-_NO_TLS = "no TLS is spoken at this port; is it redis://?"
-_REASONS = {
-    "WRONG_VERSION_NUMBER": _NO_TLS,
-    "RECORD_LAYER_FAILURE": _NO_TLS,
-    "SSLV3_ALERT_BAD_CERTIFICATE": _OWN,
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": _OWN,
-    "SSLV3_ALERT_CERTIFICATE_REVOKED": _OWN,
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _OWN,
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": _OWN,
-    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": _OWN,
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": _OWN,
-    "TLSV1_ALERT_ACCESS_DENIED": _OWN,
-    "TLSV1_ALERT_UNKNOWN_CA": _OWN,
-}
-
-
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An error, and the errors that caused it."""
-    inner: BaseException | None = error
-    while inner is not None:
-        yield inner
-        inner = inner.__cause__ or inner.__context__
-
-
-def tls_hint(error: BaseException) -> str | None:
-    """Return the remedy for a failed handshake that waiting does not help; None for every other error."""
-    inner = next((each for each in chain_of(error) if isinstance(each, ssl.SSLError)), None)
-    if isinstance(inner, ssl.SSLCertVerificationError):
-        return _VERIFICATION.get(inner.verify_code, _AUTHORITY)
-    return None if inner is None else _REASONS.get(inner.reason)
-
-
-def is_silent_handshake(error: BaseException) -> bool:
-    """Return True if the other side accepted the first bytes and sent nothing, as a server without TLS does: it waits for
-    more.
-    """
-    return any("handshake operation timed out" in str(each) for each in chain_of(error))
+# Check the files of a ``rediss://`` URL before anything is sent. OpenSSL's errors do not name the file, and OpenSSL asks for the
+# password of a private key on the terminal. redis-py reads the files again for each connection, so you can replace them while the
+# program runs.
 
 
 def check_tls_files(options: Mapping[str, str], shown: str) -> None:
@@ -156,87 +115,19 @@ def _wrong(name: str, path: str, why: str, error: ssl.SSLError, shown: str) -> U
     return UsageError(f"the server's URL {shown}: {name}={path!r} {why} ({error.reason or error})")
 
 
-# Explain why the server cannot be reached, in terms that people search for, and suggest a remedy.
-#
-# Here: the cause of a failed attempt to connect, its remedy, and the check for another program at the port: HTTP, TLS, or a
-# server without TLS. That check is only for the first connection of a link: at a port that worked before, the same signs come
-# from a proxy whose server is away. Not here: error replies of a server, certificates.
+# Another program at the port: HTTP, TLS, or a server without TLS. This check is only for the first connection of a link: at a
+# port that worked before, the same signs come from a proxy whose server is away.
 
 
-_PORT = 6379  # that of `worqr server`
-_NO_SUCH_HOST = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 _PATIENCE = 1.0  # seconds for connecting and for each reply
 _MOST = 100  # characters of the program's output in a message
 _HTTP = ("HTTP/", "<!DOCTYPE", "<html")
 
 
-def is_unknown_host(error: BaseException) -> bool:
-    """Return True if the name service reports that the host does not exist, or if the name is invalid.
-
-    Return False if the name service could not be reached (EAI_AGAIN): a network that is just starting recovers without help.
-    """
-    for each in chain_of(error):
-        if isinstance(each, UnicodeError) or (isinstance(each, socket.gaierror) and each.errno in _NO_SUCH_HOST):
-            return True
-    return False
-
-
-def cause_of(error: BaseException, endpoint: Endpoint) -> str:
-    """Return why a connection to `endpoint` failed, or an empty string if the error's own text is the best explanation."""
-    if is_unknown_host(error):
-        return f"the host name {endpoint.host!r} does not resolve ({_words(error, socket.gaierror, UnicodeError)})"
-    for each in chain_of(error):
-        match each:
-            case socket.gaierror():
-                return f"the host name {endpoint.host!r} cannot be resolved at the moment ({each.strerror})"
-            case ConnectionRefusedError():
-                return "connection refused"
-            case FileNotFoundError():
-                return f"there is no socket {endpoint.path}"
-            case _:
-                pass
-    return ""
-
-
-def _words(error: BaseException, *kinds: type[BaseException]) -> str:
-    """The text of the first error of these kinds in the chain."""
-    first = next(each for each in chain_of(error) if isinstance(each, kinds))
-    return first.strerror if isinstance(first, OSError) and first.strerror else str(first)
-
-
-def remedy_for(error: BaseException, settings: LinkSettings, *, stood: bool = False) -> str:
-    """Return the remedy for a failed attempt to connect; an empty string if waiting is the only one.
-
-    Args:
-        error: the error of the attempt.
-        settings: the settings of the link.
-        stood: there was a connection before, so the address is right.
-    """
-    address, source = settings.address, settings.source
-    if is_unknown_host(error):
-        return f"Check the host name in {source}."
-    if any(isinstance(each, TimeoutError) for each in chain_of(error)):
-        return "" if stood else f"Check host and port in {source}, and the firewall."
-    if not any(isinstance(each, ConnectionRefusedError | FileNotFoundError) for each in chain_of(error)):
-        return ""
-    running = "Is the server running?" if address.topology == "single" else "Are the servers running?"
-    if stood:
-        return running
-    if not settings.can_be_started_here:
-        return f"{running} Check {'the path' if address.kind == 'unix' else 'host and port'} in {source}."
-    port = "" if address.port == _PORT else f" --port {address.port}"
-    other = "set WORQR_URL" if settings.is_default else f"correct {source}"
-    return f"{running} Start one with 'worqr server{port}', or {other}."
-
-
-# Another program at the port
-
-
 def first_line(heard: bytes) -> str:
     """Return the first line of a program's output as printable text; empty if there is none."""
     line = heard.strip().splitlines()[0] if heard.strip() else b""
-    text = "".join(c if c.isprintable() else "?" for c in line.decode("utf-8", "replace"))
-    return text if len(text) <= _MOST else text[:_MOST] + "..."
+    return one_line(line.decode("utf-8", "replace"), _MOST, "?")
 
 
 def no_server(name: str, heard: bytes, error: str) -> str:
@@ -351,84 +242,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     return (int(major) if major.isdigit() else 0, int(minor) if minor.isdigit() else 0)
 
 
-# The parts of redis-py that worqr uses, imported when the first connection is made.
-#
-# Importing redis-py takes as long as importing the rest of worqr, Trio included. A program that only declares functions, or
-# prints its help, should not wait for it.
-
-
-class RedisPy:
-    """The classes of redis-py.
-
-    Attributes, set once:
-        exceptions: its module of errors.
-        errors: the errors of a broken connection (OSError: before redis-py has wrapped it).
-        timeout: the error of a timeout.
-        response_error: the error of an error reply.
-        connections: its connection classes by worqr's names: tcp, tls, unix.
-        options: the options that switch off a connection's automatic actions.
-        key_slot: the hash slot of a key on a cluster.
-    """
-
-    __slots__ = ("connections", "errors", "exceptions", "key_slot", "options", "response_error", "timeout")
-
-    def __init__(self) -> None:
-        from redis import exceptions
-        from redis.backoff import NoBackoff
-        from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-        from redis.crc import key_slot
-        from redis.maint_notifications import MaintNotificationsConfig
-        from redis.retry import Retry
-
-        class TlsConnection(SSLConnection):
-            """Use the connect timeout for the handshake, not the longer one of a reply: without TLS a server stays silent."""
-
-            def _wrap_socket_with_ssl(self, sock: Any) -> Any:
-                sock.settimeout(self.socket_connect_timeout)
-                wrapped: Any = super()._wrap_socket_with_ssl(sock)  # type: ignore[no-untyped-call]  # pyright: ignore[reportUnknownMemberType]
-                wrapped.settimeout(self.socket_timeout)
-                return wrapped
-
-        self.exceptions: ModuleType = exceptions
-        self.errors: tuple[type[Exception], ...] = (exceptions.RedisError, OSError)
-        self.timeout: type[Exception] = exceptions.TimeoutError
-        self.response_error: type[Exception] = exceptions.ResponseError
-        self.connections: dict[str, Callable[..., Any]] = {
-            "tcp": Connection,
-            "tls": TlsConnection,
-            "unix": UnixDomainSocketConnection,
-        }
-        self.options: dict[str, Any] = {
-            "retry": Retry(NoBackoff(), 0),
-            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-        }
-        self.key_slot: Callable[[bytes], int] = key_slot
-
-
-_importing = threading.RLock()
-"""Held while redis-py is imported, and during each fork. Otherwise a child could have half of a module for ever.
-
-What is imported must not register hooks for forks that belong together, because a fork may have begun that waits for the import.
-So the module that does so is imported above.
-"""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_importing.acquire,
-        after_in_parent=_importing.release,
-        after_in_child=_importing.release,
-    )
-
-
-@cache
-def redis_py() -> RedisPy:
-    """Return the parts of redis-py, imported at the first call."""
-    with _importing:
-        import encodings.idna  # noqa: F401  # pyright: ignore[reportUnusedImport] - for the first look-up of a host
-
-        return RedisPy()
-
-
 # The address for the next connection: fixed for a standalone server, looked up for the others.
 #
 # Here: the `EndpointResolver` protocol, and `StaticEndpoint`. Not here: the resolvers that ask servers: Sentinels (`sentinel`),
@@ -489,154 +302,6 @@ def resolver_for(settings: LinkSettings) -> EndpointResolver:
     return StaticEndpoint(settings.address.redacted, settings.address.seeds[0])
 
 
-# Failures between worqr and the server, classified by their remedy. redis-py's exceptions end here.
-#
-# Here: `ConnectionLost` and `ErrorReply`, which the rest of the link uses, and the classification of redis-py's exceptions. Not
-# here: the reaction to a failure (`node_client`, `session`, `subscriptions`, `heartbeat`).
-#
-# An error reply begins with a code. redis-py keeps the codes of some classes in ``status_code`` and leaves those of others in
-# the text. A script's error may have the code of an inner error in its text ("ERR Error running script: -OOM ..."). All three
-# places are checked. Possible arguments are removed from error texts before they are logged or raised.
-
-
-class ErrorAction(enum.Enum):
-    """The reaction that an error reply needs."""
-
-    NOSCRIPT = "load the script and send this request again"
-    MOVED = "another node of the cluster has these keys: send it there"
-    MOVING = "these keys are just being moved: send it again soon, and the others meanwhile"
-    FULL = "out of memory: nothing was stored"
-    DROP = "this connection leads to a server that cannot work: connect again, then resend"
-    HOLD = "the server cannot work for the moment: wait on this connection, then resend"
-    REFUSED = "this request will never work"
-
-
-_ACTIONS = {
-    "NOSCRIPT": ErrorAction.NOSCRIPT,
-    "OOM": ErrorAction.FULL,
-    "READONLY": ErrorAction.DROP,
-    "LOADING": ErrorAction.DROP,
-    "MASTERDOWN": ErrorAction.DROP,
-    "CLUSTERDOWN": ErrorAction.DROP,
-    "MOVED": ErrorAction.MOVED,
-    "ASK": ErrorAction.MOVING,
-    "TRYAGAIN": ErrorAction.MOVING,
-    "NOAUTH": ErrorAction.DROP,
-    "WRONGPASS": ErrorAction.DROP,
-    "MISCONF": ErrorAction.HOLD,
-    "NOREPLICAS": ErrorAction.HOLD,
-    "BUSY": ErrorAction.HOLD,
-}
-_WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_ACTIONS)})\b")
-_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
-_SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
-_DENIED = re.compile(r"ACL failure in script|The user executing the script can't ")
-_PASSWORD = "check user and password in its URL"  # noqa: S105 - not one
-_PROTECTED = "give the server a password (requirepass) and put it into the URL, as redis://:PASSWORD@HOST:PORT/0"
-_LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
-
-
-class ConnectionLost(Exception):
-    """The connection is lost or useless; the outcome of requests in flight is unknown.
-
-    `innocent`: no request can have caused it.
-    """
-
-    def __init__(self, cause: str, *, innocent: bool = False) -> None:
-        super().__init__(cause)
-        self.cause = cause
-        self.innocent = innocent
-
-
-class ErrorReply(Exception):
-    """The server replied to one request with an error; the connection still works.
-
-    Attributes:
-        action: the reaction that the error needs.
-        word: the error's code.
-        text: the rest of the message.
-    """
-
-    def __init__(self, action: ErrorAction, word: str, text: str) -> None:
-        super().__init__(f"{word} {text}".strip())
-        self.action = action
-        self.word = word
-        self.text = text
-
-
-def as_error_reply(error: BaseException) -> ErrorReply:
-    """Classify an error reply that redis-py has read."""
-    text = _clean(str(error))
-    word: str | None = getattr(error, "status_code", None)
-    return _sorted(word, text)
-
-
-def error_reply(text: str) -> ErrorReply:
-    """Classify an error reply in the server's own text."""
-    return _sorted(None, _clean(text))
-
-
-def _sorted(word: str | None, text: str) -> ErrorReply:
-    if word is None:
-        first, _, rest = text.partition(" ")
-        word, text = (first, rest) if first.isupper() else ("ERR", text)
-    denied = word == "NOPERM" or _DENIED.search(text)
-    # except for start_work, some servers name neither the command nor the key
-    if denied and not text.startswith("the user may not: "):
-        text += "; ACL LOG on the server names what is missing, and the page Permissions of the docs has complete rules"
-    action = _ACTIONS.get(word)
-    if action is None:
-        wrapped = _WRAPPED.search(text)
-        action = _ACTIONS[wrapped[1]] if wrapped else ErrorAction.REFUSED
-    return ErrorReply(action, word, text)
-
-
-def is_no_longer_primary(refused: ErrorReply) -> bool:
-    """Return True if WAIT failed because the server is no primary any more."""
-    return refused.word == "UNBLOCKED" or "replica instances" in refused.text
-
-
-def as_connection_lost(error: BaseException) -> ConnectionLost:
-    """Convert an exception that ended a connection."""
-    word = getattr(error, "status_code", None)
-    text = _clean(str(error)) or type(error).__name__
-    redis_errors = redis_py().exceptions
-    innocent = isinstance(error, redis_errors.BusyLoadingError | redis_errors.AuthenticationError)
-    if "Too many open files" in text:
-        text += " (raise the limit of this process: ulimit -n)"
-    if is_silent_handshake(error):
-        text += " (is TLS spoken at this port?)"
-    return ConnectionLost(f"{word} {text}" if word else text, innocent=innocent)
-
-
-def as_connect_error(error: BaseException, address: str, *, ours: bool = False) -> WorqrError | None:
-    """Return RefusedByServer if an attempt to connect failed for a reason that waiting does not remove; else None.
-
-    `ours`: user and password come from the application's ``credentials=``, not from the URL.
-    """
-    redis_errors = redis_py().exceptions
-    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-        hint: str | None = "check what credentials= returns" if ours else _PASSWORD
-    elif isinstance(error, redis_errors.ResponseError):
-        if as_error_reply(error).action in (ErrorAction.DROP, ErrorAction.HOLD):
-            return None
-        hint = (
-            _PROTECTED
-            if as_error_reply(error).word == "DENIED"
-            else "check the rights of the user and the database number"
-        )
-    elif (hint := tls_hint(error)) is None:
-        return None
-    return RefusedByServer(f"the server at {address} refused the connection: {as_connection_lost(error).cause}; {hint}")
-
-
-def _clean(text: str) -> str:
-    """Return one line of printable text, without the parts of a request that the server quotes."""
-    text = _SCRIPT_PLACE.sub("", _ARGUMENTS.sub("", text))
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."
-
-
 MOVED = "the primary is another server now"
 _PROTOCOL = 2
 _SLICE: Final = 0.1  # seconds: how late an expiry may be noticed while the server is silent
@@ -663,14 +328,23 @@ def loading(scripts: Iterable[Script]) -> list[bytes]:
     return [pack(("SCRIPT", "LOAD", script.source)) for script in scripts]
 
 
-class _Raw(Protocol):
-    """The part of redis-py's connection that worqr uses; its own types are incomplete."""
+@cache
+def _connection_class(kind: str) -> Callable[..., Any]:
+    """Return the class of redis-py for this kind of address."""
+    connections = redis_py().connection
 
-    def connect(self) -> None: ...
-    def disconnect(self) -> None: ...
-    def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None: ...
-    def read_response(self, *, timeout: float, disconnect_on_error: bool) -> Any: ...
-    def _get_socket(self) -> socket.socket | None: ...
+    class TlsConnection(connections.SSLConnection):  # type: ignore[misc, name-defined]
+        """Use the connect timeout for the handshake, not the longer one of a reply: without TLS a server stays silent."""
+
+        def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+            sock.settimeout(self.socket_connect_timeout)
+            parent: Any = super()
+            wrapped = parent._wrap_socket_with_ssl(sock)
+            wrapped.settimeout(self.socket_timeout)
+            return wrapped
+
+    classes = {"tcp": connections.Connection, "tls": TlsConnection, "unix": connections.UnixDomainSocketConnection}
+    return cast("Callable[..., Any]", classes[kind])
 
 
 class Wire:
@@ -682,12 +356,9 @@ class Wire:
         on_silence: called every 0.1 s while a reply is awaited; may raise `ConnectionLost` to give it up.
     """
 
-    __slots__ = ("_patience", "_raw", "_read", "_slice", "endpoint", "facts", "on_silence")
-
-    def __init__(self, raw: _Raw, patience: float, endpoint: Endpoint) -> None:
+    def __init__(self, raw: Any, patience: float, endpoint: Endpoint) -> None:
         self.endpoint: Endpoint = endpoint
         self._raw = raw
-        self._read = raw.read_response
         self._patience = patience
         self._slice = min(_SLICE, patience)
         self.on_silence: Callable[[], None] | None = None
@@ -697,7 +368,7 @@ class Wire:
         """Write commands that are packed; raises `ConnectionLost`."""
         try:
             self._raw.send_packed_command([b"".join(pieces)], check_health=False)
-        except redis_py().errors as exc:
+        except redis_errors() as exc:
             raise as_connection_lost(exc) from exc
 
     def read(self) -> Any:
@@ -724,12 +395,12 @@ class Wire:
     def read_within(self, seconds: float) -> Any:
         """As `read`; raise BlockingIOError if no whole reply arrives within this time."""
         try:
-            return self._read(timeout=seconds, disconnect_on_error=False)
-        except redis_py().timeout:
+            return self._raw.read_response(timeout=seconds, disconnect_on_error=False)
+        except redis_py().TimeoutError:
             raise BlockingIOError from None
-        except redis_py().response_error as exc:
+        except redis_py().ResponseError as exc:
             raise as_error_reply(exc) from exc
-        except redis_py().errors as exc:
+        except redis_errors() as exc:
             raise as_connection_lost(exc) from exc
 
     def load(self, scripts: Sequence[Script]) -> None:
@@ -796,10 +467,11 @@ class Wire:
         return sock
 
     def _socket(self) -> socket.socket | None:
-        return self._raw._get_socket()  # pyright: ignore[reportPrivateUsage] - there is no public way
+        sock: socket.socket | None = self._raw._get_socket()  # there is no public way
+        return sock
 
     def close(self) -> None:
-        with suppress(*redis_py().errors):  # it may be gone already
+        with suppress(*redis_errors()):  # it may be gone already
             self._raw.disconnect()
 
 
@@ -881,7 +553,7 @@ def _why_not(
         return refused or Unavailable(str(error))
     if cause := cause_of(error, endpoint):
         return Unavailable(cause if isinstance(resolver, StaticEndpoint) else f"{endpoint}: {cause}")
-    if isinstance(error, redis_py().errors):
+    if isinstance(error, redis_errors()):
         return as_connect_error(error, resolver.name) or Unavailable(as_connection_lost(error).cause)
     return None
 
@@ -945,19 +617,22 @@ def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *
     return [script for script, there in zip(wanted, cast("list[int]", known), strict=True) if not there]
 
 
-def _raw(settings: LinkSettings, address: Address, endpoint: Endpoint, timeout: float | None) -> _Raw:
+def _raw(settings: LinkSettings, address: Address, endpoint: Endpoint, timeout: float | None) -> Any:
+    redis = redis_py()
     options: dict[str, Any] = {
         "socket_connect_timeout": min(timeout or settings.connect_timeout, settings.connect_timeout),
         "socket_timeout": timeout or settings.socket_timeout,
         "decode_responses": False,
         "protocol": _PROTOCOL,
         "driver_info": None,
-        **redis_py().options,
+        "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+        "maint_notifications_config": redis.maint_notifications.MaintNotificationsConfig(enabled=False),
     }
-    make = redis_py().connections[address.kind]
     if address.kind == "unix":
-        return cast("_Raw", make(path=endpoint.path, **options))
-    return cast("_Raw", make(host=endpoint.host, port=endpoint.port, **options, **_tls(address)))
+        options["path"] = endpoint.path
+    else:
+        options |= {"host": endpoint.host, "port": endpoint.port, **_tls(address)}
+    return _connection_class(address.kind)(**options)
 
 
 def _tls(address: Address) -> dict[str, Any]:
@@ -965,3 +640,142 @@ def _tls(address: Address) -> dict[str, Any]:
     if "ssl_check_hostname" in options:
         options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() not in ("0", "f", "n", "no", "false")
     return options
+
+
+# Threads of the link that have connections of their own: the keepalive, and those that ask for addresses.
+#
+# Here: `ConnectionThread`, which can be ended from another thread, and `WireHolder`, the place of a connection of such a
+# thread.
+
+
+_END_WAIT: Final = 0.2  # seconds that ending waits for the thread; a thread that is connecting takes longer
+
+
+class WireHolder:
+    """The place of one connection. Only its thread opens and closes it.
+
+    Attributes:
+        wire: the open connection.
+    """
+
+    def __init__(self) -> None:
+        self.wire: Wire | None = None
+
+    def hold(self, wire: Wire) -> Wire:
+        """Keep a connection that was just opened, and return it."""
+        self.wire = wire
+        return wire
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.close()
+
+    def interrupt(self) -> None:
+        """From another thread: make a pending read fail at once."""
+        wire = self.wire
+        if wire is not None:
+            wire.interrupt()
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.abandon()
+
+
+class ConnectionThread:
+    """A daemon thread that works until it is ended.
+
+    Attributes:
+        ended: set when the thread must end.
+        woken: set when the thread must not pause any longer.
+        refused: why it cannot be used: it exists in the parent process only.
+
+    Args:
+        name: of the thread.
+        run: its work.
+        holders: returns the connections of the thread.
+    """
+
+    def __init__(self, name: str, run: Callable[[], object], holders: Callable[[], Iterable[WireHolder]]) -> None:
+        self.ended: threading.Event = threading.Event()
+        self.woken: threading.Event = threading.Event()
+        self.refused: WorqrError | None = None
+        self.holders: Callable[[], Iterable[WireHolder]] = holders
+        self._thread = threading.Thread(target=run, name=name, daemon=True)
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread.ident is not None
+
+    def start(self) -> None:
+        """Start it. Raises RuntimeError if the system cannot start a thread."""
+        if self.refused is not None:
+            raise self.refused
+        self._thread.start()
+
+    def end(self) -> None:
+        """End it. The thread has ended afterwards, unless it is connecting."""
+        self.ended.set()
+        self.woken.set()
+        for holder in self.holders():
+            holder.interrupt()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_END_WAIT)
+
+    def check(self) -> None:
+        """In the thread, while a server is silent: raise ConnectionLost if it must end."""
+        if self.ended.is_set():
+            raise ConnectionLost("the link was closed", innocent=True)
+
+    def poison(self, error: WorqrError) -> None:
+        """In a forked child: the thread does not exist here, and the sockets belong to the parent."""
+        self.refused = error
+        for holder in self.holders():
+            holder.abandon()
+
+
+class EndpointWatcher(ConnectionThread):
+    """The pace of the questions.
+
+    Args:
+        name: of the thread.
+        look: asks once; must not raise. Returns the seconds to wait in any case, and those to wait further unless an address
+            is invalidated.
+        holders: returns the connections of the thread.
+    """
+
+    def __init__(
+        self, name: str, look: Callable[[], tuple[float, float]], holders: Callable[[], Iterable[WireHolder]]
+    ) -> None:
+        super().__init__(name, self._run, holders)
+        self._look = look
+
+    def invalidate(self) -> None:
+        """An address was wrong: ask soon."""
+        self.woken.set()
+
+    def _run(self) -> None:
+        while not self.ended.is_set():
+            self.woken.clear()
+            pause, longest = self._look()
+            self.ended.wait(pause)
+            if longest > 0:
+                self.woken.wait(longest)
+        for holder in self.holders():
+            holder.close()
+
+
+def error_of(errors: Sequence[WorqrError]) -> WorqrError:
+    """Return why no server could be asked: a refusal if all refuse, because waiting does not help then; else Unavailable."""
+    if not errors:
+        return Unavailable("the link was closed")
+    refusals = [error for error in errors if not isinstance(error, Unavailable)]
+    if len(refusals) == len(errors):
+        return refusals[0]
+    first = next(iter(refusals), None) or min(errors, key=is_unknown_host)  # a name may be wrong only if all are
+    error = Unavailable(str(first))
+    error.__cause__ = None if refusals else first
+    return error

@@ -6,14 +6,14 @@ waiting, logs.
 `put_back` moves requests to the front in their old order. So the server sees requests in the order in which they were made.
 
 Blame: a request that was in flight when two healthy connections were lost is then sent alone, so that the next loss
-identifies it. A request that loses three connections alone fails. If it has an owner, it is quarantined instead: it is
-tried now and then, behind the others.
+identifies it. If it loses three more connections, it fails. One with an owner is held alone instead: it is tried now and then,
+behind the others.
 
 Requests of one base (a queue, or the registry) are sent in the order in which they were added. While the slot of a base is
 being moved, `set_aside` holds all requests of this base, including later ones; other bases continue. A worker's shutdown
-depends on this order: its `stop_work` must not overtake the `finish_tasks` that was sent before. Quarantined requests are the
-exception: later requests of their base overtake them. Otherwise a request that breaks every connection would block its queue
-for ever.
+depends on this order: its `stop_work` must not overtake the `finish_tasks` that was sent before. Requests that are held alone are
+the exception: later requests of their base overtake them. Otherwise a request that breaks every connection would block its
+queue for ever.
 
 A numbered request is not resent 50 minutes after it was first sent. The server may have forgotten the reply by then, and
 would execute the request again. The clock also counts the time in which the machine sleeps. Settles and starts have no
@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -40,7 +39,7 @@ from worqr.script_call import Call
 # One call to the server: its deadline, its number and its outcome. No I/O; the driver's loop uses it.
 #
 # Here: `Request`, `MergedRequest`, `WorkerHandle`, and `SequenceNumbers`, by which the server recognises a resent request. Not
-# here: sending (`node_client`, `session`).
+# here: sending (`node`, `session`).
 
 
 NEVER: Final = math.inf
@@ -72,21 +71,6 @@ Deliver = Callable[[Any, Exception | None], None]
 """Called with the value or the error of a call."""
 
 
-@dataclass(slots=True)
-class Trouble:
-    """The failed attempts of one request. Most requests have none.
-
-    Attributes:
-        losses: healthy connections that were lost while it was in flight.
-        alone: those of them on which it was the only request.
-        redirects: by nodes of a cluster.
-    """
-
-    losses: int = 0
-    alone: int = 0
-    redirects: int = 0
-
-
 class Request(Waiter):
     """A call, and the state that the link keeps for it.
 
@@ -94,14 +78,15 @@ class Request(Waiter):
         patience, deadline: seconds; the deadline on the monotonic clock.
         number: assigned when it is first packed, and kept when it is resent; 0: none.
         written_at: when it was first sent, on the clock of `boottime`; `NEVER`: not yet, so it has no effect.
-        trouble: its failed attempts, from the first one on.
+        losses: healthy connections that were lost while it was in flight.
+        redirects: by nodes of a cluster.
         value: the outcome, if the call succeeded.
 
     Args:
         deliver: called in the loop with the outcome, if no task waits for it.
     """
 
-    __slots__ = ("call", "deadline", "number", "owner", "patience", "trouble", "value", "written_at")
+    __slots__ = ("call", "deadline", "losses", "number", "owner", "patience", "redirects", "value", "written_at")
 
     def __init__(
         self,
@@ -121,7 +106,8 @@ class Request(Waiter):
         self.deadline: float = now + patience
         self.number: int = 0
         self.written_at: float = NEVER
-        self.trouble: Trouble | None = None
+        self.losses: int = 0
+        self.redirects: int = 0
         self.value: Any = None
 
     @property
@@ -157,28 +143,19 @@ class Request(Waiter):
 
     # Failed attempts
 
-    @property
-    def losses(self) -> int:
-        """Connections that were lost while it was in flight."""
-        return 0 if self.trouble is None else self.trouble.losses
-
-    def count_loss(self, *, alone: bool) -> int:
-        """Count a healthy connection that was lost; return the number of those on which this was the only request."""
-        trouble = self.trouble = self.trouble or Trouble()
-        trouble.losses += 1
-        trouble.alone += alone
-        return trouble.alone
+    def count_loss(self) -> int:
+        """Count a healthy connection that was lost; return how many there have been."""
+        self.losses += 1
+        return self.losses
 
     def may_have_run(self) -> None:
         """An earlier copy may have been executed, though the request did not cause the loss of its connection."""
-        trouble = self.trouble = self.trouble or Trouble()
-        trouble.losses = trouble.losses or 1
+        self.losses = self.losses or 1
 
     def count_redirect(self) -> int:
         """Count a redirect; return how many there have been."""
-        trouble = self.trouble = self.trouble or Trouble()
-        trouble.redirects += 1
-        return trouble.redirects
+        self.redirects += 1
+        return self.redirects
 
 
 def _deliver(request: Request, deliver: Deliver) -> None:
@@ -218,7 +195,7 @@ def too_old(requests: Iterable[Request]) -> None:
 def guilty(requests: Iterable[Request], address: str, cause: str) -> None:
     """Set the errors of requests that have lost several connections, each time alone."""
     for request in requests:
-        alone = 0 if request.trouble is None else request.trouble.alone
+        alone = request.losses - SUSPECT_AFTER
         text = (
             f"{request.call.script.name} alone lost {alone} connections to the server at {address} ({cause}); "
             "whether it took effect is unknown"
@@ -314,10 +291,7 @@ class SequenceNumbers:
     The clients of all nodes of a cluster share one instance: a base can move to another node while its requests are in flight.
     """
 
-    __slots__ = ("_early", "_floor", "_last", "_lock", "_older", "_open", "_turn_at")
-
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._last: dict[str, int] = {}  # of bases that were used since the last turn
         self._older: dict[str, int] = {}  # of those that were used between the last turn and the one before
         self._turn_at = time.monotonic() + FORGET_AFTER
@@ -328,18 +302,16 @@ class SequenceNumbers:
     def give(self, request: Request) -> int:
         """Give `request` the next number of its base, and return it. The number is open now."""
         base = request.call.base
-        with self._lock:
-            if time.monotonic() >= self._turn_at:
-                self._turn()
-            last = self._last.get(base)
-            if last is None:
-                last = self._older.pop(base, self._floor)
-            number = self._last[base] = last + 1
-            waiting = self._open.get(base)
-            if waiting is None:
-                waiting = self._open[base] = deque()
-            waiting.append(number)
-        request.number = number
+        if time.monotonic() >= self._turn_at:
+            self._turn()
+        last = self._last.get(base)
+        if last is None:
+            last = self._older.pop(base, self._floor)
+        number = request.number = self._last[base] = last + 1
+        waiting = self._open.get(base)
+        if waiting is None:
+            waiting = self._open[base] = deque()
+        waiting.append(number)
         return number
 
     def settle(self, requests: Iterable[Request]) -> None:
@@ -364,21 +336,19 @@ class SequenceNumbers:
 
     def lowest(self, base: str) -> int:
         """Return the lowest open number of `base`. Call it only while a number is open, as when packing."""
-        with self._lock:
-            return self._open[base][0]
+        return self._open[base][0]
 
     def done(self, base: str, number: int) -> None:
         """`number` got its reply, or was given up for good."""
-        with self._lock:
-            waiting = self._open[base]
-            if waiting[0] != number:
-                self._early.add((base, number))
-                return
-            waiting.popleft()
-            while waiting and (base, waiting[0]) in self._early:
-                self._early.discard((base, waiting.popleft()))
-            if not waiting:
-                del self._open[base]
+        waiting = self._open[base]
+        if waiting[0] != number:
+            self._early.add((base, number))
+            return
+        waiting.popleft()
+        while waiting and (base, waiting[0]) in self._early:
+            self._early.discard((base, waiting.popleft()))
+        if not waiting:
+            del self._open[base]
 
 
 # Answered requests that wait until enough replicas have their writes. No I/O; the driver's loop uses it.
@@ -414,8 +384,6 @@ class Replication:
         waiting: answered requests, each with the monotonic time at which it gives up.
         not_before: when WAIT may be sent again; -inf: at once.
     """
-
-    __slots__ = ("_reached", "_slice", "not_before", "waiting")
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Request, float]] = []
@@ -493,21 +461,19 @@ class Replication:
 MAX_CALLS = 512  # a batch: more would not make it cheaper, and all its callers wait for its end
 MAX_BYTES = 8 * 1024 * 1024
 MAX_ITEMS = 1000  # in one merged request
-SUSPECT_AFTER = 2  # connections lost together with other requests
-GUILTY_AFTER = 3  # connections lost alone
-_QUARANTINE_PAUSE = 1.0  # seconds; doubles with each further loss
-_QUARANTINE_PAUSE_MAX = 30.0
+SUSPECT_AFTER = 2  # lost connections: from then on a request is sent alone
+GUILTY_AFTER = SUSPECT_AFTER + 3  # lost connections, the last of them alone: it has caused them
+_HELD_ALONE = 1.0  # seconds; doubles with each further loss
+_HELD_ALONE_MAX = 30.0
 _SCAN_PAUSE = 0.05  # seconds: how late an expiry may be noticed; keeps thousands of deadlines from costing a scan each
 
 
+@dataclass(slots=True)
 class Held:
-    """The requests of one base, in their order. None of them is sent before `until`."""
+    """The requests of one base in their order, or a request that is held alone. None of them is sent before `until`."""
 
-    __slots__ = ("requests", "until")
-
-    def __init__(self) -> None:
-        self.requests: deque[Request] = deque()
-        self.until: float = -math.inf
+    until: float
+    requests: deque[Request] = field(default_factory=deque[Request])
 
 
 class RequestQueue:
@@ -520,9 +486,8 @@ class RequestQueue:
     =============  ======================================  ==============================================================
     QUEUED         `pending`                               IN_FLIGHT by `take`
     IN_FLIGHT      `in_flight`                             SETTLED; WAITING when it requires replicas; after a loss, or a
-                                                           refusal that permits another try, QUEUED, HELD or QUARANTINED
-    HELD           `held`, by base                         QUEUED by `release_due`, with all requests of the base
-    QUARANTINED    `quarantined`                           QUEUED by `release_due`, behind the others
+                                                           refusal that permits another try, QUEUED or HELD
+    HELD           `held`: those of a base, or one alone   QUEUED by `release_due`, with the others that it is held with
     WAITING        `replication.waiting`                   SETTLED; QUEUED when the connection is lost
     SETTLED        none: `Request.settled`                 -
     =============  ======================================  ==============================================================
@@ -530,13 +495,10 @@ class RequestQueue:
     From every state, requests that have waited too long are settled. In flight they also stay in the batch, for their replies.
     """
 
-    __slots__ = ("held", "in_flight", "next_deadline", "numbers", "pending", "quarantined", "replication", "too_old")
-
     def __init__(self, numbers: SequenceNumbers | None = None) -> None:
         self.pending: deque[Request] = deque()
         self.in_flight: list[Request] = []
-        self.held: dict[str, Held] = {}  # by base
-        self.quarantined: list[tuple[Request, float]] = []  # with the time of the next try
+        self.held: dict[str | Request, Held] = {}  # by base; one that is held alone by itself
         self.too_old: list[Request] = []  # `take` does not send them again: they fail
         self.replication: Replication = Replication()
         self.numbers: SequenceNumbers = numbers or SequenceNumbers()
@@ -567,7 +529,7 @@ class RequestQueue:
                 self.too_old.append(pending.popleft())
                 continue
             size += request.call.size
-            alone = request.trouble is not None and request.trouble.losses >= SUSPECT_AFTER
+            alone = request.losses >= SUSPECT_AFTER
             if batch and (size > MAX_BYTES or alone):
                 break
             batch.append(pending.popleft())
@@ -580,15 +542,12 @@ class RequestQueue:
 
     def is_empty(self) -> bool:
         """Return True if there are no requests."""
-        return not (self.pending or self.in_flight or self.held or self.quarantined or self.replication.waiting)
-
-    def has_nothing_held(self) -> bool:
-        """Return True if no request is held back, quarantined, or waiting for replicas."""
-        return not (self.held or self.quarantined or self.replication.waiting)
+        return not (self.pending or self.in_flight or self.held or self.replication.waiting)
 
     def bases(self) -> set[str]:
-        """Return the bases of the requests that wait here or are in flight. Later requests may overtake those in quarantine."""
-        return {request.call.base for request in (*self.in_flight, *self.pending)} | self.held.keys()
+        """Return the bases of the requests that wait here or are in flight. Later requests may overtake those held alone."""
+        held = {base for base in self.held if isinstance(base, str)}
+        return {request.call.base for request in (*self.in_flight, *self.pending)} | held
 
     def end_batch(self) -> list[Request]:
         """Return the batch; nothing is in flight any more."""
@@ -607,25 +566,24 @@ class RequestQueue:
 
     def blame(self, unanswered: list[Request], now: float) -> list[Request]:
         """A healthy connection was lost while these were in flight. Put them back; return the guilty ones, which fail."""
-        alone = len(self.in_flight) == 1
         failed: list[Request] = []
         again: list[Request] = []
         for request in unanswered:
-            lost_alone = request.count_loss(alone=alone)
-            if lost_alone < GUILTY_AFTER or request.is_unwanted():
+            more = request.count_loss() - GUILTY_AFTER
+            if more < 0 or request.is_unwanted():
                 again.append(request)
             elif request.owner is None and not isinstance(request, MergedRequest):
                 request.settle()
                 failed.append(request)
             else:
-                pause = _QUARANTINE_PAUSE * 2 ** min(lost_alone - GUILTY_AFTER, 10)
-                self.quarantined.append((request, now + min(pause, _QUARANTINE_PAUSE_MAX)))
+                pause = min(_HELD_ALONE * 2 ** min(more, 10), _HELD_ALONE_MAX)
+                self.held[request] = Held(now + pause, deque((request,)))
         self.put_back(again)
         return failed
 
     def set_aside(self, bases: Iterable[str], until: float) -> None:
         """Send no requests of these bases before `until`. Call `put_back` first for requests of the present batch."""
-        chosen = {base: self.held.setdefault(base, Held()) for base in bases}
+        chosen = {base: self.held.setdefault(base, Held(until)) for base in bases}
         if not chosen:
             return
         pending: deque[Request] = deque()
@@ -642,8 +600,8 @@ class RequestQueue:
     def remove(self, belongs: Callable[[Request], bool]) -> list[Request]:
         """Remove and return the waiting requests that do not belong to this node, in their order.
 
-        Requests in flight stay, and so do all later requests of the same base. Quarantined requests stay until their pause is
-        over.
+        Requests in flight stay, and so do all later requests of the same base. Those that are held alone stay until their pause
+        is over.
         """
         flying = {request.call.base for request in self.in_flight}
 
@@ -651,7 +609,7 @@ class RequestQueue:
             return request.call.base not in flying and not belongs(request)
 
         answered = self.replication.withdraw(lambda request: not belongs(request))
-        waiting = [request for held in self.held.values() for request in held.requests]
+        waiting = [request for base, held in self.held.items() if isinstance(base, str) for request in held.requests]
         strangers = [*answered, *(request for request in (*waiting, *self.pending) if leaves(request))]
         if strangers:
             gone = set(map(id, strangers))
@@ -661,7 +619,6 @@ class RequestQueue:
     def _keep(self, wanted: Callable[[Request], bool]) -> None:
         """Keep only these requests among those that wait."""
         self.pending = deque(request for request in self.pending if wanted(request))
-        self.quarantined = [each for each in self.quarantined if wanted(each[0])]
         for base, held in list(self.held.items()):
             held.requests = deque(request for request in held.requests if wanted(request))
             if not held.requests:
@@ -669,20 +626,15 @@ class RequestQueue:
 
     def release_due(self, now: float) -> None:
         """Move the requests whose pause is over behind the others."""
-        for base, held in list(self.held.items()):
-            if held.until <= now:
-                self.pending.extend(held.requests)
-                del self.held[base]
-        for request, until in self.quarantined:
-            if until <= now:
+        due = [self.held.pop(base) for base, held in list(self.held.items()) if held.until <= now]
+        for held in due:
+            for request in held.requests:
                 self._line(request).append(request)
-        self.quarantined = [each for each in self.quarantined if each[1] > now]
 
     def next_pause(self) -> float:
-        """Return when the next pause ends: of a base that is held, of a request that is tried now and then, or of WAIT."""
-        ends = (*(held.until for held in self.held.values()), *(until for _, until in self.quarantined))
+        """Return when the next pause ends: of requests that are held, or of WAIT."""
         replication = self.replication.not_before if self.replication.waiting else math.inf
-        return min(*ends, replication, math.inf)
+        return min(*(held.until for held in self.held.values()), replication, math.inf)
 
     def overdue(self, now: float, *, owners: bool = False) -> tuple[list[Request], list[Request]]:
         """Return the requests whose patience has ended, and those whose owner is dead. Scans only when one may be due, or on
@@ -726,7 +678,7 @@ class RequestQueue:
     def _waiting(self) -> list[Request]:
         """Return all requests except those in flight."""
         held = [request for each in self.held.values() for request in each.requests]
-        return [*held, *self.pending, *(request for request, _ in self.quarantined)]
+        return [*held, *self.pending]
 
     def _forget_settled(self) -> None:
         for request in self._waiting():
@@ -740,7 +692,7 @@ class RequestQueue:
         everything = [r for r in (*answered, *self.in_flight, *self._waiting()) if not r.settled]
         self.pending.clear()
         self.held.clear()
-        self.in_flight, self.quarantined = [], []
+        self.in_flight = []
         settle_all(everything)
         return everything
 

@@ -1,4 +1,4 @@
-"""`Subscriptions`: messages on channels, over a second connection that the caller's driver drives. The first subscription
+"""`Subscriptions`: the messages on channels, over a second connection that the caller's driver drives. The first subscription
 opens it.
 
 Here: the use of one connection after another. Not here: attempts to connect (`connector`).
@@ -19,26 +19,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
-from worqr.link.connection import (
-    MOVED,
-    ConnectionLost,
-    EndpointResolver,
-    ErrorAction,
-    ErrorReply,
-    Wire,
-    open_connection,
-    pack,
-)
 from worqr.link.connector import Connector, State, Transport
 from worqr.link.driver import BUG, LATE, Alarm, Driver, Waiter, copy_of, wake_all
+from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.log_thread import LogThread
-from worqr.link.session import NOT_YET, NotRedis, ReplyReader, new_reader
+from worqr.link.opening import MOVED, EndpointResolver, Wire, open_connection, pack
+from worqr.link.session import NOT_YET, NotRedis, new_reader
 from worqr.link.settings import LinkSettings
 from worqr.log_events import emit
 from worqr.stored_values import as_bytes
+
+if TYPE_CHECKING:
+    from worqr.link.cluster import ClusterSubscriptions
 
 # The channels of one subscription connection: requested, sent and confirmed ones. No I/O; the driver's loop uses it.
 #
@@ -73,30 +68,29 @@ SHARDED = Words("SSUBSCRIBE", "SUNSUBSCRIBE", b"ssubscribe", b"sunsubscribe", b"
 
 
 class Listener:
-    """A listener for some channels.
+    """The listener of a subscription on one connection.
 
     Attributes:
         names: the channels, set once.
         missing: the channels that are not confirmed yet. Changed only in the driver's loop.
     """
 
-    def __init__(self, channels: Iterable[str]) -> None:
-        self.names: dict[bytes, str] = {as_bytes(name): name for name in channels}
+    def __init__(self, subscription: Subscription, hub: Subscriptions) -> None:
+        self.subscription: Subscription = subscription
+        self.hub: Subscriptions = hub
+        self.names: dict[bytes, str] = {as_bytes(name): name for name in subscription.channels}
         self.missing: set[bytes] = set()
 
 
-L = TypeVar("L", bound=Listener)
-
-
 @dataclass(slots=True, eq=False)
-class _Channel(Generic[L]):
+class _Channel:
     name: str
-    listeners: list[L] = field(default_factory=list[L])
+    listeners: list[Listener] = field(default_factory=list[Listener])
     on_wire: bool = False
     stands: bool = False
 
 
-class Channels(Generic[L]):
+class Channels:
     """All channels of one connection.
 
     Args:
@@ -112,9 +106,9 @@ class Channels(Generic[L]):
     def __init__(self, words: Words = PLAIN, group_of: Callable[[bytes], int] | None = None) -> None:
         self._words = words
         self._group_of = group_of
-        self.news: list[tuple[L, str | None, bytes]] = []
+        self.news: list[tuple[Listener, str | None, bytes]] = []
         self.expelled: bool = False
-        self._channels: dict[bytes, _Channel[L]] = {}
+        self._channels: dict[bytes, _Channel] = {}
         self._changed: dict[bytes, None] = {}
         self._suspects: set[bytes] = set()
         self._asked: deque[dict[bytes, None] | None] = deque()  # None: a PING
@@ -123,17 +117,17 @@ class Channels(Generic[L]):
     def __bool__(self) -> bool:
         return bool(self._channels)
 
-    def listeners(self) -> set[L]:
+    def listeners(self) -> set[Listener]:
         return {listener for channel in self._channels.values() for listener in channel.listeners}
 
-    def take_news(self) -> list[tuple[L, str | None, bytes]]:
+    def take_news(self) -> list[tuple[Listener, str | None, bytes]]:
         """Return the news, which are delivered now."""
         news, self.news = self.news, []
         return news
 
     # Wanted channels
 
-    def add(self, listener: L) -> None:
+    def add(self, listener: Listener) -> None:
         listener.missing = set()
         for key, name in listener.names.items():
             channel = self._channels.get(key)
@@ -146,7 +140,7 @@ class Channels(Generic[L]):
         if not listener.missing:
             self.news.append((listener, None, b""))
 
-    def remove(self, listener: L) -> None:
+    def remove(self, listener: Listener) -> None:
         for key in listener.names:
             channel = self._channels.get(key)
             if channel is not None and listener in channel.listeners:
@@ -259,13 +253,13 @@ class Channels(Generic[L]):
                     if not listener.missing:
                         self.news.append((listener, None, b""))
 
-    def refused(self) -> list[tuple[L, str]]:
+    def refused(self) -> list[tuple[Listener, str]]:
         """The reply to the oldest command is an error: subscribe each channel alone, or leave it to the next connection.
 
         Returns:
             (listener, channel) of a channel that the server refuses.
         """
-        failures: list[tuple[L, str]] = []
+        failures: list[tuple[Listener, str]] = []
         group = self._asked.popleft() if self._asked else None
         for key in group or ():
             self._unconfirmed.pop(key, None)
@@ -282,58 +276,6 @@ class Channels(Generic[L]):
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-class _PubSubConnection:
-    """An open connection, until its loss.
-
-    Attributes:
-        transport: its socket.
-        reader: parses the replies.
-        served: it has brought a message or a confirmation.
-        pinged: the reply to a PING is pending.
-    """
-
-    def __init__(self, transport: Transport, settings: LinkSettings) -> None:
-        self.transport: Transport = transport
-        self.reader: ReplyReader = new_reader()
-        self.served: bool = False
-        self.pinged: bool = False
-        self._settings = settings
-        self._heard_at = time.monotonic()
-
-    @property
-    def gives_up_at(self) -> float:
-        """When the next PING is to be sent, or the one that was sent is overdue."""
-        return self._heard_at + self._settings.ping_every + (self._settings.pong_timeout if self.pinged else 0)
-
-    def read(self) -> list[bytes]:
-        """Read the input. Raises ConnectionLost."""
-        pieces = self.transport.read()
-        if pieces:
-            self.heard()
-        return pieces
-
-    def heard(self) -> None:
-        """Begin to wait anew: something has arrived, or nothing was expected until now."""
-        self._heard_at, self.pinged = time.monotonic(), False
-
-    def forgive(self, seconds: float) -> None:
-        """The loop was blocked for this time, so the server is not to blame for its silence."""
-        self._heard_at += seconds
-
-    def send(self, commands: list[Command]) -> None:
-        """Send commands. Raises ConnectionLost."""
-        if commands:
-            self.transport.send([pack(command) for command in commands])
-
-    def check_silence(self, ping: Callable[[], Command]) -> None:
-        """Send a PING if nothing has arrived for long. Raises ConnectionLost if the reply to the last one is overdue."""
-        if time.monotonic() >= self.gives_up_at:
-            if self.pinged:
-                raise ConnectionLost("no reply to PING")
-            self.pinged = True
-            self.send([ping()])
 
 
 class Subscriptions:
@@ -356,7 +298,7 @@ class Subscriptions:
         log_thread: LogThread,
         *,
         resolver: EndpointResolver,
-        channels: Channels[SubscriptionListener] | None = None,
+        channels: Channels | None = None,
     ) -> None:
         self.driver: Driver = driver
         self.connections: int = 0
@@ -365,9 +307,13 @@ class Subscriptions:
         self.connector: Connector = Connector(driver, resolver, connect, self._connected)
         self._settings = settings
         self._log_thread = log_thread
-        self._channels: Channels[SubscriptionListener] = Channels() if channels is None else channels
-        self._connection: _PubSubConnection | None = None
+        self._channels: Channels = Channels() if channels is None else channels
         self._alarm = Alarm(driver, self._look)
+        self._transport: Transport | None = None  # the open connection
+        self._reader = new_reader()
+        self._served = False  # it has brought a message or a confirmation
+        self._pinged = False  # the reply to a PING is pending
+        self._heard_at = 0.0
 
     def open(
         self, channels: Iterable[str], deliver: Callable[[str, bytes], object], confirmed: Callable[[], object]
@@ -386,10 +332,9 @@ class Subscriptions:
         """Listen on this connection, and no longer on the one before."""
         self._check()
         listener, before = subscription.move_to(self)
-        if self._connection is not None:
-            self._readable()  # its channels may stand already, if the connection does
-        if not self._channels and self._connection is not None:
-            self._connection.heard()  # without channels there was no PING
+        self._readable()  # its channels may stand already, if the connection does
+        if not self._channels:
+            self._heard()  # without channels there was no PING
         self._channels.add(listener)
         self._ask()
         if before is not None:
@@ -401,7 +346,7 @@ class Subscriptions:
             with self.driver.entered:
                 self.let_go(subscription.listener)
 
-    def let_go(self, listener: SubscriptionListener) -> None:
+    def let_go(self, listener: Listener) -> None:
         """Remove one listener."""
         if self.ended is None:
             self._channels.remove(listener)
@@ -409,8 +354,8 @@ class Subscriptions:
 
     def reconsider(self) -> None:
         """Connect to the server's new address, if it has changed."""
-        connection = self._connection
-        if connection is not None and not self.connector.resolver.is_current(connection.transport.wire.endpoint):
+        transport = self._transport
+        if transport is not None and not self.connector.resolver.is_current(transport.wire.endpoint):
             self._lost(ConnectionLost(MOVED, innocent=True))
 
     def close(self) -> None:
@@ -428,8 +373,8 @@ class Subscriptions:
         """In a forked child: subscriptions work in the parent only."""
         self.ended = error
         self.connector.poison()
-        if self._connection is not None:
-            self._connection.transport.abandon()
+        if self._transport is not None:
+            self._transport.abandon()
 
     def _check(self) -> None:
         if self.ended is not None:
@@ -438,26 +383,26 @@ class Subscriptions:
     # The connection
 
     def _connected(self, wire: Wire) -> None:
-        transport = self.connector.transport(wire, self._readable, self._progress)
-        if transport is not None:
-            self._connection = _PubSubConnection(transport, self._settings)
+        self._transport = self.connector.transport(wire, self._readable, self._progress)
+        if self._transport is not None:
+            self._reader, self._served = new_reader(), False
+            self._heard()
             self.connections += 1
             self._ask()
 
     def _lost(self, lost: ConnectionLost) -> None:
         """The connection is of no use any more; the data connection logs it."""
-        connection = self._connection
-        if connection is not None:
-            if connection.served:
+        if self._transport is not None:
+            if self._served:
                 self.connector.works()
             self._drop()
             self.connector.lost()
             self.connector.retry()
 
     def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.transport.close()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
         self._channels.reset()
         self._alarm.cancel()
 
@@ -467,9 +412,9 @@ class Subscriptions:
         """Send the pending commands, and deliver the confirmations that need no reply."""
         if self.connector.state is State.NEW:
             self.connector.dial()
-        if self._connection is not None:
+        if self._transport is not None:
             try:
-                self._connection.send(self._channels.changes())
+                self._send(self._transport, self._channels.changes())
             except ConnectionLost as lost:
                 self._lost(lost)
             else:
@@ -477,6 +422,11 @@ class Subscriptions:
         news = self._channels.take_news()
         if news:
             self.driver.post(partial(receive_all, news))
+
+    def _send(self, transport: Transport, commands: list[Command]) -> None:
+        """Send commands. Raises ConnectionLost."""
+        if commands:
+            transport.send([pack(command) for command in commands])
 
     def _progress(self, lost: ConnectionLost | None) -> None:
         if lost is not None:
@@ -487,8 +437,8 @@ class Subscriptions:
     def _readable(self) -> None:
         """Read the input and deliver it."""
         try:
-            if self._connection is not None:
-                self._receive(self._connection)
+            if self._transport is not None:
+                self._receive(self._transport)
         except ConnectionLost as lost:
             self._lost(lost)
         except Exception as error:  # a bug must cost a connection, not all later messages
@@ -498,28 +448,29 @@ class Subscriptions:
         if news:
             receive_all(news)
 
-    def _receive(self, connection: _PubSubConnection) -> None:
-        channels, gets, pinged = self._channels, connection.reader.gets, connection.pinged
-        pieces = connection.read()
+    def _receive(self, transport: Transport) -> None:
+        channels, gets, pinged = self._channels, self._reader.gets, self._pinged
+        pieces = transport.read()
         if not pieces:
             return
+        self._heard()
         if pinged:
             self._alarm.cancel()  # its time was the deadline of the PONG
             self._plan()
         try:
             for data in pieces:
-                connection.reader.feed(data)
+                self._reader.feed(data)
                 while (reply := gets()) is not NOT_YET:
                     if isinstance(reply, ErrorReply):
                         self._refused(reply)
                     else:
                         channels.heard(reply)
-                        connection.served = True
+                        self._served = True
                     if channels.expelled:
                         raise ConnectionLost("channels went to another node", innocent=True)
         except NotRedis as error:
             raise ConnectionLost(f"the server sent something that is no message ({error})") from error
-        connection.send(channels.changes())
+        self._send(transport, channels.changes())
 
     def _refused(self, refused: ErrorReply) -> None:
         if refused.action is not ErrorAction.REFUSED:
@@ -531,44 +482,37 @@ class Subscriptions:
 
     # Silence
 
+    def _heard(self) -> None:
+        """Begin to wait anew: something has arrived, or nothing was expected until now."""
+        self._heard_at, self._pinged = time.monotonic(), False
+
+    def _silent_until(self) -> float:
+        """Return when the next PING is to be sent, or the one that was sent is overdue."""
+        return self._heard_at + self._settings.ping_every + (self._settings.pong_timeout if self._pinged else 0)
+
     def _plan(self) -> None:
         """Look again when the server has been silent for long."""
-        if self._connection is not None and self._channels and self._connection.gives_up_at < self._alarm.at:
-            self._alarm.set(self._connection.gives_up_at)
+        if self._transport is not None and self._channels:
+            self._alarm.set(self._silent_until())
 
     def _look(self, late: float) -> None:
+        """Send a PING if nothing has arrived for long; close the connection if the reply to the last one is overdue."""
         self._readable()  # read the socket's input before checking the time
-        connection = self._connection
-        if connection is not None and self._channels:
+        if self._transport is not None and self._channels:
             if late > LATE:
-                connection.forgive(late)
-            try:
-                connection.check_silence(self._channels.ping)
-            except ConnectionLost as lost:
-                self._lost(lost)
+                self._heard_at += late  # the loop was blocked, so the server is not to blame for its silence
+            if time.monotonic() >= self._silent_until():
+                try:
+                    if self._pinged:
+                        raise ConnectionLost("no reply to PING")
+                    self._pinged = True
+                    self._send(self._transport, [self._channels.ping()])
+                except ConnectionLost as lost:
+                    self._lost(lost)
         self._plan()
 
 
 # `Subscription`: some channels, the callbacks for their messages, and the wait until the channels are confirmed.
-
-
-class Hub(Protocol):
-    """The object that opened a subscription."""
-
-    driver: Driver
-    ended: WorqrError | None
-
-    def forget(self, subscription: Subscription) -> None:
-        """Remove the subscription's listener."""
-        ...
-
-
-class ListenerOwner(Protocol):
-    """The connection of some subscriptions."""
-
-    def let_go(self, listener: SubscriptionListener) -> None:
-        """Remove one listener."""
-        ...
 
 
 class Subscription:
@@ -582,7 +526,7 @@ class Subscription:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: Subscriptions | ClusterSubscriptions,
         channels: Iterable[str],
         deliver: Callable[[str, bytes], object],
         confirmed: Callable[[], object],
@@ -590,7 +534,7 @@ class Subscription:
         self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
         if not self.channels:
             raise UsageError("a subscription needs at least one channel")
-        self.listener: SubscriptionListener | None = None
+        self.listener: Listener | None = None
         self._hub = hub
         self._deliver = deliver
         self._confirmed = confirmed
@@ -599,9 +543,9 @@ class Subscription:
         self._error: Exception | None = None
         self._waiters: list[Waiter] = []
 
-    def move_to(self, hub: ListenerOwner) -> tuple[SubscriptionListener, SubscriptionListener | None]:
+    def move_to(self, hub: Subscriptions) -> tuple[Listener, Listener | None]:
         """Return the listener for the connection of `hub`, which is used from now on, and the one before it."""
-        before, self.listener = self.listener, SubscriptionListener(self, hub)
+        before, self.listener = self.listener, Listener(self, hub)
         return self.listener, before
 
     async def wait_confirmed(self) -> None:
@@ -650,16 +594,7 @@ class Subscription:
         wake_all(waiters)
 
 
-class SubscriptionListener(Listener):
-    """The listener of a subscription on one connection."""
-
-    def __init__(self, subscription: Subscription, hub: ListenerOwner) -> None:
-        super().__init__(subscription.channels)
-        self.subscription = subscription
-        self.hub: ListenerOwner = hub
-
-
-def receive_all(news: list[tuple[SubscriptionListener, str | None, bytes]]) -> None:
+def receive_all(news: list[tuple[Listener, str | None, bytes]]) -> None:
     """In the loop. One callback that fails does not keep the news from the others."""
     for listener, channel, data in news:
         try:
