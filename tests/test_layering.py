@@ -7,16 +7,12 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
 
 import pytest
 
 import worqr
 from tests.support.cases import of_each
-
-PACKAGE = Path(__file__).parent.parent / "worqr"
+from tests.support.sources import MODULES, PACKAGE, Module
 
 LAYERS = (
     "log_events tracing",
@@ -48,48 +44,23 @@ MOST_ATTRIBUTES = 20
 """Of a class that changes. A module or a class has no limit on lines: it has one idea, and is as long as the idea."""
 
 
-@dataclass(frozen=True)
-class Module:
-    """One file of the package, parsed when a test asks for its tree: each process of a run collects this file."""
-
-    name: str
-    """Dotted, without ``worqr``: ``peer.consumer``, ``lua``, and ``""`` for the package itself."""
-    text: str = field(repr=False)
-
-    @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
-
-    @property
-    def part(self) -> str:
-        """What the layers are made of: the first word of the name."""
-        return part_of(self.name)
-
-
-def part_of(name: str) -> str:
-    return name.partition(".")[0] or "worqr"
-
-
-def read(path: Path) -> Module:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    text = path.read_text("utf-8")
-    return Module(name, text)
-
-
-MODULES = [read(path) for path in sorted(PACKAGE.rglob("*.py"))]
 NAMES = {module.name for module in MODULES}
 of_each_module = of_each("module", MODULES, lambda module: module.name or "worqr")
 
 
-def imports(tree: ast.AST, but: Container[ast.AST] = ()) -> Iterator[str]:
+def part_of(name: str) -> str:
+    """The part of a module that is named in full."""
+    return name.removeprefix("worqr.").partition(".")[0]
+
+
+def imports(module: Module, but: Container[ast.AST] = ()) -> Iterator[str]:
     """Every module that is imported anywhere in the file, also for typing, in full: ``worqr.ops``, ``trio.abc``."""
-    for node in ast.walk(tree):
+    for node in module.each(ast.Import, ast.ImportFrom):
         if node in but:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"line {node.lineno}: a relative import"
             source = node.module or ""
             for alias in node.names:
@@ -98,18 +69,14 @@ def imports(tree: ast.AST, but: Container[ast.AST] = ()) -> Iterator[str]:
 
 
 def own_imports(module: Module) -> set[str]:
-    """The modules of worqr that this one imports, also for typing, named as `Module.name` is."""
-    return {
-        name.removeprefix("worqr").removeprefix(".")
-        for name in imports(module.tree)
-        if name == "worqr" or name.startswith("worqr.")
-    }
+    """The modules of worqr that this one imports, also for typing, named in full."""
+    return {name for name in imports(module) if name.partition(".")[0] == "worqr"}
 
 
 @of_each_module
 def test_imports_run_one_way(module: Module) -> None:
     for name in own_imports(module):
-        assert RANK.get(part_of(name), 0) <= RANK.get(module.part, 0), f"worqr.{name} is above it"
+        assert RANK.get(part_of(name), 0) <= RANK.get(module.part, 0), f"{name} is above it"
 
 
 def test_parts_do_not_import_each_other_in_a_circle() -> None:
@@ -126,7 +93,7 @@ def graph() -> dict[str, set[str]]:
     return {
         module.name: {
             name.removeprefix("worqr.")
-            for name in imports(module.tree, but=typing_only(module))
+            for name in imports(module, but=typing_only(module))
             if name.removeprefix("worqr.") in NAMES and name not in {f"worqr.{module.name}", "worqr", ""}
         }
         for module in MODULES
@@ -139,8 +106,8 @@ def typing_only(module: Module) -> set[ast.AST]:
     folder = f"worqr.{module.name.rpartition('.')[0]}"
     return {
         each
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for node in module.each(ast.If)
+        if ast.unparse(node.test) == "TYPE_CHECKING"
         for each in node.body
         if isinstance(each, ast.ImportFrom) and (each.module or "").rpartition(".")[0] == folder
     }
@@ -161,10 +128,6 @@ def test_no_modules_name_each_other_in_a_circle() -> None:
     names = graph()
     circle = {module for module in names if module in reached(module, names)}
     assert not circle, "also imports for typing count, but for those of the same folder"
-
-
-def classes(module: Module) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef))
 
 
 def is_record(node: ast.ClassDef) -> bool:
@@ -193,7 +156,7 @@ def test_no_class_has_too_many_attributes() -> None:
     found = {
         f"{module.name}.{node.name}": len(attributes(node))
         for module in MODULES
-        for node in classes(module)
+        for node in module.each(ast.ClassDef)
         if not is_record(node) and len(attributes(node)) > MOST_ATTRIBUTES
     }
     assert not found, "divide its state by owner and lifetime"
@@ -201,18 +164,18 @@ def test_no_class_has_too_many_attributes() -> None:
 
 def foreign_writes(module: Module, owners: dict[str, set[str]]) -> Iterator[str]:
     """Attributes of objects that a class of another file declares."""
-    for node in ast.walk(module.tree):
-        written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
-        if written and ast.unparse(node.value) not in {"self", "cls"} and not node.attr.startswith("__"):
-            homes = owners.get(node.attr, set())
-            if homes and module.name not in homes:
-                yield f"{module.name}: {ast.unparse(node)}"
+    for node in module.each(ast.Attribute):
+        if isinstance(node.ctx, ast.Load) or node.attr.startswith("__") or ast.unparse(node.value) in {"self", "cls"}:
+            continue
+        homes = owners.get(node.attr, set())
+        if homes and module.name not in homes:
+            yield f"{module.name}: {ast.unparse(node)}"
 
 
 def test_attributes_are_written_in_the_file_of_their_class_only() -> None:
     owners: dict[str, set[str]] = {}
     for module in MODULES:
-        for node in classes(module):
+        for node in module.each(ast.ClassDef):
             for name in attributes(node):
                 owners.setdefault(name, set()).add(module.name)
     found = {write for module in MODULES for write in foreign_writes(module, owners)}
@@ -221,15 +184,14 @@ def test_attributes_are_written_in_the_file_of_their_class_only() -> None:
 
 @of_each_module
 def test_only_the_link_imports_redis_and_pure_modules_know_no_loop_and_no_network(module: Module) -> None:
-    tops = {name.partition(".")[0] for name in imports(module.tree)}
+    tops = {name.partition(".")[0] for name in imports(module)}
     assert module.part == "link" or not tops & {"redis", "valkey", "hiredis"}
     if RANK.get(module.part, 0) <= RANK["ops"]:
         allowed = (
             {"time"} if module.name == "tracebacks" else set[str]()
         )  # it stops to read an error that takes too long
         assert not tops & {"trio", "trio_util", "asyncio", "threading", "socket", "subprocess", "time"} - allowed
-        waits = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
-        assert not any(isinstance(node, waits) for node in ast.walk(module.tree))
+        assert not [*module.each(ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)]
 
 
 @of_each_module
@@ -251,9 +213,8 @@ def test_functions_stay_small() -> None:
     found = {
         f"{module.name}.{node.name}": lines
         for module in MODULES
-        for node in ast.walk(module.tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (lines := (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node)) > MOST_LINES
+        for node in module.each(ast.FunctionDef, ast.AsyncFunctionDef)
+        if (lines := (node.end_lineno or 0) - node.lineno + 1 - docstring_lines(node)) > MOST_LINES
     }
     assert not found, f"at most {MOST_LINES} lines"
 
@@ -262,8 +223,8 @@ def test_every_public_name_is_found_where_type_checkers_look_for_it() -> None:
     module = next(module for module in MODULES if module.name == "")
     imported = {
         alias.name: node.module
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("worqr.")
+        for node in module.each(ast.ImportFrom)
+        if (node.module or "").startswith("worqr.")
         for alias in node.names
     }
     assert set(worqr.__all__) == imported.keys()
