@@ -60,11 +60,6 @@ def shown(value: object) -> set[str]:
     return {name for name in dir(value) if not name.startswith("_")} - of_builtins
 
 
-@of_each("name", CLASSES)
-def test_a_class_has_no_name_beside_the_face(name: str) -> None:
-    assert shown(CLASSES[name]) - promised(CLASSES[name]) == set()
-
-
 def check(*values: object) -> None:
     """Each shows its face, wholly, and no more."""
     for value in values:
