@@ -26,6 +26,8 @@ from tests.support.sources import MODULES
 from worqr.handler_options import HandlerOptions
 from worqr.job_options import RAW_OPTIONS
 
+pytestmark = pytest.mark.one_server
+
 FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
 CLASSES: dict[str, type[Any]] = {
     name: value

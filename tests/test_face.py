@@ -32,6 +32,8 @@ from tests.support.servers import Server
 from tests.test_argument_codec import NOON
 from worqr.validation import is_coroutine_function
 
+pytestmark = pytest.mark.one_server  # what users write does not depend on the kind of server
+
 PROGRAMS = ROOT / "tests" / "programs"
 FACE = ROOT / "tests" / "face.txt"
 HEAD = """\
