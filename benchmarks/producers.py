@@ -5,7 +5,6 @@ And the cost of waiting until a replica has it.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import trio
 import worqr
 from benchmarks.loads import put_in
 from benchmarks.measuring import Plan, Row, Table, in_turn
+from benchmarks.nodes import free_port
 from benchmarks.server import bare
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
@@ -174,8 +174,7 @@ async def _threads(plan: Plan, server: EmbeddedServer) -> Table:
 async def _replicated(plan: Plan) -> Table:
     """With ``replicas=1`` and with 0, in turn."""
     rows: list[Row] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     settings = {"repl-diskless-sync-delay": "0"}
     with EmbeddedServer(port=port, settings=settings) as primary, EmbeddedServer(settings=settings) as replica:
         _follow(bare(replica), port)

@@ -255,7 +255,7 @@ AT_ONCE = 6
 @pytest.mark.sweep(keep=2)
 @pytest.mark.parametrize("first", range(0, LIVES, AT_ONCE), ids=lambda first: f"life {first}")
 @pytest.mark.parametrize("fault", ["drop_reply", "drop_request"])
-async def test_connections_cut_at_these_scripts_change_nothing(
+async def test_a_connection_cut_at_this_script_changes_nothing(
     first: int, fault: str, server: Server, proxy_to: Callable[[Server], FaultProxy], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with trio.open_nursery() as nursery:
