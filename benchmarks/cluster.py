@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -11,12 +12,11 @@ from functools import partial
 import trio
 
 import worqr
+from benchmarks.loads import CALLERS, Countdown, drain, put_in
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from benchmarks.nodes import NODE_TIMEOUT_MS, Node, Nodes, free_port, open_cluster
 from worqr.embedded import EmbeddedServer
 
-CONCURRENCY = 100
-CALLERS = 100
 PAUSE = 0.001
 """Seconds between the calls of a caller that measures a failover."""
 
@@ -39,46 +39,22 @@ class Load:
         return await self._drain(self._sharded, ["hot"])
 
     async def _drain(self, mesh: worqr.Mesh, names: list[str]) -> float:
-        left = self.tasks // len(names) * len(names)
-        done = trio.Event()
-
-        async def handler(task: bytes) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                done.set()
-
         batch = [b"%0100d" % number for number in range(self.tasks // len(names))]
-        async with mesh.join(concurrency=CONCURRENCY, grace=0) as peer, trio.open_nursery() as nursery:
+        async with mesh.connect():
             for name in names:
                 for start in range(0, len(batch), 1000):
                     await mesh.queue(name).enqueue(*batch[start : start + 1000])
-            total, began = left, time.perf_counter()
-            for name in names:
-                nursery.start_soon(peer.serve, name, handler)
-            await done.wait()
-            ended = time.perf_counter()
-            nursery.cancel_scope.cancel()
-        return total / (ended - began)
+        return await drain(mesh, Countdown(len(batch) * len(names)), names)
 
     async def enqueue(self, queues: int) -> float:
         """One task per call by 100 callers, over `queues` queues."""
-        each = self.tasks // CALLERS
-
-        async def call(queue: worqr.Queue) -> None:
-            for _ in range(each):
-                await queue.enqueue(TASK)
-
         async with self.mesh.connect():
-            names = [f"E{number}" for number in range(queues)]
-            began = time.perf_counter()
-            async with trio.open_nursery() as nursery:
-                for caller in range(CALLERS):
-                    nursery.start_soon(call, self.mesh.queue(names[caller % queues]))
-            ended = time.perf_counter()
-            for name in names:
-                await self.mesh.queue(name).delete()
-        return each * CALLERS / (ended - began)
+            found = [self.mesh.queue(f"E{number}") for number in range(queues)]
+            turns = itertools.cycle(found)
+            rate = await put_in(lambda: next(turns).enqueue(TASK), self.tasks, CALLERS)
+            for queue in found:
+                await queue.delete()
+        return rate
 
 
 TASK = b"x" * 100

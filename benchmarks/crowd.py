@@ -22,11 +22,11 @@ PAUSE = 0.002
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """Six processes whose peers idle on a queue, two whose peers hold a task each; those two are killed together."""
-    each = plan.size(25, 2)
-    peers, killed = PROCESSES * each, HOLDERS * each
+    each, processes = plan.size(25, 2), plan.size(PROCESSES, 4)
+    peers, killed = processes * each, HOLDERS * each
     client, mesh = bare(server), worqr.Mesh(server.url)
     table = Table(
-        f"crowd: {peers} peers in {PROCESSES} processes",
+        f"crowd: {peers} peers in {processes} processes",
         "enqueue: the same into a queue with one peer; requests: one a second and peer",
     )
     async with AsyncExitStack() as stack:
@@ -35,7 +35,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         one = await stack.enter_async_context(start(queue="one", handler="do_nothing"))
         idlers = [
             await stack.enter_async_context(start(queue="many", handler="do_nothing", count=each))
-            for _ in range(PROCESSES - HOLDERS)
+            for _ in range(processes - HOLDERS)
         ]
         holders = [
             await stack.enter_async_context(start(queue="held", handler="hold", count=each, concurrency=1))

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
 
 import redis
-import trio
 
 import worqr
+from benchmarks.loads import put_in
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from benchmarks.server import bare
 from worqr.embedded import EmbeddedServer
 
 TASK = b"x" * 100
 
-Put = Callable[[bytes], Awaitable[object]]
+Put = Callable[[], Awaitable[object]]
 
 
-async def put_in(client: redis.Redis, put: Put, total: int, callers: int) -> float:
-    """`callers` that put `total` tasks into an empty server, each one after another; return tasks per second."""
+async def into_empty(client: redis.Redis, put: Put, total: int, callers: int) -> float:
+    """`callers` that put `total` tasks into an empty server."""
     client.flushdb()
-
-    async def caller() -> None:
-        for _ in range(total // callers):
-            await put(TASK)
-
-    began = time.perf_counter()
-    async with trio.open_nursery() as nursery:
-        for _ in range(callers):
-            nursery.start_soon(caller)
-    return total / (time.perf_counter() - began)
+    return await put_in(put, total, callers)
 
 
 def with_options(queue: worqr.Queue) -> Put:
@@ -40,8 +30,8 @@ def with_options(queue: worqr.Queue) -> Put:
     ids = count()
     retry = worqr.RetryPolicy(max_failures=5, max_backoff=60)
 
-    def put(task: bytes) -> Awaitable[object]:
-        return queue.dispatch(task, id=f"job-{next(ids)}", delay=3600, timeout=30, result_ttl=300, retry=retry)
+    def put() -> Awaitable[object]:
+        return queue.dispatch(TASK, id=f"job-{next(ids)}", delay=3600, timeout=30, result_ttl=300, retry=retry)
 
     return put
 
@@ -56,12 +46,12 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
             ("100 callers at once", plan.size(20_000, 1_000), 100),
             ("1,000 callers at once", plan.size(20_000, 2_000), 1000),
         ):
-            run = partial(put_in, client, total=total, callers=callers)
+            run = partial(into_empty, client, total=total, callers=callers)
             plain, given, limits = await in_turn(
                 plan.runs,
-                partial(run, queue.dispatch),
+                partial(run, lambda: queue.dispatch(TASK)),
                 partial(run, with_options(queue)),
-                partial(run, queue.enqueue),
+                partial(run, lambda: queue.enqueue(TASK)),
             )
             rows.append(Row(what, "jobs/s", plain, limits))
             rows.append(Row("... with id, delay, timeout, result_ttl, retry", "jobs/s", given, limits))

@@ -12,6 +12,7 @@ import redis
 import trio
 
 import worqr
+from benchmarks.loads import CONCURRENCY
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn, ratios
 from benchmarks.server import account, bare, command, fill
 from worqr import ops
@@ -19,7 +20,6 @@ from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 
 PREFIX = "worqr"
-CONCURRENCY = 100
 WORKER = "bare:00000000000000000000000000000000"
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import trio
-
 import worqr
+from benchmarks.loads import CALLERS, put_in
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn
 from benchmarks.server import bare, command
 from worqr import ops
@@ -15,7 +14,6 @@ from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 
 TASK = b"x" * 100
-CALLERS = 100
 BATCH = 1000
 
 
@@ -33,22 +31,9 @@ class Enqueues:
         self.client.unlink(self.keys.base)
         return time.perf_counter()
 
-    async def one_by_one(self, count: int) -> float:
-        began = self._began()
-        for _ in range(count):
-            await self.queue.enqueue(TASK)
-        return count / (time.perf_counter() - began)
-
-    async def at_once(self, count: int) -> float:
-        async def caller() -> None:
-            for _ in range(count // CALLERS):
-                await self.queue.enqueue(TASK)
-
-        began = self._began()
-        async with trio.open_nursery() as nursery:
-            for _ in range(CALLERS):
-                nursery.start_soon(caller)
-        return count / (time.perf_counter() - began)
+    async def by(self, callers: int, count: int) -> float:
+        self._began()
+        return await put_in(lambda: self.queue.enqueue(TASK), count, callers)
 
     async def in_batches(self, count: int) -> float:
         batch = [TASK] * BATCH
@@ -90,8 +75,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     async with enqueues.mesh.connect():
         one, some, many = plan.size(4_000, 100), plan.size(40_000, 1_000), plan.size(400_000, 10_000)
         for what, count, bar, ours, limit in (
-            ("one await at a time", one, 3_000, enqueues.one_by_one, enqueues.bare_one_by_one),
-            ("100 callers at once", some, 25_000, enqueues.at_once, enqueues.bare_at_once),
+            ("one await at a time", one, 3_000, partial(enqueues.by, 1), enqueues.bare_one_by_one),
+            ("100 callers at once", some, 25_000, partial(enqueues.by, CALLERS), enqueues.bare_at_once),
             ("1,000 tasks per call", many, 200_000, enqueues.in_batches, enqueues.bare_in_batches),
         ):
             values, limits = await in_turn(plan.runs, partial(ours, count), partial(limit, count))

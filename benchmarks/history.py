@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
-import trio
-
 import worqr
-from benchmarks.drain import CONCURRENCY, PREFIX
+from benchmarks.drain import PREFIX
+from benchmarks.loads import CONCURRENCY, Countdown, drain
 from benchmarks.measuring import Bar, Plan, Row, Table, in_turn, ratios
 from benchmarks.server import bare
 from worqr.embedded import EmbeddedServer
@@ -29,19 +27,10 @@ class Drains:
         """Tasks per second. `what`: raw tasks, or calls of a function, or its jobs."""
         self.client.flushdb()
         mesh = worqr.Mesh(self.server.url, prefix=PREFIX, history=history)
-        left, done = self.tasks, trio.Event()
-
-        def note() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done.set()
-
-        async def handler(task: bytes) -> None:
-            note()
+        ran = Countdown(self.tasks)
 
         async def function(n: int) -> None:
-            note()
+            ran.take()
 
         declared = None if what == "raw tasks" else mesh.task(function, name="function")
         async with mesh.connect():
@@ -51,14 +40,7 @@ class Drains:
                 await mesh.enqueue_many(declared.call(n) for n in range(self.tasks))
             else:
                 await mesh.dispatch_many(declared.call(n) for n in range(self.tasks))
-        began = time.perf_counter()
-        async with mesh.join(concurrency=CONCURRENCY, grace=0) as peer, trio.open_nursery() as nursery:
-            if declared is None:
-                nursery.start_soon(peer.serve, QUEUE, handler)
-            await done.wait()
-            ended = time.perf_counter()
-            nursery.cancel_scope.cancel()
-        return self.tasks / (ended - began)
+        return await drain(mesh, ran, [QUEUE] if declared is None else [])
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:

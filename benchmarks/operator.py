@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import trio
 import worqr
 from benchmarks.children import ROOT, open_child
 from benchmarks.measuring import Bar, Plan, Row, Table, percentile
+from benchmarks.nodes import free_port
 from benchmarks.operator_mesh import FIRST, LargeMesh, Size
 from benchmarks.server import account, bare
 from worqr.embedded import EmbeddedServer
@@ -135,11 +135,6 @@ async def open_dashboard(server: EmbeddedServer) -> AsyncGenerator[Browser]:
         with trio.CancelScope(shield=True):
             await process.wait()
             await process.stdout.aclose()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @dataclass(slots=True)

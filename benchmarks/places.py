@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from typing import Any, Literal
 
 import trio
 
 import worqr
+from benchmarks import loads
+from benchmarks.loads import CONCURRENCY
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from benchmarks.server import bare, fill
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 
-CONCURRENCY = 100
 QUEUE = QueueKeys("worqr", "places")
 
 Place = Literal["loop", "thread", "asyncio"]
 
 
-class Countdown:
-    """A handler, async or plain, that ends a drain when it was called often enough; from whichever thread."""
+class Countdown(loads.Countdown):
+    """A handler, async or plain, from whichever thread."""
 
     def __init__(self, count: int) -> None:
-        self.done = trio.Event()
-        self._left = count
+        super().__init__(count)
         self._lock = threading.Lock()
         self._token = trio.lowlevel.current_trio_token()
 
     def plain(self, task: bytes) -> None:
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self.left -= 1
+            if self.left:
                 return
         self._token.run_sync_soon(self.done.set)
 
@@ -48,13 +47,7 @@ async def drain(server: EmbeddedServer, count: int, place: Place) -> float:
     fill(client, QUEUE.base, count)
     countdown = Countdown(count)
     handler: Any = countdown.plain if place == "thread" else countdown.awaited
-    async with worqr.Mesh(server.url).join(concurrency=CONCURRENCY, grace=0) as peer, trio.open_nursery() as nursery:
-        began = time.perf_counter()
-        nursery.start_soon(partial(peer.serve, QUEUE.name, handler, runs_in=place))
-        await countdown.done.wait()
-        ended = time.perf_counter()
-        nursery.cancel_scope.cancel()
-    return count / (ended - began)
+    return await loads.drain(worqr.Mesh(server.url), countdown, [QUEUE.name], handler, runs_in=place)
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:

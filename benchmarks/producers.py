@@ -5,7 +5,6 @@ And the cost of waiting until a replica has it.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,9 @@ import redis.asyncio
 import trio
 
 import worqr
+from benchmarks.loads import put_in
 from benchmarks.measuring import Plan, Row, Table, in_turn
+from benchmarks.nodes import free_port
 from benchmarks.server import bare
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
@@ -132,39 +133,12 @@ async def _rate_of_tasks(once: Callable[[], Awaitable[object]], tasks: int, coun
     return count // tasks * tasks / (time.perf_counter() - began)
 
 
-class ReplicatedProducers:
-    """A primary with one replica, both on this machine. All return tasks per second."""
-
-    def __init__(self, url: str) -> None:
-        self.mesh = worqr.Mesh(url)
-        self.queue = self.mesh.queue("Q1")
-
-    async def one_by_one(self, replicas: int, count: int) -> float:
-        began = time.perf_counter()
-        for _ in range(count):
-            await self.queue.enqueue(TASK, replicas=replicas)
-        return await self._emptied(count / (time.perf_counter() - began))
-
-    async def at_once(self, replicas: int, count: int) -> float:
-        async def work() -> None:
-            for _ in range(count // TASKS):
-                await self.queue.enqueue(TASK, replicas=replicas)
-
-        began = time.perf_counter()
-        async with trio.open_nursery() as nursery:
-            for _ in range(TASKS):
-                nursery.start_soon(work)
-        return await self._emptied(count // TASKS * TASKS / (time.perf_counter() - began))
-
-    async def dispatched(self, replicas: int, count: int) -> float:
-        began = time.perf_counter()
-        for _ in range(count):
-            await self.queue.dispatch(TASK, replicas=replicas)
-        return await self._emptied(count / (time.perf_counter() - began))
-
-    async def _emptied(self, rate: float) -> float:
-        await self.queue.delete()
-        return rate
+async def _with_replicas(queue: worqr.Queue, method: str, callers: int, replicas: int, count: int) -> float:
+    """Tasks per second into a primary with one replica, both on this machine."""
+    put = getattr(queue, method)
+    rate = await put_in(lambda: put(TASK, replicas=replicas), count, callers)
+    await queue.delete()
+    return rate
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
@@ -200,19 +174,19 @@ async def _threads(plan: Plan, server: EmbeddedServer) -> Table:
 async def _replicated(plan: Plan) -> Table:
     """With ``replicas=1`` and with 0, in turn."""
     rows: list[Row] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    port = free_port()
     settings = {"repl-diskless-sync-delay": "0"}
     with EmbeddedServer(port=port, settings=settings) as primary, EmbeddedServer(settings=settings) as replica:
         _follow(bare(replica), port)
-        producers = ReplicatedProducers(primary.url)
+        mesh = worqr.Mesh(primary.url)
         count = plan.size(3_000, 200)
-        async with producers.mesh.connect():
-            for what, rate, size in (
-                ("queue.enqueue, one await at a time", producers.one_by_one, count),
-                ("queue.dispatch, one await at a time", producers.dispatched, count),
-                (f"queue.enqueue, {TASKS} tasks", producers.at_once, 10 * count),
+        async with mesh.connect():
+            for what, method, callers, size in (
+                ("queue.enqueue, one await at a time", "enqueue", 1, count),
+                ("queue.dispatch, one await at a time", "dispatch", 1, count),
+                (f"queue.enqueue, {TASKS} tasks", "enqueue", TASKS, 10 * count),
             ):
+                rate = partial(_with_replicas, mesh.queue("Q1"), method, callers)
                 values, limits = await in_turn(plan.runs, partial(rate, 1, size), partial(rate, 0, size))
                 rows.append(Row(what, "tasks/s", values, limits))
     limit = "the same with replicas=0"

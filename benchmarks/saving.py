@@ -6,10 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-import trio
-
 import worqr
-from benchmarks.drain import CONCURRENCY
+from benchmarks.loads import CONCURRENCY, Countdown, drain
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from benchmarks.server import bare, fill_jobs
 from worqr import ops
@@ -52,7 +50,7 @@ class Saves:
 
     async def one_by_one(self, keep: Callable[[int], Awaitable[None]]) -> float:
         """Milliseconds of one call, of many in one run."""
-        took, done = 0.0, trio.Event()
+        took, ran = 0.0, Countdown(1)
 
         async def handler(task: bytes) -> None:
             nonlocal took
@@ -60,9 +58,9 @@ class Saves:
             for n in range(CALLS_PER_RUN):
                 await keep(n)
             took = time.perf_counter() - began
-            done.set()
+            ran.take()
 
-        await self._served(handler, 1, done)
+        await self._drained(handler, ran)
         return took / CALLS_PER_RUN * 1e3
 
     async def bare_scripts(self) -> float:
@@ -80,27 +78,18 @@ class Saves:
 
     async def drain(self, keep: Callable[[int], Awaitable[None]]) -> float:
         """Jobs per second, of which each saves once."""
-        left, done = self.jobs, trio.Event()
+        ran = Countdown(self.jobs)
 
         async def handler(task: bytes) -> None:
-            nonlocal left
             await keep(1)
-            left -= 1
-            if left == 0:
-                done.set()
+            ran.take()
 
-        return self.jobs / await self._served(handler, self.jobs, done)
+        return await self._drained(handler, ran)
 
-    async def _served(self, handler: Callable[[bytes], Awaitable[None]], jobs: int, done: trio.Event) -> float:
+    async def _drained(self, handler: Callable[[bytes], Awaitable[None]], ran: Countdown) -> float:
         self.client.flushdb()
-        fill_jobs(self.client, self.keys, jobs, encode_options({}))
-        async with self.mesh.join(concurrency=CONCURRENCY, grace=0) as peer, trio.open_nursery() as nursery:
-            began = time.perf_counter()
-            nursery.start_soon(peer.serve, "saving", handler)
-            await done.wait()
-            ended = time.perf_counter()
-            nursery.cancel_scope.cancel()
-        return ended - began
+        fill_jobs(self.client, self.keys, ran.count, encode_options({}))
+        return await drain(self.mesh, ran, ["saving"], handler)
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:

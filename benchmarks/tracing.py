@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
-import trio
 from opentelemetry.sdk.trace import TracerProvider
 
 import worqr
+from benchmarks.loads import CALLERS, CONCURRENCY, Countdown, drain, put_in
 from benchmarks.measuring import Plan, Row, Table, in_turn
 from benchmarks.server import bare
 from worqr.embedded import EmbeddedServer
 from worqr.otel import Tracing
 
-CONCURRENCY = 100
 QUEUE = "tracing"
 TASK = b"x" * 100
 
@@ -35,37 +33,14 @@ class Meshes:
         self._client.flushdb()
         async with mesh.connect():
             await mesh.queue(QUEUE).enqueue(*[TASK] * self._tasks)
-        left, done = self._tasks, trio.Event()
-
-        async def handler(task: bytes) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done.set()
-
-        async with mesh.join(concurrency=CONCURRENCY, grace=0) as peer, trio.open_nursery() as nursery:
-            began = time.perf_counter()
-            nursery.start_soon(peer.serve, QUEUE, handler)
-            await done.wait()
-            ended = time.perf_counter()
-            nursery.cancel_scope.cancel()
-        return self._tasks / (ended - began)
+        return await drain(mesh, Countdown(self._tasks), [QUEUE])
 
     async def enqueue(self, mesh: worqr.Mesh) -> float:
         """Enqueue one task after the other in each of many Trio tasks; return tasks per second."""
         self._client.flushdb()
-        queue, each = mesh.queue(QUEUE), self._tasks // CONCURRENCY
-
-        async def producer() -> None:
-            for _ in range(each):
-                await queue.enqueue(TASK)
-
+        queue = mesh.queue(QUEUE)
         async with mesh.connect():
-            began = time.perf_counter()
-            async with trio.open_nursery() as nursery:
-                for _ in range(CONCURRENCY):
-                    nursery.start_soon(producer)
-            return each * CONCURRENCY / (time.perf_counter() - began)
+            return await put_in(lambda: queue.enqueue(TASK), self._tasks, CALLERS)
 
 
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:

@@ -247,30 +247,16 @@ def assert_same(found: object, expected: object) -> None:
 
 
 @of_each_type
-def test_an_argument_arrives_as_it_was(hint: Any, value: Any) -> None:
-    (found,), rest = through(sign(of(hint)), value)
-    assert_same(found, value)
-    assert not rest
-
-
-@of_each_type
-def test_a_whole_payload_arrives_as_it_was(hint: Any, value: Any) -> None:
-    signature = sign(whole_of(hint))
-    assert signature.payload_is_argument
-    (found,), rest = through(signature, value)
-    assert_same(found, value)
-    assert not rest
-
-
-@of_each_type
-def test_a_result_arrives_as_it_was(hint: Any, value: Any) -> None:
-    assert_same(sign(of(hint), stores_result=True).decode_result(*encode_result(value, 1 << 20)), value)
-
-
-@of_each_type
-def test_it_travels_in_lists_too(hint: Any, value: Any) -> None:
+def test_it_arrives_as_it_was(hint: Any, value: Any) -> None:
+    """As an argument, as the whole payload, in a list, and as a result."""
+    assert sign(whole_of(hint)).payload_is_argument
+    for function in (of(hint), whole_of(hint)):
+        (found,), rest = through(sign(function), value)
+        assert_same(found, value)
+        assert not rest
     (found,), _ = through(sign(of(list[hint])), [value, value])
     assert found == [value, value]
+    assert_same(sign(of(hint), stores_result=True).decode_result(*encode_result(value, 1 << 20)), value)
 
 
 def test_payloads_are_what_others_would_write() -> None:

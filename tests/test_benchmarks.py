@@ -14,55 +14,22 @@ from benchmarks.measuring import Bar, Row, Table, percentile, shown
 from benchmarks.report import print_plain, write_markdown
 
 ROOT = Path(__file__).parent.parent
-TITLES = {
-    "drain": ["drain: no-op tasks", "drain with many waiting"],
-    "jobs": ["jobs:"],
-    "saving": ["saving: 100 bytes", "saving: no-op jobs"],
-    "lanes": ["lanes:"],
-    "batches": ["batches: what", "batches: from"],
-    "limits": ["limits:"],
-    "lists": ["lists:"],
-    "enqueue": ["enqueue:"],
-    "dispatch": ["dispatch:"],
-    "producers": ["producers: plain threads", "producers: asyncio", "producers: replicas=1"],
-    "room": ["room:"],
-    "pickup": ["pick-up:"],
-    "cancel": ["cancel:"],
-    "recovery": ["recovery:"],
-    "idle": ["idle:"],
-    "fleet": ["fleet: enqueue", "fleet: requests"],
-    "crowd": ["crowd:"],
-    "cluster": ["cluster: three shards", "cluster: the longest time"],
-    "memory": ["memory:"],
-    "names": ["names:"],
-    "operator": [
-        "first byte",
-        "size of a page",
-        "requests to the server",
-        "slowest script",
-        "open pages",
-        "pages open 0",
-    ],
-    "bulk": ["bulk:"],
-    "due": ["due:"],
-    "storm": ["storm:"],
-    "schedules": ["schedules:"],
-    "functions": ["functions: typed calls drained", "functions: typed calls enqueued"],
-    "auto": ["auto:"],
-    "startup": ["startup: a process", "startup: one more connection"],
-    "processes": ["processes:"],
-    "places": ["places:"],
-    "threads": ["threads: no-op", "threads: pick-up"],
-    "tracing": ["tracing: no-op tasks of 100 bytes drained", "tracing: no-op tasks of 100 bytes enqueued"],
-    "history": ["history:"],
+TABLES = {
+    **dict.fromkeys(
+        ("drain", "saving", "batches", "fleet", "cluster", "functions", "startup", "threads", "tracing"), 2
+    ),
+    "producers": 3,
+    "operator": 6,
 }
+"""How many tables a subject prints, if it is not one."""
 AT_ONCE = 3
 """Subjects that one process measures: a process takes a second to start, and a long test keeps the whole run waiting."""
-PARTS = [[*TITLES][n : n + AT_ONCE] for n in range(0, len(TITLES), AT_ONCE)]
+PARTS = [SUBJECTS[n : n + AT_ONCE] for n in range(0, len(SUBJECTS), AT_ONCE)]
 
 
-def test_every_benchmark_is_run_here() -> None:
-    assert [*TITLES] == [*SUBJECTS]
+def test_every_benchmark_is_listed() -> None:
+    modules = (ROOT / "benchmarks").glob("*.py")
+    assert {*SUBJECTS} == {file.stem for file in modules if "async def measure(" in file.read_text("utf-8")}
 
 
 @pytest.mark.sweep(keep=2)
@@ -79,12 +46,10 @@ def test_a_quick_run_prints_every_table_and_no_error(names: list[str], tmp_path:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    titles = [title for name in names for title in TITLES[name]]
-    for title in titles:
-        assert title in done.stdout
     tables = json.loads(file.read_text("utf-8"))["tables"]
-    assert len(tables) == len(titles)
+    assert len(tables) == sum(TABLES.get(name, 1) for name in names)
     for table in tables:
+        assert table["title"][:25] in done.stdout
         for row in table["rows"]:
             assert row["values"], row["what"]
             assert len(row["limits"]) in {0, len(row["values"])}, row["what"]

@@ -12,10 +12,11 @@ import smtplib
 import sqlite3
 import subprocess
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -26,19 +27,24 @@ from starlette.types import Message
 import worqr
 import worqr.testing
 from tests.peer.tools import eventually, until
-from tests.support.cases import of_each
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from tests.test_argument_codec import NOON
 from worqr.validation import is_coroutine_function
 
+pytestmark = pytest.mark.one_server  # what users write does not depend on the kind of server
+
 PROGRAMS = ROOT / "tests" / "programs"
-FACE = (ROOT / "tests" / "face.txt").read_text("utf-8")
-BESIDES = {
-    *("ClaimSettled", "PayloadTooLarge", "RefusedByServer", "UsageError", "WorqrBug", "WrongVersion", "__version__"),
-}
-"""Public names that were not promised."""
-UNTOLD = "..."
+FACE = ROOT / "tests" / "face.txt"
+HEAD = """\
+# The public face: every name, its parameters and their defaults. What stands here may grow, and never changes its meaning.
+# Where a default is not simply written down it is `...`. What has overloads is listed once for each.
+# After a change: python -m tests.test_face
+"""
+MADE_BY_USERS = {"Retry", "RateLimited", "Limit", "Lanes", "RetryPolicy", "Update", "Registry", "Mesh"}
+NOT_PROMISED = {"ChildError": {"leaves"}}
+"""Attributes without an underscore that other parts of worqr read."""
+CALLED = ("__call__", "__aenter__", "__anext__")
 
 
 # Names and signatures
@@ -46,93 +52,85 @@ UNTOLD = "..."
 
 def face() -> Iterator[str]:
     """The lines of the file."""
-    for line in FACE.splitlines():
-        if line and not line.startswith("#"):
-            yield line
+    yield HEAD
+    for module, prefix in ((worqr, ""), (worqr.testing, "testing.")):
+        assert module.__all__ == sorted(module.__all__)
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isclass(value):
+                yield from ("", *class_lines(f"{prefix}{name}", value))
+            else:
+                yield from ("", *(calls_of(f"{prefix}{name}", value) if inspect.isfunction(value) else [prefix + name]))
 
 
-def find(path: str) -> Any:
-    found: Any = worqr
-    for name in path.split("."):
-        found = inspect.getattr_static(found, name) if inspect.isclass(found) else getattr(found, name)
-    return found
+def is_public(kind: type) -> bool:
+    return getattr(worqr, kind.__name__, getattr(worqr.testing, kind.__name__, None)) is kind
 
 
-def parameters_of(text: str) -> dict[str, tuple[str, str | None]]:
-    """Name -> (kind, default) of a list of parameters as it stands in the file."""
-    return {
-        name: (parameter.kind.name, None if parameter.default is parameter.empty else told(parameter.default))
-        for name, parameter in inspect.signature(eval(f"lambda {text}: None")).parameters.items()
-    }
+def class_lines(path: str, kind: type[Any]) -> Iterator[str]:
+    """The class with its bases, its fields, and its methods, but for those of a base that is in the list, too."""
+    bases = [base for base in kind.__mro__[1:-1] if is_public(base) or base.__module__ in {"builtins", "contextlib"}]
+    nearest = [base.__name__ for base in bases if sum(issubclass(other, base) for other in bases) == 1]
+    yield f"class {path}({', '.join(nearest)})" if {*nearest} - {"dict"} else f"class {path}"
+    if getattr(kind, "_is_protocol", False):
+        return  # only type checkers see its members
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "worqr" and base not in bases]
+    members = {name: member for base in reversed(own) for name, member in vars(base).items()}
+    made = members.pop("__init__", None) if kind.__name__ in MADE_BY_USERS else None
+    if made is not None:
+        yield from calls_of(f"{path}.__init__", made)
+    above = [base for base in bases if is_public(base)]
+    if typing.is_typeddict(kind):  # which does not say what it is made of
+        above += [base for base in (worqr.HandlerOptions,) if base.__annotations__.keys() < kind.__annotations__.keys()]
+    known = {name for base in above for name in (*dir(base), *base.__annotations__)} | NOT_PROMISED.get(path, set())
+    if fields := [name for name in sorted(fields_of(own, members) - known) if not name.startswith("_")]:
+        yield f"{path}: {', '.join(fields)}"
+    for name, member in sorted(members.items()):
+        if is_method(member) and (name in CALLED or not name.startswith("_")):
+            calls = [*calls_of(f"{path}.{name}", member)]
+            theirs = [found for base in above if is_method(found := inspect.getattr_static(base, name, None))]
+            if calls not in [[*calls_of(f"{path}.{name}", found)] for found in theirs]:
+                yield from calls
 
 
-def told(default: object) -> str:
-    return UNTOLD if default is ... else repr(default)
+def is_method(member: object) -> bool:
+    return inspect.isfunction(inspect.unwrap(getattr(member, "__func__", member)))  # type: ignore[arg-type]
 
 
-LINES = list(face())
+def fields_of(own: list[type[Any]], members: dict[str, Any]) -> set[str]:
+    """What is annotated, what is a property, and what a method sets."""
+    found = {name for base in own for name in vars(base).get("__annotations__", {})}
+    found |= {name for name, member in members.items() if isinstance(member, property | MemberDescriptorType)}
+    methods = [inspect.unwrap(each) for base in own for each in vars(base).values() if inspect.isfunction(each)]
+    sources = [inspect.getsource(each) for each in methods if "worqr" in each.__code__.co_filename]
+    return found | set(re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", "\n".join(sources)))
 
 
-@of_each("line", [line for line in LINES if line.startswith("class ")])
-def test_a_class_of_the_face_is_there(line: str) -> None:
-    match = re.fullmatch(r"class ([\w.]+)(?:\((.*)\))?", line)
-    assert match
-    kind = find(match[1])
-    assert inspect.isclass(kind)
-    assert {base.strip() for base in (match[2] or "").split(",")} - {""} <= {base.__name__ for base in kind.__mro__}
-    if "." not in match[1]:
-        assert match[1] in worqr.__all__
+def calls_of(path: str, member: Any) -> Iterator[str]:
+    """The parameters of a function, of each of its overloads."""
+    function = getattr(member, "__func__", member)
+    for each in typing.get_overloads(function) or [function]:
+        parameters = [p for name, p in inspect.signature(each).parameters.items() if name not in {"self", "unknown"}]
+        plain = [p.replace(annotation=p.empty, default=Shown.of(p.default)) for p in parameters]
+        yield f"{'async ' * is_coroutine_function(function)}{path}{inspect.Signature(plain)}"
 
 
-@of_each("line", [line for line in LINES if re.match(r"[\w.]+: ", line)])
-def test_the_fields_of_the_face_are_there(line: str) -> None:
-    name, _, fields = line.partition(": ")
-    kind = find(name)
-    given = {each for base in kind.__mro__ for each in getattr(base, "__annotations__", {})} | set(dir(kind))
-    own = [inspect.unwrap(each) for each in vars(kind).values() if inspect.isfunction(each)]
-    own = [each for each in own if "worqr" in each.__code__.co_filename]
-    set_by_init = set(re.findall(r"\bself\.(\w+)\b", "".join(map(inspect.getsource, own))))
-    assert set(fields.split(", ")) <= given | set_by_init
+class Shown(str):
+    """A default as it stands in the file."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+    @classmethod
+    def of(cls, default: object) -> object:
+        if default is inspect.Parameter.empty:
+            return default
+        return cls(repr(default) if isinstance(default, str | int | float | tuple | None) else "...")
 
 
-@of_each("line", [line for line in LINES if line.endswith(")") and not line.startswith("class ")])
-def test_a_call_of_the_face_can_be_made(line: str) -> None:
-    match = re.fullmatch(r"(async )?([\w.]+)\((.*)\)", line)
-    assert match
-    function = find(match[2])
-    assert bool(match[1]) == is_coroutine_function(function)
-    kinds = inspect.signature(function).parameters
-    ours = {name: (each.kind.name, each.default) for name, each in kinds.items() if name != "self"}
-    promised = parameters_of(match[3])
-    for name, (kind, default) in promised.items():
-        assert name in ours
-        assert ours[name][0] == kind
-        has_default = ours[name][1] is not inspect.Parameter.empty
-        if default is None:
-            continue  # one may be given meanwhile
-        assert has_default
-        assert default in {UNTOLD, repr(ours[name][1])}
-    new = [
-        name for name, (kind, default) in ours.items() if name not in promised and default is inspect.Parameter.empty
-    ]
-    assert not [name for name in new if ours[name][0] not in {"VAR_POSITIONAL", "VAR_KEYWORD"}], (
-        "new ones have defaults"
-    )
-    order = [name for name in ours if name in promised]
-    assert [name for name in order if promised[name][0] != "KEYWORD_ONLY"] == [
-        name for name, (kind, _) in promised.items() if kind != "KEYWORD_ONLY"
-    ]
-
-
-def test_names_that_are_types() -> None:
-    assert worqr.Seconds
-    assert worqr.Middleware
-
-
-def test_every_public_name_is_listed() -> None:
-    assert worqr.__all__ == sorted(worqr.__all__)
-    listed = set(re.findall(r"^(?:class |async )?(\w+)", FACE, re.MULTILINE))
-    assert set(worqr.__all__) - listed == BESIDES
+def test_the_face_is_as_it_was_promised() -> None:
+    """Write it with ``python -m tests.test_face``, and look at what has changed."""
+    assert FACE.read_text("utf-8").splitlines() == "\n".join(face()).splitlines()
 
 
 # The programs
@@ -482,3 +480,7 @@ async def test_typed_payloads(load: Callable[[str], Any]) -> None:
                 await wrong()
     with pytest.raises(worqr.UsageError):
         worqr.sync(p20.ship.enqueue, 1)
+
+
+if __name__ == "__main__":
+    FACE.write_text("\n".join(face()) + "\n", "utf-8")

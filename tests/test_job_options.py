@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import worqr
 from worqr import RetryPolicy, Update, UsageError
 from worqr.job_options import MAX_META, JobOptions, check_id, encode_options, encode_update
 from worqr.policy import POLICY_FIELDS
@@ -227,22 +224,3 @@ def test_unknown_values_of_an_update_are_refused(how: Any) -> None:
 def test_a_misspelt_flag_of_an_update_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="runAt"):
         Update(runAt=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-# What an editor shows
-
-
-def typed_dicts() -> Iterator[tuple[str, ast.ClassDef]]:
-    for path in sorted(Path(worqr.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "TypedDict" for base in node.bases):
-                yield node.name, node
-
-
-def test_each_key_says_what_it_is_and_its_default() -> None:
-    for name, node in typed_dicts():
-        keys = [i for i, each in enumerate(node.body) if isinstance(each, ast.AnnAssign)]
-        assert keys, name
-        for i in keys:
-            text = ast.unparse(node.body[i + 1]) if i + 1 < len(node.body) else ""
-            assert "Default:" in text or name.startswith("_"), f"{name}: {ast.unparse(node.body[i])}"

@@ -12,12 +12,12 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.sources import MODULES, Module
 from worqr import log_events
 from worqr.log_events import EVENTS, FIELDS, emit
 
@@ -36,29 +36,20 @@ PASSED_ON = {
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
-@cache
-def sources() -> dict[str, ast.Module]:
-    """All modules, parsed when a test asks for them: each process of a run collects this file."""
-    return {
-        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): ast.parse(path.read_text("utf-8"))
-        for path in sorted((ROOT / "worqr").rglob("*.py"))
-    }
-
-
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+def calls(module: Module) -> Iterator[tuple[str, ast.Call]]:
     """Every call, with the last part of what is called."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute):
-                yield node.func.attr, node
-            elif isinstance(node.func, ast.Name):
-                yield node.func.id, node
+    for node in module.each(ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            yield node.func.attr, node
+        elif isinstance(node.func, ast.Name):
+            yield node.func.id, node
 
 
 def emitted() -> Iterator[tuple[str, str, ast.Call]]:
     """(module, event, call) of every line of the code that logs an event."""
-    for module, tree in sources().items():
-        for name, call in calls(tree):
+    for source in MODULES:
+        module = f"worqr.{source.name}"
+        for name, call in calls(source):
             arguments = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
             for arg in call.args:
                 if isinstance(arg, ast.Starred) and isinstance(arg.value, ast.Tuple):
@@ -80,9 +71,9 @@ def assigned_events() -> set[str]:
     """Names of events that are chosen before the call."""
     return {
         text
-        for tree in sources().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "event" for t in node.targets)
+        for module in MODULES
+        for node in module.each(ast.Assign)
+        if any(isinstance(t, ast.Name) and t.id == "event" for t in node.targets)
         for text in strings(node.value)
     }
 
@@ -92,8 +83,9 @@ def test_every_event_that_is_logged_is_in_the_registry_and_no_other() -> None:
 
 
 def test_nothing_is_logged_but_events() -> None:
-    for module, tree in sources().items():
-        for name, call in calls(tree):
+    for source in MODULES:
+        module = f"worqr.{source.name}"
+        for name, call in calls(source):
             of = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
             assert not (name in METHODS and of in {"logger", "logging", "log", "self._logger"}), (
                 f"{module}:{call.lineno}"
@@ -315,7 +307,7 @@ def tables() -> dict[str, str]:
         fields = ", ".join(f"`{field}`" for field in event.fields)
         lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
     fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
-    loggers = sorted(name for module, tree in sources().items() for name in logger_names(module, tree))
+    loggers = sorted(name for module in MODULES for name in logger_names(f"worqr.{module.name}", module.tree))
     return {
         "log events": "\n".join(lines),
         "log fields": "\n".join(["| field | holds |", "|---|---|", *fields]),

@@ -39,6 +39,8 @@ from worqr.keys import QueueKeys
 from worqr.otel import Tracing
 from worqr.tracing import MAX_CARRIER, limit, meta_with
 
+pytestmark = pytest.mark.one_server  # the script that takes traces is tested on each kind in tests/ops
+
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 
 
@@ -418,7 +420,6 @@ def test_a_carrier_without_room_is_left_out() -> None:
 # Schedules, and claims by hand
 
 
-@pytest.mark.one_server
 @pytest.mark.leaves("{Q1}:job:cron:*", "{Q1}:due")
 async def test_a_run_is_linked_to_the_firing_of_its_schedule(mesh: worqr.Mesh, spans: Spans) -> None:
     @mesh.task(name="Q1")

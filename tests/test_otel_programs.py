@@ -15,6 +15,8 @@ import worqr
 from tests.support.children import ROOT, Child
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.one_server
+
 PROGRAM = ROOT / "tests" / "traced_programs.py"
 
 

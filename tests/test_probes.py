@@ -18,6 +18,8 @@ from tests.support.servers import Server
 from worqr import probes
 from worqr.hosting.peer_thread import no_health
 
+pytestmark = pytest.mark.one_server
+
 WELL = worqr.Health(alive=True, ready=True, why="", running=2, room=98, loop_lag=0.0)
 
 
@@ -120,7 +122,6 @@ def test_live_tells_that_the_loop_is_blocked_while_it_is(server: Server, prefix:
         until(lambda: statuses(address) == {"/live": 200, "/ready": 200, "/startup": 200})
 
 
-@pytest.mark.one_server
 async def test_a_server_that_is_away_is_no_reason_to_restart_the_worker(own_server: Server, prefix: str) -> None:
     mesh = worqr.Mesh(own_server.url, prefix=prefix, keepalive=1)
 

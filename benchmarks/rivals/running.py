@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import redis
 
+from benchmarks.nodes import free_port
 from benchmarks.rivals import figures
 from benchmarks.rivals.children import Failed
 from benchmarks.rivals.environments import Prepared
@@ -28,12 +28,6 @@ AT_ONCE = 2
 BUSY = frozenset({"drain", "enqueue", "memory", "pickup", "cancel"})
 """Subjects that need a quiet machine, and so are measured in turns."""
 Say = Callable[[str], None]
-
-
-def free_port() -> int:
-    """Return a port on which nothing listened a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

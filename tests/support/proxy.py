@@ -285,6 +285,7 @@ class Connection:
         self._up: asyncio.StreamWriter | None = None
         self._unanswered: deque[Fault | None] = deque()  # one for each request that has gone up, oldest first
         self._keeps_going = False  # a held request still has to be executed
+        self._ends = False  # a fault has ended it: what was read behind its request sets off no other
 
     def matches(self, on: On) -> bool:
         return _on(on, self.number, self.name)
@@ -330,7 +331,7 @@ class Connection:
                 self._note(asked)
                 if self.dead:
                     break
-                fault = self.proxy.fault_for(self, frame)
+                fault = None if self._ends else self.proxy.fault_for(self, frame)
                 seconds = sum(seconds for seconds, on in self.proxy.latency if self.matches(on))
                 answered = not asked[0].upper().endswith(b"SUBSCRIBE")  # those are answered by pushes only
                 line.put_nowait((time.monotonic() + seconds if seconds else 0.0, frame, answered, fault))
@@ -351,6 +352,7 @@ class Connection:
                 await asyncio.sleep(due - time.monotonic())
             if fault is not None and fault.action == "drop_request":
                 fault._fired.set()
+                self._give_back(line)
                 self.cut()
                 return
             if fault is not None and fault.action == "hold":
@@ -364,7 +366,17 @@ class Connection:
             self._up.write(frame)
             await self._up.drain()
             if fault is not None and fault.action == "drop_reply":
+                self._give_back(line)
                 return  # what follows never reaches the server
+
+    def _give_back(self, line: _Line) -> None:
+        """Let the faults of what will not be sent wait for their requests again."""
+        self._ends = True
+        while not line.empty():
+            item = line.get_nowait()
+            if item is not None and item[3] is not None:
+                item[3].nth = 1
+                self.proxy.faults.append(item[3])
 
     async def _reply(self, answers: asyncio.StreamReader) -> None:
         data = bytearray()
