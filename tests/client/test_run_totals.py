@@ -70,7 +70,7 @@ async def test_a_queue_is_read_while_its_counters_move_and_a_while_longer(
             "Q1": {"ok": 1, "rs": 5},
             Q2: {"ok": 7, "raised": 1},
         }
-        assert asked[1:] == [[other.runs]]
+        assert asked[1:] == [[other.base]]
         assert await reader.read([]) == {}
 
 
