@@ -91,8 +91,8 @@ SAID_ONCE: Final = {
     "Only tasks of this queue. Default: all queues.",
 }
 """Arguments that the page explains before the commands."""
-WIDTH: Final = 110
-"""Columns of a block of text."""
+WIDTH: Final = 82
+"""Columns of a block of text, as many as a page shows without scrolling."""
 
 
 def main() -> None:
