@@ -75,14 +75,16 @@ def notes(table: Table) -> list[str]:
 
 def write_markdown(path: Path, heading: Sequence[str], tables: Iterable[Table]) -> None:
     """All tables as one, as ``docs/explain/benchmarks.md`` has it, and below it what a reader must know of each."""
-    shown = [at for at, head in enumerate(HEADS) if head not in {"worst", "runs"}]
-    lines = [*heading, "", "| " + " | ".join(HEADS[at] for at in shown) + " |", "|---|---|--:|--:|--:|--:|--:|---|"]
+    lines = [*heading, "", "| what, and its limit | median | bar |", "|---|--:|--:|"]
     remarks: list[str] = []
     for table in tables:
-        lines.append(f"| **{table.title}** |" + " |" * (len(shown) - 1))
+        limit = f"; limit: {table.limit}" if table.limit else ""
+        lines.append(f"| **{table.title}{limit}** | | |")
         for row in table.rows:
-            cell = cells(row)
-            lines.append("| " + " | ".join({"NO": "**no**"}.get(cell[at], cell[at]) for at in shown) + " |")
+            ratio = "" if row.ratio is None else f" ({row.ratio:.2f})"
+            missed = " **missed**" if row.met is False else ""
+            bar = "" if row.bar is None else str(row.bar)
+            lines.append(f"| {row.what}, {row.unit} | {shown(row.median)}{ratio}{missed} | {bar} |")
         remarks += [f"- {table.title.partition(':')[0]}: {note}" for note in table.notes]
     path.write_text("\n".join([*lines, "", *remarks]) + "\n", "utf-8")
 

@@ -94,11 +94,11 @@ def test_the_tables_are_written_as_the_docs_have_them(tmp_path: Path) -> None:
     assert file.read_text("utf-8").splitlines() == [
         "a machine",
         "",
-        "| what | unit | median | best | limit | ratio | bar | met |",
-        "|---|---|--:|--:|--:|--:|--:|---|",
-        "| **title: more** | | | | | | | |",
-        "| x | ms | 2 | 1 | 1 | 2.00 | <= 1 | **no** |",
-        "| y | bytes | 1,000 | 1,000 |  |  |  |  |",
+        "| what, and its limit | median | bar |",
+        "|---|--:|--:|",
+        "| **title: more; limit: the least** | | |",
+        "| x, ms | 2 (2.00) **missed** | <= 1 |",
+        "| y, bytes | 1,000 |  |",
         "",
         "- title: a note",
     ]

@@ -33,6 +33,8 @@ PASSED_ON = {
     "worqr.hosting.service",
 }
 """Modules in which a call may pass on an event that it was given."""
+RUN = ("queue", "job", "attempt", "attempts", "worker")
+"""The fields of every line about one run of one task, which the page names once."""
 METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
@@ -304,10 +306,13 @@ def tables() -> dict[str, str]:
     lines = ["| event | level | meaning | fields |", "|---|---|---|---|"]
     for name, event in EVENTS.items():
         levels = ", ".join(logging.getLevelName(level) for level in event.levels)
-        fields = ", ".join(f"`{field}`" for field in event.fields)
+        of_run = event.fields[: len(RUN)] == RUN
+        fields = ", ".join(
+            [*(["*run*"] if of_run else []), *(f"`{field}`" for field in event.fields[of_run * len(RUN) :])]
+        )
         lines.append(f"| `{name}` | {levels} | {event.meaning} | {fields} |")
     fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
-    loggers = sorted(name for module in MODULES for name in logger_names(f"worqr.{module.name}", module.tree))
+    loggers = sorted({name for module in MODULES for name in logger_names(f"worqr.{module.name}", module.tree)})
     return {
         "log events": "\n".join(lines),
         "log fields": "\n".join(["| field | holds |", "|---|---|", *fields]),

@@ -1,159 +1,121 @@
-"""The reference of the command line, as Markdown on the standard output: ``python -m tools.cli_reference``.
+"""The generated parts of docs/reference/cli.md, which ``python -m tools.cli_reference`` writes anew.
 
-Usage, options and defaults come from the program itself. Examples, and exit codes with a meaning of their own, are here.
-The output depends on nothing but the code: not on the terminal, the time or the environment.
+Each command has one part, from its heading to ``<!-- end -->``: what it does, and as a block of text its usage, subcommands and
+options. All of it comes from the program itself. What commands share is said once: the options of the connection have a part of
+their own, and the page explains ``--json`` and ``QUEUE``. `EXAMPLES` are written here. The text depends on nothing but the code:
+not on the terminal, the time or the environment.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final
 
 from cyclopts import App
 from cyclopts.argument import Argument
 
-from worqr.cli import GROUPS, make_app
+from tools.pages import DOCS
+from worqr.cli import COMMANDS, GROUPS, make_app
+
+PATH: Final = DOCS / "reference" / "cli.md"
 
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
-    "worqr run": (
-        "worqr run shop:mesh",
+    "run": (
         "worqr run shop:mesh --concurrency 20 --queues 'shop.mail.*,shop.report' --log-json",
         "worqr run shop:mesh --reload",
     ),
-    "worqr server": ("worqr server", "worqr server --port 6390 --dir ./data"),
-    "worqr demo": ("worqr demo", "worqr demo --workers 8", "worqr demo --dashboard"),
-    "worqr enqueue": (
-        "worqr enqueue mails ada@example.org grace@example.org",
-        'echo \'{"to": "ada@example.org"}\' | worqr enqueue shop.send_mail -',
-        "tail -f addresses.txt | worqr enqueue mails --lines",
+    "server": ("worqr server --port 6390 --dir ./data",),
+    "demo": ("worqr demo --workers 8", "worqr demo --dashboard"),
+    "enqueue": ("tail -f addresses.txt | worqr enqueue mails --lines",),
+    "call": ("worqr call shop.send_mail to=ada@example.org times:=3 --wait",),
+    "top": ("worqr top --view failed --read-only", "worqr top --view running --json"),
+    "queues": ("worqr queues --json | jq 'select(.failed > 0)'",),
+    "workers": (
+        "worqr workers quiet 51924699",
+        "worqr workers concurrency 51924699 20",
+        'worqr workers evict shop:51924699 || echo "no such worker"',
     ),
-    "worqr dispatch": ("worqr dispatch mails ada@example.org --id welcome-ada --delay 10m --if-exists skip",),
-    "worqr call": ("worqr call shop.send_mail to=ada@example.org times:=3 --wait",),
-    "worqr top": ("worqr top", "worqr top --view failed --read-only", "worqr top --view running --json"),
-    "worqr queues": ("worqr queues", "worqr queues --json | jq 'select(.failed > 0)'"),
-    "worqr workers": ("worqr workers",),
-    "worqr log": ("worqr log", "worqr log --kind dead --kind recovered --json", "worqr log --queue mails --follow"),
-    "worqr history": ("worqr history mails", "worqr history mails --minutes 1440 --json"),
-    "worqr recent": ("worqr recent mails", "worqr recent mails --limit 20 --json"),
-    "worqr info": ("worqr info", "worqr info --json"),
-    "worqr workers evict": ("worqr workers evict shop:51924699",),
-    "worqr running": ("worqr running", "worqr running reports --json"),
-    "worqr jobs": ("worqr jobs mails --state scheduled --limit 20",),
-    "worqr status": ("worqr status welcome-ada", "worqr status welcome-ada --queue mails --json"),
-    "worqr batches": ("worqr batches", "worqr batches mails --json"),
-    "worqr batch": (
-        "worqr batch mails import-7",
+    "history": ("worqr history mails --minutes 1440 --json",),
+    "recent": ("worqr recent mails --limit 20 --json",),
+    "log": ("worqr log --kind dead --kind recovered --json", "worqr log --queue mails --follow"),
+    "jobs": ("worqr jobs mails --state scheduled --limit 20",),
+    "status": ('worqr status welcome-ada --queue mails --json || echo "unknown"',),
+    "batch": (
         "worqr batch mails import-7 --wait --within 10m",
         'worqr batch mails import-7 --cancel --reason "wrong file"',
         "worqr batch mails import-7 --retry-failed",
     ),
-    "worqr lanes": (
-        "worqr lanes mails",
-        "worqr lanes mails --lane customer-7 --weight 5",
-        "worqr lanes mails --lane customer-7 --cancel",
-    ),
-    "worqr limit": (
-        "worqr limit mails",
+    "lanes": ("worqr lanes mails --lane customer-7 --weight 5", "worqr lanes mails --lane customer-7 --cancel"),
+    "limit": (
         "worqr limit mails --concurrency 20 --rate 100/1m --rate 5/1s",
+        "worqr limit mails --lane customer-7 --concurrency 2",
         "worqr limit mails --clear",
     ),
-    "worqr run-now": ("worqr run-now mails welcome-ada",),
-    "worqr metrics": ("worqr metrics", "worqr metrics --bind 9464 --max-queues 50"),
-    "worqr health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),
-    "worqr workers quiet": ("worqr workers quiet 51924699",),
-    "worqr workers resume": ("worqr workers resume 51924699",),
-    "worqr workers drain": ("worqr workers drain 51924699",),
-    "worqr workers concurrency": ("worqr workers concurrency 51924699 20",),
-    "worqr schedules": ("worqr schedules",),
-    "worqr schedules run": ("worqr schedules run shop.nightly_report",),
-    "worqr schedules pause": ("worqr schedules pause shop.nightly_report",),
-    "worqr schedules resume": ("worqr schedules resume shop.nightly_report",),
-    "worqr schedules override": ('worqr schedules override shop.nightly_report "30 4 * * *" --timezone Europe/Berlin',),
-    "worqr schedules reset": ("worqr schedules reset shop.nightly_report",),
-    "worqr dashboard": (
-        "worqr dashboard",
+    "metrics": ("worqr metrics --bind 9464 --max-queues 50",),
+    "health": ("worqr health 9465", "worqr health unix:/run/shop/1.sock --check live"),
+    "schedules": (
+        "worqr schedules run shop.nightly_report",
+        'worqr schedules override shop.nightly_report "30 4 * * *" --timezone Europe/Berlin',
+    ),
+    "dashboard": (
         "worqr dashboard --bind 0.0.0.0:9090 --password-file passwords --read-only",
         "worqr dashboard --hash ada",
     ),
-    "worqr script": ("worqr script", "worqr script enqueue --sha"),
-    "worqr cancel": (
+    "script": ("worqr script enqueue --sha",),
+    "cancel": (
         "worqr cancel mails --id welcome-ada --wait",
         "worqr cancel mails --claim 1763689200000000",
         'worqr cancel mails --task ada@example.org --reason "left the company"',
     ),
-    "worqr failed": ("worqr failed", "worqr failed mails --error TimeoutError --before 2h"),
-    "worqr failed errors": ("worqr failed errors", "worqr failed errors mails --json"),
-    "worqr failed retry": (
-        "worqr failed retry mails welcome-ada",
+    "failed": (
+        "worqr failed mails --error TimeoutError --before 2h",
         "worqr failed retry mails --all --error TimeoutError --limit 100",
+        "worqr failed drop mails --all --before 30d",
     ),
-    "worqr failed drop": ("worqr failed drop mails --all --before 30d",),
-    "worqr broken": ("worqr broken mails --traceback",),
-    "worqr broken errors": ("worqr broken errors mails",),
-    "worqr broken retry": ("worqr broken retry mails --all",),
-    "worqr broken drop": ("worqr broken drop mails --all",),
-    "worqr pause": ('worqr pause mails "the mail server is down"',),
-    "worqr resume": ("worqr resume mails",),
-    "worqr delete": ("worqr delete mails --yes",),
+    "broken": ("worqr broken mails --traceback", "worqr broken retry mails --all"),
+    "pause": ('worqr pause mails "the mail server is down" --for 10m',),
 }
-"""Commands that can be typed unchanged; a test parses each of them."""
+"""Examples of commands, where they show more than the usage does."""
 
-EXITS: Final[dict[str, dict[int, str]]] = {
-    "worqr run": {
-        0: "The worker has left the mesh.",
-        1: "An error, a third signal, or a handler that did not end in time.",
-        2: "Invalid arguments.",
-        130: "Ctrl-C before the worker has started.",
-    },
-    "worqr metrics": {
-        0: "SIGTERM or Ctrl-C.",
-        1: "An error: the address is in use, the server refuses, or the extra is missing.",
-        2: "Invalid arguments.",
-    },
-    "worqr health": {
-        0: "The worker is well.",
-        1: "It is not, or does not reply. The reason is on the standard error.",
-        2: "Invalid arguments.",
-    },
-    "worqr top": {
-        0: "You quit it, or the table was printed.",
-        1: "An error before the first table. The message is on the standard error.",
-        2: "Invalid arguments.",
-        143: "SIGTERM. After SIGHUP it is 129.",
-    },
-    "worqr demo": {
-        0: "Every check of the summary passed.",
-        1: "A check failed, or the demo could not run.",
-        2: "Invalid arguments.",
-        130: "Ctrl-C.",
-    },
-}
-CODES: Final = {
-    0: "Success.",
-    1: "An error. The message is on the standard error.",
-    2: "Invalid arguments.",
-    130: "Ctrl-C.",
-}
 CONNECTION: Final = "Connection"
 """The group of options that most commands share."""
+SHARED: Final = "--json"
+"""The option that is in the usage alone."""
+SAID_ONCE: Final = {
+    "Name of the queue.",
+    "Name of the queue. Default: all queues.",
+    "Only tasks of this queue. Default: all queues.",
+}
+"""Arguments that the page explains before the commands."""
+WIDTH: Final = 82
+"""Columns of a block of text, as many as a page shows without scrolling."""
 
 
 def main() -> None:
-    """Print the reference."""
-    print("\n".join(reference()))
+    """Write the generated parts of the page anew."""
+    PATH.write_text(written(PATH.read_text("utf-8")), "utf-8")
 
 
-def reference() -> Iterator[str]:
-    """Yield the lines of the page."""
+def written(page: str) -> str:
+    """Return the page with its generated parts as the program has them now."""
+    for first, lines in parts().items():
+        part = re.compile(rf"^{re.escape(first)}$.*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
+        text = "\n".join([first, "", *lines, "<!-- end -->"])
+        page, count = part.subn(lambda _, text=text: text, page)  # type: ignore[misc]
+        if count != 1:
+            raise ValueError(f"docs/reference/cli.md has {count} parts {first!r}")
+    return page
+
+
+def parts() -> dict[str, list[str]]:
+    """Return the lines of each generated part, by the line before it."""
     app = make_app()
-    yield from _front(app)
-    for names in GROUPS.values():
-        for name in names:
-            for path, command in commands(app, name):
-                yield from _section(path, command)
+    found = {"<!-- commands -->": list(_index()), "## Connection options": list(_connection(app))}
+    return found | {f"### worqr {name}": list(_section(app, name)) for name in COMMANDS}
 
 
 def commands(app: App, name: str) -> Iterator[tuple[str, App]]:
@@ -175,42 +137,75 @@ def name_of(argument: Argument) -> str:
     return argument.names[0]
 
 
-def _front(app: App) -> Iterator[str]:
-    yield from (
-        "# Command line",
-        "",
-        "`worqr COMMAND --help` prints the usage of a command, and `worqr --version` the version. "
-        "`python -m worqr` is the same program as `worqr`.",
-        "",
-        "| command | description |",
-        "|---|---|",
+def _index() -> Iterator[str]:
+    yield from ("| group | commands |", "|---|---|")
+    for group, names in GROUPS.items():
+        yield f"| {group} | {', '.join(f'[`{name}`](#worqr-{name})' for name in names)} |"
+
+
+def _connection(app: App) -> Iterator[str]:
+    options = {name: connection_options(app[name]) for name in COMMANDS}
+    without = [f"`{name}`" for name, found in options.items() if len(found) < len(options["queues"])]
+    yield f"All commands but {', '.join(without[:-1])} and {without[-1]} take these options:"
+    yield from ("", "```text", *_lines([(_label(each), _text(each)) for each in options["queues"]]), "```")
+
+
+def _section(app: App, name: str) -> Iterator[str]:
+    """One command with its subcommands, their options, and examples."""
+    (path, command), *inner = commands(app, name)
+    yield from _description(command)
+    if twin := _twin(app, name):
+        yield from ("", f"It has the subcommands and options of [`worqr {twin}`](#worqr-{twin}).")
+    else:
+        yield from ("", "```text", *_block(path, command, inner), "```")
+    if name in EXAMPLES:
+        yield from ("", "```bash", *EXAMPLES[name], "```")
+
+
+def _twin(app: App, name: str) -> str | None:
+    """Another command that comes before and differs in its own text and examples only, as ``broken`` and ``failed``."""
+
+    def block(other: str) -> str:
+        (path, command), *inner = commands(app, other)
+        return "\n".join(_block(path, command, inner) if inner else ()).replace(path, "worqr")
+
+    return next((each for each in COMMANDS[: COMMANDS.index(name)] if block(each) and block(each) == block(name)), None)
+
+
+def _block(path: str, command: App, inner: list[tuple[str, App]]) -> Iterator[str]:
+    """The usage of the command and of its subcommands, then the arguments and options of all of them."""
+    yield usage(path, command)
+    other: list[tuple[str, App]] = []
+    for each, sub in inner:
+        if each == f"{path} list" and usage(each, sub) == usage(path, command).replace(path, each):
+            yield from (each, f"    The same as {path}.")
+        else:
+            yield usage(each, sub)
+            yield from textwrap.wrap(
+                " ".join(filter(None, _description(sub))), WIDTH, initial_indent="    ", subsequent_indent="    "
+            )
+            other.append((each, sub))
+    found: dict[tuple[str, str], list[str]] = {}
+    for each, sub in ((path, command), *other):
+        for argument in own_arguments(sub):
+            found.setdefault((_label(argument), _text(argument)), []).append(each.removeprefix(path).strip())
+    if found:
+        yield ""
+    yield from _lines(
+        [
+            (label, text if "" in names or len(names) == len(other) else f"{', '.join(names)}: {text}")
+            for (label, text), names in found.items()
+        ]
     )
-    for names in GROUPS.values():
-        for name, (_, text) in names.items():
-            yield f"| [`worqr {name}`](#worqr-{name}) | {_cell(text.splitlines()[0])} |"
-    yield from ("", "## Exit codes", "", *_exits(CODES), "", "## Connection options", "")
-    yield "Every command that talks to a server takes these options."
-    shared = [each for each in arguments_of(app["queues"]) if _group(each) == CONNECTION]
-    yield from ("", *_options(shared))
 
 
-def _section(path: str, command: App) -> Iterator[str]:
-    arguments = arguments_of(command)
-    yield from ("", f"## {path}", "", *_description(command), "", "```text", _usage(path, arguments), "```")
-    places = [each for each in arguments if not name_of(each).startswith("-")]
-    options = [each for each in arguments if name_of(each).startswith("-") and _group(each) != CONNECTION]
-    shared = [f"`{name_of(each)}`" for each in arguments if _group(each) == CONNECTION]
-    if places:
-        yield from ("", "| argument | required | default | description |", "|---|---|---|---|")
-        yield from (_place_row(each) for each in places)
-    if options:
-        yield from ("", *_options(options))
-    if shared:
-        yield from ("", f"[Connection options](#connection-options): {', '.join(shared)}.")
-    if path in EXITS:
-        yield from ("", *_exits(EXITS[path]))
-    if path in EXAMPLES:
-        yield from ("", "```sh", *EXAMPLES[path], "```")
+def _lines(options: list[tuple[str, str]]) -> Iterator[str]:
+    """Options and what they mean, in two columns."""
+    width = max((len(label) for label, _ in options), default=0) + 2
+    for label, text in options:
+        yield from textwrap.wrap(
+            text, WIDTH, initial_indent=label.ljust(width), subsequent_indent=" " * width, break_on_hyphens=False
+        )
 
 
 def _description(command: App) -> Iterator[str]:
@@ -222,58 +217,61 @@ def _description(command: App) -> Iterator[str]:
         yield " ".join(paragraph.split())
 
 
-def _usage(path: str, arguments: Iterable[Argument]) -> str:
+def usage(path: str, command: App) -> str:
+    """Return how a command is typed: ``worqr jobs [OPTIONS] QUEUE [--json]``."""
+    arguments = arguments_of(command)
     words = [path]
-    places = [each for each in arguments if not name_of(each).startswith("-")]
-    if len(places) < len(list(arguments)):
+    if any(name_of(each).startswith("-") for each in own_arguments(command)):
         words.append("[OPTIONS]")
-    for each in places:
-        dots = "..." if _repeats(each) else ""
-        words.append(f"{name_of(each)}{dots}" if each.required else f"[{name_of(each)}{dots}]")
+    for each in arguments:
+        name, dots = name_of(each), "..." if _repeats(each) else ""
+        if name == SHARED or not name.startswith("-"):
+            words.append(f"{name}{dots}" if each.required else f"[{name}{dots}]")
     return " ".join(words)
 
 
-def _options(options: Iterable[Argument]) -> Iterator[str]:
-    yield from ("| option | value | default | description |", "|---|---|---|---|")
-    for each in options:
-        default, text = _default(each)
-        yield f"| `{name_of(each)}` | {_value(each)} | {default} | {text} |"
+def own_arguments(command: App) -> list[Argument]:
+    """Return the arguments and options that a table explains: not those of the connection, and not what the page says once."""
+    return [
+        each
+        for each in arguments_of(command)
+        if _group(each) != CONNECTION and name_of(each) != SHARED and _help(each) not in SAID_ONCE
+    ]
 
 
-def _place_row(argument: Argument) -> str:
-    default, text = _default(argument)
-    return f"| `{name_of(argument)}` | {'yes' if argument.required else 'no'} | {default} | {text} |"
+def connection_options(command: App) -> list[Argument]:
+    """Return the options of the connection that a command takes."""
+    return [each for each in arguments_of(command) if _group(each) == CONNECTION]
 
 
-def _value(argument: Argument) -> str:
-    """The value of an option: none, one of some words, or a placeholder."""
-    if argument.hint is bool:
-        return ""
+def _label(argument: Argument) -> str:
+    """The name, with the placeholder of a value."""
+    name = name_of(argument)
+    if not name.startswith("-") or argument.hint is bool:
+        return name
+    return f"{name} {argument.parameter.metavar or ('N' if argument.hint is int else name.lstrip('-').upper())}"
+
+
+def _text(argument: Argument) -> str:
+    """What it means, with its values and its default."""
+    text, default = _help(argument), _default(argument)
     if choices := argument.get_choices():
-        return ", ".join(f"`{each}`" for each in choices)
-    metavar = argument.parameter.metavar or ("N" if argument.hint is int else name_of(argument).lstrip("-").upper())
-    repeated = ", repeatable" if _repeats(argument) else ""
-    return " or ".join(f"`{each}`" for each in metavar.split("|")) + repeated
+        text += f" Values: {', '.join(choices)}."
+    if _repeats(argument) and name_of(argument).startswith("-") and "epeat" not in text:
+        text += " Repeatable."
+    return f"{text} Default: {default}." if default and "Default: " not in text else text
 
 
-def _default(argument: Argument) -> tuple[str, str]:
-    """The default, which some descriptions name, and the rest of the description."""
-    text = " ".join((argument.parameter.help or "").split())
+def _default(argument: Argument) -> str:
     found: Any = argument.field_info.default
-    told = re.search(r"\s*Default: (.+?)\.(?=\s|$)", text)
-    if told:
-        return _cell(_as_code(told[1])), _cell((text[: told.start()] + text[told.end() :]).strip())
     found = found.value if isinstance(found, Enum) else found
-    variables = [f"`${name}`" for name in argument.parameter.env_var or ()]
     if found in (None, inspect.Parameter.empty, False, "", ()):
-        return "", _cell(text)
-    return ", then ".join([*variables, f"`{found}`"]), _cell(text)
+        return ""
+    return ", then ".join([*(f"${name}" for name in argument.parameter.env_var or ()), str(found)])
 
 
-def _as_code(text: str) -> str:
-    """Values in a list of defaults as code; sentences as they are."""
-    parts = text.split(", then ")
-    return ", then ".join(f"`{part}`" if re.fullmatch(r"\S+", part) else part for part in parts)
+def _help(argument: Argument) -> str:
+    return " ".join((argument.parameter.help or "").split())
 
 
 def _repeats(argument: Argument) -> bool:
@@ -283,16 +281,6 @@ def _repeats(argument: Argument) -> bool:
 def _group(argument: Argument) -> str:
     groups: Any = argument.parameter.group
     return str(groups[0].name) if groups else ""
-
-
-def _exits(codes: dict[int, str]) -> Iterator[str]:
-    yield from ("| exit code | meaning |", "|---|---|")
-    yield from (f"| {code} | {meaning} |" for code, meaning in codes.items())
-
-
-def _cell(text: str) -> str:
-    """Text in a table: a pipe would end the cell, and angle brackets would be HTML."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.unending": _event(ERROR, "a queue is being left, and a handler does not end", f"{_RUN} handler reason where"),
     "task.orphaned": _event(
         ERROR,
-        "no handler runs a task that this worker holds. This is a bug of worqr, please report it. The worker is not ready, and "
+        "no handler runs a task that this worker holds, which is a bug of worqr. The worker is not ready, and "
         "gives the task back when it leaves: restart it",
         _RUN,
     ),
@@ -86,7 +86,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.cancelled": _event(INFO, "a running task was cancelled", "queue claim job"),
     "task.dropped": _event(INFO, "a task of a deleted queue was not given back", "queue claim"),
     "task.unsettled": _event(
-        ERROR, "settling a run raised an error, and the run counts as failed; please report it", "queue job error"
+        ERROR, "settling a run raised an error, and the run counts as failed; a bug of worqr", "queue job error"
     ),
     "slot.corrupted": _event(
         WARNING,
@@ -319,15 +319,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "link.insecure": _event(WARNING, "TLS certificates are not verified", "server"),
     "link.eviction": _event(WARNING, "the server may evict tasks when its memory is full", "server policy"),
     "link.refused": _event(WARNING, "the server refuses a subscription", "error"),
-    "link.deliver": _event(ERROR, "a callback failed; this is a bug of worqr, please report it"),
-    "link.died": _event(
-        ERROR, "the thread of a connection died; waiting calls get an error. This is a bug of worqr, please report it"
-    ),
-    "link.sentinel": _event(ERROR, "asking the Sentinels failed; this is a bug of worqr, please report it"),
-    "link.subscriptions": _event(
-        ERROR, "the subscriptions failed, and worqr connects again; this is a bug of worqr, please report it"
-    ),
-    "link.topology": _event(ERROR, "asking the cluster failed; this is a bug of worqr, please report it"),
+    "link.deliver": _event(ERROR, "a callback failed; a bug of worqr"),
+    "link.died": _event(ERROR, "the thread of a connection died; waiting calls get an error; a bug of worqr"),
+    "link.sentinel": _event(ERROR, "asking the Sentinels failed; a bug of worqr"),
+    "link.subscriptions": _event(ERROR, "the subscriptions failed, and worqr connects again; a bug of worqr"),
+    "link.topology": _event(ERROR, "asking the cluster failed; a bug of worqr"),
     "events": _event(WARNING, "another program published a message on the channel of `queue.events()`", "queue"),
     # Programs
     "embedded.private": _event(

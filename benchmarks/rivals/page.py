@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from benchmarks.measuring import shown
@@ -40,7 +41,8 @@ def section(results: Results) -> str:
     by_key = {figure.key: figure for figure in results.figures}
     blocks = ["## Figures", "\n".join(f"- {line}" for line in results.heading)]
     for name, keys in CHARTS.items():
-        said = " ".join(sentence(results, by_key[key]) for key in keys if key in by_key)
+        drawn = ". ".join(TITLES[key] for key in keys if key in by_key)
+        said = f"Charts of figures in the tables below. {drawn}."
         blocks.append("\n".join(f"![{said}](../assets/{name}-{mode}.svg#only-{mode})" for mode in ("light", "dark")))
     blocks += [table(results, [by_key[key] for key in keys if key in by_key]) for keys in TABLES]
     blocks += ["## Who is ahead", ahead(results), "## Versions and settings", settings(results.entries)]
@@ -59,35 +61,45 @@ def table(results: Results, figures: Sequence[Figure]) -> str:
 
 
 def ahead(results: Results) -> str:
-    """A line per figure: the three that are ahead, and worqr's place."""
-    lines = ["| figure | first | second | third | worqr's best place |", "|---|---|---|---|---|"]
+    """A line per figure: worqr's best variant, its place, and the best of the others."""
+    lines = ["| figure | worqr's best | place | best of the others |", "|---|---|---|---|"]
     for figure in results.figures:
         ranked = results.best(figure)
-        names = [f"{entry.title}: {shown(value)}" for value, entry in ranked[:3]]
-        names += [""] * (3 - len(names))
-        places = [place for place, (_, entry) in enumerate(ranked, 1) if is_ours(entry)]
-        place = f"{places[0]} of {len(ranked)}" if places else ""
-        lines.append(f"| {figure.title}, {figure.unit} | " + " | ".join([*names, place]) + " |")
+        ours, other = (
+            next(
+                (
+                    (n, f"{entry.title}: {shown(value)}")
+                    for n, (value, entry) in enumerate(ranked, 1)
+                    if is_ours(entry) is own
+                ),
+                None,
+            )
+            for own in (True, False)
+        )
+        name, place = (ours[1], f"{ours[0]} of {len(ranked)}") if ours else ("", "")
+        lines.append(f"| {figure.title}, {figure.unit} | {name} | {place} | {other[1] if other else ''} |")
     return "\n".join(lines)
-
-
-def sentence(results: Results, figure: Figure) -> str:
-    """One figure for readers who cannot see the chart: worqr's best variant, and the best of the others."""
-    ranked = results.best(figure)
-    said = [next((pair for pair in ranked if is_ours(pair[1]) is ours), None) for ours in (True, False)]
-    parts = [f"{entry.title} {shown(value)} {figure.unit}" for value, entry in filter(None, said)]
-    return f"{TITLES[figure.key]}: {'; '.join(parts)}."
 
 
 def settings(entries: Sequence[Entry]) -> str:
-    """Versions and settings of each, as nested lists."""
+    """Versions and settings, as nested lists. Variants of one library share an item, and name what only one of them has."""
     lines: list[str] = []
-    for entry in entries:
-        versions = ", ".join(f"{name} {version}" for name, version in entry.versions.items())
-        lines.append(f"- **{entry.title}**: {versions or 'not installed'}.")
-        said = [*entry.settings, *entry.notes, *([f"Not measured: {entry.failed}"] if entry.failed else [])]
-        lines += [f"    - {each[:1].upper()}{each[1:]}." for each in said]
+    for _, group in groupby(entries, key=lambda entry: (entry.name.partition("-")[0], tuple(entry.versions.items()))):
+        variants = list(group)
+        versions = ", ".join(f"{name} {version}" for name, version in variants[0].versions.items())
+        titles = [variants[0].title, *(entry.title.rpartition(", ")[2] for entry in variants[1:])]
+        lines.append(f"- **{'; '.join(titles)}**: {versions or 'not installed'}.")
+        said = {entry.title.rpartition(", ")[2]: remarks_of(entry) for entry in variants}
+        of = {line: [name for name, each in said.items() if line in each] for each in said.values() for line in each}
+        for line, names in sorted(of.items(), key=lambda pair: len(pair[1]) < len(said)):
+            shared = len(names) == len(said)
+            lines.append(f"    - {line[:1].upper()}{line[1:]}." if shared else f"    - {' and '.join(names)}: {line}.")
     return "\n".join(lines)
+
+
+def remarks_of(entry: Entry) -> list[str]:
+    """What a reader must know of the settings of a contender."""
+    return [*entry.settings, *entry.notes, *([f"Not measured: {entry.failed}"] if entry.failed else [])]
 
 
 def is_ours(entry: Entry) -> bool:

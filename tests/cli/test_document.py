@@ -1,66 +1,100 @@
-"""docs/reference/cli.md is true: the commands, options and fields that it names exist, and all of them are there.
+"""docs/reference/cli.md is true: every command and option is in it, and what it shows can be typed.
 
-Some of its commands are run by tests/docs/test_others.py. Below its last heading it is generated: after a change of the
-command line, ``python -m tests.cli.test_document`` writes that part anew.
+Some of its commands are run by tests/docs/test_others.py. After a change of the command line, ``python -m tools.cli_reference``
+writes its generated parts anew.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-import worqr
-from tests.docs.tables import REFERENCE, rows, words
-from tools.cli_reference import reference
-from tools.pages import DOCS, blocks_of, name_of
-from worqr.cli import GROUPS, STDIN, make_app
+from tests.cli.conftest import Command
+from tests.support.children import ROOT
+from tools.cli_reference import EXAMPLES, PATH, arguments_of, commands, connection_options, name_of, parts, written
+from tools.pages import DOCS, blocks_of
+from tools.pages import name_of as name_of_page
+from worqr.cli import COMMANDS, STDIN, make_app
 
-PAGE = "cli.md"
-PATH = REFERENCE / PAGE
-GENERATED = re.compile(r"(?<=<!-- commands -->\n).*(?=<!-- end -->)", re.DOTALL)
-
-
-def generated() -> str:
-    """What the program says of itself, as a part of the page: one level lower, without its examples being run."""
-    lines = list(reference())
-    table = next(i for i, line in enumerate(lines) if line.startswith("| command"))
-    text = "\n".join(lines[table:])
-    text = re.sub(r"^## Exit codes$.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)  # the page has its own
-    text = re.sub(r"^## ", "### ", text, flags=re.MULTILINE)
-    return re.sub(r"^```sh$", "```bash", text, flags=re.MULTILINE).rstrip() + "\n"
+APP = make_app()
+ALL = dict(pair for name in COMMANDS for pair in commands(APP, name))
+PARTS = {first: "\n".join(lines) for first, lines in parts().items()}
 
 
-def test_the_generated_part_is_that_of_the_program() -> None:
-    """Write it with ``python -m tests.cli.test_document``."""
-    [found] = GENERATED.findall(PATH.read_text("utf-8"))
-    assert found == generated()
+def part(path: str) -> str:
+    """The part of a command, or of the one that has the same subcommands and options."""
+    text = PARTS[f"### {' '.join(path.split()[:2])}"]
+    twin = re.search(r"options of \[`(worqr [a-z-]+)`\]", text)
+    return part(twin[1]) if twin else text
 
 
-def test_every_command_is_named() -> None:
-    text = GENERATED.sub("", PATH.read_text("utf-8"))
-    assert {name for commands in GROUPS.values() for name in commands if f"worqr {name}" not in text} == set()
+def test_the_generated_parts_are_those_of_the_program() -> None:
+    """Write them with ``python -m tools.cli_reference``."""
+    page = PATH.read_text("utf-8")
+    assert written(page) == page
 
 
-def test_the_fields_are_those_there_are() -> None:
-    named: dict[str, set[str]] = {}
-    for row in rows(PAGE, "Output"):
-        for word in words(row[0]):
-            named.setdefault(word, set()).update(re.findall(r"(?<!\[)`(\w+)`", row[1]))
-    assert named["queues"] == {field.name for field in fields(worqr.QueueInfo)} | {"unserved"}
-    assert named["workers"] == {field.name for field in fields(worqr.WorkerInfo)}
-    assert named["schedules"] == {field.name for field in fields(worqr.Schedule)}
-    status = {field.name for field in fields(worqr.Status)}
-    record = {field.name for field in fields(worqr.JobRecord)}
-    assert named["status"] == (status | record | {"type", "encoding"}) - {"status"}
-    error = {field.name for field in fields(worqr.RemoteError)}
-    listed = {field.name for field in fields(worqr.TaskInfo)}
-    assert named["running"] == listed - status | {"queue", "encoding"}
-    assert named["failed"] == {field.name for field in fields(worqr.Failed)} | error | {"encoding"}
+def test_the_generated_text_depends_on_the_code_alone() -> None:
+    assert all(line.isprintable() for lines in parts().values() for line in lines)
+    strange = {
+        "WORQR_PREFIX": "other",
+        "WORQR_URL": "redis://else",
+        "COLUMNS": "30",
+        "FORCE_COLOR": "1",
+        "TERM": "xterm",
+    }
+    program = "from tools.cli_reference import PATH, written; print(end=written(PATH.read_text('utf-8')))"
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **strange},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout == PATH.read_text("utf-8")
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_every_option_of_a_command_is_there(command: Command, path: str) -> None:
+    text, shared = part(path), PARTS["## Connection options"]
+    connection = {name_of(each) for each in connection_options(ALL[path])}
+    for name in {name_of(each) for each in arguments_of(ALL[path])} - connection:
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
+    assert not connection or {*re.findall(r"^--\S+", shared, re.MULTILINE)} == connection
+    helped = command(*path.split()[1:], "--help").out
+    for option in set(re.findall(r"^  (--[a-z-]+)", helped, re.MULTILINE)) - {"--help", "--version"}:
+        assert option in text or option in connection
+    for place in re.findall(r"^  ([A-Z]+):", helped.partition("Arguments:")[2].partition("\n\n")[0], re.MULTILINE):
+        assert place in text
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_everything_is_described(path: str) -> None:
+    assert part(path).split("\n\n")[0].strip()
+    for argument in arguments_of(ALL[path]):
+        text = " ".join((argument.parameter.help or "").split())
+        assert text.endswith((".", ")")), name_of(argument)
+        assert "--json" in name_of(argument) or text.partition(". ")[0].strip(".") in flat(path), text
+
+
+def flat(path: str) -> str:
+    """What the page says of a command, in one line: its part, the options of the connection, and what is said once."""
+    said_once = "Name of the queue. Only tasks of this queue."
+    return " ".join(f"{part(path)} {PARTS['## Connection options']} {said_once}".split())
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_an_example_is_of_its_command(line: str) -> None:
+    [name] = [name for name, lines in EXAMPLES.items() if line in lines]
+    assert f"worqr {name} " in line
 
 
 def commands_of(page: Path) -> Iterator[list[str]]:
@@ -84,7 +118,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
                         yield words_of_it[1:]
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=name_of_page)
 def test_the_commands_of_a_page_can_be_typed(page: Path) -> None:
     """Also those that no test runs."""
     app = make_app()
@@ -92,7 +126,3 @@ def test_the_commands_of_a_page_can_be_typed(page: Path) -> None:
         typed = [STDIN if word == "-" else word for word in typed]
         if not {"--help", "--version"} & set(typed):
             app.parse_args(typed, print_error=False, exit_on_error=False)
-
-
-if __name__ == "__main__":
-    PATH.write_text(GENERATED.sub(lambda _: generated(), PATH.read_text("utf-8")), "utf-8")
