@@ -6,12 +6,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.test_layering import NAMES, RANK
 from tools import diagrams
 from worqr.job_states import TRANSACTIONS, moves
 
@@ -82,6 +84,15 @@ def test_every_move_of_an_operator_alone_is_drawn_as_one() -> None:
     for edge in elements(LIFE, "path", "data-to"):
         actors = {TRANSACTIONS[name].by for name in edge["data-by"].split()}
         assert (edge["class"] == "operator") == (actors == {"operator"})
+
+
+def test_the_layers_have_every_folder_in_the_order_of_imports() -> None:
+    spine = [[RANK.get(part, 0) for part in layer.parts.split()] for layer in diagrams.SPINE]
+    for above, below in pairwise(spine):
+        assert min(above) > max(below), (above, below)
+    shown = {part for layer in (*diagrams.SPINE, *diagrams.BESIDE.values()) for part in layer.parts.split()}
+    folders = {name.partition(".")[0] for name in NAMES if "." in name}
+    assert folders <= shown <= {name.partition(".")[0] for name in NAMES}
 
 
 def test_every_diagram_stands_on_a_page_with_a_text_for_those_who_cannot_see_it() -> None:

@@ -362,11 +362,58 @@ def end_of_a_batch() -> str:
     return drawing.written()
 
 
+# The layers of the code
+
+
+class Layer(NamedTuple):
+    """A box of the picture, and what is in it: the names of files and folders of ``worqr/``."""
+
+    title: str
+    words: str
+    parts: str
+
+
+SPINE: Final = (
+    Layer("outside", "command line, dashboard, test benches, OpenTelemetry", "cli dashboard testing otel"),
+    Layer("mesh", "Mesh puts the layers together", "mesh side_mesh"),
+    Layer("hosting", "a worker in a thread, in asyncio, or as a service", "hosting"),
+    Layer("peer", "a worker: claiming, running, settling, leading, leaving", "peer"),
+    Layer("functions", "@mesh.task, registries, schedules", "functions"),
+    Layer("client", "queues, jobs, dead letters: producing and operating", "client"),
+    Layer("link", "connections, resending, heartbeats, Sentinel, cluster", "link"),
+    Layer("operations", "one function for each script: keys, arguments, reply", "ops"),
+    Layer("values and scripts", "errors, keys, options, policies; the Lua scripts", "errors keys policy lua"),
+)
+"""The layers from the top to the bottom. ``tests/test_diagrams.py`` compares them with those of ``tests/test_layering.py``."""
+BESIDE: Final = {
+    "hosting": Layer("metrics, probes", "numbers and health", "metrics probes"),
+    "client": Layer("HTTP", "a small server", "http_server"),
+    "link": Layer("log, traces", "events and fences", "log_events tracing"),
+}
+"""Parts beside the layers that use them, or that they serve."""
+
+
+def layers() -> str:
+    """The layers of ``worqr/``, with an arrow for the only way in which they import each other."""
+    drawing = Drawing(
+        760, 34 + 62 * len(SPINE), "The layers of worqr", "A layer imports those below it, and none above it."
+    )
+    for number, layer in enumerate(SPINE):
+        y = 46 + 62 * number
+        drawing.node(330, y, 400, 48, layer.title, layer.words, parts=layer.parts)
+        if side := BESIDE.get(layer.title):
+            drawing.node(650, y, 180, 48, side.title, side.words, parts=side.parts)
+    drawing.line([(88, 26), (88, 22 + 62 * (len(SPINE) - 1) + 48)], "producer")
+    drawing.text(78, 270, "imports", "soft producer", "end")
+    return drawing.written()
+
+
 DIAGRAMS: Final[dict[str, Callable[[], str]]] = {
     "life-of-a-job.svg": life_of_a_job,
     "who-talks-to-whom.svg": who_talks_to_whom,
     "death-of-a-worker.svg": death_of_a_worker,
     "end-of-a-batch.svg": end_of_a_batch,
+    "layers.svg": layers,
 }
 
 

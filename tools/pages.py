@@ -12,6 +12,8 @@
 * ```` ```yaml ````, ``toml`` and ``json`` are parsed. All other blocks, such as ``bash``, are not run: they install software,
   or need another machine.
 
+A line ``--8<-- "PATH"`` in a block stands for the file of the repository, as in MkDocs.
+
 The ports 8000, 9464 and 9465 on the page stand for free ports.
 
 Pages about migration have programs of another library in sections whose headings start with ``Before``. They need an
@@ -51,6 +53,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>\w+)(?P<attributes>[^\n]*)\n(?P<code>.*?)^(?P=indent)(?P=ticks)$",
     re.DOTALL | re.MULTILINE,
 )
+INCLUDE = re.compile(r'^--8<-- "([^"]+)"\n', re.MULTILINE)
+"""A line that stands for the text of a file of the repository, by its path from there."""
 PORTS = ("8000", "9464", "9465")
 
 
@@ -76,7 +80,7 @@ def blocks_of(page: Path) -> list[Block]:
         title = re.search(r'title="([^"]*)"', match["attributes"])
         headings = re.findall(r"^## (.*)$", text[: match.start()], re.MULTILINE)
         section, line = headings[-1] if headings else "", text.count("\n", 0, match.start()) + 1
-        code = textwrap.dedent(match["code"])
+        code = INCLUDE.sub(lambda file: (ROOT / file[1]).read_text("utf-8"), textwrap.dedent(match["code"]))
         found.append(Block(page, line, section, match["language"], title[1] if title else "", code))
     return found
 
