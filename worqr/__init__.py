@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
     from worqr.client.queue import Queue as Queue
-    from worqr.client.raw_options import EnqueueOptions as EnqueueOptions
     from worqr.client.sync import sync as sync
     from worqr.client.sync import sync_block as sync_block
     from worqr.cron import Schedule as Schedule
@@ -64,6 +63,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.history_records import HistoryPoint as HistoryPoint
     from worqr.history_records import RunTimes as RunTimes
     from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
+    from worqr.job_options import EnqueueOptions as EnqueueOptions
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
     from worqr.limits import Lanes as Lanes
@@ -111,7 +111,6 @@ _HOMES = {
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
-    "worqr.client.raw_options": "EnqueueOptions",
     "worqr.client.sync": "sync sync_block",
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.errors": (
@@ -126,7 +125,7 @@ _HOMES = {
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.thread_peer": "ThreadPeer",
-    "worqr.job_options": "JobOptions Update",
+    "worqr.job_options": "EnqueueOptions JobOptions Update",
     "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
 from worqr.client.call import Call, named_call
+from worqr.client.client import Client
 from worqr.client.connections import CONNECT, JOIN, async_block, check_loop
 from worqr.client.fleet import Fleet, JobFinder
 from worqr.client.inspection import queues_of
 from worqr.client.job import Job
-from worqr.client.mesh_client import MeshClient, queue_of
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
 from worqr.client.settings import ClientSettings
@@ -53,7 +53,7 @@ BATCH_OPTIONS: Final = (
 class Batches:
     """The part of `Mesh` that makes batches. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    _client: MeshClient
+    _client: Client
 
     @async_block(BATCH_OPTIONS)
     async def batch(self, *, parent: Batch | None = None, **options: Unpack[BatchOptions]) -> AsyncGenerator[Batch]:
@@ -77,7 +77,7 @@ class Batches:
             BatchEnded: `parent` has ended, or was cancelled.
             Unavailable: The server did not reply within `patience`.
         """
-        async with batch_block(self._client.new_batch(plan_of(options), parent)) as batch:
+        async with batch_block(self._client.batch_maker.open(self._client, plan_of(options), parent)) as batch:
             yield batch
 
 
@@ -167,7 +167,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             history=history,
             history_queues=history_queues,
         )
-        self._client = MeshClient(self, StarvationDetector)
+        self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
 
@@ -312,7 +312,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         keys = QueueKeys(self.prefix, check_name(name))
         if check_shards(shards) > 1:
             self._client.declare_shards(name, shards)
-        return queue_of(self._client, keys)
+        return Queue(self._client, keys)
 
     async def queues(self) -> list[QueueInfo]:
         """Return all queues that are not empty or that a worker serves, by name.
@@ -386,4 +386,4 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             LookupError: Called outside a handler.
         """
         ref = current().batch
-        return None if ref is None else self._client.batch_of(ref)
+        return None if ref is None else self._client.batch_maker.of_ref(self._client, ref)

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.events import ConnectionEvent, connection_events_of
 from worqr.client.inspection import all_workers, queue_names, read_log, status_of
-from worqr.client.mesh_client import MeshClient
 from worqr.errors import UsageError, WorqrError
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys, RegistryKeys
@@ -36,7 +36,7 @@ AT_ONCE: Final = 1_000
 class JobFinder:
     """The part of `Mesh` that finds jobs by their ids. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    _client: MeshClient
+    _client: Client
 
     async def find(self, id: str) -> dict[str, Status]:
         """Return the queues that know a job of this id, with its status there.
@@ -81,7 +81,7 @@ NEAREST = 3
 class Fleet:
     """The part of `Mesh` that shows the whole mesh, and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    _client: MeshClient
+    _client: Client
 
     async def workers(self) -> list[WorkerInfo]:
         """Return all workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.

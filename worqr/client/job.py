@@ -17,7 +17,6 @@ import msgspec
 
 from worqr import ops
 from worqr.batches import ref_in
-from worqr.client.client import Client
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import BoundedIterator, Notification, cancel_and_wait, subscribed
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError, WorqrError
@@ -31,6 +30,9 @@ from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, St
 from worqr.remote_error import failed_record, fields_of, meta_of
 from worqr.stored_values import finite, whole
 from worqr.validation import Seconds, check_text, from_ms, seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 # `JobRecord`: everything that is stored about one id, read in one request and put into the form for people.
 

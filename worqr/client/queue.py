@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 from worqr import ops
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch, batch_of_id, cancel_batches, list_batches
-from worqr.client.client import Client
 from worqr.client.dead_letters import Aside
-from worqr.client.dispatcher import enqueue_at, send_dispatch, send_tasks, waiting_as
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import (
     LISTED_STATES,
@@ -35,20 +33,19 @@ from worqr.client.inspection import (
 )
 from worqr.client.job import Job, job_record
 from worqr.client.notifications import cancel_and_wait, sleep
-from worqr.client.raw_options import PLAIN, EnqueueOptions, RawOptions, checked_options
 from worqr.client.sync import sending, sent_by
 from worqr.errors import UsageError
 from worqr.foreign import QUEUE, no_such_attribute
 from worqr.history_records import History
-from worqr.ids import with_random_ids
 from worqr.job_options import (
+    PLAIN,
+    EnqueueOptions,
     JobOptions,
     check_bounded,
     check_choice,
     check_id,
+    checked_raw_options,
     encode_options,
-    wait_in,
-    without_replicas,
 )
 from worqr.keys import QueueKeys
 from worqr.limits import (
@@ -62,12 +59,15 @@ from worqr.limits import (
     parse_limits,
 )
 from worqr.mesh_records import LaneInfo, QueueInfo
-from worqr.ops import MAX_ITEMS, CancelReply, Dispatched, LaneRow
+from worqr.ops import MAX_ITEMS, CancelReply, LaneRow
 from worqr.records import MOST_RECENT, CancelCount, EndedRun, JobRecord, Matches, TaskInfo, decode_run
 from worqr.script_call import Call
 from worqr.shard_layout import shard_of
 from worqr.stored_values import readable
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 # `StartControls`: what may start of a queue, or of one of its lanes: pause it, resume it, and limit it. `Queue` inherits it.
 
@@ -501,7 +501,7 @@ class Queue(QueueOperations):
         """
         if self._keys.failures:
             raise UsageError(f"{self.name!r} is a failure queue; those have no failure queue themselves")
-        return type(self)(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
+        return Queue(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
 
     if not TYPE_CHECKING:  # a type checker reports missing attributes
 
@@ -540,17 +540,9 @@ class Queue(QueueOperations):
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them within 2 s.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
-        given = checked_options(options) if options else PLAIN
+        given = checked_raw_options(options) if options else PLAIN
         checked = check_tasks(tasks, self._client.settings.max_payload)
-        return sent_by("queue.enqueue", self._enqueue(checked, given))
-
-    async def _enqueue(self, checked: list[bytes], given: RawOptions) -> int:
-        client = self._client
-        if len(checked) == 1 and given is PLAIN:  # as most calls are: they take the shortest way
-            keys = await client.sharding.next_shard(self._keys)
-            call = enqueue_at(client, keys, checked, replicas=client.settings.replicas)
-            return await client.link_to(keys.name).call(call)
-        return await send_tasks(client, self._keys, checked, given)
+        return sent_by("queue.enqueue", self._client.producer.enqueue_tasks(self._keys, checked, given))
 
     @sending
     def dispatch(
@@ -581,18 +573,7 @@ class Queue(QueueOperations):
         checked = check_task(task, self._client.settings.max_payload)
         given = encode_options(options)
         check_bounded(given, "a dispatch")
-        return sent_by("queue.dispatch", self._dispatch(checked, given))
-
-    async def _dispatch(self, checked: bytes, given: Mapping[str, object]) -> Job[bytes]:
-        encoded, replicas = without_replicas(given, self._client.settings.replicas)
-        keys = await self._client.sharding.shard_for_job(self._keys, encoded)
-        encoded = await self._client.sharding.options_for(keys, encoded)
-        jobs = with_random_ids([(encoded, checked)])
-
-        def make(waiter: str) -> Call[list[Dispatched]]:
-            return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
-
-        return await send_dispatch(self._client, self._keys, make, keys, wait=wait_in(given))
+        return sent_by("queue.dispatch", self._client.producer.dispatch_task(self._keys, checked, given))
 
     def job(self, id: str) -> Job[bytes]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.

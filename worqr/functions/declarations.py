@@ -21,7 +21,7 @@ from worqr.inside import definition_of
 from worqr.keys import check_name
 
 if TYPE_CHECKING:
-    from worqr.client.mesh_client import MeshClient
+    from worqr.client.client import Client
 
 
 class Declarations:
@@ -33,10 +33,10 @@ class Declarations:
         client: the client of the mesh that includes this registry; None until a mesh does.
     """
 
-    def __init__(self, client: MeshClient | None = None) -> None:
+    def __init__(self, client: Client | None = None) -> None:
         self.functions: dict[str, Function[..., Any]] = {}
         self.schedules: dict[str, Definition] = {}
-        self.client: MeshClient | None = client
+        self.client: Client | None = client
         self._names: dict[str, str] = {}
         self._parent: tuple[Declarations, str] | None = None
         self._listeners: list[Callable[[], None]] = []

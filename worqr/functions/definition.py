@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 from worqr.argument_codec import ArgumentCodec, Arguments, ListCodec
 from worqr.call_list import CallList
 from worqr.client.call import Call
+from worqr.client.client import Client
 from worqr.client.job import Results
-from worqr.client.mesh_client import MeshClient
 from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
 from worqr.job_options import check_bounded
@@ -53,7 +53,7 @@ class FunctionDefinition:
         self.aliases: tuple[str, ...] = aliases
         self.options: Handling = options
         self.is_async = is_async
-        self.client: MeshClient | None = None
+        self.client: Client | None = None
         codec = ArgumentCodec if options.batch_size is None else ListCodec
         self.codec: ArgumentCodec = codec(fn, name, stores_result=options.policy.result_ttl > 0)
         if options.lanes is not None and isinstance(options.lanes.by, str):
@@ -65,7 +65,7 @@ class FunctionDefinition:
         self._was_large = False
         self._unchecked_results = CHECKED_RESULTS
 
-    def bind(self, client: MeshClient | None) -> None:
+    def bind(self, client: Client | None) -> None:
         """Let the function use the client of a mesh."""
         self.client = client
 
@@ -75,7 +75,7 @@ class FunctionDefinition:
         self.codec.rename(name)
         self.aliases = aliases
 
-    def require_client(self) -> MeshClient:
+    def require_client(self) -> Client:
         """Return the client of the function's mesh.
 
         Raises:

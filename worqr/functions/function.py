@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from worqr.client.call import Call
 from worqr.client.job import Job
-from worqr.client.mesh_client import queue_of
 from worqr.client.queue import Queue
 from worqr.client.sync import mark_sending, sending, sent_by
 from worqr.foreign import CALLS, no_such_method
@@ -159,7 +158,7 @@ class Function(Bound[P, R]):
         Raises:
             UsageError: No mesh has included the function's registry.
         """
-        return queue_of(self._definition.require_client(), self._definition.keys())
+        return Queue(self._definition.require_client(), self._definition.keys())
 
     @sending
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:

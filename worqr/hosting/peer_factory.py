@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
-from worqr.client.mesh_client import MeshClient
+from worqr.client.client import Client
 from worqr.errors import UsageError
 from worqr.functions.declarations import Declarations
 from worqr.handler_options import RUNS_IN, AsyncRunsIn, refuse_unknown
@@ -128,7 +128,7 @@ class PeerFactory(Generic[S]):
         declarations: the functions and schedules of the mesh.
     """
 
-    def __init__(self, settings: WorkerSettings[S], client: MeshClient, declarations: Declarations) -> None:
+    def __init__(self, settings: WorkerSettings[S], client: Client, declarations: Declarations) -> None:
         self.settings = settings
         self.client = client
         self.declarations = declarations

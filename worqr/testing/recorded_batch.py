@@ -13,7 +13,6 @@ from worqr.client.batch import Batch, BatchMaker, OpenBatch, Plan
 from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Job
-from worqr.client.producer import Producer
 from worqr.errors import BatchEnded, NoResult
 from worqr.functions.function import Function
 from worqr.keys import QueueKeys
@@ -85,27 +84,27 @@ class RecordingBatchMaker(BatchMaker):
         self._sent = sent
         self._numbers = count(1)
 
-    def open(self, client: Client, producer: Producer, plan: Plan, parent: Batch | None) -> OpenBatch:
+    def open(self, client: Client, plan: Plan, parent: Batch | None) -> OpenBatch:
         """Record a new batch."""
-        then, otherwise = (call if call is None else producer.follow_up(call) for call in (plan.then, plan.otherwise))
+        then, otherwise = (
+            call if call is None else client.producer.follow_up(call) for call in (plan.then, plan.otherwise)
+        )
         batch = SentBatch([], then, otherwise, meta_of(plan.facts.get("meta", "")))
         self._sent.append(batch)
-        return RecordedBatch(client, producer, plan, batch, f"@{next(self._numbers)}")
+        return RecordedBatch(client, plan, batch, f"@{next(self._numbers)}")
 
-    def of_ref(self, client: Client, producer: Producer, ref: BatchRef) -> Batch:
+    def of_ref(self, client: Client, ref: BatchRef) -> Batch:
         """Record a batch for the jobs that a handler adds to the batch of its own job."""
         batch = SentBatch()
         self._sent.append(batch)
-        return RecordedBatch(client, producer, None, batch, ref.id, ref.queue)
+        return RecordedBatch(client, None, batch, ref.id, ref.queue)
 
 
 class RecordedBatch(OpenBatch):
     """A batch whose jobs are recorded and never sent. Its coroutines never wait."""
 
-    def __init__(
-        self, client: Client, producer: Producer, plan: Plan | None, batch: SentBatch, id: str, queue: str | None = None
-    ) -> None:
-        super().__init__(client, producer, plan or Plan(None, None, queue, id, 0, 0, {}))
+    def __init__(self, client: Client, plan: Plan | None, batch: SentBatch, id: str, queue: str | None = None) -> None:
+        super().__init__(client, plan or Plan(None, None, queue, id, 0, 0, {}))
         self._batch = batch
         self._name = id
         self._producing = plan is not None
@@ -129,7 +128,7 @@ class RecordedBatch(OpenBatch):
             )
         if self._sealed:
             raise BatchEnded(self._sealed_text())
-        job = await self._producer.dispatch(call)
+        job = await self._client.producer.dispatch(call)
         self._put_at(call.queue)
         self._batch.calls.append(call)
         return job

@@ -61,17 +61,16 @@ class RecordingProducer(Producer):
     """Records calls instead of sending them. Its coroutines never wait, so they run without an event loop too."""
 
     def __init__(self, client: Client, sent: list[Call[Any]]) -> None:
-        super().__init__(client)
-        self._sent = sent
+        super().__init__(client, sent=sent)
         self._ids = count(1)
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Record a call."""
-        self._sent.append(call)
+        self._note((call,))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Record a call, and return a handle of it."""
-        self._sent.append(call)
+        self._note((call,))
         name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")
 

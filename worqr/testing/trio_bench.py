@@ -20,6 +20,7 @@ import trio
 
 from worqr.client.call import Call
 from worqr.client.connections import async_block
+from worqr.client.producer import Producer
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.functions.function import Function
 from worqr.inside import client_of
@@ -28,7 +29,7 @@ from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, decide_retry
-from worqr.testing.bench_client import BenchConnections, BenchProducer
+from worqr.testing.bench_client import BenchConnections
 from worqr.testing.bench_run import BenchRun, BenchSchedules, Summary, inspect_queues, promote_due_jobs, relay_messages
 from worqr.testing.clock import Clock, delete_keys
 from worqr.testing.patching import patched
@@ -197,7 +198,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
     client = client_of(mesh)
     with patched(
         mesh,
-        producer=BenchProducer(client, sent),
+        producer=Producer(client, client.settings.tracing, sent),
         connections=BenchConnections(client.settings, client.declared_shards),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
