@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchRef as BatchRef
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
-    from worqr.client.call import Call as Call
     from worqr.client.dead_letters import Aside as Aside
     from worqr.client.events import ConnectionEvent as ConnectionEvent
     from worqr.client.events import EndedTask as EndedTask
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
+    from worqr.client.producer import Call as Call
     from worqr.client.queue import Queue as Queue
     from worqr.client.sync import sync as sync
     from worqr.client.sync import sync_block as sync_block
@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.history_records import History as History
     from worqr.history_records import HistoryPoint as HistoryPoint
     from worqr.history_records import RunTimes as RunTimes
-    from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
+    from worqr.hosting.peer_thread import ThreadPeer as ThreadPeer
     from worqr.job_options import EnqueueOptions as EnqueueOptions
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
@@ -106,7 +106,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
-    "worqr.client.call": "Call",
+    "worqr.client.producer": "Call",
     "worqr.client.dead_letters": "Aside",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
@@ -124,7 +124,7 @@ _HOMES = {
     "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
-    "worqr.hosting.thread_peer": "ThreadPeer",
+    "worqr.hosting.peer_thread": "ThreadPeer",
     "worqr.job_options": "EnqueueOptions JobOptions Update",
     "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",

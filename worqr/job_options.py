@@ -15,7 +15,7 @@ from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import hint_at_option
 from worqr.limits import check_lane
 from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
-from worqr.validation import Seconds, check_count, check_text, seconds, to_ms
+from worqr.validation import Seconds, check_between, check_count, check_text, seconds, to_ms
 
 MAX_ID: Final = 200
 """Bytes of UTF-8 in a job's id."""
@@ -187,11 +187,9 @@ def check_replicas(value: object) -> int:
     """Return `value` if it is a valid number of replicas.
 
     Raises:
-        UsageError: it is not a whole number of 0 to 100.
+        UsageError: it is not a whole number from 0 to 100.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPLICAS:
-        raise UsageError(f"replicas must be a whole number of 0 to {MAX_REPLICAS}, not {value!r}")
-    return value
+    return check_between(value, "replicas", 0, MAX_REPLICAS)
 
 
 def check_wait(value: object) -> float:

@@ -11,23 +11,21 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
-from worqr.client.call import Call, named_call
 from worqr.client.client import Client
-from worqr.client.connections import CONNECT, JOIN, async_block, check_loop
+from worqr.client.connections import CONNECT, JOIN, ClientSettings, async_block, check_loop
 from worqr.client.fleet import Fleet, JobFinder
 from worqr.client.inspection import queues_of
 from worqr.client.job import Job
+from worqr.client.producer import Call, named_call
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
-from worqr.client.settings import ClientSettings
 from worqr.client.sync import sending, sent_by
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
-from worqr.functions.declarations import Declarations
-from worqr.functions.registry import Registry
+from worqr.functions.registry import Declarations, Registry
 from worqr.handler_options import AsyncRunsIn
 from worqr.hosting import service
 from worqr.hosting.peer_factory import PeerFactory, WorkerSettings
-from worqr.hosting.thread_peer import ThreadPeer
+from worqr.hosting.peer_thread import ThreadPeer
 from worqr.keys import QueueKeys, check_name
 from worqr.link import GivenCredentials
 from worqr.mesh_records import QueueInfo

@@ -15,7 +15,7 @@ import pytest
 
 import worqr
 from tests.docs.tables import columns, rows, section, words
-from worqr.client.settings import MAX_PATIENCE
+from worqr.client.connections import MAX_PATIENCE
 from worqr.cron import Definition
 from worqr.functions.registry import MAX_CATCH_UP, ScheduleOptions
 from worqr.handler_options import PATIENT, handling

@@ -24,12 +24,11 @@ import msgspec
 
 from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, BatchRef, BatchState, follow_up_options, milliseconds, sum_counts
-from worqr.client.call import Call
 from worqr.client.dead_letters import Aside, list_members, retry_members
 from worqr.client.job import Job
 from worqr.client.notifications import BoundedIterator, Notification, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
-from worqr.client.producer import handle_of
+from worqr.client.producer import Call, handle_of
 from worqr.client.sync import sending, sent_by
 from worqr.errors import (
     BatchEnded,

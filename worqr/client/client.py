@@ -13,11 +13,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from worqr import ops
 from worqr.client.batch import BatchMaker
-from worqr.client.connections import ConnectionRegistry
+from worqr.client.connections import ClientSettings, ConnectionRegistry
 from worqr.client.inspection import MeshInfoReader
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
-from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, WorqrError

@@ -48,7 +48,7 @@ from worqr.ops import (
 from worqr.records import Status, TaskInfo
 from worqr.script_call import Call
 from worqr.stored_values import as_bytes, exact, readable, whole
-from worqr.validation import check_count, check_text, from_ms, moment
+from worqr.validation import check_between, check_count, check_text, from_ms, moment
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -379,9 +379,7 @@ MAX_MINUTES: Final = 10 * TEN_MINUTE_RECORDS
 
 async def read_history(client: Client, keys: QueueKeys, minutes: object) -> History:
     """Return the last minutes of a queue, all its shards as one."""
-    if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MAX_MINUTES:
-        raise UsageError(f"minutes must be a whole number from 1 to {MAX_MINUTES} (3 days), not {minutes!r}")
-    span = _Span.of(minutes)
+    span = _Span.of(check_between(minutes, "minutes", 1, MAX_MINUTES))
     shards = await client.sharding.shards(keys)
     return span.history(keys.display_name, await ask_each(client, shards, span.request))
 

@@ -4,37 +4,120 @@ A mesh with ``tracing=`` has a span around each send. The context of the trace g
 plain tasks.
 """
 
+# Call hides its private fields from users; the producer reads them.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from worqr import ops
-from worqr.client.call import Call
 from worqr.client.job import Job, Outcome, Results
 from worqr.client.room import PART, check_fits
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.ids import with_random_ids
 from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, wait_in, without_replicas
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
 from worqr.remote_error import meta_of
 from worqr.script_call import Call as Request
 from worqr.tracing import Carrier, Operation, Tracing, meta_of_plain_tasks, meta_with
-from worqr.validation import check_task
+from worqr.validation import check_task, encode_json
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
 
-# Call hides its private fields from users; the producer reads them.
-# pyright: reportPrivateUsage=false
+
+# `Call`: one call of a function as a value, with its arguments encoded. Functions (`worqr.functions.function`) make calls.
+#
+# Not to be confused with `worqr.script_call.Call`, which is a request to the server.
+
+
+R_co = TypeVar("R_co", covariant=True)
+
+_UNENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError, msgspec.MsgspecError)
+
+
+class CallTarget(Protocol):
+    """The function that a call is for. `worqr.functions.definition` has it."""
+
+    @property
+    def name(self) -> str:
+        """The function's name, with the prefix of `include`."""
+        ...
+
+    @property
+    def results(self) -> Results:
+        """The codec of its results."""
+        ...
+
+    def require_client(self) -> object:
+        """Raise UsageError if the function belongs to no mesh."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R_co]):
+    """A call of a function, with its arguments checked and encoded. Nothing was sent. Calls of one function and payload are
+    equal.
+
+    Make it with ``function.call(...)`` or ``mesh.call(name, ...)``; send it with ``mesh.enqueue_many`` or
+    ``mesh.dispatch_many``.
+    """
+
+    name: str
+    """The function's name."""
+    args: tuple[Any, ...] = field(compare=False)
+    """The positional arguments, defaults included."""
+    kwargs: dict[str, Any] = field(compare=False)
+    """The keyword-only arguments."""
+    task: bytes
+    """The payload."""
+    _options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
+    _target: CallTarget | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that the call goes to. It is the function's name, with the prefix of `include`."""
+        return self.name if self._target is None else self._target.name
+
+    @property
+    def _results(self) -> Results | None:
+        """The codec of its result; None for a function that is declared in another program."""
+        return None if self._target is None else self._target.results
+
+
+def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
+    """Return a call of a function that is declared in another program, so that only its name is known.
+
+    Raises:
+        UsageError: the name is not valid, JSON cannot represent the arguments, or there are positional arguments, whose names
+            only the function has.
+        PayloadTooLarge: the payload is larger than `max_payload` bytes.
+    """
+    check_name(name, "function name")
+    if args and (kwargs or len(args) > 1):
+        raise UsageError(
+            f"call({name!r}, ...): positional arguments need the function itself, which knows their names; "
+            "by name alone give keyword arguments, or the whole payload as the only one"
+        )
+    if args and isinstance(args[0], bytes | bytearray | memoryview):
+        task = bytes(cast("bytes", args[0]))
+    else:
+        try:
+            task = encode_json(args[0] if args else kwargs)
+        except _UNENCODABLE as error:
+            raise UsageError(f"call({name!r}, ...): JSON cannot carry these arguments: {error}") from error
+    return Call(name, args, kwargs, check_task(task, max_payload))
+
 
 R = TypeVar("R")
 T = TypeVar("T")

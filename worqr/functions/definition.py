@@ -10,9 +10,9 @@ from typing import Any, Final, cast
 
 from worqr.argument_codec import ArgumentCodec, Arguments, ListCodec
 from worqr.call_list import CallList
-from worqr.client.call import Call
 from worqr.client.client import Client
 from worqr.client.job import Results
+from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
 from worqr.job_options import check_bounded

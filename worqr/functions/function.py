@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from worqr.client.call import Call
 from worqr.client.job import Job
+from worqr.client.producer import Call
 from worqr.client.queue import Queue
 from worqr.client.sync import mark_sending, sending, sent_by
 from worqr.foreign import CALLS, no_such_method
