@@ -256,13 +256,11 @@ def policy_for(
     on_failure: bool = False,
 ) -> Policy:
     """Return the checked policy of a handler; missing options have their defaults."""
-    if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
     policy = Policy() if retry is None else Policy().with_overrides(retry_fields(_check_retry(retry, "retry")))
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),
-        keep_failed=keep_failed,
+        keep_failed=check_count(keep_failed, "keep_failed", least=0),
         result_ttl=0.0 if result_ttl is None else seconds(result_ttl, "result_ttl"),
         on_failure=on_failure,
     )

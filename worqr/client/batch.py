@@ -26,7 +26,7 @@ from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, BatchRef, BatchState, follow_up_options, milliseconds, sum_counts
 from worqr.client.dead_letters import Aside, list_members, retry_members
 from worqr.client.job import Job
-from worqr.client.notifications import BoundedIterator, Notification, sleep, subscribed
+from worqr.client.notifications import Notification, Watch, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
 from worqr.client.producer import Call, handle_of
 from worqr.client.sync import sending, sent_by
@@ -450,11 +450,9 @@ class Batch:
         Yields:
             AsyncIterator[BatchInfo]: The iterator. It raises `ResultTimeout` if the batch has not ended within `timeout`.
         """
-        link = self._client.link
-        infos = BoundedIterator[BatchInfo](link, timeout, self)
-        notification = Notification(link)
-        async with subscribed(link, await self._channel(), lambda _message: notification.set()):
-            yield infos.reading(_InfoIterator(self, notification))
+        watch = Watch(self._client.link, timeout, self, self.info, lambda info: info.state == "ended")
+        async with watch.on(await self._channel()) as infos:
+            yield infos
 
     async def _channel(self) -> str:
         return BatchKeys(await self._home()).batch(self.id)
@@ -507,23 +505,6 @@ class Batch:
             put_back += await retry_members(self._client, keys, row.facts.get("token", ""))
             await self._relay(keys)
         return put_back
-
-
-class _InfoIterator(AsyncIterator[BatchInfo]):
-    """An iterator over the states of one batch, without repetitions."""
-
-    def __init__(self, batch: Batch, notification: Notification) -> None:
-        self._batch = batch
-        self._notification = notification
-        self._last: BatchInfo | None = None
-
-    async def __anext__(self) -> BatchInfo:
-        if self._last is not None and self._last.state == "ended":
-            raise StopAsyncIteration
-        while (info := await self._batch.info()) == self._last:
-            await self._notification.wait()
-        self._last = info
-        return info
 
 
 def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:

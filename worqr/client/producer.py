@@ -296,8 +296,10 @@ class Producer:
         if self._tracing is not None:
             options = _carried(options, self._tracing.carrier())
         options, replicas = without_replicas(options, self._client.settings.replicas)
-        keys = await sharding.shard_for_job(queue, options)
-        jobs = with_random_ids([(await sharding.options_for(keys, options), task)])
+        keys = sharding.only_shard(queue) or await sharding.shard_for_job(queue, options)
+        if "max_length" in options:
+            options = await sharding.options_for(keys, options)
+        jobs = with_random_ids([(options, task)])
         return await self._send_jobs(queue, keys, jobs, replicas, wait, results)
 
     async def _send_jobs(

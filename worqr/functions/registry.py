@@ -228,9 +228,7 @@ def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bo
     return (before.co_filename, before.co_firstlineno) == (now.co_filename, now.co_firstlineno)
 
 
-# `ScheduleRegistry`: declares the schedules of an application while it is imported. Nothing is sent before a peer joins.
-#
-# `worqr.cron` computes the firings.
+# The options of schedules. `worqr.cron` computes the firings.
 
 
 OVERLAPS: Final = ("skip", "queue", "cancel")
@@ -265,10 +263,196 @@ class NoArgFunction(Protocol):
 F = TypeVar("F", bound=NoArgFunction)
 
 
-class ScheduleRegistry:
-    """The part of `Registry` that declares schedules. Nothing is sent before `join`."""
+def _call_of(function: NoArgFunction) -> Call[Any]:
+    """Return a call of a function without arguments. Raises UsageError if it needs some."""
+    try:
+        return function.call()
+    except TypeError as error:
+        name = getattr(function, "__name__", "fn")
+        raise UsageError(
+            f"a schedule calls its function without arguments ({error}): give the parameters defaults, or declare a schedule for "
+            f"a call, as in mesh.cron('0 3 * * *', {name}.call(...)) below the function"
+        ) from None
 
-    _declarations: Declarations
+
+def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a schedule as fields of its definition."""
+    for option in how:
+        if option not in ScheduleOptions.__annotations__:
+            known = ScheduleOptions.__annotations__
+            hint = hint_at_option(option, known, f"it takes {', '.join(known)}")
+            raise UsageError(f"a schedule has no option {option!r}; {hint}")
+    found: dict[str, Any] = {}
+    if "name" in how:
+        found["name"] = check_name(how["name"], "schedule name")
+    if "timezone" in how:
+        found["timezone"] = zone_name(how["timezone"])
+    if "misfire" in how:
+        found["misfire"] = _misfire_count(how["misfire"])
+    if "overlap" in how:
+        if how["overlap"] not in OVERLAPS:
+            raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
+        found["overlap"] = how["overlap"]
+    if "jitter" in how:
+        found["jitter_ms"] = round(seconds(how["jitter"], "jitter") * 1000)
+    return found
+
+
+def _misfire_count(misfire: object) -> int:
+    if isinstance(misfire, str) and misfire in MISFIRES:
+        return MISFIRES[misfire]
+    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
+        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
+    return misfire
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    BatchSize = TypeVarWithDefault("BatchSize", bound=int | None, default=None)
+    BatchSize_co = TypeVarWithDefault("BatchSize_co", bound=int | None, default=None, covariant=True)
+else:
+    BatchSize = TypeVar("BatchSize")
+    BatchSize_co = TypeVar("BatchSize_co", covariant=True)
+
+
+class TaskDecorator(Protocol[BatchSize_co]):
+    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function. With `batch_size`, the
+    function takes a list, and a call of it is one element.
+    """
+
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, None]], /
+    ) -> AsyncListFunction[T, None]: ...
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, Sequence[R | Exception] | None]], /
+    ) -> AsyncListFunction[T, R]: ...
+    @overload
+    def __call__(self: TaskDecorator[int], fn: Callable[[list[T]], None], /) -> SyncListFunction[T, None]: ...
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Sequence[R | Exception] | None], /
+    ) -> SyncListFunction[T, R]: ...
+    @overload
+    def __call__(self: TaskDecorator[None], fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self: TaskDecorator[None], fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+
+
+class Registry:
+    """Functions and schedules without a mesh. ``mesh.include(registry)`` adds them to a mesh."""
+
+    def __init__(self) -> None:
+        self._declarations = Declarations()
+
+    @property
+    def functions(self) -> Mapping[str, Function[..., Any]]:
+        """The functions that are declared or included here, by name."""
+        return MappingProxyType(self._declarations.functions)
+
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+    @overload  # `unknown` takes other options, so that a type checker names them; with Unpack it would name none
+    def task(
+        self,
+        /,
+        *,
+        name: str = ...,
+        aliases: Collection[str] = ...,
+        timeout: Seconds | None = ...,
+        retry: RetryPolicy = ...,
+        keep_failed: int = ...,
+        concurrency: int | None = ...,
+        size: int = ...,
+        priority: int = ...,
+        on_failure: Callable[[Failed], object] | None = ...,
+        on_failure_retry: RetryPolicy = ...,
+        on_failure_timeout: Seconds | None = ...,
+        batch_size: BatchSize = ...,  # pyright: ignore[reportInvalidTypeVarUse] - it has a default
+        batch_wait: Seconds = ...,
+        runs_in: RunsIn = ...,
+        result_ttl: Seconds | None = ...,
+        recent: int = ...,
+        limit: Limit | Collection[Limit] = ...,
+        lanes: Lanes = ...,
+        max_length: int | None = ...,
+        shards: int = ...,
+        **unknown: NoSuchOption,
+    ) -> TaskDecorator[BatchSize]: ...
+    def task(
+        self,
+        fn: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Collection[str] = (),
+        **options: Any,
+    ) -> Any:
+        """Declare a function whose calls can be enqueued, and which workers of this mesh run. Each function has a queue of its
+        own.
+
+        Use it as a decorator, ``@mesh.task`` or ``@mesh.task(timeout=60)``. If a notebook cell runs again or a module is
+        loaded again, its functions and their schedules are replaced.
+
+        Args:
+            fn: The function.
+            name: The name of the function and of its queue. Default: its module and qualified name; for ``__main__``, the
+                file name of the script takes the place of the module.
+            aliases: Older names of the function. Workers run the tasks of their queues, and nothing is enqueued there.
+            **options: See `HandlerOptions`. With `batch_size` and `batch_wait` of `ListHandlerOptions`, the function takes a
+                list, and each call is one element of it.
+
+        Returns:
+            The function as a `Function`; with options, a decorator.
+
+        Raises:
+            UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
+                not valid.
+        """
+        handler_options = handling("task", options)
+        if name is not None:
+            check_name(name, "function name")
+        if isinstance(aliases, str):
+            raise UsageError(f"aliases must be a collection of names, as in aliases=[{aliases!r}], not a str")
+        others = tuple(check_name(alias, "alias") for alias in aliases)
+
+        def declare(fn: Callable[..., Any]) -> Function[..., Any]:
+            fn = _plain(fn)
+            check_runs_in(fn, handler_options.runs_in)
+            found = name or _name_of(fn)
+            kind: Any = AsyncFunction if is_async(fn) else SyncFunction
+            if handler_options.batch_size is not None:
+                kind = AsyncListFunction if is_async(fn) else SyncListFunction
+            function: Function[..., Any] = kind(
+                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
+            )
+            self._declarations.add(function)
+            return function
+
+        return declare if fn is None else declare(fn)
+
+    def include(self, other: Registry, *, prefix: str = "") -> None:
+        """Add all functions and schedules of another registry, also those that it declares later.
+
+        Args:
+            other: A registry that is not included elsewhere. Its functions belong to this mesh from now on.
+            prefix: Put in front of the names and aliases of its functions and schedules, for instance ``"shop."``.
+
+        Raises:
+            UsageError: `other` is a mesh or is included already, or a name is taken. Nothing is changed.
+        """
+        if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"include() takes a worqr.Registry, not {other!r}")
+        self._declarations.include(other._declarations, prefix)
+
+    # Schedules
 
     @overload
     def cron(
@@ -403,196 +587,6 @@ class ScheduleRegistry:
             return function
 
         return decorator
-
-
-def _call_of(function: NoArgFunction) -> Call[Any]:
-    """Return a call of a function without arguments. Raises UsageError if it needs some."""
-    try:
-        return function.call()
-    except TypeError as error:
-        name = getattr(function, "__name__", "fn")
-        raise UsageError(
-            f"a schedule calls its function without arguments ({error}): give the parameters defaults, or declare a schedule for "
-            f"a call, as in mesh.cron('0 3 * * *', {name}.call(...)) below the function"
-        ) from None
-
-
-def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a schedule as fields of its definition."""
-    for option in how:
-        if option not in ScheduleOptions.__annotations__:
-            known = ScheduleOptions.__annotations__
-            hint = hint_at_option(option, known, f"it takes {', '.join(known)}")
-            raise UsageError(f"a schedule has no option {option!r}; {hint}")
-    found: dict[str, Any] = {}
-    if "name" in how:
-        found["name"] = check_name(how["name"], "schedule name")
-    if "timezone" in how:
-        found["timezone"] = zone_name(how["timezone"])
-    if "misfire" in how:
-        found["misfire"] = _misfire_count(how["misfire"])
-    if "overlap" in how:
-        if how["overlap"] not in OVERLAPS:
-            raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
-        found["overlap"] = how["overlap"]
-    if "jitter" in how:
-        found["jitter_ms"] = round(seconds(how["jitter"], "jitter") * 1000)
-    return found
-
-
-def _misfire_count(misfire: object) -> int:
-    if isinstance(misfire, str) and misfire in MISFIRES:
-        return MISFIRES[misfire]
-    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
-        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
-    return misfire
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-    BatchSize = TypeVarWithDefault("BatchSize", bound=int | None, default=None)
-    BatchSize_co = TypeVarWithDefault("BatchSize_co", bound=int | None, default=None, covariant=True)
-else:
-    BatchSize = TypeVar("BatchSize")
-    BatchSize_co = TypeVar("BatchSize_co", covariant=True)
-
-
-class TaskDecorator(Protocol[BatchSize_co]):
-    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function. With `batch_size`, the
-    function takes a list, and a call of it is one element.
-    """
-
-    @overload
-    def __call__(
-        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, None]], /
-    ) -> AsyncListFunction[T, None]: ...
-    @overload
-    def __call__(
-        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, Sequence[R | Exception] | None]], /
-    ) -> AsyncListFunction[T, R]: ...
-    @overload
-    def __call__(self: TaskDecorator[int], fn: Callable[[list[T]], None], /) -> SyncListFunction[T, None]: ...
-    @overload
-    def __call__(
-        self: TaskDecorator[int], fn: Callable[[list[T]], Sequence[R | Exception] | None], /
-    ) -> SyncListFunction[T, R]: ...
-    @overload
-    def __call__(self: TaskDecorator[None], fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-    @overload
-    def __call__(self: TaskDecorator[None], fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
-
-
-class Registry(ScheduleRegistry):
-    """Functions and schedules without a mesh. ``mesh.include(registry)`` adds them to a mesh."""
-
-    def __init__(self) -> None:
-        self._declarations = Declarations()
-
-    @property
-    def functions(self) -> Mapping[str, Function[..., Any]]:
-        """The functions that are declared or included here, by name."""
-        return MappingProxyType(self._declarations.functions)
-
-    @overload
-    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-    @overload
-    def task(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
-    @overload  # `unknown` takes other options, so that a type checker names them; with Unpack it would name none
-    def task(
-        self,
-        /,
-        *,
-        name: str = ...,
-        aliases: Collection[str] = ...,
-        timeout: Seconds | None = ...,
-        retry: RetryPolicy = ...,
-        keep_failed: int = ...,
-        concurrency: int | None = ...,
-        size: int = ...,
-        priority: int = ...,
-        on_failure: Callable[[Failed], object] | None = ...,
-        on_failure_retry: RetryPolicy = ...,
-        on_failure_timeout: Seconds | None = ...,
-        batch_size: BatchSize = ...,  # pyright: ignore[reportInvalidTypeVarUse] - it has a default
-        batch_wait: Seconds = ...,
-        runs_in: RunsIn = ...,
-        result_ttl: Seconds | None = ...,
-        recent: int = ...,
-        limit: Limit | Collection[Limit] = ...,
-        lanes: Lanes = ...,
-        max_length: int | None = ...,
-        shards: int = ...,
-        **unknown: NoSuchOption,
-    ) -> TaskDecorator[BatchSize]: ...
-    def task(
-        self,
-        fn: Any = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Collection[str] = (),
-        **options: Any,
-    ) -> Any:
-        """Declare a function whose calls can be enqueued, and which workers of this mesh run. Each function has a queue of its
-        own.
-
-        Use it as a decorator, ``@mesh.task`` or ``@mesh.task(timeout=60)``. If a notebook cell runs again or a module is
-        loaded again, its functions and their schedules are replaced.
-
-        Args:
-            fn: The function.
-            name: The name of the function and of its queue. Default: its module and qualified name; for ``__main__``, the
-                file name of the script takes the place of the module.
-            aliases: Older names of the function. Workers run the tasks of their queues, and nothing is enqueued there.
-            **options: See `HandlerOptions`. With `batch_size` and `batch_wait` of `ListHandlerOptions`, the function takes a
-                list, and each call is one element of it.
-
-        Returns:
-            The function as a `Function`; with options, a decorator.
-
-        Raises:
-            UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
-                not valid.
-        """
-        handler_options = handling("task", options)
-        if name is not None:
-            check_name(name, "function name")
-        if isinstance(aliases, str):
-            raise UsageError(f"aliases must be a collection of names, as in aliases=[{aliases!r}], not a str")
-        others = tuple(check_name(alias, "alias") for alias in aliases)
-
-        def declare(fn: Callable[..., Any]) -> Function[..., Any]:
-            fn = _plain(fn)
-            check_runs_in(fn, handler_options.runs_in)
-            found = name or _name_of(fn)
-            kind: Any = AsyncFunction if is_async(fn) else SyncFunction
-            if handler_options.batch_size is not None:
-                kind = AsyncListFunction if is_async(fn) else SyncListFunction
-            function: Function[..., Any] = kind(
-                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
-            )
-            self._declarations.add(function)
-            return function
-
-        return declare if fn is None else declare(fn)
-
-    def include(self, other: Registry, *, prefix: str = "") -> None:
-        """Add all functions and schedules of another registry, also those that it declares later.
-
-        Args:
-            other: A registry that is not included elsewhere. Its functions belong to this mesh from now on.
-            prefix: Put in front of the names and aliases of its functions and schedules, for instance ``"shop."``.
-
-        Raises:
-            UsageError: `other` is a mesh or is included already, or a name is taken. Nothing is changed.
-        """
-        if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"include() takes a worqr.Registry, not {other!r}")
-        self._declarations.include(other._declarations, prefix)
 
 
 def _plain(fn: object) -> Callable[..., Any]:
