@@ -137,7 +137,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"meta": {1: "a"}}, "a name in meta must be a str"),
     ({"meta": {"a": None}}, "a text in meta must be a str"),
     ({"meta": {"a": "\udcff"}}, "a text in meta is not valid Unicode"),
-    ({"replicas": -1}, "replicas must be a whole number of 0 to 100, not -1"),
+    ({"replicas": -1}, "replicas must be a whole number from 0 to 100, not -1"),
     ({"replicas": 101}, "replicas"),
     ({"replicas": True}, "replicas"),
     ({"replicas": 1.0}, "replicas"),

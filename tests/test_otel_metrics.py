@@ -27,7 +27,7 @@ from worqr.metrics.catalogue import FLEET, PEER, Samples
 from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
 from worqr.otel import measure_mesh, measure_workers
-from worqr.otel.measuring import observe
+from worqr.otel.telemetry import observe
 from worqr.validation import from_ms
 
 DURATION = "messaging.process.duration"

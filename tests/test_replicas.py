@@ -118,7 +118,7 @@ async def test_a_call_says_so_where_the_mesh_does_not(pair: Pair, mine: str) -> 
 @pytest.mark.parametrize("wrong", [-1, 101, True, 1.0, "1"])
 async def test_wrong_numbers_are_refused(mesh: worqr.Mesh, wrong: Any) -> None:
     double, q = doubling(mesh), mesh.queue("Q1")
-    words = "replicas must be a whole number of 0 to 100"
+    words = "replicas must be a whole number from 0 to 100"
     with pytest.raises(worqr.UsageError, match=words):
         worqr.Mesh(replicas=wrong)
     with pytest.raises(worqr.UsageError, match=words):

@@ -18,14 +18,13 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchRef as BatchRef
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
-    from worqr.client.call import Call as Call
     from worqr.client.dead_letters import Aside as Aside
     from worqr.client.events import ConnectionEvent as ConnectionEvent
     from worqr.client.events import EndedTask as EndedTask
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
+    from worqr.client.producer import Call as Call
     from worqr.client.queue import Queue as Queue
-    from worqr.client.raw_options import EnqueueOptions as EnqueueOptions
     from worqr.client.sync import sync as sync
     from worqr.client.sync import sync_block as sync_block
     from worqr.cron import Schedule as Schedule
@@ -63,7 +62,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.history_records import History as History
     from worqr.history_records import HistoryPoint as HistoryPoint
     from worqr.history_records import RunTimes as RunTimes
-    from worqr.hosting.thread_peer import ThreadPeer as ThreadPeer
+    from worqr.hosting.peer_thread import ThreadPeer as ThreadPeer
+    from worqr.job_options import EnqueueOptions as EnqueueOptions
     from worqr.job_options import JobOptions as JobOptions
     from worqr.job_options import Update as Update
     from worqr.limits import Lanes as Lanes
@@ -106,12 +106,11 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
-    "worqr.client.call": "Call",
+    "worqr.client.producer": "Call",
     "worqr.client.dead_letters": "Aside",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
-    "worqr.client.raw_options": "EnqueueOptions",
     "worqr.client.sync": "sync sync_block",
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.errors": (
@@ -125,8 +124,8 @@ _HOMES = {
     "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
-    "worqr.hosting.thread_peer": "ThreadPeer",
-    "worqr.job_options": "JobOptions Update",
+    "worqr.hosting.peer_thread": "ThreadPeer",
+    "worqr.job_options": "EnqueueOptions JobOptions Update",
     "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",

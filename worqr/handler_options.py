@@ -14,11 +14,12 @@ from typing import Any, Final, Literal, Required, TypedDict, cast
 from worqr.call_list import check_batch
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
+from worqr.job_options import check_choice
 from worqr.limits import Lanes, Limit, check_limits
 from worqr.policy import Policy, RetryPolicy, retry_fields
 from worqr.records import MOST_RECENT, Failed
 from worqr.shard_layout import check_shards
-from worqr.validation import KEEP_FAILED, Seconds, check_count, is_coroutine_function, seconds
+from worqr.validation import KEEP_FAILED, Seconds, check_between, check_count, is_coroutine_function, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
 """Where a handler runs."""
@@ -152,51 +153,63 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     known = HandlerOptions if where == "serve" else ListHandlerOptions
     refuse_unknown(where, options, tuple(known.__annotations__))
     found: dict[str, Any] = {
-        name: options[name] for name in ("concurrency", "max_length") if options.get(name) is not None
+        _FIELDS.get(name, name): check(options[name], f"{name} of {where}")
+        for name, check in _CHECKS.items()
+        if name in options
     }
-    found |= {name: options[name] for name in ("size", "priority") if name in options}
-    for name, value in found.items():
-        check_count(value, f"{name} of {where}")
     found["batch_size"], found["batch_wait"] = check_batch(where, options)
-    found["limits"] = check_limits(options.get("limit", ()), f"limit of {where}")
-    found["lanes"] = _check_lanes(options.get("lanes"), where)
-    found["recent"] = _check_recent(options.get("recent", 0))
-    found["shards"] = check_shards(options.get("shards", 1))
-    runs_in = options.get("runs_in")
-    if runs_in is not None and runs_in not in RUNS_IN:
-        raise UsageError(f"runs_in must be one of {', '.join(map(repr, RUNS_IN))}, not {runs_in!r}")
-    on_failure = options.get("on_failure")
-    if on_failure is not None:
-        check_failure_handler(on_failure)
+    if (lanes := found.get("lanes")) is not None and lanes.by is not None and where != "task":
+        raise UsageError(
+            f"{where}() takes lanes without `by`, because its tasks are bytes without parameters: dispatch each with its lane, "
+            "as in queue.dispatch(task, lane='customer-7')"
+        )
     policy = policy_for(
         options.get("retry"),
         timeout=options.get("timeout"),
         keep_failed=options.get("keep_failed", KEEP_FAILED),
         result_ttl=options.get("result_ttl"),
-        on_failure=on_failure is not None,
+        on_failure=found.get("on_failure") is not None,
     )
-    return Handling(policy, _failing(options), on_failure=on_failure, runs_in=runs_in, **found)
+    return Handling(policy, _failing(options), **found)
 
 
-def _check_lanes(lanes: object, where: str) -> Lanes | None:
-    """Return the lanes of a handler. Raise UsageError if they are none, or name a parameter of a handler that takes bytes."""
-    if lanes is None:
-        return None
-    if not isinstance(lanes, Lanes):
-        raise UsageError(f"lanes of {where} must be a worqr.Lanes, not {lanes!r}: write lanes=worqr.Lanes('customer')")
-    if lanes.by is not None and where != "task":
-        raise UsageError(
-            f"{where}() takes lanes without `by`, because its tasks are bytes without parameters: dispatch each with its lane, "
-            "as in queue.dispatch(task, lane='customer-7')"
-        )
-    return lanes
+def _count_or_none(value: object, what: str) -> int | None:
+    return None if value is None else check_count(value, what)
 
 
-def _check_recent(number: object) -> int:
-    """Return how many ended runs a queue keeps. Raise UsageError if that is no number, or too many."""
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_RECENT:
-        raise UsageError(f"recent must be a whole number of runs, 0 to {MOST_RECENT:,}, not {number!r}")
-    return number
+def _check_lanes(lanes: object, what: str) -> Lanes | None:
+    if lanes is None or isinstance(lanes, Lanes):
+        return lanes
+    raise UsageError(f"{what} must be a worqr.Lanes, not {lanes!r}: write lanes=worqr.Lanes('customer')")
+
+
+def _check_runs_in(value: object, _what: str) -> RunsIn | None:
+    return None if value is None else cast("RunsIn", check_choice(value, "runs_in", RUNS_IN))
+
+
+def _check_on_failure(handler: Any, _what: str) -> Callable[[Failed], object] | None:
+    if handler is not None:
+        check_failure_handler(handler)
+    return cast("Callable[[Failed], object] | None", handler)
+
+
+_FIELDS: Final = {"limit": "limits"}
+"""Fields of `Handling` that have another name than their option."""
+_CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
+    "concurrency": _count_or_none,
+    "limit": check_limits,
+    "lanes": _check_lanes,
+    "size": check_count,
+    "priority": check_count,
+    "on_failure": _check_on_failure,
+    "runs_in": _check_runs_in,
+    "recent": lambda value, _what: check_between(value, "recent", 0, MOST_RECENT),
+    "max_length": _count_or_none,
+    "shards": lambda value, _what: check_shards(value),
+}
+"""The options that become fields of `Handling`, with their checks, which get the value and its name for errors. The others make
+the policies.
+"""
 
 
 def _failing(options: Mapping[str, Any]) -> Policy | None:
@@ -243,13 +256,11 @@ def policy_for(
     on_failure: bool = False,
 ) -> Policy:
     """Return the checked policy of a handler; missing options have their defaults."""
-    if isinstance(keep_failed, bool) or not isinstance(keep_failed, int) or keep_failed < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"keep_failed must be a whole number, at least 0, not {keep_failed!r}")
     policy = Policy() if retry is None else Policy().with_overrides(retry_fields(_check_retry(retry, "retry")))
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),
-        keep_failed=keep_failed,
+        keep_failed=check_count(keep_failed, "keep_failed", least=0),
         result_ttl=0.0 if result_ttl is None else seconds(result_ttl, "result_ttl"),
         on_failure=on_failure,
     )

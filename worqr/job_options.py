@@ -1,4 +1,4 @@
-"""The options of a dispatch: `JobOptions`, `Update`, and their encoding. Pure; options are checked before anything is sent."""
+"""The options of a dispatch, and of an enqueue of raw tasks: their checks and their encoding. Pure; nothing is sent before."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
 
 import msgspec
 
-from worqr.errors import UsageError
+from worqr.errors import UsageError, did_you_mean
 from worqr.foreign import hint_at_option
 from worqr.limits import check_lane
 from worqr.policy import POLICY_FIELDS, RetryPolicy, retry_fields
-from worqr.validation import Seconds, check_count, check_text, seconds, to_ms
+from worqr.validation import Seconds, check_between, check_count, check_text, seconds, to_ms
 
 MAX_ID: Final = 200
 """Bytes of UTF-8 in a job's id."""
@@ -187,11 +187,9 @@ def check_replicas(value: object) -> int:
     """Return `value` if it is a valid number of replicas.
 
     Raises:
-        UsageError: it is not a whole number of 0 to 100.
+        UsageError: it is not a whole number from 0 to 100.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_REPLICAS:
-        raise UsageError(f"replicas must be a whole number of 0 to {MAX_REPLICAS}, not {value!r}")
-    return value
+    return check_between(value, "replicas", 0, MAX_REPLICAS)
 
 
 def check_wait(value: object) -> float:
@@ -317,3 +315,61 @@ def _refuse(name: str) -> None:
     known = sorted(JobOptions.__annotations__)
     hint = hint_at_option(name, known, f"it takes {', '.join(known)}")
     raise UsageError(f"dispatch() has no option {name!r}; {hint}")
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """The options of an enqueue of raw tasks, for ``queue.enqueue``. A job takes more: see `JobOptions`."""
+
+    unique: bool
+    """True: dispatch the tasks as jobs whose ids are hashes of the payloads. While such a job waits or runs, another one is
+    refused. All tasks are stored or none; with several shards, enqueue one at a time. Default: False.
+    """
+    front: bool
+    """True: put the tasks before all that wait. Default: False, at the end."""
+    max_length: int | None
+    """Raise `QueueFull` if more than this many tasks would wait, scheduled ones included. Each of several shards has its share
+    of the limit. Default: None, no limit.
+    """
+    wait: Seconds
+    """Seconds, at least 0, to wait for room instead of raising `QueueFull` at once; ``math.inf``: no limit. The first producer to
+    wait is not always the first to get room. Default: 0.
+    """
+    replicas: int | None
+    """Wait until this many replicas have the tasks, 0 to 100. Default: None, the mesh's `replicas`."""
+
+
+class RawOptions(NamedTuple):
+    """Checked `EnqueueOptions`. A `replicas` of None stands for the mesh's."""
+
+    unique: bool = False
+    front: bool = False
+    max_length: int | None = None
+    wait: float = 0.0
+    replicas: int | None = None
+
+
+PLAIN: Final = RawOptions()
+"""What an enqueue without options has."""
+
+
+def checked_raw_options(options: EnqueueOptions) -> RawOptions:
+    """Return the options of an enqueue with their defaults.
+
+    Raises:
+        UsageError: an option does not exist, or its value is not valid; or it has a `wait`, and no `max_length`.
+    """
+    known = tuple(EnqueueOptions.__annotations__)
+    for name in options:
+        if name not in known:
+            job = f"a job takes more, as in queue.dispatch(task, {name}=...)"
+            raise UsageError(f"enqueue() has no option {name!r}; {did_you_mean(name, known, job)}")
+    values: dict[str, Any] = {**options}
+    if values.get("max_length") is not None:
+        check_count(values["max_length"], "max_length")
+    if "wait" in values:
+        values["wait"] = check_wait(values["wait"])
+        if values.get("max_length") is None:
+            check_bounded({"wait": values["wait"]}, "an enqueue")
+    if values.get("replicas") is not None:
+        check_replicas(values["replicas"])
+    return RawOptions(**values)

@@ -18,7 +18,7 @@ import msgspec
 
 from worqr.errors import UsageError
 from worqr.foreign import LIMIT, explained_class
-from worqr.validation import Seconds, check_count, check_text, seconds
+from worqr.validation import Seconds, check_between, check_count, check_text, seconds
 
 MOST: Final = 1_000_000
 """The largest concurrency and the largest rate."""
@@ -263,10 +263,8 @@ def _named(value: object, what: str) -> Mapping[str, Any]:
 
 
 def check_weight(value: object, what: str) -> int:
-    """Return `value` if it is a whole number of 1 to 1,000. Raises UsageError, which names `what`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_WEIGHT:
-        raise UsageError(f"{what} must be a whole number of 1 to {MOST_WEIGHT:,}, not {value!r}")
-    return value
+    """Return `value` if it is a whole number from 1 to 1,000. Raises UsageError, which names `what`."""
+    return check_between(value, what, 1, MOST_WEIGHT)
 
 
 def check_lane(value: object, what: str = "a lane") -> str:

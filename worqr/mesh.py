@@ -11,23 +11,21 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
-from worqr.client.call import Call, named_call
-from worqr.client.connections import CONNECT, JOIN, async_block, check_loop
-from worqr.client.fleet import Fleet, JobFinder
+from worqr.client.client import Client
+from worqr.client.connections import CONNECT, JOIN, ClientSettings, async_block, check_loop
+from worqr.client.fleet import Fleet
 from worqr.client.inspection import queues_of
 from worqr.client.job import Job
-from worqr.client.mesh_client import MeshClient, queue_of
+from worqr.client.producer import Call, named_call
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
-from worqr.client.settings import ClientSettings
 from worqr.client.sync import sending, sent_by
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
-from worqr.functions.declarations import Declarations
-from worqr.functions.registry import Registry
+from worqr.functions.registry import Declarations, Registry
 from worqr.handler_options import AsyncRunsIn
 from worqr.hosting import service
 from worqr.hosting.peer_factory import PeerFactory, WorkerSettings
-from worqr.hosting.thread_peer import ThreadPeer
+from worqr.hosting.peer_thread import ThreadPeer
 from worqr.keys import QueueKeys, check_name
 from worqr.link import GivenCredentials
 from worqr.mesh_records import QueueInfo
@@ -41,46 +39,6 @@ from worqr.shard_layout import check_shards
 from worqr.tracing import Tracing
 from worqr.validation import Seconds
 
-# `Batches`: makes batches. `Mesh` inherits it.
-
-
-BATCH_OPTIONS: Final = (
-    "write `async with mesh.batch(...) as batch:`, or without an event loop "
-    "`with worqr.sync_block(mesh.batch, ...) as batch:`"
-)
-
-
-class Batches:
-    """The part of `Mesh` that makes batches. Its calls need ``mesh.connect()`` or ``join()``."""
-
-    _client: MeshClient
-
-    @async_block(BATCH_OPTIONS)
-    async def batch(self, *, parent: Batch | None = None, **options: Unpack[BatchOptions]) -> AsyncGenerator[Batch]:
-        """Make a batch: jobs of any functions and queues that are counted, watched and cancelled together.
-
-        Add jobs in the block with ``batch.dispatch(call)``; they may run at once. The end of the block seals the batch, and an
-        error in it cancels the batch. When all jobs have ended for good, one follow-up is enqueued: `then` if all have finished,
-        else `otherwise`. A batch without jobs ends at once, with `then`.
-
-        Args:
-            parent: A batch that this one is a job of: it does not end before. The batch of a running job is
-                ``mesh.current_batch()``.
-            **options: See `BatchOptions`.
-
-        Yields:
-            Batch: The batch.
-
-        Raises:
-            UsageError: An option does not exist or is not valid; or outside `connect` and `join`.
-            Duplicate: The home queue has a batch with this id, which has not ended, or ended less than its `keep` ago.
-            BatchEnded: `parent` has ended, or was cancelled.
-            Unavailable: The server did not reply within `patience`.
-        """
-        async with batch_block(self._client.new_batch(plan_of(options), parent)) as batch:
-            yield batch
-
-
 R = TypeVar("R")
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -89,8 +47,13 @@ if TYPE_CHECKING:
 else:
     S = TypeVar("S")
 
+BATCH_OPTIONS: Final = (
+    "write `async with mesh.batch(...) as batch:`, or without an event loop "
+    "`with worqr.sync_block(mesh.batch, ...) as batch:`"
+)
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls, JobFinder, Batches, Generic[S]):
+
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:
@@ -167,7 +130,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             history=history,
             history_queues=history_queues,
         )
-        self._client = MeshClient(self, StarvationDetector)
+        self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
 
@@ -312,7 +275,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         keys = QueueKeys(self.prefix, check_name(name))
         if check_shards(shards) > 1:
             self._client.declare_shards(name, shards)
-        return queue_of(self._client, keys)
+        return Queue(self._client, keys)
 
     async def queues(self) -> list[QueueInfo]:
         """Return all queues that are not empty or that a worker serves, by name.
@@ -379,6 +342,31 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         """
         return sent_by("mesh.dispatch_many", self._client.producer.dispatch_many(calls))
 
+    @async_block(BATCH_OPTIONS)
+    async def batch(self, *, parent: Batch | None = None, **options: Unpack[BatchOptions]) -> AsyncGenerator[Batch]:
+        """Make a batch: jobs of any functions and queues that are counted, watched and cancelled together.
+
+        Add jobs in the block with ``batch.dispatch(call)``; they may run at once. The end of the block seals the batch, and an
+        error in it cancels the batch. When all jobs have ended for good, one follow-up is enqueued: `then` if all have finished,
+        else `otherwise`. A batch without jobs ends at once, with `then`.
+
+        Args:
+            parent: A batch that this one is a job of: it does not end before. The batch of a running job is
+                ``mesh.current_batch()``.
+            **options: See `BatchOptions`.
+
+        Yields:
+            Batch: The batch.
+
+        Raises:
+            UsageError: An option does not exist or is not valid; or outside `connect` and `join`.
+            Duplicate: The home queue has a batch with this id, which has not ended, or ended less than its `keep` ago.
+            BatchEnded: `parent` has ended, or was cancelled.
+            Unavailable: The server did not reply within `patience`.
+        """
+        async with batch_block(self._client.batch_maker.open(self._client, plan_of(options), parent)) as batch:
+            yield batch
+
     def current_batch(self) -> Batch | None:
         """Return the batch that the running job belongs to, to add jobs to it; None if it belongs to none.
 
@@ -386,4 +374,4 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
             LookupError: Called outside a handler.
         """
         ref = current().batch
-        return None if ref is None else self._client.batch_of(ref)
+        return None if ref is None else self._client.batch_maker.of_ref(self._client, ref)

@@ -342,7 +342,7 @@ class Health:
 
 # The snapshot of a mesh: how it is made of the queues and the workers, and how it is stored. Pure.
 #
-# The leader writes snapshots while programs read them: `worqr.peer.leader.scanner`. `worqr.client.mesh_client` reads them.
+# The leader writes snapshots while programs read them: `worqr.peer.leader.scanner`. `worqr.client.inspection` reads them.
 
 
 MAX_QUEUES: Final = 1000

@@ -21,9 +21,9 @@ from itertools import count, product
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Final
 
-from worqr.errors import UsageError
 from worqr.keys import QueueKeys
 from worqr.stored_values import as_bytes
+from worqr.validation import check_between
 
 MAX_SHARDS: Final = 64
 SLOTS: Final = 16384
@@ -32,9 +32,7 @@ _ALPHABET: Final = (digits + ascii_uppercase + ascii_lowercase).encode()
 
 def check_shards(value: object) -> int:
     """Return `value` if it is a valid number of shards, else raise UsageError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SHARDS:
-        raise UsageError(f"shards must be a whole number from 1 to {MAX_SHARDS}, not {value!r}")
-    return value
+    return check_between(value, "shards", 1, MAX_SHARDS)
 
 
 def slot_of(name: str) -> int:

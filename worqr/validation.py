@@ -234,9 +234,17 @@ def to_ms(moment: object, what: str) -> int:
     return -(-since // timedelta(milliseconds=1))
 
 
-def check_count(value: object, what: str) -> int:
-    """Return `value` if it is a whole number of at least 1. Raises UsageError, which names `what`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def check_between(value: object, what: str, least: int, most: int) -> int:
+    """Return `value` if it is a whole number in these bounds. Raises UsageError, which names `what`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         shown = _shown(value) if isinstance(value, int) else repr(value)
-        raise UsageError(f"{what} must be a whole number of at least 1, not {shown}")
+        raise UsageError(f"{what} must be a whole number from {least:,} to {most:,}, not {shown}")
+    return value
+
+
+def check_count(value: object, what: str, least: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `least`. Raises UsageError, which names `what`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        shown = _shown(value) if isinstance(value, int) else repr(value)
+        raise UsageError(f"{what} must be a whole number of at least {least}, not {shown}")
     return value

@@ -9,8 +9,8 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,9 +47,13 @@ def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
     url = request.getfixturevalue(kind).url
 
     def make(**settings: Any) -> worqr.Mesh:
-        return worqr.Mesh(**{"url": url, "prefix": prefix, "patience": PATIENCE, **settings})
+        meshes.append(worqr.Mesh(**{"url": url, "prefix": prefix, "patience": PATIENCE, **settings}))
+        return meshes[-1]
 
+    meshes: list[worqr.Mesh] = []
     yield make
+    for mesh in meshes:
+        mesh.close()
     deadline = time.monotonic() + PATIENCE
     while our_threads():
         assert time.monotonic() < deadline, our_threads()
@@ -94,11 +98,28 @@ def run(request: pytest.FixtureRequest) -> Run:
     return found
 
 
+@pytest.fixture(params=[*RUNS.values(), worqr.sync], ids=[*RUNS, "sync"])
+def anywhere(request: pytest.FixtureRequest) -> Run:
+    """As `run`, or by `worqr.sync`, without a loop."""
+    found: Run = request.param
+    return found
+
+
+@asynccontextmanager
+async def connected(mesh: worqr.Mesh) -> AsyncGenerator[None]:
+    """Without a loop, a mesh connects by itself."""
+    async with mesh.connect() if loop_name_here() else nullcontext():
+        yield
+
+
 async def sleep(seconds: float) -> None:
-    if loop_name_here() == "Trio":
-        await trio.sleep(seconds)
-    else:
-        await asyncio.sleep(seconds)
+    match loop_name_here():
+        case "Trio":
+            await trio.sleep(seconds)
+        case "asyncio":
+            await asyncio.sleep(seconds)
+        case _:
+            time.sleep(seconds)
 
 
 async def until(look: Callable[[], Awaitable[object]], wanted: object = True) -> None:
@@ -166,12 +187,12 @@ def app(mesh: worqr.Mesh) -> App:
     return App(mesh)
 
 
-# The same programs under each loop
+# The same programs under each loop, and without one
 
 
-def test_functions(run: Run, app: App) -> None:
+def test_functions(anywhere: Run, app: App) -> None:
     async def main() -> None:
-        async with app.mesh.connect():
+        async with connected(app.mesh):
             assert await app.add.enqueue(1, 2) is None  # type: ignore[func-returns-value]
             job = await app.add.dispatch(1, b=2)
             assert await job.result(PATIENCE) == 3
@@ -194,12 +215,12 @@ def test_functions(run: Run, app: App) -> None:
             assert await app.fail.queue.failed.drop_all() == 1
 
     with app.serving():
-        run(main)
+        anywhere(main)
 
 
-def test_many_calls(run: Run, app: App) -> None:
+def test_many_calls(anywhere: Run, app: App) -> None:
     async def main() -> None:
-        async with app.mesh.connect():
+        async with connected(app.mesh):
             assert await app.mesh.enqueue_many(app.add.call(n, n) for n in range(1500)) == 1500
             jobs = await app.mesh.dispatch_many([app.add.call(n, n) for n in range(100)])
             assert [await job.result(PATIENCE) for job in jobs] == [n + n for n in range(100)]
@@ -210,12 +231,12 @@ def test_many_calls(run: Run, app: App) -> None:
             assert (info.waiting, info.counts["finished"]) == (0, 1600)
 
     with app.serving():
-        run(main)
+        anywhere(main)
 
 
-def test_a_queue(run: Run, mesh: worqr.Mesh) -> None:
+def test_a_queue(anywhere: Run, mesh: worqr.Mesh) -> None:
     async def main() -> None:
-        async with mesh.connect():
+        async with connected(mesh):
             q = mesh.queue("Q1")
             assert await q.peek() is None
             assert await q.enqueue(b"a", b"b", b"c") == 3
@@ -241,12 +262,12 @@ def test_a_queue(run: Run, mesh: worqr.Mesh) -> None:
             await q.delete()
             assert (await q.info()).waiting == 0
 
-    run(main)
+    anywhere(main)
 
 
-def test_a_job(run: Run, mesh: worqr.Mesh) -> None:
+def test_a_job(anywhere: Run, mesh: worqr.Mesh) -> None:
     async def main() -> None:
-        async with mesh.connect():
+        async with connected(mesh):
             q = mesh.queue("Q1")
             job = await q.dispatch(b"a", id="report", run_at=datetime.now(UTC) + timedelta(hours=1), result_ttl=60)
             skipped = await q.dispatch(b"b", id="report", if_exists="skip")
@@ -262,12 +283,12 @@ def test_a_job(run: Run, mesh: worqr.Mesh) -> None:
             with pytest.raises(worqr.NoResult):
                 await q.job("unknown").result()
 
-    run(main)
+    anywhere(main)
 
 
-def test_a_cancel_that_waits(run: Run, app: App) -> None:
+def test_a_cancel_that_waits(anywhere: Run, app: App) -> None:
     async def main() -> None:
-        async with app.mesh.connect():
+        async with connected(app.mesh):
             job = await app.hold.options(id="one").dispatch("one")
             other = await app.hold.dispatch("other")
             for each in (job, other):
@@ -280,16 +301,16 @@ def test_a_cancel_that_waits(run: Run, app: App) -> None:
             assert app.ended == ["cancel", "cancel"]
 
     with app.serving():
-        run(main)
+        anywhere(main)
 
 
 async def _state(job: worqr.Job[Any]) -> str:
     return (await job.status()).state
 
 
-def test_watching_a_job(run: Run, app: App) -> None:
+def test_watching_a_job(anywhere: Run, app: App) -> None:
     async def main() -> None:
-        async with app.mesh.connect():
+        async with connected(app.mesh):
             job = await app.hold.dispatch("half")
             seen: list[str] = []
             async with job.watch() as states:
@@ -302,12 +323,12 @@ def test_watching_a_job(run: Run, app: App) -> None:
             assert "active" in seen
 
     with app.serving():
-        run(main)
+        anywhere(main)
 
 
-def test_events(run: Run, mesh: worqr.Mesh) -> None:
+def test_events(anywhere: Run, mesh: worqr.Mesh) -> None:
     async def main() -> None:
-        async with mesh.connect():
+        async with connected(mesh):
             q = mesh.queue("Q1")
             async with q.events() as events, q.events() as slow:
                 await q.enqueue(b"a", b"b")
@@ -328,7 +349,7 @@ def test_events(run: Run, mesh: worqr.Mesh) -> None:
                 await q.enqueue(b"left")
             assert [event async for event in events] == []  # it ends with its block
 
-    run(main)
+    anywhere(main)
 
 
 def test_tasks_that_share_an_iterator_of_events_get_each_event_once(mesh: worqr.Mesh) -> None:
@@ -358,10 +379,10 @@ def test_tasks_that_share_an_iterator_of_events_get_each_event_once(mesh: worqr.
     assert sorted(seen) == list(range(1, 12))
 
 
-def test_what_was_set_aside(run: Run, app: App) -> None:
+def test_what_was_set_aside(anywhere: Run, app: App) -> None:
     async def main() -> None:
         failed = app.fail.queue.failed
-        async with app.mesh.connect():
+        async with connected(app.mesh):
             await app.mesh.enqueue_many(app.fail.call(str(n)) for n in range(20))
             await app.add.queue.enqueue(b"not json")
             await until(lambda: _entries(failed), 20)
@@ -380,18 +401,18 @@ def test_what_was_set_aside(run: Run, app: App) -> None:
             await app.fail.queue.resume()
 
     with app.serving():
-        run(main)
+        anywhere(main)
 
 
 async def _entries(aside: Any) -> int:
     return len(await aside.list())
 
 
-def test_the_mesh(run: Run, app: App) -> None:
+def test_the_mesh(anywhere: Run, app: App) -> None:
     app.mesh.every(3600, app.add.call(1, 2), name="hourly")
 
     async def main() -> None:
-        async with app.mesh.connect():
+        async with connected(app.mesh):
             workers = await app.mesh.workers()
             assert [sorted(worker.queues) for worker in workers] == [["add", "fail", "hold"]]
             (schedule,) = await app.mesh.schedules()
@@ -403,7 +424,7 @@ def test_the_mesh(run: Run, app: App) -> None:
                 await app.mesh.pause_schedule("hurly")
 
     with app.serving():
-        run(main)
+        anywhere(main)
 
 
 # Cancelling, under asyncio

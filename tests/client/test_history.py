@@ -91,7 +91,7 @@ async def test_shards_are_added(mesh: worqr.Mesh, desk: Desk, prefix: str) -> No
 @pytest.mark.parametrize("minutes", [0, -1, 4321, 1.5, True, "60", None])
 async def test_other_numbers_of_minutes_are_refused(mesh: worqr.Mesh, minutes: Any) -> None:
     async with mesh.connect():
-        with pytest.raises(worqr.UsageError, match=r"minutes must be a whole number from 1 to 4320 \(3 days\), not "):
+        with pytest.raises(worqr.UsageError, match=r"minutes must be a whole number from 1 to 4,320, not "):
             await mesh.queue("Q1").history(minutes)
 
 
@@ -111,9 +111,7 @@ def test_the_settings_of_a_mesh() -> None:
     assert worqr.Mesh(history_queues=7).history_queues == 7
     for wrong in (-1, 1001, 2.5, True, None):
         bad: Any = wrong
-        with pytest.raises(
-            worqr.UsageError, match=r"history_queues must be a whole number from 0 \(none\) to 1000, not "
-        ):
+        with pytest.raises(worqr.UsageError, match=r"history_queues must be a whole number from 0 to 1,000, not "):
             worqr.Mesh(history_queues=bad)
     for wrong in (1, None, "yes"):
         bad = wrong

@@ -19,7 +19,7 @@ from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - f
 from tests.peer.tools import Held, eventually, serving
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client import mesh_client
+from worqr.client import inspection
 from worqr.keys import QueueKeys
 from worqr.link.session import Session
 from worqr.mesh_records import (
@@ -174,7 +174,7 @@ async def test_without_a_leader_the_caller_reads_the_mesh_itself(mesh: worqr.Mes
 async def test_a_process_reads_the_mesh_at_most_once_in_five_seconds(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mesh_client, "DIRECT_EVERY", 1000.0)  # however slow this machine is
+    monkeypatch.setattr(inspection, "DIRECT_EVERY", 1000.0)  # however slow this machine is
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(b"x")
         with batches(monkeypatch) as sent:
@@ -182,7 +182,7 @@ async def test_a_process_reads_the_mesh_at_most_once_in_five_seconds(
             second = await mesh.info()
             assert [names.count("inspect") for names in sent].count(1) == 1
             assert (second.source, second.at, second.queues) == ("direct", first.at, first.queues)
-            mesh._client.mesh_info._began -= mesh_client.DIRECT_EVERY
+            mesh._client.mesh_info._began -= inspection.DIRECT_EVERY
             await mesh.queue("Q1").cancel_all()
             assert (await mesh.info()).queues == []
 
@@ -201,7 +201,7 @@ async def test_a_leader_writes_snapshots_while_they_are_read(mesh: worqr.Mesh, o
         found = await other.info()
         assert found.leader == peer.id
         assert found.apps[mesh.app].workers == 1
-        assert 0 <= found.age < mesh_client.FRESH_FOR
+        assert 0 <= found.age < inspection.FRESH_FOR
         await other.queue("alone").cancel_all()
         await eventually(lambda: seen(other), {"Q1": (0, 1, 1)})  # it is no longer in the snapshot
         held.gate.set()
@@ -290,7 +290,7 @@ async def test_a_queue_that_cannot_be_read_hides_no_other(mesh: worqr.Mesh, desk
         assert "WRONGTYPE" in found.unreadable["broken"]
         for name in ("a", "b", "c"):
             await mesh.queue(name).cancel_all()
-        mesh._client.mesh_info._began -= mesh_client.DIRECT_EVERY
+        mesh._client.mesh_info._began -= inspection.DIRECT_EVERY
         for name in ("a", "b", "c"):
             desk.client.zrem(desk.g.queues, name)
         found = await mesh.info()

@@ -24,6 +24,7 @@ import trio
 import trio.lowlevel
 
 import worqr
+from tests.client.test_asyncio import NewMesh, mesh, new_mesh, our_threads  # noqa: F401 - fixtures
 from tests.link.test_thread_driver import in_threads
 from tests.peer.tools import Held, eventually, serving, spying
 from tests.support.children import Child
@@ -39,36 +40,9 @@ from worqr.lua import all_scripts
 pytestmark = pytest.mark.one_server
 
 T = TypeVar("T")
-NewMesh = Callable[..., worqr.Mesh]
 Spawn = Callable[..., Child]
 
 SHA = {script.name: script.sha for script in all_scripts()}
-
-
-@pytest.fixture
-def new_mesh(request: pytest.FixtureRequest, prefix: str) -> Iterator[NewMesh]:
-    """`new_mesh(patience=1, ...)`: a mesh on the test's server, under its prefix, closed with the test."""
-    kind = "own_server" if "own_server" in request.fixturenames else "server"
-    url = request.getfixturevalue(kind).url
-    meshes: list[worqr.Mesh] = []
-
-    def make(**settings: Any) -> worqr.Mesh:
-        meshes.append(worqr.Mesh(**{"url": url, "prefix": prefix, **settings}))
-        return meshes[-1]
-
-    yield make
-    for mesh in meshes:
-        mesh.close()
-    until(lambda: our_threads() == [])
-
-
-@pytest.fixture
-def mesh(new_mesh: NewMesh) -> worqr.Mesh:
-    return new_mesh()
-
-
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr-")]
 
 
 def connections(server: Server, app: str) -> list[str]:
@@ -193,148 +167,7 @@ def test_an_embedded_server_will_do(new_mesh: NewMesh) -> None:
     assert worqr.sync(mesh.queue("Q1").info).waiting == 1
 
 
-# Queues
-
-
-def test_tasks_are_stored_in_order(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
-    queue = mesh.queue("Q1")
-    assert queue.name == "Q1"
-    assert worqr.sync(queue.enqueue) == 0
-    assert worqr.sync(queue.enqueue, b"b", bytearray(b"c"), memoryview(b"d")) == 3
-    assert worqr.sync(queue.enqueue, b"a", front=True) == 1
-    assert waiting(server, prefix) == [b"a", b"b", b"c", b"d"]
-    assert worqr.sync(queue.enqueue, *[b"x"] * 2500) == 2500
-    info = worqr.sync(queue.info)
-    assert (info.name, info.waiting, info.running) == ("Q1", 2504, 0)
-    assert [each.name for each in worqr.sync(mesh.queues)] == ["Q1"]
-    assert worqr.sync(queue.cancel, b"x") == worqr.CancelCount(waiting=2500, running=0, acknowledged=0)
-    assert worqr.sync(queue.cancel, b"a", wait=0.1, reason="why") == worqr.CancelCount(
-        waiting=1, running=0, acknowledged=0
-    )
-    assert worqr.sync(queue.info).waiting == 3
-
-
-def test_errors_are_those_of_the_other_producers(new_mesh: NewMesh) -> None:
-    mesh = new_mesh(max_payload=100)
-    queue = mesh.queue("Q1")
-    with pytest.raises(worqr.PayloadTooLarge):
-        worqr.sync(queue.enqueue, b"x" * 101)
-    with pytest.raises(worqr.UsageError, match="not str"):
-        worqr.sync(queue.enqueue, "text")  # type: ignore[arg-type]
-    with pytest.raises(worqr.UsageError, match="has no option 'dealy'; did you mean 'delay'"):
-        worqr.sync(queue.dispatch, b"a", dealy=1)  # type: ignore[call-arg]
-    with pytest.raises(worqr.UsageError, match="queue name"):
-        mesh.queue("a{b")
-    worqr.sync(queue.enqueue, b"a", max_length=1)
-    with pytest.raises(worqr.QueueFull):
-        worqr.sync(queue.enqueue, b"b", max_length=1)
-    with pytest.raises(worqr.NoResult):
-        worqr.sync(queue.job("unknown").result)
-    assert worqr.sync(queue.job("unknown").status).state == "gone"
-    assert worqr.sync(queue.info).waiting == 1
-
-
-def test_what_is_there_already_is_a_handle_for_threads(mesh: worqr.Mesh) -> None:
-    queue = mesh.queue("Q1")
-    first = worqr.sync(queue.dispatch, b"a", id="x")
-    with pytest.raises(worqr.Duplicate) as caught:
-        worqr.sync(queue.dispatch, b"b", id="x", if_exists="raise")
-    assert caught.value.job == first
-    assert worqr.sync(caught.value.job.status).state == "waiting"
-    assert worqr.sync(queue.enqueue, b"c", unique=True) == 1
-    with pytest.raises(worqr.Duplicate) as caught:
-        worqr.sync(queue.enqueue, b"d", b"c", unique=True)
-    assert worqr.sync(caught.value.job.cancel).waiting == 1
-    assert worqr.sync(first.cancel).waiting == 1
-    assert worqr.sync(queue.info).waiting == 0
-
-
-def test_jobs_are_handled(mesh: worqr.Mesh) -> None:
-    queue = mesh.queue("Q1")
-    job = worqr.sync(queue.dispatch, b"a", id="x", delay=60)
-    assert (job.id, job.queue, job.outcome, repr(job)) == ("x", "Q1", "created", "<Job 'x' of 'Q1'>")
-    assert worqr.sync(queue.dispatch, b"a", id="x", delay=60).outcome == "updated"
-    found = queue.job("x")
-    assert found == job
-    assert hash(found) == hash(job)
-    assert found != queue.job("y")
-    assert found != "x"
-    assert found.outcome is None
-    assert worqr.sync(found.status).state == "scheduled"
-    assert worqr.sync(found.cancel, reason="why", wait=0.1) == worqr.CancelCount(waiting=1, running=0, acknowledged=0)
-    assert worqr.sync(found.status).state == "gone"
-
-
-# Functions
-
-
-def test_functions_are_enqueued(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
-    @mesh.task(name="mail", max_length=3)
-    def mail(to: str, *, copies: int = 1) -> int:
-        return copies
-
-    assert worqr.sync(mail.enqueue, "Ada") is None  # type: ignore[func-returns-value]
-    worqr.sync(mail.enqueue, "Grace", copies=2)
-    mail.options(max_length=2)
-    with pytest.raises(worqr.QueueFull):
-        worqr.sync(mail.options(max_length=2).enqueue, "Tony")
-    job = worqr.sync(mail.options(id="x", delay=60).dispatch, "Edsger", copies=3)
-    assert (job.id, job.queue, worqr.sync(job.status).state) == ("x", "mail", "scheduled")
-    assert mail.job("x") == job
-    with pytest.raises(worqr.QueueFull):
-        worqr.sync(mail.enqueue, "one too many")
-    assert waiting(server, prefix, "mail") == [b'{"to":"Ada","copies":1}', b'{"to":"Grace","copies":2}']
-    assert worqr.sync(job.cancel).waiting == 1
-
-
-def test_wrong_calls_fail_at_the_caller(mesh: worqr.Mesh) -> None:
-    @mesh.task(name="mail")
-    def mail(to: str) -> None: ...
-
-    registry = worqr.Registry()
-
-    @registry.task(name="far")
-    def far(to: str) -> None: ...
-
-    with pytest.raises(TypeError):
-        worqr.sync(mail.enqueue, "a", "b")  # type: ignore[call-arg]
-    with pytest.raises(worqr.UsageError):
-        worqr.sync(mail.enqueue, 1)  # type: ignore[arg-type]
-    with pytest.raises(AttributeError, match="options make a job: use"):
-        worqr.sync(mail.options(timeout=3, id="x").enqueue, "a")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(worqr.UsageError, match="has no option"):
-        mail.options(dealy=3)  # type: ignore[call-arg]
-    with pytest.raises(worqr.UsageError):
-        mail.job("")
-    for call in (far.enqueue, far.dispatch, far.job):
-        with pytest.raises(worqr.UsageError, match="no mesh has included"):
-            call("a")
-    assert our_threads() == []
-
-
-def test_many_calls_are_enqueued(mesh: worqr.Mesh) -> None:
-    @mesh.task(name="f")
-    def f(n: int) -> None: ...
-
-    assert worqr.sync(mesh.enqueue_many, []) == 0
-    assert worqr.sync(mesh.enqueue_many, (f.call(n) for n in range(2500))) == 2500
-    assert worqr.sync(mesh.queue("f").info).waiting == 2500
-    with pytest.raises(worqr.UsageError, match="use dispatch_many"):
-        worqr.sync(mesh.enqueue_many, [f.options(id="x").call(1)])
-
-
-def test_many_calls_are_dispatched(mesh: worqr.Mesh) -> None:
-    add = mesh.task(name="Q1")(lambda n: n)
-    jobs = worqr.sync(mesh.dispatch_many, [add.options(id=f"job-{n}", delay=60).call(n) for n in range(3)])
-    assert [(job.id, job.outcome, worqr.sync(job.status).state) for job in jobs] == [
-        (f"job-{n}", "created", "scheduled") for n in range(3)
-    ]
-    with pytest.raises(worqr.Duplicate) as caught:
-        worqr.sync(mesh.dispatch_many, [add.options(id="job-1", if_exists="raise").call(1)])
-    assert worqr.sync(caught.value.job.cancel) == worqr.CancelCount(1, 0, 0)  # a handle for threads
-    assert worqr.sync(mesh.dispatch_many, []) == []
-    for job in jobs:
-        worqr.sync(job.cancel)
+# Many calls
 
 
 def test_an_iterator_may_enqueue_by_itself(mesh: worqr.Mesh) -> None:
@@ -439,29 +272,6 @@ def stored(queue: worqr.Queue, task: bytes) -> bool:
 # Beside peers
 
 
-async def test_results_come_back(mesh: worqr.Mesh) -> None:
-    @mesh.task(name="add", result_ttl=60)
-    async def add(a: int, b: int) -> list[int]:
-        return [a + b]
-
-    @mesh.task(name="fail", retry=worqr.RetryPolicy(max_failures=1), keep_failed=1)
-    async def fail() -> None:
-        raise ValueError("on purpose")
-
-    async with mesh.join(grace=0):
-        job = await in_thread(worqr.sync, add.dispatch, 1, b=2)
-        assert await in_thread(worqr.sync, job.result) == [3]
-        assert await in_thread(worqr.sync, add.job(job.id).result, timeout=0) == [3]
-        assert (await in_thread(worqr.sync, job.status)).state == "finished"
-        raw = await in_thread(worqr.sync, mesh.queue("add").job(job.id).result)
-        assert raw == [3]
-        failing = await in_thread(worqr.sync, fail.options(result_ttl=60).dispatch)
-        with pytest.raises(worqr.JobFailed) as caught:
-            await in_thread(worqr.sync, failing.result)
-        assert (caught.value.error.type, caught.value.error.message) == ("ValueError", "on purpose")
-        assert await mesh.queue("fail").failed.drop_all() == 1
-
-
 async def test_a_result_is_told_and_not_asked_for(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,26 +374,6 @@ def test_following_does_not_stop_a_loop(mesh: worqr.Mesh) -> None:
 
     with pytest.raises(worqr.UsageError, match="async with job.watch"):
         asyncio.run(follow())
-
-
-async def test_what_runs_is_cancelled_and_waited_for(mesh: worqr.Mesh) -> None:
-    held = Held()
-    async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
-        await nursery.start(peer.serve, "Q1", held)
-        queue = mesh.queue("Q1")
-        await in_thread(worqr.sync, queue.enqueue, b"a", b"a")
-        job = await in_thread(worqr.sync, queue.dispatch, b"b", id="x", result_ttl=60)
-        await held.wait(3)
-        assert (await in_thread(worqr.sync, queue.info)).running == 3
-        two = await in_thread(worqr.sync, queue.cancel, b"a", wait=15)
-        assert two == worqr.CancelCount(waiting=0, running=2, acknowledged=2)
-        one = await in_thread(worqr.sync, job.cancel, reason="why", wait=15)
-        assert one == worqr.CancelCount(waiting=0, running=1, acknowledged=1)
-        with pytest.raises(worqr.JobCancelled) as caught:
-            await in_thread(worqr.sync, job.result)
-        assert caught.value.reason == "why"
-        assert Counter(held.cancelled) == Counter({(b"a", "cancel"): 2, (b"b", "cancel"): 1})
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_result_outlasts_an_outage(own_server: Server, new_mesh: NewMesh) -> None:

@@ -18,7 +18,7 @@ from tests.ops.driver import Desk
 from tests.peer.tools import eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.client.queue import QueueOperations
+from worqr.client.queue import Queue
 from worqr.dashboard import Viewer, admin, figures, operator, reader
 from worqr.dashboard.graphs import PLANS
 from worqr.dashboard.notices import notice
@@ -823,7 +823,7 @@ async def test_a_history_that_may_not_be_read_does_not_hide_the_queue(
         raise worqr.RefusedByServer("NOPERM")
 
     await connected.queue("mails").enqueue(b"1")
-    monkeypatch.setattr(QueueOperations, "history", refuse)
+    monkeypatch.setattr(Queue, "history", refuse)
     for path in ("/", "/queues", "/queue?name=mails"):
         answer = await site.ask("GET", path)
         assert answer.status_code == 200

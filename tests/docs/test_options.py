@@ -15,12 +15,11 @@ import pytest
 
 import worqr
 from tests.docs.tables import columns, rows, section, words
-from worqr.client.raw_options import PLAIN
-from worqr.client.settings import MAX_PATIENCE
+from worqr.client.connections import MAX_PATIENCE
 from worqr.cron import Definition
 from worqr.functions.registry import MAX_CATCH_UP, ScheduleOptions
 from worqr.handler_options import PATIENT, handling
-from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, encode_options
+from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, PLAIN, encode_options
 from worqr.peer.options import CONCURRENCY, GRACE, THREADS
 from worqr.peer.scheduler import AUTO_MAX
 from worqr.policy import Policy

@@ -19,7 +19,7 @@ from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr import cron, ops, policy, validation
 from worqr.client import notifications
-from worqr.client.settings import MAX_PATIENCE
+from worqr.client.connections import MAX_PATIENCE
 from worqr.cron import Definition, Trigger, at, ms_of
 from worqr.functions import registry
 from worqr.handler_options import PATIENT

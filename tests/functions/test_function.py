@@ -134,7 +134,7 @@ def test_all_ways_to_decorate(mesh: Mesh) -> None:
         ({"size": 1.5}, "size of task must be a whole number"),
         ({"priority": -1}, "priority of task must be a whole number"),
         ({"max_length": 0}, "max_length of task must be a whole number"),
-        ({"keep_failed": -1}, "keep_failed must be a whole number, at least 0"),
+        ({"keep_failed": -1}, "keep_failed must be a whole number of at least 0"),
         ({"result_ttl": -1}, "result_ttl must be at least 0"),
         ({"on_failure": "mail"}, "on_failure must be a handler"),
         ({"runs_in": "cloud"}, "runs_in must be one of 'loop', 'thread', 'process', 'asyncio', not 'cloud'"),

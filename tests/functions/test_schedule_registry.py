@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.client.call import Call, named_call
+from worqr.client.producer import Call, named_call
 from worqr.cron import Definition
 from worqr.errors import UsageError
 from worqr.functions.registry import MAX_TASK

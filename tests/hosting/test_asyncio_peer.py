@@ -21,48 +21,17 @@ import trio
 
 import worqr
 from tests.client.test_asyncio import RUNS, Run, bounded, come, ends_by_cancelling
+from tests.hosting.test_thread_peer import NewMesh, mesh, new_mesh, our_threads, waiting, workers  # noqa: F401 - fixtures
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.peer.executors import asyncio_loop
 from worqr.peer.run import current_run
 
-NewMesh = Callable[..., worqr.Mesh[Any]]
 LONG = 600
 """Seconds of a grace that nobody waits for: a test that did would fail by its timeout."""
 
 pytestmark = pytest.mark.one_server
-
-
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr")]
-
-
-@pytest.fixture
-def new_mesh(server: Server, prefix: str) -> Iterator[NewMesh]:
-    """`new_mesh(lifespan=..., ...)`: a mesh on the test's server, under its prefix. In the end no thread of ours is left.
-
-    Its peers outlive a machine that stands still.
-    """
-
-    def make(**settings: Any) -> worqr.Mesh[Any]:
-        given = {"url": server.url, "prefix": prefix, "patience": PATIENCE, "keepalive": 60, **settings}
-        meshes.append(worqr.Mesh(**given))
-        return meshes[-1]
-
-    meshes: list[worqr.Mesh[Any]] = []
-    yield make
-    for mesh in meshes:
-        mesh.close()
-    deadline = time.monotonic() + PATIENCE
-    while our_threads():
-        assert time.monotonic() < deadline, our_threads()
-        time.sleep(0.005)
-
-
-@pytest.fixture
-def mesh(new_mesh: NewMesh) -> worqr.Mesh[Any]:
-    return new_mesh()
 
 
 @pytest.fixture(
@@ -120,14 +89,6 @@ def held(mesh: worqr.Mesh[Any]) -> Iterator[Held]:
     yield held
     for n in set(held.began):
         worqr.sync(held.function.job(f"held-{n}").cancel)
-
-
-def waiting(server: Server, prefix: str) -> int:
-    return int(server.look.llen(f"{prefix}:{{held}}"))
-
-
-def workers(server: Server, prefix: str) -> int:
-    return int(server.look.scard(f"{{{prefix}}}:Workers"))
 
 
 # Where handlers run
@@ -520,9 +481,9 @@ def test_claims_by_hand_need_trio(mesh: worqr.Mesh[Any]) -> None:
 def test_two_meshes_and_two_peers_of_one(run: Run, new_mesh: NewMesh, prefix: str) -> None:
     meshes = [new_mesh(), new_mesh(prefix=f"{prefix}-other")]
     functions: list[worqr.Function[[int], int]] = []
-    for mesh in meshes:
+    for each in meshes:
 
-        @mesh.task(name="double", result_ttl=60)
+        @each.task(name="double", result_ttl=60)
         async def double(n: int) -> int:
             await asyncio.sleep(0)
             return 2 * n
@@ -538,7 +499,7 @@ def test_two_meshes_and_two_peers_of_one(run: Run, new_mesh: NewMesh, prefix: st
             assert outer.id != inner.id
             assert [await use(n) for n in range(2)] == [0, 2]
             assert await asyncio.gather(*map(use, range(4))) == [0, 2, 4, 6]
-        assert not any(mesh._client.connections.any for mesh in meshes)
+        assert not any(each._client.connections.any for each in meshes)
 
     run(main)
 

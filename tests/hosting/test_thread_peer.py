@@ -112,7 +112,7 @@ def nothing() -> None: ...
 
 
 def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr-")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("worqr")]
 
 
 def peers() -> list[str]:

@@ -667,6 +667,6 @@ async def test_as_many_failed_tasks_are_kept_as_the_block_says(mesh: worqr.Mesh,
 
 async def test_a_wrong_number_of_failed_tasks_is_refused(mesh: worqr.Mesh) -> None:
     async with mesh.join() as peer:
-        with pytest.raises(worqr.UsageError, match="keep_failed must be a whole number, at least 0, not -1"):
+        with pytest.raises(worqr.UsageError, match="keep_failed must be a whole number of at least 0, not -1"):
             async with peer.work("Q1", keep_failed=-1):
                 pass

@@ -189,7 +189,7 @@ def test_lanes_are_checked_where_they_are_declared(new_mesh: NewMesh) -> None:
     [
         ({"by": 7}, "by of Lanes must be the name of a parameter, or a function, not 7"),
         ({"limit": 7}, "limit of Lanes must be a worqr.Limit"),
-        ({"weights": {"a": 0}}, "the weight of lane 'a' must be a whole number of 1 to 1,000, not 0"),
+        ({"weights": {"a": 0}}, "the weight of lane 'a' must be a whole number from 1 to 1,000, not 0"),
         ({"weights": {"a": 1.5}}, "the weight of lane 'a' must be a whole number"),
         ({"weights": {"": 1}}, "a lane must have 1 to 200 bytes"),
         ({"weights": [1]}, "weights of Lanes must be a dict by the names of lanes"),

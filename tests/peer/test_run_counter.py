@@ -368,5 +368,5 @@ async def test_ended_runs_are_stored_once_when_the_connection_is_cut(
 
 @pytest.mark.parametrize("recent", [-1, 1001, 2.5, True, "9"])
 async def test_a_number_of_ended_runs_that_no_queue_keeps_is_refused(mesh: worqr.Mesh, recent: Any) -> None:
-    with pytest.raises(worqr.UsageError, match="recent must be a whole number of runs, 0 to 1,000"):
+    with pytest.raises(worqr.UsageError, match="recent must be a whole number from 0 to 1,000"):
         mesh.task(recent=recent)(lambda: None)

@@ -690,7 +690,9 @@ async def test_the_clock_moves_until_a_lane_may_start_a_job(bench: testing.Bench
     async def laned(customer: str, n: int) -> None:
         seen.append((customer, n))
 
-    await mesh.enqueue_many(laned.call(customer, n) for n in range(3) for customer in ("a", "b"))
+    calls = [laned.call(customer, n) for n in range(3) for customer in ("a", "b")]
+    await mesh.enqueue_many(calls)
+    assert bench.sent(laned) == calls  # a job of a lane is one call, too
     assert (await bench.run_until_empty()).finished == 4  # one of each may not start for an hour
     assert (await bench.run_until_empty(scheduled=True)).finished == 2
     assert sorted(seen) == [(customer, n) for customer in ("a", "b") for n in range(3)]

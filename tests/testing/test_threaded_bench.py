@@ -84,17 +84,18 @@ RUNS: dict[str, Run] = {
     "asyncio, debug": lambda main: asyncio.run(main(), debug=True),
     "anyio": lambda main: anyio.run(main, backend="asyncio"),
     "Trio": lambda main: trio.run(main),
+    "sync": worqr.sync,
 }
 
 
 @pytest.fixture(params=RUNS.values(), ids=list(RUNS))
 def run(request: pytest.FixtureRequest) -> Run:
-    """The same test on each loop."""
+    """The same test on each loop, and without one."""
     found: Run = request.param
     return found
 
 
-# On asyncio, and on Trio
+# On asyncio, on Trio, and without a loop
 
 
 def test_what_was_sent_runs(run: Run, shop: Shop) -> None:
@@ -247,26 +248,6 @@ def test_a_test_that_is_cancelled_while_the_bench_begins_leaves_nothing(
 
 
 # Without a loop
-
-
-def test_a_bench_without_a_loop_does_the_same(shop: Shop) -> None:
-    before = vars(shop.mesh).copy()
-    with worqr.sync_block(testing.bench, shop.mesh, now=datetime(2026, 3, 28, 12, tzinfo=UTC)) as bench:
-        job = worqr.sync(shop.report.dispatch, 7)
-        assert worqr.sync(bench.run_until_empty) == testing.Summary(finished=2, failed=0, retried=0, cancelled=0)
-        assert worqr.sync(job.result) == "/reports/7.pdf"
-        assert bench.sent(shop.report) == [shop.report.call(7)]
-        worqr.sync(shop.note.options(delay=timedelta(days=1)).dispatch, 1)
-        assert worqr.sync(bench.run_until_empty).finished == 0
-        worqr.sync(bench.advance, timedelta(days=1))
-        assert worqr.sync(bench.run_until_empty, only=["note"]).finished == 1
-        assert worqr.sync(bench.run_until_empty).finished == 1  # which the schedule has enqueued
-        worqr.sync(shop.note.options(delay=60).dispatch, 2)
-        assert worqr.sync(bench.run_until_empty, scheduled=True).finished == 1
-        worqr.sync(shop.fail.enqueue, "on purpose")
-        with pytest.raises(ValueError, match="on purpose"):
-            worqr.sync(bench.run_until_empty)
-    assert vars(shop.mesh) == before
 
 
 def test_ctrl_c_cancels_what_runs(shop: Shop) -> None:

@@ -18,20 +18,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
 import msgspec
 
 from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, BatchRef, BatchState, follow_up_options, milliseconds, sum_counts
-from worqr.client.call import Call
-from worqr.client.client import Client
 from worqr.client.dead_letters import Aside, list_members, retry_members
-from worqr.client.dispatcher import handle_of
 from worqr.client.job import Job
-from worqr.client.notifications import BoundedIterator, Notification, sleep, subscribed
+from worqr.client.notifications import Notification, Watch, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
-from worqr.client.producer import Producer
+from worqr.client.producer import Call, handle_of
 from worqr.client.sync import sending, sent_by
 from worqr.errors import (
     BatchEnded,
@@ -53,6 +50,9 @@ from worqr.records import Failed
 from worqr.remote_error import meta_of
 from worqr.stored_values import readable, whole
 from worqr.validation import Seconds, check_text, moment, seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 # `infos_of`: makes the `BatchInfo` of batches from their records, and from what the queues of their jobs have counted.
 
@@ -157,7 +157,6 @@ class Batch:
     def __init__(
         self,
         client: Client,
-        producer: Producer,
         home: QueueKeys | None,
         id: str | None,
         token: str = "",
@@ -166,7 +165,6 @@ class Batch:
     ) -> None:
         """`inside`: it is the handle of a running job of the batch, which may add jobs after the seal."""
         self._client = client
-        self._producer = producer
         self._known: tuple[QueueKeys, str] | None = None if home is None or id is None else (home, id)
         self._token = token
         self._inside = inside
@@ -284,7 +282,7 @@ class Batch:
         left, until = dict(enumerate(calls)), time.monotonic() + self._client.settings.patience
         while left:
             positions = list(left)
-            outcomes, late = await self._producer.dispatch_members(list(left.values()), self._entry, late)
+            outcomes, late = await self._client.producer.dispatch_members(list(left.values()), self._entry, late)
             closed: set[QueueKeys] = set()
             for position, (done, at) in zip(positions, outcomes, strict=True):
                 if done.outcome == "closed":
@@ -452,11 +450,9 @@ class Batch:
         Yields:
             AsyncIterator[BatchInfo]: The iterator. It raises `ResultTimeout` if the batch has not ended within `timeout`.
         """
-        link = self._client.link
-        infos = BoundedIterator[BatchInfo](link, timeout, self)
-        notification = Notification(link)
-        async with subscribed(link, await self._channel(), lambda _message: notification.set()):
-            yield infos.reading(_InfoIterator(self, notification))
+        watch = Watch(self._client.link, timeout, self, self.info, lambda info: info.state == "ended")
+        async with watch.on(await self._channel()) as infos:
+            yield infos
 
     async def _channel(self) -> str:
         return BatchKeys(await self._home()).batch(self.id)
@@ -509,23 +505,6 @@ class Batch:
             put_back += await retry_members(self._client, keys, row.facts.get("token", ""))
             await self._relay(keys)
         return put_back
-
-
-class _InfoIterator(AsyncIterator[BatchInfo]):
-    """An iterator over the states of one batch, without repetitions."""
-
-    def __init__(self, batch: Batch, notification: Notification) -> None:
-        self._batch = batch
-        self._notification = notification
-        self._last: BatchInfo | None = None
-
-    async def __anext__(self) -> BatchInfo:
-        if self._last is not None and self._last.state == "ended":
-            raise StopAsyncIteration
-        while (info := await self._batch.info()) == self._last:
-            await self._notification.wait()
-        self._last = info
-        return info
 
 
 def _thousands(calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
@@ -629,8 +608,8 @@ def plan_of(options: Mapping[str, Any]) -> Plan:
 class OpenBatch(Batch):
     """A batch in the block of its producer."""
 
-    def __init__(self, client: Client, producer: Producer, plan: Plan, parent: Batch | None = None) -> None:
-        super().__init__(client, producer, None, None, batch_token())
+    def __init__(self, client: Client, plan: Plan, parent: Batch | None = None) -> None:
+        super().__init__(client, None, None, batch_token())
         self._plan = plan
         self._parent = parent
         self._renew_at = 0.0
@@ -702,7 +681,7 @@ class OpenBatch(Batch):
         self, home: QueueKeys, what: str, given: Call[Any]
     ) -> tuple[QueueKeys, dict[str, bytes | str]]:
         """Return the queue of a follow-up, and what is stored of it: its options and its task."""
-        call = self._producer.follow_up(given)
+        call = self._client.producer.follow_up(given)
         options, keys = follow_up_options(call._options, what), QueueKeys(self._client.settings.prefix, call.queue)
         if keys.queue == home.queue and "lane" not in options:
             target = home
@@ -795,30 +774,23 @@ async def batch_block(batch: OpenBatch) -> AsyncGenerator[OpenBatch]:
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
-class _HasProducer(Protocol):
-    """A client with the producer of its mesh, as each mesh has one."""
-
-    @property
-    def producer(self) -> Producer: ...
-
-
 def batch_of_id(client: Client, keys: QueueKeys, id: str) -> Batch:
     """Return a handle of the batch with this id in a queue."""
-    return IdentifiedBatch(client, cast("_HasProducer", client).producer, keys, id)
+    return IdentifiedBatch(client, keys, id)
 
 
 class BatchMaker:
     """Makes the batches of one mesh. A recording replaces it."""
 
-    def open(self, client: Client, producer: Producer, plan: Plan, parent: Batch | None) -> OpenBatch:
+    def open(self, client: Client, plan: Plan, parent: Batch | None) -> OpenBatch:
         """Return a new batch, which is stored nowhere yet."""
-        return OpenBatch(client, producer, plan, parent)
+        return OpenBatch(client, plan, parent)
 
-    def of_ref(self, client: Client, producer: Producer, ref: BatchRef) -> Batch:
+    def of_ref(self, client: Client, ref: BatchRef) -> Batch:
         """Return a handle of the batch that the record of a job names."""
         prefix = client.settings.prefix
         home = keys_at(prefix, f"{prefix}:{ref._home}")
-        return Batch(client, producer, home, ref.id, ref._token, inside=True)
+        return Batch(client, home, ref.id, ref._token, inside=True)
 
 
 class IdentifiedBatch(Batch):
@@ -850,6 +822,4 @@ async def cancel_batches(client: Client, keys: QueueKeys, reason: str) -> None:
         found += rows
     for row in found:
         if row.facts.get("state") in {"open", "sealed"} and "cancel_reason" not in row.facts:
-            await Batch(client, cast("_HasProducer", client).producer, keys, row.id, row.facts.get("token", "")).cancel(
-                reason=reason
-            )
+            await Batch(client, keys, row.id, row.facts.get("token", "")).cancel(reason=reason)

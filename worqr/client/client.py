@@ -1,7 +1,7 @@
 """`Client`: sends the requests of one mesh.
 
-Its queues, jobs and functions hold it instead of the mesh. It owns the connections, and the numbers of shards that this
-program declared. `worqr.client.mesh_client` adds the producer of function calls.
+Its queues, jobs and functions hold it instead of the mesh. It owns the connections, the producer, and the numbers of shards that
+this program declared. A test replaces the producer and the connections here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from worqr import ops
-from worqr.client.connections import ConnectionRegistry
+from worqr.client.batch import BatchMaker
+from worqr.client.connections import ClientSettings, ConnectionRegistry
+from worqr.client.inspection import MeshInfoReader
+from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
-from worqr.client.settings import ClientSettings
 from worqr.client.shard_directory import ShardDirectory
+from worqr.embedded import Relocation
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
@@ -59,6 +62,11 @@ class Client:
         declared_shards: the number of shards that this program declared for a queue, by the queue's name.
         connections: the connection of each running loop, and that of plain threads.
         slot_watch: makes the `SlotWatch` of a call that waits for a job of this queue.
+        producer: sends tasks, jobs and calls.
+        batch_maker: makes the batches.
+        mesh_info: reads the whole mesh.
+        observer: a test's callback for each run that did not return normally, with its context and error; else None.
+        relocation: where a test has moved the mesh to; else None.
     """
 
     def __init__(self, settings: ClientSettings, slot_watch: Callable[[str], SlotWatch]) -> None:
@@ -66,7 +74,31 @@ class Client:
         self.declared_shards: dict[str, int] = {}
         self.connections: ConnectionRegistry = ConnectionRegistry(settings, self.declared_shards)
         self.slot_watch = slot_watch
+        self.producer: Producer = Producer(self, settings.tracing)
+        self.batch_maker: BatchMaker = BatchMaker()
+        self.mesh_info: MeshInfoReader = MeshInfoReader(self)
+        self.observer: Callable[[Any, BaseException], None] | None = None
+        self.relocation: Relocation | None = None
         self._who = settings.app
+
+    @contextmanager
+    def replaced(
+        self,
+        *,
+        producer: Producer,
+        connections: ConnectionRegistry,
+        observer: Callable[[Any, BaseException], None] | None = None,
+        relocation: Relocation | None = None,
+        batch_maker: BatchMaker | None = None,
+    ) -> Generator[None]:
+        """Use another producer and other connections in the block. For tests, while the mesh is not connected."""
+        own = dict(vars(self))
+        self.producer, self.connections, self.mesh_info = producer, connections, MeshInfoReader(self)
+        self.observer, self.relocation, self.batch_maker = observer, relocation, batch_maker or self.batch_maker
+        try:
+            yield
+        finally:
+            vars(self).update(own)
 
     def act_as(self, who: str) -> None:
         """Name the person or program that acts, for the log of the mesh."""
@@ -92,10 +124,6 @@ class Client:
         call = ops.note_event(keys, kind, who=who, queue=queue, worker=worker, job=job, count=count, text=text)
         with suppress(WorqrError):
             await self.link.call(call, patience=NOTE_PATIENCE)
-
-    def use_connections(self, connections: ConnectionRegistry) -> None:
-        """Send requests over other connections from now on."""
-        self.connections = connections
 
     @property
     def link(self) -> Link:

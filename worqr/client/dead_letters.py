@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr import ops
-from worqr.client.client import Client
 from worqr.client.inspection import ask_each
 from worqr.client.notifications import sleep
 from worqr.job_options import check_id
@@ -21,6 +20,9 @@ from worqr.remote_error import failed_record
 from worqr.script_call import Call
 from worqr.stored_values import whole
 from worqr.validation import check_count, check_text, to_ms
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 ClaimsByShard = list[tuple[QueueKeys, list[DeadLetterClaim]]]
 """The claims under which tasks failed, by shard."""

@@ -14,10 +14,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from worqr import ops
-from worqr.client.client import Client
 from worqr.client.notifications import POLL_EVERY, EventStream, subscribed_to
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
@@ -25,6 +24,9 @@ from worqr.log_events import emit
 from worqr.ops.replies import error_of, text
 from worqr.records import RemoteError
 from worqr.stored_values import whole
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 logger: logging.Logger = logging.getLogger("worqr.events")  # a documented name
 

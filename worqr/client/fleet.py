@@ -1,4 +1,4 @@
-"""`Fleet`: list the workers of a mesh, evict one, and watch the connection to the server.
+"""`Fleet`: list the workers of a mesh, evict one, find a job in all queues, and watch the connection to the server.
 
 `Mesh` is a `Fleet`. `peer.session` registers workers, and `peer.leader` finds dead ones.
 """
@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.events import ConnectionEvent, connection_events_of
 from worqr.client.inspection import all_workers, queue_names, read_log, status_of
-from worqr.client.mesh_client import MeshClient
 from worqr.errors import UsageError, WorqrError
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys, RegistryKeys
@@ -26,17 +26,51 @@ from worqr.records import Status
 from worqr.shard_layout import shard_of
 from worqr.validation import check_count, check_text
 
-# `JobFinder`: the queues that know a job id, for an operator who has an id and nothing else. `Mesh` inherits it.
-
+logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
 
 AT_ONCE: Final = 1_000
 """Requests in one round trip."""
 
+REQUESTS: Final = ("quiet", "resume", "drain")
+MOST_UNITS: Final = 1_000_000
+"""The largest concurrency that a worker can be asked for: a typing error must not claim a whole queue."""
+NEAREST = 3
+"""Ids that the error about an unknown id suggests at most."""
 
-class JobFinder:
-    """The part of `Mesh` that finds jobs by their ids. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    _client: MeshClient
+class Fleet:
+    """The part of `Mesh` that shows the whole mesh, finds jobs and evicts workers. Its calls need ``mesh.connect()`` or
+    ``join()``.
+    """
+
+    _client: Client
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return all workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
+
+        A page of 500 workers is one request.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return sorted(await all_workers(self._client), key=lambda info: info.id)
+
+    async def info(self) -> MeshInfo:
+        """Return the whole mesh at one moment: its leader, its queues, and the workers of each application.
+
+        While programs call this, the leader stores a snapshot every 3 s, and all callers read that. Without a fresh snapshot,
+        for example because no worker runs, this process reads the queues itself, at most once in 5 s.
+
+        Returns:
+            The snapshot. Its `source` and `age` say who made it, and how long ago.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            RefusedByServer: Your user lacks a permission.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await self._client.mesh_info.read()
 
     async def find(self, id: str) -> dict[str, Status]:
         """Return the queues that know a job of this id, with its status there.
@@ -67,48 +101,6 @@ class JobFinder:
                 if state.state != "gone"
             }
         return found
-
-
-logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
-
-REQUESTS: Final = ("quiet", "resume", "drain")
-MOST_UNITS: Final = 1_000_000
-"""The largest concurrency that a worker can be asked for: a typing error must not claim a whole queue."""
-NEAREST = 3
-"""Ids that the error about an unknown id suggests at most."""
-
-
-class Fleet:
-    """The part of `Mesh` that shows the whole mesh, and evicts workers. Its calls need ``mesh.connect()`` or ``join()``."""
-
-    _client: MeshClient
-
-    async def workers(self) -> list[WorkerInfo]:
-        """Return all workers, by id. A worker that died is listed until its tasks are given back, within about 5 s.
-
-        A page of 500 workers is one request.
-
-        Raises:
-            UsageError: Outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        return sorted(await all_workers(self._client), key=lambda info: info.id)
-
-    async def info(self) -> MeshInfo:
-        """Return the whole mesh at one moment: its leader, its queues, and the workers of each application.
-
-        While programs call this, the leader stores a snapshot every 3 s, and all callers read that. Without a fresh snapshot,
-        for example because no worker runs, this process reads the queues itself, at most once in 5 s.
-
-        Returns:
-            The snapshot. Its `source` and `age` say who made it, and how long ago.
-
-        Raises:
-            UsageError: Outside `connect` and `join`.
-            RefusedByServer: Your user lacks a permission.
-            Unavailable: The server did not reply within `patience`.
-        """
-        return await self._client.mesh_info.read()
 
     async def log(self, limit: int = 100, after: str = "") -> list[LogEntry]:
         """Return what has happened in the mesh, the oldest first: workers that joined, left or died, and what operators did.

@@ -10,16 +10,26 @@ from datetime import datetime
 from functools import partial
 from itertools import chain, islice
 from time import monotonic
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from worqr import ops
-from worqr.client.client import Client
 from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
 from worqr.history_records import MINUTE_RECORDS, TEN_MINUTE_RECORDS, History, add_points, history_points
 from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.limits import add_limits
-from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo, is_in_use, unreadable_of
+from worqr.mesh_records import (
+    LogEntry,
+    MeshInfo,
+    QueueInfo,
+    WorkerInfo,
+    apps_of,
+    decode_snapshot,
+    is_in_use,
+    most_active,
+    unhealthy_of,
+    unreadable_of,
+)
 from worqr.ops import (
     MAX_ITEMS,
     RUNNING_AT_ONCE,
@@ -38,7 +48,10 @@ from worqr.ops import (
 from worqr.records import Status, TaskInfo
 from worqr.script_call import Call
 from worqr.stored_values import as_bytes, exact, readable, whole
-from worqr.validation import check_count, check_text, from_ms, moment
+from worqr.validation import check_between, check_count, check_text, from_ms, moment
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 # The running tasks of a queue, the longest-running first: pages of many workers and of all shards, merged. And the names of
 # claims, which operators pass back.
@@ -366,9 +379,7 @@ MAX_MINUTES: Final = 10 * TEN_MINUTE_RECORDS
 
 async def read_history(client: Client, keys: QueueKeys, minutes: object) -> History:
     """Return the last minutes of a queue, all its shards as one."""
-    if isinstance(minutes, bool) or not isinstance(minutes, int) or not 1 <= minutes <= MAX_MINUTES:
-        raise UsageError(f"minutes must be a whole number from 1 to {MAX_MINUTES} (3 days), not {minutes!r}")
-    span = _Span.of(minutes)
+    span = _Span.of(check_between(minutes, "minutes", 1, MAX_MINUTES))
     shards = await client.sharding.shards(keys)
     return span.history(keys.display_name, await ask_each(client, shards, span.request))
 
@@ -602,3 +613,59 @@ async def all_shards(client: Client, known: Iterable[QueueKeys]) -> list[tuple[s
         every = await client.sharding.shards(replace(keys, tag=""), declare=False)
         found.setdefault(keys.display_name, set(every)).add(keys)
     return [(name, sorted(shards, key=lambda keys: keys.name)) for name, shards in sorted(found.items())]
+
+
+# The whole mesh at one moment: from the leader's snapshot, or read by this process if there is none.
+#
+# So many programs that look at the mesh cost the server what one costs. Without a worker there is no leader, and no snapshot:
+# programs that start the first worker depend on the direct way.
+
+
+FRESH_FOR: Final = 6.0
+"""Seconds for which a snapshot is used: the leader writes one every 3 s."""
+DIRECT_EVERY: Final = 5.0
+"""Seconds between two direct reads of all queues by one process."""
+
+
+class MeshInfoReader:
+    """Reads the mesh of one client. Any number of loops and threads may use it at once."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._began = float("-inf")
+        self._direct: tuple[MeshInfo, float] | None = None
+
+    async def read(self) -> MeshInfo:
+        """Return the leader's snapshot if it is fresh, else what this process reads, or has read in the last seconds."""
+        found = await self._client.ask(ops.read_snapshot(RegistryKeys(self._client.settings.prefix)))
+        if found.stored is not None:
+            info = decode_snapshot(found.stored, found.now_ms)
+            if info is not None and info.age < FRESH_FOR:
+                return replace(info, memory=found.memory)
+        known = self._direct
+        if known is not None and monotonic() - self._began < DIRECT_EVERY:
+            info, read_at = known
+            return replace(info, age=monotonic() - read_at, memory=found.memory)
+        self._began = monotonic()
+        info = replace(await self._read_directly(found.now_ms), memory=found.memory)
+        self._direct = info, monotonic()
+        return info
+
+    async def _read_directly(self, now_ms: int) -> MeshInfo:
+        keys = RegistryKeys(self._client.settings.prefix)
+        names = await queue_names(self._client.ask, keys)
+        infos, refused = await readable_infos(self._client, [QueueKeys.of(keys.prefix, name) for name in names])
+        workers = await all_workers(self._client)
+        named, left_out, others = most_active(filter(is_in_use, infos))
+        return MeshInfo(
+            at=from_ms(now_ms),
+            source="direct",
+            age=0.0,
+            leader=next((worker.id for worker in workers if worker.leads), None),
+            queues=named,
+            queues_left_out=left_out,
+            others=others,
+            apps=apps_of(workers),
+            unhealthy=unhealthy_of(workers),
+            unreadable=unreadable_of(refused),
+        )

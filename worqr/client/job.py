@@ -17,9 +17,8 @@ import msgspec
 
 from worqr import ops
 from worqr.batches import ref_in
-from worqr.client.client import Client
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
-from worqr.client.notifications import BoundedIterator, Notification, cancel_and_wait, subscribed
+from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import DISPLAY_NAMES, ENDS, LIVE
@@ -31,6 +30,9 @@ from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, St
 from worqr.remote_error import failed_record, fields_of, meta_of
 from worqr.stored_values import finite, whole
 from worqr.validation import Seconds, check_text, from_ms, seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 # `JobRecord`: everything that is stored about one id, read in one request and put into the form for people.
 
@@ -471,25 +473,6 @@ class Job(Generic[R]):
             UsageError: `timeout` is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        link = self._client.link
-        states = BoundedIterator[Status](link, timeout, self)
-        notification = Notification(link)
-        async with subscribed(link, (await self._shard()).job(self.id), lambda _message: notification.set()):
-            yield states.reading(_StatusIterator(self, notification))
-
-
-class _StatusIterator(AsyncIterator[Status]):
-    """An iterator over the states of one job, without repetitions."""
-
-    def __init__(self, job: Job[Any], notification: Notification) -> None:
-        self._job = job
-        self._notification = notification
-        self._last: Status | None = None
-
-    async def __anext__(self) -> Status:
-        if self._last is not None and self._last.state in ENDED:
-            raise StopAsyncIteration
-        while (status := await self._job.status()) == self._last:
-            await self._notification.wait()
-        self._last = status
-        return status
+        watch = Watch(self._client.link, timeout, self, self.status, lambda status: status.state in ENDED)
+        async with watch.on((await self._shard()).job(self.id)) as states:
+            yield states

@@ -128,32 +128,6 @@ async def subscribed_to(
         subscription.close()
 
 
-class BoundedIterator(AsyncIterator[T]):
-    """An async iterator that raises `ResultTimeout` when `timeout` seconds have passed since it was made.
-
-    Args:
-        what: what is watched, for the message.
-    """
-
-    def __init__(self, link: Link, timeout: Seconds | None, what: object) -> None:
-        self._patience = math.inf if timeout is None else seconds(timeout, "timeout")
-        self._until = time.monotonic() + self._patience
-        self._link = link
-        self._what = what
-        self._found: AsyncIterator[T] | None = None
-
-    def reading(self, found: AsyncIterator[T]) -> Self:
-        """Yield the values of this iterator."""
-        self._found = found
-        return self
-
-    async def __anext__(self) -> T:
-        assert self._found is not None, "it is handed out when it reads"
-        with self._link.driver.move_on_after(self._until - time.monotonic()):
-            return await anext(self._found)
-        raise ResultTimeout(f"{self._what!r} had not ended after {self._patience:g} s")
-
-
 async def sleep(link: Link, seconds: float) -> None:
     """Wait this long, on whatever loop or thread the caller is."""
     with link.driver.move_on_after(seconds):
@@ -176,6 +150,51 @@ class Notification:
         with self._driver.move_on_after(min(within, POLL_EVERY)):
             await self._signal.wait()
         self._signal = Signal(self._driver)
+
+
+class Watch(AsyncIterator[T]):
+    """An iterator over the states of something until its last one, without repetitions.
+
+    It raises `ResultTimeout` when `timeout` seconds have passed since it was made.
+
+    Args:
+        what: what is watched, for the message.
+        read: reads its state.
+        is_last: returns True for a state after which there is no other.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        timeout: Seconds | None,
+        what: object,
+        read: Callable[[], Awaitable[T]],
+        is_last: Callable[[T], bool],
+    ) -> None:
+        self._patience = math.inf if timeout is None else seconds(timeout, "timeout")
+        self._until = time.monotonic() + self._patience
+        self._link = link
+        self._what = what
+        self._read = read
+        self._is_last = is_last
+        self._notification = Notification(link)
+        self._last: T | None = None
+
+    @asynccontextmanager
+    async def on(self, channel: str) -> AsyncGenerator[Self]:
+        """Read the state after each message of this channel, for the length of a block."""
+        async with subscribed(self._link, channel, lambda _message: self._notification.set()):
+            yield self
+
+    async def __anext__(self) -> T:
+        if self._last is not None and self._is_last(self._last):
+            raise StopAsyncIteration
+        with self._link.driver.move_on_after(self._until - time.monotonic()):
+            while (state := await self._read()) == self._last:
+                await self._notification.wait()
+            self._last = state
+            return state
+        raise ResultTimeout(f"{self._what!r} had not ended after {self._patience:g} s")
 
 
 class EventStream(AsyncIterator[T], Generic[T]):

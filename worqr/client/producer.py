@@ -1,141 +1,353 @@
-"""`Producer`: sends calls of functions, one at a time or many in few round trips."""
+"""`Producer`: sends what the queues and the functions of one mesh enqueue and dispatch, in as few requests as it takes.
 
-from __future__ import annotations
-
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
-from typing import Any, TypeVar, cast
-
-from worqr import ops
-from worqr.client.call import Call
-from worqr.client.client import Client
-from worqr.client.dispatcher import handle_of, send_dispatch, waiting_as
-from worqr.client.job import Job
-from worqr.client.room import PART, RoomChannels, check_fits
-from worqr.errors import NotReplicated, UsageError, at_max_length, reply_in
-from worqr.ids import with_random_ids
-from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, wait_in, without_replicas
-from worqr.keys import QueueKeys
-from worqr.ops import MAX_ITEMS, Dispatched, NewJob
-from worqr.ops.replies import in_chunks
-from worqr.script_call import Call as Request
-from worqr.validation import check_task
-
-# Send many calls of functions to queues that may be full, in parts that wait for room. For `worqr.client.producer`.
-
+A mesh with ``tracing=`` has a span around each send. The context of the trace goes into the `meta` of jobs, and on request of
+plain tasks.
+"""
 
 # Call hides its private fields from users; the producer reads them.
 # pyright: reportPrivateUsage=false
 
+from __future__ import annotations
 
-Positioned = tuple[int, Call[Any]]
-"""A call, with its position among those of its caller."""
+import hashlib
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+
+import msgspec
+
+from worqr import ops
+from worqr.client.job import Job, Outcome, Results
+from worqr.client.room import PART, check_fits
+from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
+from worqr.ids import with_random_ids
+from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, wait_in, without_replicas
+from worqr.keys import QueueKeys, check_name
+from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
+from worqr.ops.replies import in_chunks
+from worqr.remote_error import meta_of
+from worqr.script_call import Call as Request
+from worqr.tracing import Carrier, Operation, Tracing, meta_of_plain_tasks, meta_with
+from worqr.validation import check_task, encode_json
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 
-def part_of(options: Mapping[str, object], shards: int) -> int:
-    """Return how many calls with these options wait for room together in one of so many shards."""
-    bounds = (options.get("max_length"), options.get("max_lane_length"))
-    bound = min(cast("int", each) for each in bounds if each is not None)
-    return max(1, min(MAX_ITEMS, bound // PART // shards))
+# `Call`: one call of a function as a value, with its arguments encoded. Functions (`worqr.functions.function`) make calls.
+#
+# Not to be confused with `worqr.script_call.Call`, which is a request to the server.
 
 
-def by_wait(calls: Sequence[Positioned]) -> dict[float, list[Positioned]]:
-    """Return the calls by the seconds for which they wait for room."""
-    found: dict[float, list[Positioned]] = {}
-    for position, call in calls:
-        found.setdefault(wait_in(call._options), []).append((position, call))
-    return found
+R_co = TypeVar("R_co", covariant=True)
+
+_UNENCODABLE: Final = (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError, msgspec.MsgspecError)
 
 
-class WaitingDispatch:
-    """Jobs for one shard that wait for room. Those that were refused are sent again.
+class CallTarget(Protocol):
+    """The function that a call is for. `worqr.functions.definition` has it."""
 
-    Attributes:
-        done: the outcomes, by position.
-        late: the error of a request that too few replicas had in time; its jobs are stored.
+    @property
+    def name(self) -> str:
+        """The function's name, with the prefix of `include`."""
+        ...
+
+    @property
+    def results(self) -> Results:
+        """The codec of its results."""
+        ...
+
+    def require_client(self) -> object:
+        """Raise UsageError if the function belongs to no mesh."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R_co]):
+    """A call of a function, with its arguments checked and encoded. Nothing was sent. Calls of one function and payload are
+    equal.
+
+    Make it with ``function.call(...)`` or ``mesh.call(name, ...)``; send it with ``mesh.enqueue_many`` or
+    ``mesh.dispatch_many``.
     """
 
-    def __init__(
-        self,
-        keys: QueueKeys,
-        calls: Sequence[Positioned],
-        send: Callable[[Sequence[Call[Any]], str, bool], Awaitable[list[Dispatched]]],
-    ) -> None:
-        """Prepare it. `send` sends calls under the name of a waiting call, and waits for replicas or not."""
-        self.done: dict[int, Dispatched] = {}
-        self.late: NotReplicated | None = None
-        self._keys = keys
-        self._calls = calls
-        self._send = send
+    name: str
+    """The function's name."""
+    args: tuple[Any, ...] = field(compare=False)
+    """The positional arguments, defaults included."""
+    kwargs: dict[str, Any] = field(compare=False)
+    """The keyword-only arguments."""
+    task: bytes
+    """The payload."""
+    _options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
+    _target: CallTarget | None = field(default=None, compare=False, repr=False)
 
-    async def run(self, rooms: RoomChannels, wait: float, shards: int) -> None:
-        """Send the jobs, part by part.
+    @property
+    def queue(self) -> str:
+        """The name of the queue that the call goes to. It is the function's name, with the prefix of `include`."""
+        return self.name if self._target is None else self._target.name
 
-        Raises:
-            QueueFull: the queue had no room for a part within `wait` seconds. Earlier jobs are stored.
-        """
-        part = part_of(self._calls[0][1]._options, shards)
-        for chunk in in_chunks(self._calls, lambda each: len(each[1].task), most=part):
-            left = list(chunk)
+    @property
+    def _results(self) -> Results | None:
+        """The codec of its result; None for a function that is declared in another program."""
+        return None if self._target is None else self._target.results
 
-            async def attempt(waiter: str, left: list[Positioned] = left) -> None:
-                await self._attempt(left, waiter)
 
-            await rooms.when_room(self._keys, wait, attempt)
+def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
+    """Return a call of a function that is declared in another program, so that only its name is known.
 
-    async def _attempt(self, left: list[Positioned], waiter: str) -> None:
-        """Send the remaining jobs of a part, and keep the refused ones in `left`."""
+    Raises:
+        UsageError: the name is not valid, JSON cannot represent the arguments, or there are positional arguments, whose names
+            only the function has.
+        PayloadTooLarge: the payload is larger than `max_payload` bytes.
+    """
+    check_name(name, "function name")
+    if args and (kwargs or len(args) > 1):
+        raise UsageError(
+            f"call({name!r}, ...): positional arguments need the function itself, which knows their names; "
+            "by name alone give keyword arguments, or the whole payload as the only one"
+        )
+    if args and isinstance(args[0], bytes | bytearray | memoryview):
+        task = bytes(cast("bytes", args[0]))
+    else:
         try:
-            answers = await self._send([call for _, call in left], waiter, self.late is None)
-        except NotReplicated as late:
-            answers, self.late = cast("list[Dispatched]", reply_in(late)), late
-        refused: list[Positioned] = []
-        for (position, call), answer in zip(left, answers, strict=True):
-            if answer.outcome == "full":
-                refused.append((position, call))
-            else:
-                self.done[position] = answer
-        left[:] = refused
-        if left:
-            raise at_max_length(
-                f"queue {self._keys.display_name!r} is at its max_length: {len(left):,} jobs were not stored"
-            )
+            task = encode_json(args[0] if args else kwargs)
+        except _UNENCODABLE as error:
+            raise UsageError(f"call({name!r}, ...): JSON cannot carry these arguments: {error}") from error
+    return Call(name, args, kwargs, check_task(task, max_payload))
 
 
 R = TypeVar("R")
 T = TypeVar("T")
 K = TypeVar("K")
 
+Positioned = tuple[int, Call[Any]]
+"""A call, with its position among those of its caller."""
+Found = dict[int, tuple[Dispatched, QueueKeys]]
+"""The outcomes of calls, by their positions, with the shards that they were sent to."""
 OptionsAt = Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
 """Returns the encoded options that a job in this shard gets in addition."""
 
 
 class Producer:
-    """Sends the calls of one mesh's functions. The test bench replaces it."""
+    """Sends the tasks and jobs of one mesh.
 
-    def __init__(self, client: Client) -> None:
+    Args:
+        client: the client of the mesh.
+        tracing: that of the mesh; None: it is not traced.
+        sent: the calls that the server has accepted are added here; None: they are not noted. For test benches.
+    """
+
+    def __init__(self, client: Client, tracing: Tracing | None = None, sent: list[Call[Any]] | None = None) -> None:
         self._client = client
+        self._tracing = tracing
+        self._sent = sent
+        if tracing is not None:
+            for name, (operation, queue_of, sent_of) in _SENDS.items():
+                setattr(self, name, self._in_span(tracing, operation, queue_of, sent_of, getattr(self, name)))
+
+    def _in_span(
+        self,
+        tracing: Tracing,
+        operation: Operation,
+        queue_of: Callable[..., str | None],
+        sent_of: Callable[[Any], tuple[int, str | None]],
+        send: Callable[..., Awaitable[T]],
+    ) -> Callable[..., Coroutine[Any, Any, T]]:
+        """Return the method `send` with a span around it."""
+
+        async def traced(*args: Any) -> T:
+            with tracing.sending(operation, queue_of(*args), self._client.link.settings.address) as span:
+                result = await send(*args)
+                span.sent(*sent_of(result))
+                return result
+
+        return traced
+
+    def _created(self, call: Call[R]) -> Call[R]:
+        """Return one of many calls, with a context of its own in its encoded `meta` if the mesh is traced."""
+        if self._tracing is None:
+            return call
+        carrier = self._tracing.creating(call.queue, self._client.link.settings.address)
+        return replace(call, _options=_carried(call._options, carrier))
+
+    def _note(self, calls: Iterable[Call[Any]]) -> None:
+        if self._sent is not None:
+            self._sent.extend(calls)
+
+    # Raw tasks
+
+    async def enqueue_tasks(self, queue: QueueKeys, tasks: list[bytes], given: RawOptions) -> int:
+        """Enqueue raw tasks, in as many requests as they need, and return their number. It raises as `Queue.enqueue`."""
+        client, settings = self._client, self._client.settings
+        if given is PLAIN and len(tasks) == 1:  # as most calls are: they take the shortest way
+            connection = client.connections.for_current_loop()
+            keys = connection.sharding.only_shard(queue) or await connection.sharding.next_shard(queue)
+            connection.note_queue(settings, keys.name)
+            request = ops.enqueue(keys, tasks, replicas=settings.replicas)
+            return await connection.link.call(request if self._tracing is None else self._traced(request))
+        replicas = settings.replicas if given.replicas is None else given.replicas
+        chunks = list(in_chunks(tasks, len))
+        if len(chunks) > 1 and (given.unique or given.max_length is not None):
+            raise UsageError(
+                f"a {'unique' if given.unique else 'bounded'} enqueue must fit one request: at most {MAX_ITEMS} tasks and "
+                f"{MAX_BYTES:,} bytes, not {len(tasks):,} tasks and {sum(map(len, tasks)):,} bytes"
+            )
+        if not chunks:
+            await client.link.driver.checkpoint()
+            return 0
+        if given.unique:
+            return await self._enqueue_unique(queue, tasks, given, replicas)
+        if len(chunks) == 1:
+            return await self._store(queue, tasks, given, replicas)
+        return await self._enqueue_chunks(queue, chunks, given, replicas)
+
+    async def _store(
+        self, queue: QueueKeys, tasks: list[bytes], given: RawOptions, replicas: int, keys: QueueKeys | None = None
+    ) -> int:
+        """Enqueue raw tasks in one request, into the next shard of a queue or the shard `keys`, and return their number.
+
+        If the queue is at its `max_length`, wait for room for up to `given.wait` seconds.
+        """
+        connection = self._client.connections.for_current_loop()
+        sharding, link = connection.sharding, connection.link
+        keys = keys or sharding.only_shard(queue) or await sharding.next_shard(queue)
+        connection.note_queue(self._client.settings, keys.name)
+        request = await self._request(keys, tasks, given, replicas)
+        wait = given.wait
+        return await (
+            connection.rooms.when_room(keys, wait, lambda waiter: link.call(request(waiter)))
+            if wait
+            else link.call(request(""))
+        )
+
+    async def _request(
+        self, keys: QueueKeys, tasks: Sequence[bytes], given: RawOptions, replicas: int
+    ) -> Callable[[str], Request[int]]:
+        """Return what makes the request for an enqueue, with the name under which it waits for room (empty: it does not)."""
+        bound = given.max_length
+        if bound is not None:
+            bound = await self._client.sharding.max_length_per_shard(keys, bound)
+        check_fits(keys, len(tasks), bound, given.wait)
+
+        def make(waiter: str) -> Request[int]:
+            return self._traced(
+                ops.enqueue(keys, tasks, front=given.front, max_length=bound, waiter=waiter, replicas=replicas)
+            )
+
+        return make
+
+    def _traced(self, request: Request[int]) -> Request[int]:
+        """Return an enqueue of plain tasks, with the context of the current trace if the mesh sends it with plain tasks."""
+        meta = None if self._tracing is None else meta_of_plain_tasks(self._tracing)
+        return request if meta is None else ops.enqueue_traced(request, meta)
+
+    async def _enqueue_chunks(
+        self, queue: QueueKeys, chunks: list[list[bytes]], given: RawOptions, replicas: int
+    ) -> int:
+        """Enqueue raw tasks in several requests, one after the other. To the front, the last chunk is sent first.
+
+        Raises:
+            NotReplicated: a request had too few replicas. It is raised after the last request, so that all tasks are stored.
+            WorqrError: a request failed. A note says how many tasks were stored before.
+        """
+        stored, late = 0, None
+        for chunk in reversed(chunks) if given.front else chunks:
+            try:
+                stored += await self._store(queue, chunk, given, 0 if late else replicas)
+            except NotReplicated as error:
+                stored, late = stored + len(chunk), error
+            except WorqrError as error:
+                parts = f"the {'last' if given.front else 'first'} {stored:,} were stored before"
+                error.add_note(f"of {sum(map(len, chunks)):,} tasks in several requests {parts}")
+                raise
+        if late is not None:
+            raise late
+        return stored
+
+    async def _enqueue_unique(self, queue: QueueKeys, tasks: list[bytes], given: RawOptions, replicas: int) -> int:
+        """Dispatch raw tasks as jobs whose ids are hashes of their payloads, all or none."""
+        sharding = self._client.sharding
+        if len(tasks) > 1 and len(await sharding.shards(queue)) > 1:
+            raise UsageError(
+                f"queue {queue.display_name!r} has several shards, and nothing can be all or none in several of them: enqueue "
+                "unique tasks one by one"
+            )
+        options: dict[str, object] = {"front": given.front, "exists": "raise"}
+        if given.max_length is not None:
+            options["max_length"] = given.max_length
+        ids = [f"sha256:{hashlib.sha256(task).hexdigest()}" for task in tasks]
+        keys = await sharding.shard_of_id(queue, ids[0])
+        options = dict(await sharding.options_for(keys, options))
+        jobs = [({**options, "id": name}, task) for name, task in zip(ids, tasks, strict=True)]
+        check_fits(queue, len(jobs), options.get("max_length"), given.wait)
+        await self._send_jobs(queue, keys, jobs, replicas, given.wait, all_or_none=True)
+        return len(jobs)
+
+    # Jobs
+
+    async def dispatch_task(
+        self, queue: QueueKeys, task: bytes, options: Mapping[str, object], results: Results | None = None
+    ) -> Job[Any]:
+        """Put a job into a raw queue, with encoded options, and return its handle. It raises as `Queue.dispatch`."""
+        wait, sharding = wait_in(options), self._client.sharding
+        if self._tracing is not None:
+            options = _carried(options, self._tracing.carrier())
+        options, replicas = without_replicas(options, self._client.settings.replicas)
+        keys = sharding.only_shard(queue) or await sharding.shard_for_job(queue, options)
+        if "max_length" in options:
+            options = await sharding.options_for(keys, options)
+        jobs = with_random_ids([(options, task)])
+        return await self._send_jobs(queue, keys, jobs, replicas, wait, results)
+
+    async def _send_jobs(
+        self,
+        queue: QueueKeys,
+        keys: QueueKeys,
+        jobs: Sequence[NewJob],
+        replicas: int,
+        wait: float,
+        results: Results | None = None,
+        *,
+        all_or_none: bool = False,
+    ) -> Job[Any]:
+        """Send jobs in one request into the shard `keys` of a queue, and return the handle of the last one. If a job was
+        refused, it is the last one.
+
+        Raises:
+            QueueFull: The queue is at its `max_length`, after `wait` seconds.
+            Duplicate: The id is taken.
+            NotReplicated: The job was stored; the error has its handle.
+        """
+
+        async def attempt(waiter: str) -> Job[Any]:
+            request = ops.dispatch_jobs(keys, _waiting_as(jobs, waiter), all_or_none=all_or_none, replicas=replicas)
+            try:
+                done = await self._client.link_to(keys.name).call(request)
+            except NotReplicated as late:
+                set_job(late, handle_of(self._client, queue, reply_in(late)[-1], results, at=keys))
+                raise
+            return handle_of(self._client, queue, done[-1], results, at=keys)
+
+        return await self._client.rooms.when_room(keys, wait, attempt) if wait else await attempt("")
+
+    # Calls of functions
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Send one call as a raw task; as a job, if it has a lane."""
         if "lane" in call._options:
             await self.dispatch(call)
             return
-        keys = await self._client.sharding.next_shard(QueueKeys(self._client.settings.prefix, call.queue))
-        await self._enqueue_when_room(keys, [call])
+        await self.enqueue_tasks(self._keys(call), [call.task], _raw_options(call))
+        self._note((call,))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
-        queue = QueueKeys(self._client.settings.prefix, call.queue)
-        keys = await self._client.sharding.shard_for_job(queue, call._options)
-        jobs, replicas = await self._jobs_of(keys, [call])
-
-        def make(waiter: str) -> Request[list[Dispatched]]:
-            return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
-
-        return await send_dispatch(self._client, queue, make, keys, call._results, wait=wait_in(call._options))
+        job = await self.dispatch_task(self._keys(call), call.task, call._options, call._results)
+        self._note((call,))
+        return job
 
     async def enqueue_many(self, calls: Iterable[Call[Any]]) -> int:
         """Send calls as raw tasks, in one round trip per thousand."""
@@ -151,6 +363,7 @@ class Producer:
                 plain = [call for call in batch if "lane" not in call._options]
                 sending = len(plain)
                 answers, late = await self._enqueue_batch(plain, late)
+                self._note(plain)
                 stored += sum(answers)
                 sending = 0
         except Exception as error:
@@ -159,7 +372,7 @@ class Producer:
         if late is not None:
             raise late
         if not stored:
-            await self._send([])  # an empty call is a checkpoint, too
+            await self._send_all([])  # an empty call is a checkpoint, too
         return stored
 
     async def dispatch_many(self, calls: Iterable[Call[R]]) -> list[Job[R]]:
@@ -171,17 +384,11 @@ class Producer:
             for batch in self._batches(calls):
                 sending = len(batch)
                 found, late = await self._dispatch_batch(batch, late)
-                prefix = self._client.settings.prefix
                 jobs += [
-                    handle_of(
-                        self._client,
-                        QueueKeys(prefix, call.queue),
-                        found[position][0],
-                        call._results,
-                        at=found[position][1],
-                    )
+                    handle_of(self._client, self._keys(call), found[position][0], call._results, at=found[position][1])
                     for position, call in enumerate(batch)
                 ]
+                self._note(batch)
                 sending = 0
         except Exception as error:
             _note_progress(error, "dispatched", len(jobs), sending)
@@ -189,11 +396,11 @@ class Producer:
         if late is not None:
             raise late
         if not jobs:
-            await self._send([])
+            await self._send_all([])
         return jobs
 
     async def dispatch_members(
-        self, calls: Sequence[Call[R]], options_at: OptionsAt, late: NotReplicated | None = None
+        self, calls: Sequence[Call[Any]], options_at: OptionsAt, late: NotReplicated | None
     ) -> tuple[list[tuple[Dispatched, QueueKeys]], NotReplicated | None]:
         """Send up to a thousand calls as jobs of a batch. Return their outcomes, with the shards that they were sent to.
 
@@ -203,73 +410,68 @@ class Producer:
             late: the error of earlier jobs of which too few replicas had the write in time. It is returned if it is given, or
                 if that happens to these jobs: all were stored.
         """
-        found: dict[int, tuple[Dispatched, QueueKeys]] = {}
+        found: Found = {}
         for batch in self._batches(calls):
             found, late = await self._dispatch_batch(batch, late, options_at)
-        return [found[position] for position in range(len(found))], late
+        outcomes = [found[position] for position in range(len(found))]
+        stored = zip(calls, outcomes, strict=True)
+        self._note(call for call, (done, _) in stored if done.outcome in {"created", "blocked"})
+        return outcomes, late
 
     def follow_up(self, call: Call[Any]) -> Call[Any]:
         """Return the call that the server will enqueue when a batch has ended."""
         self._check(call)
-        return call
+        return self._created(call)
 
     async def _enqueue_batch(
         self, calls: Sequence[Call[Any]], late: NotReplicated | None
     ) -> tuple[list[int], NotReplicated | None]:
         """Send calls as raw tasks, those that wait for room one part after the other; return how many were stored."""
         requests: list[tuple[str, Request[int]]] = []
-        parts: list[tuple[QueueKeys, list[Call[Any]]]] = []
+        parts: list[tuple[QueueKeys, list[bytes], RawOptions, int]] = []
         sharding = self._client.sharding
-        for (name, _, wait), of_queue in _grouped(calls, lambda call: (call.queue, *_bound_of(call))):
+        for (name, given), of_queue in _grouped(
+            calls, lambda call: (call.queue, _raw_options(call)._replace(replicas=None))
+        ):
             queue = QueueKeys(self._client.settings.prefix, name)
-            most = part_of(of_queue[0]._options, len(await sharding.shards(queue))) if wait else MAX_ITEMS
+            most = _part_of(of_queue[0]._options, len(await sharding.shards(queue))) if given.wait else MAX_ITEMS
             for chunk in in_chunks(of_queue, _size, most=most):
-                keys = await sharding.next_shard(queue)
-                if wait:
-                    parts.append((keys, chunk))
+                keys, tasks = await sharding.next_shard(queue), [call.task for call in chunk]
+                replicas = max(without_replicas(call._options, self._client.settings.replicas)[1] for call in chunk)
+                if given.wait:
+                    parts.append((keys, tasks, given, replicas))
                 else:
-                    requests.append((keys.name, await self._enqueue_of(keys, chunk)))
-        answers, late = await self._send(requests, late)
-        for keys, chunk in parts:
+                    requests.append((keys.name, (await self._request(keys, tasks, given, replicas))("")))
+        answers, late = await self._send_all(requests, late)
+        for keys, tasks, given, replicas in parts:
             try:
-                answers.append(await self._enqueue_when_room(keys, chunk, late))
+                answers.append(await self._store(keys, tasks, given, 0 if late else replicas, keys))
             except NotReplicated as error:
                 late = error
                 answers.append(reply_in(error))
         return answers, late
 
-    async def _enqueue_when_room(
-        self, keys: QueueKeys, calls: Sequence[Call[Any]], late: NotReplicated | None = None
-    ) -> int:
-        """Send calls as raw tasks in one request, when the queue has room for them."""
-
-        async def attempt(waiter: str) -> int:
-            request = await self._enqueue_of(keys, calls, waiter)
-            return await self._client.link_to(keys.name).call(request.without_replicas() if late else request)
-
-        wait = wait_in(calls[0]._options)
-        return await self._client.rooms.when_room(keys, wait, attempt) if wait else await attempt("")
-
     async def _dispatch_batch(
         self, calls: Sequence[Call[Any]], late: NotReplicated | None, options_at: OptionsAt | None = None
-    ) -> tuple[dict[int, tuple[Dispatched, QueueKeys]], NotReplicated | None]:
+    ) -> tuple[Found, NotReplicated | None]:
         """Send calls as jobs; return the outcome of each, by its position, with its shard."""
+        calls = [self._created(call) for call in calls]
         requests: list[tuple[str, Request[list[Dispatched]]]] = []
         positions: list[tuple[int, QueueKeys]] = []
-        waiting: list[tuple[QueueKeys, float, list[tuple[int, Call[Any]]]]] = []
+        waiting: list[tuple[QueueKeys, float, list[Positioned]]] = []
         for keys, of_shard in await self._by_shard(calls):
             more: Mapping[str, object] = {} if options_at is None else await options_at(keys)
             positioned = [
                 (n, replace(call, _options={**call._options, **more}) if more else call) for n, call in of_shard
             ]
-            for wait, each in by_wait(positioned).items():
+            for wait, each in _grouped(positioned, lambda each: wait_in(each[1]._options)):
                 if wait:
                     waiting.append((keys, wait, each))
                     continue
                 for chunk in in_chunks(each, lambda each: len(each[1].task)):
-                    requests.append((keys.name, await self._dispatch_of(keys, [call for _, call in chunk])))
+                    requests.append((keys.name, await self._dispatch_of(keys, chunk)))
                     positions += [(position, keys) for position, _ in chunk]
-        answered, late = await self._send(requests, late)
+        answered, late = await self._send_all(requests, late)
         done = [each for answers in answered for each in answers]
         found = {position: (each, keys) for (position, keys), each in zip(positions, done, strict=True)}
         for keys, wait, each in waiting:
@@ -277,30 +479,43 @@ class Producer:
         return found, late
 
     async def _dispatch_when_room(
-        self,
-        keys: QueueKeys,
-        calls: Sequence[tuple[int, Call[Any]]],
-        wait: float,
-        found: dict[int, tuple[Dispatched, QueueKeys]],
-        late: NotReplicated | None,
+        self, keys: QueueKeys, calls: Sequence[Positioned], wait: float, found: Found, late: NotReplicated | None
     ) -> NotReplicated | None:
-        """Send calls as jobs that wait for room in this shard, and add their outcomes to `found`."""
+        """Send calls as jobs that wait for room in this shard, part by part, and add their outcomes to `found`.
 
-        async def send(part: Sequence[Call[Any]], waiter: str, replicated: bool) -> list[Dispatched]:
-            request = await self._dispatch_of(keys, part, waiter)
-            return await self._client.link_to(keys.name).call(
-                request if replicated and late is None else request.without_replicas()
-            )
+        Raises:
+            QueueFull: the queue had no room for a part within `wait` seconds. Earlier jobs are stored.
+        """
+        part = _part_of(calls[0][1]._options, len(await self._client.sharding.shards(replace(keys, tag=""))))
+        for chunk in in_chunks(calls, lambda each: len(each[1].task), most=part):
+            left = list(chunk)
 
-        sending = WaitingDispatch(keys, calls, send)
-        shards = await self._client.sharding.shards(replace(keys, tag=""))
-        await sending.run(self._client.rooms, wait, len(shards))
-        found |= {position: (each, keys) for position, each in sending.done.items()}
-        return late or sending.late
+            async def attempt(waiter: str, left: list[Positioned] = left) -> None:
+                nonlocal late
+                late = await self._attempt(keys, left, waiter, found, late)
 
-    async def _by_shard(self, calls: Sequence[Call[R]]) -> list[tuple[QueueKeys, list[tuple[int, Call[R]]]]]:
+            await self._client.rooms.when_room(keys, wait, attempt)
+        return late
+
+    async def _attempt(
+        self, keys: QueueKeys, left: list[Positioned], waiter: str, found: Found, late: NotReplicated | None
+    ) -> NotReplicated | None:
+        """Send the remaining jobs of a part, and keep the refused ones in `left`. Raises QueueFull if there are some."""
+        request = await self._dispatch_of(keys, left, waiter)
+        try:
+            answers = await self._client.link_to(keys.name).call(request.without_replicas() if late else request)
+        except NotReplicated as error:
+            answers, late = cast("list[Dispatched]", reply_in(error)), error
+        answered = list(zip(left, answers, strict=True))
+        found |= {position: (each, keys) for (position, _), each in answered if each.outcome != "full"}
+        left[:] = [call for call, each in answered if each.outcome == "full"]
+        if left:
+            raise at_max_length(f"queue {keys.display_name!r} is at its max_length: {len(left):,} jobs were not stored")
+        return late
+
+    async def _by_shard(self, calls: Sequence[Call[Any]]) -> list[tuple[QueueKeys, list[Positioned]]]:
         """Return the calls with their positions, by shard. All calls of one queue that have no id go to one shard."""
-        found: list[tuple[QueueKeys, list[tuple[int, Call[R]]]]] = []
+        found: list[tuple[QueueKeys, list[Positioned]]] = []
         sharding = self._client.sharding
         for name, of_queue in _grouped(enumerate(calls), lambda each: each[1].queue):
             queue = QueueKeys(self._client.settings.prefix, name)
@@ -308,7 +523,7 @@ class Producer:
             if len(await sharding.shards(queue)) == 1:
                 found.append((next_shard, of_queue))
             else:
-                by_shard: dict[QueueKeys, list[tuple[int, Call[R]]]] = {}
+                by_shard: dict[QueueKeys, list[Positioned]] = {}
                 for position, call in of_queue:
                     is_placed = "id" in call._options or "lane" in call._options
                     keys = await sharding.shard_for_job(queue, call._options) if is_placed else next_shard
@@ -316,30 +531,20 @@ class Producer:
                 found += by_shard.items()
         return found
 
-    async def _enqueue_of(self, keys: QueueKeys, calls: Sequence[Call[Any]], waiter: str = "") -> Request[int]:
-        bound, wait = _bound_of(calls[0])
-        if bound is not None:
-            bound = await self._client.sharding.max_length_per_shard(keys, bound)
-        check_fits(keys, len(calls), bound, wait)
-        replicas = max(without_replicas(call._options, self._client.settings.replicas)[1] for call in calls)
-        tasks = [call.task for call in calls]
-        return ops.enqueue(keys, tasks, max_length=bound, waiter=waiter, replicas=replicas)
-
     async def _dispatch_of(
-        self, keys: QueueKeys, calls: Sequence[Call[Any]], waiter: str = ""
+        self, keys: QueueKeys, calls: Sequence[Positioned], waiter: str = ""
     ) -> Request[list[Dispatched]]:
-        jobs, replicas = await self._jobs_of(keys, calls)
-        return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
-
-    async def _jobs_of(self, keys: QueueKeys, calls: Sequence[Call[Any]]) -> tuple[list[NewJob], int]:
-        """Return the jobs of calls, and how many replicas must have them."""
+        """Return the request that dispatches calls in a shard."""
         sharding, replicas = self._client.sharding, 0
         jobs: list[NewJob] = []
-        for call in calls:
+        for _, call in calls:
             options, wanted = without_replicas(call._options, self._client.settings.replicas)
             jobs.append((await sharding.options_for(keys, options), call.task))
             replicas = max(replicas, wanted)
-        return with_random_ids(jobs), replicas
+        return ops.dispatch_jobs(keys, _waiting_as(with_random_ids(jobs), waiter), replicas=replicas)
+
+    def _keys(self, call: Call[Any]) -> QueueKeys:
+        return QueueKeys(self._client.settings.prefix, call.queue)
 
     def _batches(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._client.check_connected()
@@ -357,7 +562,7 @@ class Producer:
             call._target.require_client()
         check_task(call.task, self._client.settings.max_payload)
 
-    async def _send(
+    async def _send_all(
         self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None
     ) -> tuple[list[T], NotReplicated | None]:
         """Send requests together and wait for all replies, in order; raise the first error after all have replied.
@@ -372,6 +577,59 @@ class Producer:
             return await self._client.link.call_all(calls), late
         except NotReplicated as error:
             return reply_in(error), error
+
+
+def _queue_of(queue: QueueKeys, *_: object) -> str:
+    return queue.display_name
+
+
+def _several(*_: object) -> None:
+    return None
+
+
+_SENDS: Final[dict[str, tuple[Operation, Callable[..., str | None], Callable[[Any], tuple[int, str | None]]]]] = {
+    "enqueue_tasks": ("enqueue", _queue_of, lambda stored: (stored, None)),
+    "dispatch_task": ("dispatch", _queue_of, lambda job: (1, job.id)),
+    "enqueue_many": ("enqueue", _several, lambda stored: (stored, None)),
+    "dispatch_many": ("dispatch", _several, lambda jobs: (len(jobs), None)),
+    "dispatch_members": (
+        "dispatch",
+        _several,
+        lambda found: (sum(done.outcome != "closed" for done, _ in found[0]), None),
+    ),
+}
+"""The methods that have a span around them if the mesh is traced. Each with its operation, the queue, None if there may be
+several, and what the span notes of its result: how many were sent, and the id of the job if it was one job.
+"""
+
+
+def _carried(options: Mapping[str, object], carrier: Carrier) -> Mapping[str, object]:
+    """Return encoded options with this carrier in their `meta`."""
+    given = options.get("meta")
+    meta = meta_of(given if isinstance(given, str) else "")
+    return {**options, "meta": msgspec.json.encode(meta_with(carrier, meta)).decode()}
+
+
+def handle_of(
+    client: Client, queue: QueueKeys, done: Dispatched, results: Results | None = None, *, at: QueueKeys | None = None
+) -> Job[Any]:
+    """Return the handle of one dispatched job, which is stored in the shard `at`.
+
+    Raises:
+        QueueFull: The queue is at its `max_length`.
+        Duplicate: The id is taken.
+    """
+    if done.outcome == "full":
+        raise at_max_length(f"queue {queue.display_name!r} is at its max_length: nothing was stored")
+    if done.outcome == "duplicate":
+        job = Job[Any](client, queue, done.id, done.number, None, results, at=at)
+        raise Duplicate(f"the id {done.id!r} is taken on queue {queue.display_name!r}: nothing was stored", job)
+    return Job(client, queue, done.id, done.number, cast("Outcome", done.outcome), results, at=at)
+
+
+def _waiting_as(jobs: Sequence[NewJob], waiter: str) -> Sequence[NewJob]:
+    """Return the jobs of one request, which wait for room together under the name `waiter` (empty: they do not wait)."""
+    return [({**options, "waiter": f"{waiter} {len(jobs)}"}, task) for options, task in jobs] if waiter else jobs
 
 
 def _no_call(given: object) -> UsageError:
@@ -393,9 +651,19 @@ def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None
         error.add_note(f"the first {done:,} calls were {verb}{also}")
 
 
-def _bound_of(call: Call[Any]) -> tuple[int | None, float]:
-    """Return the `max_length` of a call, and for how many seconds it waits for room."""
-    return cast("int | None", call._options.get("max_length")), wait_in(call._options)
+def _raw_options(call: Call[Any]) -> RawOptions:
+    """Return the options of a call that is sent as a raw task."""
+    options = cast("dict[str, Any]", call._options)
+    if not options:
+        return PLAIN
+    return RawOptions(max_length=options.get("max_length"), wait=wait_in(options), replicas=options.get("replicas"))
+
+
+def _part_of(options: Mapping[str, object], shards: int) -> int:
+    """Return how many calls with these options wait for room together in one of so many shards."""
+    bounds = (options.get("max_length"), options.get("max_lane_length"))
+    bound = min(cast("int", each) for each in bounds if each is not None)
+    return max(1, min(MAX_ITEMS, bound // PART // shards))
 
 
 def _size(call: Call[Any]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 from worqr import ops
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch, batch_of_id, cancel_batches, list_batches
-from worqr.client.client import Client
 from worqr.client.dead_letters import Aside
-from worqr.client.dispatcher import enqueue_at, send_dispatch, send_tasks, waiting_as
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import (
     LISTED_STATES,
@@ -35,20 +33,19 @@ from worqr.client.inspection import (
 )
 from worqr.client.job import Job, job_record
 from worqr.client.notifications import cancel_and_wait, sleep
-from worqr.client.raw_options import PLAIN, EnqueueOptions, RawOptions, checked_options
 from worqr.client.sync import sending, sent_by
 from worqr.errors import UsageError
 from worqr.foreign import QUEUE, no_such_attribute
 from worqr.history_records import History
-from worqr.ids import with_random_ids
 from worqr.job_options import (
+    PLAIN,
+    EnqueueOptions,
     JobOptions,
     check_bounded,
     check_choice,
     check_id,
+    checked_raw_options,
     encode_options,
-    wait_in,
-    without_replicas,
 )
 from worqr.keys import QueueKeys
 from worqr.limits import (
@@ -62,409 +59,25 @@ from worqr.limits import (
     parse_limits,
 )
 from worqr.mesh_records import LaneInfo, QueueInfo
-from worqr.ops import MAX_ITEMS, CancelReply, Dispatched, LaneRow
+from worqr.ops import MAX_ITEMS, CancelReply, LaneRow
 from worqr.records import MOST_RECENT, CancelCount, EndedRun, JobRecord, Matches, TaskInfo, decode_run
 from worqr.script_call import Call
 from worqr.shard_layout import shard_of
 from worqr.stored_values import readable
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds
 
-# `StartControls`: what may start of a queue, or of one of its lanes: pause it, resume it, and limit it. `Queue` inherits it.
-
-
-MOST_LANES: Final = 10_000
-"""Lanes that one call looks at."""
-
-
-class StartControls:
-    """The part of `Queue` by which operators decide what may start. Its calls need ``mesh.connect()`` or ``join()``."""
-
-    __slots__ = ("_client", "_keys")
-
-    def __init__(self, client: Client, keys: QueueKeys) -> None:
-        self._client = client
-        self._keys = keys
-
-    async def pause(self, reason: str = "", *, duration: Seconds | None = None, lane: str | None = None) -> None:
-        """Stop all workers from taking tasks of this queue, or of one lane. Running tasks go on, and you can enqueue more.
-
-        Several shards do not stop at one moment.
-
-        Args:
-            reason: A text for people; ``info().paused`` has it.
-            duration: Seconds, more than 0, or a timedelta, after which the queue resumes by itself. None: when `resume` is
-                called.
-            lane: Pause this lane only; ``lanes()`` has the reason.
-
-        Raises:
-            UsageError: `duration` or `lane` is not valid.
-        """
-        check_text(reason, "reason")
-        for_ms = None if duration is None else max(1, round(seconds(duration, "duration", positive=True) * 1000))
-        if lane is not None:
-            await self._set_lane(lane, "pause", reason, for_ms)
-            await self._client.note(
-                "lane_paused", queue=self._keys.display_name, text=f"{lane}: {reason}" if reason else lane
-            )
-            return
-        shards = await self._client.sharding.shards(self._keys)
-        for keys in shards:
-            self._client.link_to(keys.name)  # `link_to` stores the name, so that operators find and resume the queue
-        await ask_each(self._client, shards, lambda keys: ops.pause(keys, reason, for_ms))
-        await self._client.note("paused", queue=self._keys.display_name, text=reason)
-
-    async def resume(self, *, lane: str | None = None) -> None:
-        """Let workers take tasks of this queue again.
-
-        Args:
-            lane: Resume this lane only.
-
-        Raises:
-            UsageError: `lane` is not valid.
-        """
-        if lane is not None:
-            await self._set_lane(lane, "resume")
-            await self._client.note("lane_resumed", queue=self._keys.display_name, text=lane)
-            return
-        await ask_each(self._client, await self._client.sharding.shards(self._keys), ops.resume)
-        await self._client.note("resumed", queue=self._keys.display_name)
-
-    async def set_limit(self, *limits: Limit, lane: str | None = None) -> None:
-        """Limit what may start of this queue in the whole mesh, in place of what its handler declares, until `clear_limit`.
-
-        A lower limit does not stop tasks that run. Several shards each have a part of it.
-
-        Args:
-            limits: At most four; all of them hold. None: the queue has no limit.
-            lane: Limit this lane only.
-
-        Raises:
-            UsageError: There are too many, one is no `Limit`, or it is smaller than the number of shards; or `lane` is not valid.
-        """
-        checked = check_limits(limits, "limits of set_limit")
-        if lane is not None:
-            await self._set_lane(lane, "limit", limits_text(checked, self._keys.display_name))
-            text = f"{lane}: {describe_limits(checked)}"
-            await self._client.note("lane_limited", queue=self._keys.display_name, text=text)
-            return
-        shards = await self._client.sharding.shards(self._keys)
-        texts = [limits_text(checked, self._keys.display_name, len(shards), n) for n in range(len(shards))]
-        for keys, text in zip(shards, texts, strict=True):
-            self._client.link_to(keys.name)
-            await self._client.ask(ops.set_limits(keys, text))
-        await self._client.note("limited", queue=self._keys.display_name, text=describe_limits(checked))
-
-    async def clear_limit(self, *, lane: str | None = None) -> None:
-        """Remove what `set_limit` has set: what the queue's handler declares holds again.
-
-        Args:
-            lane: Remove the limit of this lane only.
-
-        Raises:
-            UsageError: `lane` is not valid.
-        """
-        if lane is not None:
-            await self._set_lane(lane, "limit", DECLARES_NOTHING)
-            await self._client.note("lane_limit_cleared", queue=self._keys.display_name, text=lane)
-            return
-        shards = await self._client.sharding.shards(self._keys)
-        await ask_each(self._client, shards, lambda keys: ops.set_limits(keys, DECLARES_NOTHING))
-        await self._client.note("limit_cleared", queue=self._keys.display_name)
-
-    async def lanes(self, *, limit: int = 100) -> list[LaneInfo]:
-        """Return the lanes that have tasks, or are paused or set by an operator; those with the most tasks first.
-
-        Args:
-            limit: At most this many. They are the first of up to 10,000 lanes by name.
-
-        Raises:
-            UsageError: `limit` is not a whole number, at least 1.
-        """
-        check_count(limit, "limit")
-        found: list[LaneInfo] = []
-        for keys in await self._client.sharding.shards(self._keys):
-            after, more = "", True
-            while more and len(found) < MOST_LANES:
-                rows, more = await self._client.ask(ops.list_lanes(keys, after))
-                after = rows[-1].name if rows else ""
-                found += map(_lane_info, rows)
-        return heapq.nlargest(limit, found, key=lambda lane: (lane.waiting, lane.running))
-
-    async def set_weight(self, lane: str, weight: int | None) -> None:
-        """Set how many tasks of a lane start for each task of a lane of weight 1.
-
-        Args:
-            lane: The lane's name.
-            weight: 1 to 1,000, until the next call. None: what the queue's handler declares, else 1.
-
-        Raises:
-            UsageError: `lane` or `weight` is not valid.
-        """
-        value = DECLARES_NOTHING if weight is None else str(check_weight(weight, "weight"))
-        await self._set_lane(lane, "weight", value)
-        text = f"{lane}: {'as declared' if weight is None else weight}"
-        await self._client.note("lane_weighted", queue=self._keys.display_name, text=text)
-
-    async def cancel_lane(self, lane: str, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel all jobs of a lane: scheduled ones, those that a run of their id blocks, waiting ones and running ones.
-
-        Jobs that are dispatched meanwhile may stay.
-
-        Args:
-            lane: The lane's name.
-            reason: A text for people; `JobCancelled` has it.
-            wait: Seconds to wait until the running jobs have ended. A slow handler raises nothing.
-
-        Returns:
-            The number of jobs that did not run yet, that ran, and that ended within `wait`.
-
-        Raises:
-            UsageError: `lane`, `reason` or `wait` is not valid.
-        """
-        check_text(reason, "reason")
-
-        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
-            after = last.after if last else ops.FIRST_CANCEL_STEP
-            return await self._client.ask(ops.cancel_lane(keys, lane, after, reason=reason))
-
-        patience, keys = seconds(wait, "wait"), await self._lane_keys(lane)
-        count = await cancel_and_wait(self._client.link, (keys,), step, patience)
-        text = f"{lane}: {reason}" if reason else lane
-        await self._client.note(
-            "lane_cancelled", queue=self._keys.display_name, count=count.waiting + count.running, text=text
-        )
-        return count
-
-    async def _set_lane(
-        self,
-        lane: str,
-        setting: Literal["weight", "limit", "pause", "resume"],
-        value: str = "",
-        duration_ms: int | None = None,
-    ) -> None:
-        keys = await self._lane_keys(lane)
-        self._client.link_to(keys.name)
-        await self._client.ask(ops.set_lane(keys, lane, setting, value, duration_ms))
-
-    async def _lane_keys(self, lane: str) -> QueueKeys:
-        """Return the keys of the shard of a lane."""
-        return shard_of(await self._client.sharding.shards(self._keys), check_lane(lane))
-
-
-def _lane_info(row: LaneRow) -> LaneInfo:
-    held_for = None if row.opens_in_ms is None else row.opens_in_ms / 1000
-    limits = parse_limits(row.limits)
-    return LaneInfo(readable(row.name), row.waiting, row.running, row.weight, limits, row.paused, row.held, held_for)
-
-
-# What operators do with single tasks of a queue: read one, cancel runs by their claims, run scheduled jobs now. `Queue`
-# inherits it.
-
-
-class QueueOperations(StartControls):
-    """The part of `Queue` that operators use for single tasks. Its calls need ``mesh.connect()`` or ``join()``."""
-
-    __slots__ = ()
-
-    async def history(self, minutes: int = 60) -> History:
-        """Return what has happened in the queue lately: a point for each minute, with counters, run times and waiting times.
-
-        The leader of the mesh stores a record of each queue in use once a minute. ``Mesh(history_queues=...)`` says for how many
-        queues. The last point ends now. Of several shards, the points are summed.
-
-        Args:
-            minutes: How many minutes, 1 to 4,320 (3 days). Above 480 (8 hours), there is one point for ten minutes.
-
-        Returns:
-            The history. Points of a time without a record are gaps: their numbers are None.
-
-        Raises:
-            UsageError: `minutes` is not valid; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        return await read_history(self._client, self._keys, minutes)
-
-    def batch(self, id: str) -> Batch:
-        """Return a handle of the batch with this id whose home queue is this one. This does no I/O.
-
-        Args:
-            id: The id of the batch.
-
-        Raises:
-            UsageError: The id is not valid.
-        """
-        return batch_of_id(self._client, self._keys, check_id(id, generated=True))
-
-    async def batches(self, limit: int = 100) -> list[BatchInfo]:
-        """Return batches whose home queue is this one: those that have not ended first, then the newest.
-
-        Args:
-            limit: At most this many, up to 1,000. With more batches than that, it returns those that end or expire next.
-
-        Raises:
-            UsageError: `limit` is less than 1; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        return await list_batches(self._client, self._keys, min(check_count(limit, "limit"), MAX_ITEMS))
-
-    async def recent(self, limit: int = 100) -> list[EndedRun]:
-        """Return the runs that ended last, the last one first: how each ended, how long it took, and where it ran.
-
-        Workers that serve the queue with ``recent=N`` store the last N runs for a day, once a second. A worker that dies loses
-        those of its last second. Other queues have none.
-
-        Args:
-            limit: At most this many, up to 1,000.
-
-        Raises:
-            UsageError: `limit` is less than 1; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        most = min(check_count(limit, "limit"), MOST_RECENT)
-        shards = await self._client.sharding.shards(self._keys)
-        replies = await ask_each(self._client, shards, lambda keys: ops.list_ended(keys, most))
-        found = [ended_run(keys, raw) for keys, runs in zip(shards, replies, strict=True) for raw in runs]
-        return sorted(filter(None, found), key=lambda run: run.started.timestamp() + run.seconds, reverse=True)[:most]
-
-    async def find(self, task: bytes | bytearray | memoryview, limit: int = 100) -> Matches:
-        """Return where the plain tasks with this payload are, and the jobs that were such tasks. One request to each shard.
-
-        It compares the 100,000 tasks at each end of the queue, and 1,000 running tasks; see ``Matches.complete``. A job that was
-        dispatched is found by its id: ``mesh.find(id)``.
-
-        Args:
-            task: The payload.
-            limit: At most this many tasks of each kind, up to 1,000.
-
-        Raises:
-            UsageError: The task is not bytes-like, or `limit` is less than 1; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        checked = check_task(task, self._client.settings.max_payload)
-        most = min(check_count(limit, "limit"), MAX_ITEMS)
-        shards = await self._client.sharding.shards(self._keys)
-        found = await ask_each(self._client, shards, lambda keys: ops.find_task(keys, checked, most))
-        named = [claim_name(keys, claim) for keys, each in zip(shards, found, strict=True) for claim in each.claims]
-        places = sorted(place for each in found for place in each.places)
-        ids = [name for each in found for name in each.ids]
-        whole = all(each.complete for each in found) and max(len(places), len(ids), len(named)) <= most
-        return Matches(tuple(places[:most]), tuple(ids[:most]), tuple(named[:most]), whole)
-
-    async def read(self, id: str, *, payload: bool = False) -> JobRecord:
-        """Return everything that is stored about one job: its state, options and tries with their errors, the payload, its last
-        results, and its dead-letter records.
-
-        Args:
-            id: The job's id.
-            payload: Read the whole payload, not only its first 4,096 bytes.
-
-        Returns:
-            The record. If the id is unknown, its ``status.state`` is ``gone``.
-
-        Raises:
-            UsageError: The id is not valid; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        keys = await self._client.sharding.shard_of_id(self._keys, check_id(id, generated=True))
-        whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
-        return job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
-
-    async def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:
-        """Return the whole payload of a job, of a running task, or of a dead-letter record.
-
-        Args:
-            id: The job's id. A running job comes first, then one that waits, then the newest dead-letter record.
-            claim: The `claim` of a task in ``queue.running()``, which a plain task has, too.
-
-        Returns:
-            The payload, or None if there is no such task.
-
-        Raises:
-            UsageError: Neither or both are given, or one is not valid; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        if (id is None) == (claim is None):
-            raise UsageError("name the task by its id or by its claim: payload('mail-7') or payload(claim=task.claim)")
-        if claim is not None:
-            keys, number = claim_of(self._keys, claim)
-            return await self._client.ask(ops.read_payload(keys, claim=number))
-        checked = check_id(id, generated=True)
-        keys = await self._client.sharding.shard_of_id(self._keys, checked)
-        return await self._client.ask(ops.read_payload(keys, checked))
-
-    async def cancel_claims(self, *claims: str, reason: str = "", wait: Seconds = 0) -> CancelCount:
-        """Cancel running tasks by their claims. A plain task has a claim, too, while it has no id.
-
-        Each run is cancelled as by ``job.cancel()``: the task never runs again, even if its worker dies. A claim that has ended
-        is left out, so that you never cancel a later run of the same task.
-
-        Args:
-            *claims: The `claim` of tasks in ``queue.running()``.
-            reason: A text for people; `JobCancelled` has it.
-            wait: Seconds to wait until the runs have ended. A slow handler raises nothing.
-
-        Returns:
-            The number of tasks that ran, and that ended within `wait`.
-
-        Raises:
-            UsageError: A claim or `wait` is not valid; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        check_text(reason, "reason")
-        named: dict[QueueKeys, list[int]] = {}
-        for keys, claim in dict.fromkeys(claim_of(self._keys, each) for each in claims):
-            named.setdefault(keys, []).append(claim)
-
-        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
-            start = int(last.cursor) if last else 0
-            some, end = named[keys][start : start + MAX_ITEMS], start + MAX_ITEMS
-            found = await self._client.ask(ops.cancel_claims(keys, some, reason=reason))
-            return CancelReply(end < len(named[keys]), 0, found, str(end), "-")
-
-        return await cancel_and_wait(self._client.link, named, step, seconds(wait, "wait"))
-
-    async def run_now(self, *ids: str) -> int:
-        """Make scheduled jobs due now. They go to the back of the queue, also jobs that wait for their next try.
-
-        A job that is not scheduled stays as it is.
-
-        Args:
-            *ids: The ids of the jobs.
-
-        Returns:
-            The number of jobs that were scheduled and now wait.
-
-        Raises:
-            UsageError: An id is not valid; or outside `connect` and `join`.
-            Unavailable: The server did not reply within `patience`.
-        """
-        named: dict[QueueKeys, list[str]] = {}
-        for each in [check_id(each, generated=True) for each in ids]:
-            named.setdefault(await self._client.sharding.shard_of_id(self._keys, each), []).append(each)
-        return sum([await self._promote(keys, each) for keys, each in named.items()])
-
-    async def _promote(self, keys: QueueKeys, ids: Sequence[str]) -> int:
-        promoted = 0
-        for start in range(0, len(ids), MAX_ITEMS):
-            promoted += await self._client.ask(ops.promote_jobs(keys, ids[start : start + MAX_ITEMS]))
-        return promoted
-
-
-def ended_run(keys: QueueKeys, raw: bytes) -> EndedRun | None:
-    """Return a stored run; None if another application has written something else."""
-    run = decode_run(raw)
-    if run is None:
-        return None
-    started, name = from_ms(run.claim / 1000), claim_name(keys, run.claim)
-    return EndedRun(run.id, name, run.outcome, started, run.ms / 1000, run.worker, run.error or None)
-
+if TYPE_CHECKING:
+    from worqr.client.client import Client
 
 T = TypeVar("T")
 
-MAX_LISTED = 10_000
+MOST_LANES: Final = 10_000
+"""Lanes that one call looks at."""
+MAX_LISTED: Final = 10_000
+"""Tasks that one call lists."""
 
 
-class Queue(QueueOperations):
+class Queue:
     """A raw queue of a mesh: bytes in, bytes out. ``mesh.queue(name)`` makes it; its calls need ``mesh.connect()`` or
     ``join()``.
 
@@ -473,7 +86,11 @@ class Queue(QueueOperations):
     moment. The order of tasks is kept within a shard only.
     """
 
-    __slots__ = ()
+    __slots__ = ("_client", "_keys")
+
+    def __init__(self, client: Client, keys: QueueKeys) -> None:
+        self._client = client
+        self._keys = keys
 
     @property
     def name(self) -> str:
@@ -501,7 +118,7 @@ class Queue(QueueOperations):
         """
         if self._keys.failures:
             raise UsageError(f"{self.name!r} is a failure queue; those have no failure queue themselves")
-        return type(self)(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
+        return Queue(self._client, QueueKeys(self._keys.prefix, self._keys.queue, failures=True))
 
     if not TYPE_CHECKING:  # a type checker reports missing attributes
 
@@ -540,17 +157,9 @@ class Queue(QueueOperations):
             NotReplicated: All tasks were stored, but fewer `replicas` than requested had them within 2 s.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the tasks may have been stored.
         """
-        given = checked_options(options) if options else PLAIN
+        given = checked_raw_options(options) if options else PLAIN
         checked = check_tasks(tasks, self._client.settings.max_payload)
-        return sent_by("queue.enqueue", self._enqueue(checked, given))
-
-    async def _enqueue(self, checked: list[bytes], given: RawOptions) -> int:
-        client = self._client
-        if len(checked) == 1 and given is PLAIN:  # as most calls are: they take the shortest way
-            keys = await client.sharding.next_shard(self._keys)
-            call = enqueue_at(client, keys, checked, replicas=client.settings.replicas)
-            return await client.link_to(keys.name).call(call)
-        return await send_tasks(client, self._keys, checked, given)
+        return sent_by("queue.enqueue", self._client.producer.enqueue_tasks(self._keys, checked, given))
 
     @sending
     def dispatch(
@@ -581,18 +190,7 @@ class Queue(QueueOperations):
         checked = check_task(task, self._client.settings.max_payload)
         given = encode_options(options)
         check_bounded(given, "a dispatch")
-        return sent_by("queue.dispatch", self._dispatch(checked, given))
-
-    async def _dispatch(self, checked: bytes, given: Mapping[str, object]) -> Job[bytes]:
-        encoded, replicas = without_replicas(given, self._client.settings.replicas)
-        keys = await self._client.sharding.shard_for_job(self._keys, encoded)
-        encoded = await self._client.sharding.options_for(keys, encoded)
-        jobs = with_random_ids([(encoded, checked)])
-
-        def make(waiter: str) -> Call[list[Dispatched]]:
-            return ops.dispatch_jobs(keys, waiting_as(jobs, waiter), replicas=replicas)
-
-        return await send_dispatch(self._client, self._keys, make, keys, wait=wait_in(given))
+        return sent_by("queue.dispatch", self._client.producer.dispatch_task(self._keys, checked, given))
 
     def job(self, id: str) -> Job[bytes]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.
@@ -802,6 +400,369 @@ class Queue(QueueOperations):
             An async context manager, which gives the iterator.
         """
         return events_of(self._client, self._keys, ends=ends)
+
+    # What may start: of the queue, or of one of its lanes
+
+    async def pause(self, reason: str = "", *, duration: Seconds | None = None, lane: str | None = None) -> None:
+        """Stop all workers from taking tasks of this queue, or of one lane. Running tasks go on, and you can enqueue more.
+
+        Several shards do not stop at one moment.
+
+        Args:
+            reason: A text for people; ``info().paused`` has it.
+            duration: Seconds, more than 0, or a timedelta, after which the queue resumes by itself. None: when `resume` is
+                called.
+            lane: Pause this lane only; ``lanes()`` has the reason.
+
+        Raises:
+            UsageError: `duration` or `lane` is not valid.
+        """
+        check_text(reason, "reason")
+        for_ms = None if duration is None else max(1, round(seconds(duration, "duration", positive=True) * 1000))
+        if lane is not None:
+            text = f"{lane}: {reason}" if reason else lane
+            await self._set_lane(lane, "pause", reason, for_ms, note=("lane_paused", text))
+            return
+        shards = await self._client.sharding.shards(self._keys)
+        for keys in shards:
+            self._client.link_to(keys.name)  # `link_to` stores the name, so that operators find and resume the queue
+        await ask_each(self._client, shards, lambda keys: ops.pause(keys, reason, for_ms))
+        await self._client.note("paused", queue=self.name, text=reason)
+
+    async def resume(self, *, lane: str | None = None) -> None:
+        """Let workers take tasks of this queue again.
+
+        Args:
+            lane: Resume this lane only.
+
+        Raises:
+            UsageError: `lane` is not valid.
+        """
+        if lane is not None:
+            await self._set_lane(lane, "resume", note=("lane_resumed", lane))
+            return
+        await ask_each(self._client, await self._client.sharding.shards(self._keys), ops.resume)
+        await self._client.note("resumed", queue=self.name)
+
+    async def set_limit(self, *limits: Limit, lane: str | None = None) -> None:
+        """Limit what may start of this queue in the whole mesh, in place of what its handler declares, until `clear_limit`.
+
+        A lower limit does not stop tasks that run. Several shards each have a part of it.
+
+        Args:
+            limits: At most four; all of them hold. None: the queue has no limit.
+            lane: Limit this lane only.
+
+        Raises:
+            UsageError: There are too many, one is no `Limit`, or it is smaller than the number of shards; or `lane` is not valid.
+        """
+        checked = check_limits(limits, "limits of set_limit")
+        if lane is not None:
+            note = "lane_limited", f"{lane}: {describe_limits(checked)}"
+            await self._set_lane(lane, "limit", limits_text(checked, self.name), note=note)
+            return
+        shards = await self._client.sharding.shards(self._keys)
+        texts = [limits_text(checked, self.name, len(shards), n) for n in range(len(shards))]
+        for keys, text in zip(shards, texts, strict=True):
+            self._client.link_to(keys.name)
+            await self._client.ask(ops.set_limits(keys, text))
+        await self._client.note("limited", queue=self.name, text=describe_limits(checked))
+
+    async def clear_limit(self, *, lane: str | None = None) -> None:
+        """Remove what `set_limit` has set: what the queue's handler declares holds again.
+
+        Args:
+            lane: Remove the limit of this lane only.
+
+        Raises:
+            UsageError: `lane` is not valid.
+        """
+        if lane is not None:
+            await self._set_lane(lane, "limit", DECLARES_NOTHING, note=("lane_limit_cleared", lane))
+            return
+        shards = await self._client.sharding.shards(self._keys)
+        await ask_each(self._client, shards, lambda keys: ops.set_limits(keys, DECLARES_NOTHING))
+        await self._client.note("limit_cleared", queue=self.name)
+
+    async def lanes(self, *, limit: int = 100) -> list[LaneInfo]:
+        """Return the lanes that have tasks, or are paused or set by an operator; those with the most tasks first.
+
+        Args:
+            limit: At most this many. They are the first of up to 10,000 lanes by name.
+
+        Raises:
+            UsageError: `limit` is not a whole number, at least 1.
+        """
+        check_count(limit, "limit")
+        found: list[LaneInfo] = []
+        for keys in await self._client.sharding.shards(self._keys):
+            after, more = "", True
+            while more and len(found) < MOST_LANES:
+                rows, more = await self._client.ask(ops.list_lanes(keys, after))
+                after = rows[-1].name if rows else ""
+                found += map(_lane_info, rows)
+        return heapq.nlargest(limit, found, key=lambda lane: (lane.waiting, lane.running))
+
+    async def set_weight(self, lane: str, weight: int | None) -> None:
+        """Set how many tasks of a lane start for each task of a lane of weight 1.
+
+        Args:
+            lane: The lane's name.
+            weight: 1 to 1,000, until the next call. None: what the queue's handler declares, else 1.
+
+        Raises:
+            UsageError: `lane` or `weight` is not valid.
+        """
+        value = DECLARES_NOTHING if weight is None else str(check_weight(weight, "weight"))
+        text = f"{lane}: {'as declared' if weight is None else weight}"
+        await self._set_lane(lane, "weight", value, note=("lane_weighted", text))
+
+    async def cancel_lane(self, lane: str, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel all jobs of a lane: scheduled ones, those that a run of their id blocks, waiting ones and running ones.
+
+        Jobs that are dispatched meanwhile may stay.
+
+        Args:
+            lane: The lane's name.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the running jobs have ended. A slow handler raises nothing.
+
+        Returns:
+            The number of jobs that did not run yet, that ran, and that ended within `wait`.
+
+        Raises:
+            UsageError: `lane`, `reason` or `wait` is not valid.
+        """
+        check_text(reason, "reason")
+
+        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
+            after = last.after if last else ops.FIRST_CANCEL_STEP
+            return await self._client.ask(ops.cancel_lane(keys, lane, after, reason=reason))
+
+        patience, keys = seconds(wait, "wait"), await self._lane_keys(lane)
+        count = await cancel_and_wait(self._client.link, (keys,), step, patience)
+        text = f"{lane}: {reason}" if reason else lane
+        await self._client.note("lane_cancelled", queue=self.name, count=count.waiting + count.running, text=text)
+        return count
+
+    async def _set_lane(
+        self,
+        lane: str,
+        setting: Literal["weight", "limit", "pause", "resume"],
+        value: str = "",
+        duration_ms: int | None = None,
+        *,
+        note: tuple[str, str],
+    ) -> None:
+        """Set something of a lane. `note`: the kind and the text of the entry in the log of the mesh."""
+        keys = await self._lane_keys(lane)
+        self._client.link_to(keys.name)
+        await self._client.ask(ops.set_lane(keys, lane, setting, value, duration_ms))
+        await self._client.note(note[0], queue=self.name, text=note[1])
+
+    async def _lane_keys(self, lane: str) -> QueueKeys:
+        """Return the keys of the shard of a lane."""
+        return shard_of(await self._client.sharding.shards(self._keys), check_lane(lane))
+
+    # Single tasks
+
+    async def history(self, minutes: int = 60) -> History:
+        """Return what has happened in the queue lately: a point for each minute, with counters, run times and waiting times.
+
+        The leader of the mesh stores a record of each queue in use once a minute. ``Mesh(history_queues=...)`` says for how many
+        queues. The last point ends now. Of several shards, the points are summed.
+
+        Args:
+            minutes: How many minutes, 1 to 4,320 (3 days). Above 480 (8 hours), there is one point for ten minutes.
+
+        Returns:
+            The history. Points of a time without a record are gaps: their numbers are None.
+
+        Raises:
+            UsageError: `minutes` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await read_history(self._client, self._keys, minutes)
+
+    def batch(self, id: str) -> Batch:
+        """Return a handle of the batch with this id whose home queue is this one. This does no I/O.
+
+        Args:
+            id: The id of the batch.
+
+        Raises:
+            UsageError: The id is not valid.
+        """
+        return batch_of_id(self._client, self._keys, check_id(id, generated=True))
+
+    async def batches(self, limit: int = 100) -> list[BatchInfo]:
+        """Return batches whose home queue is this one: those that have not ended first, then the newest.
+
+        Args:
+            limit: At most this many, up to 1,000. With more batches than that, it returns those that end or expire next.
+
+        Raises:
+            UsageError: `limit` is less than 1; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await list_batches(self._client, self._keys, min(check_count(limit, "limit"), MAX_ITEMS))
+
+    async def recent(self, limit: int = 100) -> list[EndedRun]:
+        """Return the runs that ended last, the last one first: how each ended, how long it took, and where it ran.
+
+        Workers that serve the queue with ``recent=N`` store the last N runs for a day, once a second. A worker that dies loses
+        those of its last second. Other queues have none.
+
+        Args:
+            limit: At most this many, up to 1,000.
+
+        Raises:
+            UsageError: `limit` is less than 1; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        most = min(check_count(limit, "limit"), MOST_RECENT)
+        shards = await self._client.sharding.shards(self._keys)
+        replies = await ask_each(self._client, shards, lambda keys: ops.list_ended(keys, most))
+        found = [ended_run(keys, raw) for keys, runs in zip(shards, replies, strict=True) for raw in runs]
+        return sorted(filter(None, found), key=lambda run: run.started.timestamp() + run.seconds, reverse=True)[:most]
+
+    async def find(self, task: bytes | bytearray | memoryview, limit: int = 100) -> Matches:
+        """Return where the plain tasks with this payload are, and the jobs that were such tasks. One request to each shard.
+
+        It compares the 100,000 tasks at each end of the queue, and 1,000 running tasks; see ``Matches.complete``. A job that was
+        dispatched is found by its id: ``mesh.find(id)``.
+
+        Args:
+            task: The payload.
+            limit: At most this many tasks of each kind, up to 1,000.
+
+        Raises:
+            UsageError: The task is not bytes-like, or `limit` is less than 1; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        checked = check_task(task, self._client.settings.max_payload)
+        most = min(check_count(limit, "limit"), MAX_ITEMS)
+        shards = await self._client.sharding.shards(self._keys)
+        found = await ask_each(self._client, shards, lambda keys: ops.find_task(keys, checked, most))
+        named = [claim_name(keys, claim) for keys, each in zip(shards, found, strict=True) for claim in each.claims]
+        places = sorted(place for each in found for place in each.places)
+        ids = [name for each in found for name in each.ids]
+        whole = all(each.complete for each in found) and max(len(places), len(ids), len(named)) <= most
+        return Matches(tuple(places[:most]), tuple(ids[:most]), tuple(named[:most]), whole)
+
+    async def read(self, id: str, *, payload: bool = False) -> JobRecord:
+        """Return everything that is stored about one job: its state, options and tries with their errors, the payload, its last
+        results, and its dead-letter records.
+
+        Args:
+            id: The job's id.
+            payload: Read the whole payload, not only its first 4,096 bytes.
+
+        Returns:
+            The record. If the id is unknown, its ``status.state`` is ``gone``.
+
+        Raises:
+            UsageError: The id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        keys = await self._client.sharding.shard_of_id(self._keys, check_id(id, generated=True))
+        whole = await self._client.ask(ops.read_payload(keys, id)) if payload else None
+        return job_record(keys, id, await self._client.ask(ops.read_job(keys, id)), whole)
+
+    async def payload(self, id: str | None = None, *, claim: str | None = None) -> bytes | None:
+        """Return the whole payload of a job, of a running task, or of a dead-letter record.
+
+        Args:
+            id: The job's id. A running job comes first, then one that waits, then the newest dead-letter record.
+            claim: The `claim` of a task in ``queue.running()``, which a plain task has, too.
+
+        Returns:
+            The payload, or None if there is no such task.
+
+        Raises:
+            UsageError: Neither or both are given, or one is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        if (id is None) == (claim is None):
+            raise UsageError("name the task by its id or by its claim: payload('mail-7') or payload(claim=task.claim)")
+        if claim is not None:
+            keys, number = claim_of(self._keys, claim)
+            return await self._client.ask(ops.read_payload(keys, claim=number))
+        checked = check_id(id, generated=True)
+        keys = await self._client.sharding.shard_of_id(self._keys, checked)
+        return await self._client.ask(ops.read_payload(keys, checked))
+
+    async def cancel_claims(self, *claims: str, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel running tasks by their claims. A plain task has a claim, too, while it has no id.
+
+        Each run is cancelled as by ``job.cancel()``: the task never runs again, even if its worker dies. A claim that has ended
+        is left out, so that you never cancel a later run of the same task.
+
+        Args:
+            *claims: The `claim` of tasks in ``queue.running()``.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the runs have ended. A slow handler raises nothing.
+
+        Returns:
+            The number of tasks that ran, and that ended within `wait`.
+
+        Raises:
+            UsageError: A claim or `wait` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        check_text(reason, "reason")
+        named: dict[QueueKeys, list[int]] = {}
+        for keys, claim in dict.fromkeys(claim_of(self._keys, each) for each in claims):
+            named.setdefault(keys, []).append(claim)
+
+        async def step(keys: QueueKeys, last: CancelReply | None) -> CancelReply:
+            start = int(last.cursor) if last else 0
+            some, end = named[keys][start : start + MAX_ITEMS], start + MAX_ITEMS
+            found = await self._client.ask(ops.cancel_claims(keys, some, reason=reason))
+            return CancelReply(end < len(named[keys]), 0, found, str(end), "-")
+
+        return await cancel_and_wait(self._client.link, named, step, seconds(wait, "wait"))
+
+    async def run_now(self, *ids: str) -> int:
+        """Make scheduled jobs due now. They go to the back of the queue, also jobs that wait for their next try.
+
+        A job that is not scheduled stays as it is.
+
+        Args:
+            *ids: The ids of the jobs.
+
+        Returns:
+            The number of jobs that were scheduled and now wait.
+
+        Raises:
+            UsageError: An id is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        named: dict[QueueKeys, list[str]] = {}
+        for each in [check_id(each, generated=True) for each in ids]:
+            named.setdefault(await self._client.sharding.shard_of_id(self._keys, each), []).append(each)
+        return sum([await self._promote(keys, each) for keys, each in named.items()])
+
+    async def _promote(self, keys: QueueKeys, ids: Sequence[str]) -> int:
+        promoted = 0
+        for start in range(0, len(ids), MAX_ITEMS):
+            promoted += await self._client.ask(ops.promote_jobs(keys, ids[start : start + MAX_ITEMS]))
+        return promoted
+
+
+def _lane_info(row: LaneRow) -> LaneInfo:
+    held_for = None if row.opens_in_ms is None else row.opens_in_ms / 1000
+    limits = parse_limits(row.limits)
+    return LaneInfo(readable(row.name), row.waiting, row.running, row.weight, limits, row.paused, row.held, held_for)
+
+
+def ended_run(keys: QueueKeys, raw: bytes) -> EndedRun | None:
+    """Return a stored run; None if another application has written something else."""
+    run = decode_run(raw)
+    if run is None:
+        return None
+    started, name = from_ms(run.claim / 1000), claim_name(keys, run.claim)
+    return EndedRun(run.id, name, run.outcome, started, run.ms / 1000, run.worker, run.error or None)
 
 
 def queue_named(make: Callable[[str], Queue], name: str) -> Queue:

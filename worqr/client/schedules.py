@@ -11,8 +11,9 @@ from datetime import tzinfo
 from typing import Final
 
 from worqr import ops
+from worqr.client.client import Client
 from worqr.client.job import Job
-from worqr.client.mesh_client import MeshClient, queue_of
+from worqr.client.queue import Queue
 from worqr.cron import (
     Definition,
     Override,
@@ -106,7 +107,7 @@ PLANNED_WITHIN_MS: Final = 15_000
 class ScheduleControls:
     """The part of `Mesh` that shows and controls schedules. Its calls need ``mesh.connect()`` or ``join()``."""
 
-    _client: MeshClient
+    _client: Client
 
     async def schedules(self) -> list[Schedule]:
         """Return all schedules of the mesh, those of other programs too, by name.
@@ -160,7 +161,7 @@ class ScheduleControls:
         if found is None:
             raise _unknown_error(name, rows)
         definition = Definition.decode(found.definition)
-        queue = queue_of(self._client, QueueKeys(self._client.settings.prefix, definition.queue))
+        queue = Queue(self._client, QueueKeys(self._client.settings.prefix, definition.queue))
         job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
         if job.outcome != "unchanged":
             await self._client.note("schedule_run", queue=definition.queue, text=name)

@@ -150,6 +150,11 @@ class ShardDirectory:
             number = self._known[keys.queue]
         return (keys,) if number == 1 or keys.tag else shards_of(keys, number)
 
+    def only_shard(self, keys: QueueKeys) -> QueueKeys | None:
+        """Return the shard of a queue that has no other, and about which nothing is to be declared; else None."""
+        name = keys.queue
+        return keys if self._known.get(name, 1) == 1 and self._declared.get(name, 1) == 1 else None
+
     def known_shards(self, keys: QueueKeys) -> tuple[QueueKeys, ...]:
         """Return the shards of a queue as this connection knows them, without a request."""
         number = self._known.get(keys.queue, 1)

@@ -10,9 +10,9 @@ from typing import Any, Final, cast
 
 from worqr.argument_codec import ArgumentCodec, Arguments, ListCodec
 from worqr.call_list import CallList
-from worqr.client.call import Call
+from worqr.client.client import Client
 from worqr.client.job import Results
-from worqr.client.mesh_client import MeshClient
+from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
 from worqr.job_options import check_bounded
@@ -53,7 +53,7 @@ class FunctionDefinition:
         self.aliases: tuple[str, ...] = aliases
         self.options: Handling = options
         self.is_async = is_async
-        self.client: MeshClient | None = None
+        self.client: Client | None = None
         codec = ArgumentCodec if options.batch_size is None else ListCodec
         self.codec: ArgumentCodec = codec(fn, name, stores_result=options.policy.result_ttl > 0)
         if options.lanes is not None and isinstance(options.lanes.by, str):
@@ -65,7 +65,7 @@ class FunctionDefinition:
         self._was_large = False
         self._unchecked_results = CHECKED_RESULTS
 
-    def bind(self, client: MeshClient | None) -> None:
+    def bind(self, client: Client | None) -> None:
         """Let the function use the client of a mesh."""
         self.client = client
 
@@ -75,7 +75,7 @@ class FunctionDefinition:
         self.codec.rename(name)
         self.aliases = aliases
 
-    def require_client(self) -> MeshClient:
+    def require_client(self) -> Client:
         """Return the client of the function's mesh.
 
         Raises:
@@ -182,21 +182,28 @@ class FunctionDefinition:
             options = replace(options, lane_of=self.lane_of)
         return [(name, self.handler, options) for name in (self.name, *self.aliases)]
 
-    def _make_handler(self) -> Callable[[bytes], Any]:
-        """Return the handler of the queue, which decodes the payload and calls the function. It is async if the function is."""
+    def _make_handler(self) -> Callable[[Any], Any]:
+        """Return the handler of the queue, which decodes the payload and calls the function. It is async if the function is.
+
+        A function that takes a list is not called if no payload can be decoded.
+        """
         fn, decode = self.fn, self.codec.decode
-        noted = self._noted if self.results.kept else _unchanged
+        noted = self._noted if self.results.kept and self.options.batch_size is None else _unchanged
 
-        async def awaited(task: bytes) -> Any:
-            args, kwargs = decode(task)
-            return noted(await fn(*args, **kwargs))
+        def decoded_list(calls: CallList) -> Arguments | None:
+            values = calls.decoded(lambda payload: decode(payload)[0][0])
+            return ((values,), {}) if values else None
 
-        def called(task: bytes) -> Any:
-            args, kwargs = decode(task)
-            return noted(fn(*args, **kwargs))
+        arguments: Callable[[Any], Arguments | None] = decode if self.options.batch_size is None else decoded_list
 
-        if self.options.batch_size is not None:
-            return self._make_list_handler()
+        async def awaited(task: Any) -> Any:
+            found = arguments(task)
+            return None if found is None else noted(await fn(*found[0], **found[1]))
+
+        def called(task: Any) -> Any:
+            found = arguments(task)
+            return None if found is None else noted(fn(*found[0], **found[1]))
+
         handler = functools.wraps(fn)(awaited if self.is_async else called)
         del handler.__wrapped__  # `inspect` would report the signature of the function
         return handler
@@ -218,22 +225,3 @@ class FunctionDefinition:
                 text = "a result of %(function)r is kept as JSON has it: %(change)s"
                 emit(logger, "result.changed", text, function=self.name, change=change)
         return result
-
-    def _make_list_handler(self) -> Callable[[Any], Any]:
-        """Return the handler of a function that takes a list. It is not called if no payload can be decoded."""
-        fn, decode = self.fn, self.codec.decode
-
-        def decode_one(task: bytes) -> Any:
-            return decode(task)[0][0]
-
-        async def awaited(calls: CallList) -> Any:
-            values = calls.decoded(decode_one)
-            return await fn(values) if values else None
-
-        def called(calls: CallList) -> Any:
-            values = calls.decoded(decode_one)
-            return fn(values) if values else None
-
-        handler = functools.wraps(fn)(awaited if self.is_async else called)
-        del handler.__wrapped__  # `inspect` would report the signature of the function
-        return handler

@@ -14,9 +14,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
-from worqr.client.call import Call
 from worqr.client.job import Job
-from worqr.client.mesh_client import queue_of
+from worqr.client.producer import Call
 from worqr.client.queue import Queue
 from worqr.client.sync import mark_sending, sending, sent_by
 from worqr.foreign import CALLS, no_such_method
@@ -105,7 +104,10 @@ class PlainBound(Bound[P, R]):
 
     @sending
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:
-        """Enqueue a call as a plain task; see ``function.enqueue``.
+        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
+
+        Of the options, a plain task can have `max_length`, `wait` and `replicas`:
+        ``await fn.options(max_length=1000, wait=30).enqueue(...)``.
 
         Args:
             *args: The function's arguments.
@@ -124,7 +126,7 @@ class PlainBound(Bound[P, R]):
         return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
 
 
-class Function(Bound[P, R]):
+class Function(PlainBound[P, R]):
     """A function whose calls can be enqueued; ``@mesh.task`` makes it. Calling it runs the function here and now, without the
     mesh.
     """
@@ -137,6 +139,8 @@ class Function(Bound[P, R]):
         super().__init__(definition, definition.defaults)
         self._short = definition.name.rpartition(".")[2]
         self.__worqr_handler__: Callable[[bytes], Any] = definition.handler
+        if sys.version_info >= (3, 12) and definition.is_async:
+            inspect.markcoroutinefunction(self)
 
     def __repr__(self) -> str:
         return f"<Function {self.name!r}>"
@@ -159,30 +163,7 @@ class Function(Bound[P, R]):
         Raises:
             UsageError: No mesh has included the function's registry.
         """
-        return queue_of(self._definition.require_client(), self._definition.keys())
-
-    @sending
-    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, None]:
-        """Enqueue a call as a plain task, which costs least and has no handle. For ids, times and results, see `dispatch`.
-
-        Of the options, a plain task can have `max_length`, `wait` and `replicas`:
-        ``await fn.options(max_length=1000, wait=30).enqueue(...)``.
-
-        Args:
-            *args: The function's arguments.
-            **kwargs: The function's arguments.
-
-        Raises:
-            TypeError: The function does not take these arguments.
-            UsageError: An argument has the wrong type; or outside `connect` and `join`.
-            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            QueueFull: The queue is at `max_length`, or the server is out of memory. Nothing was stored.
-            NotReplicated: The task was stored, but fewer `replicas` than requested had it within 2 s.
-            Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
-        """
-        definition = self._definition
-        producer = definition.require_client().producer
-        return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
+        return Queue(self._definition.require_client(), self._definition.keys())
 
     @overload
     def options(self, *, max_length: int = ..., wait: Seconds = ..., replicas: int = ...) -> PlainBound[P, R]: ...
@@ -269,11 +250,6 @@ class Function(Bound[P, R]):
 class AsyncFunction(Function[P, R]):
     """A `Function` made of an async function."""
 
-    def __init__(self, definition: FunctionDefinition) -> None:
-        super().__init__(definition)
-        if sys.version_info >= (3, 12):
-            inspect.markcoroutinefunction(self)
-
     # `async def`, because frameworks check that before they choose between await and a thread.
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without the mesh."""
@@ -290,11 +266,6 @@ class SyncFunction(Function[P, R]):
 
 class AsyncListFunction(Function[[T], R]):
     """A `Function` made of an async function that takes a list. A call of it is one element: ``await fn.enqueue(element)``."""
-
-    def __init__(self, definition: FunctionDefinition) -> None:
-        super().__init__(definition)
-        if sys.version_info >= (3, 12):
-            inspect.markcoroutinefunction(self)
 
     async def __call__(self, calls: list[T], /) -> Sequence[R | Exception] | None:
         """Run the function here and now with a list of calls, without the mesh. Return what it returns."""

@@ -7,19 +7,23 @@ joins serves all declared functions, and peers that have joined already are noti
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import tzinfo
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
-from worqr.client.call import Call
+from msgspec.structs import replace
+
+from worqr.client.producer import Call
 from worqr.cron import MAX_CATCH_UP, MAX_TASK, MIN_PERIOD, Definition, Overlap, Trigger, zone_name
 from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
-from worqr.functions.declarations import Declarations
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.handler_options import RunsIn, check_runs_in, handling, is_async
+from worqr.inside import definition_of
 from worqr.job_options import NoSuchOption
 from worqr.keys import check_name
 from worqr.limits import Lanes, Limit
@@ -27,9 +31,204 @@ from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds, importable_name, seconds
 
-# `ScheduleRegistry`: declares the schedules of an application while it is imported. Nothing is sent before a peer joins.
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+
+# `Declarations`: the functions and schedules of one registry.
 #
-# `worqr.cron` computes the firings.
+# A `Registry` has one, which users do not see. It checks that names are unique, passes the declarations on to the mesh that
+# includes the registry, and notifies the peers that have joined already. It sends nothing.
+
+
+class Declarations:
+    """What one registry declares, or includes. Changed while an application is imported, and by late declarations.
+
+    Attributes:
+        functions: the functions by name.
+        schedules: the schedules by name.
+        client: the client of the mesh that includes this registry; None until a mesh does.
+    """
+
+    def __init__(self, client: Client | None = None) -> None:
+        self.functions: dict[str, Function[..., Any]] = {}
+        self.schedules: dict[str, Definition] = {}
+        self.client: Client | None = client
+        self._names: dict[str, str] = {}
+        self._parent: tuple[Declarations, str] | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """True if a peer would have nothing to do: there is no function and no schedule."""
+        return not (self.functions or self.schedules)
+
+    # Functions
+
+    def add(self, function: Function[..., Any]) -> None:
+        """Add a function.
+
+        Raises:
+            UsageError: A name is taken, here or in a registry that includes this one.
+        """
+        declared = definition_of(function)
+        self._forget_older(declared.name, declared.fn)
+        self._check_all_free((declared.name, *declared.aliases))
+        self._register(function)
+
+    def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
+        """Remove the older definition of a function that is defined again, here and in all registries that include this one."""
+        older = self.functions.get(name)
+        if older is None or not _is_defined_anew(definition_of(older).fn, fn):
+            return
+        registry: Declarations | None = self
+        while registry is not None:
+            name_there = next(each for each, function in registry.functions.items() if function is older)
+            registry._forget(name_there, older.name)
+            registry = registry._parent[0] if registry._parent is not None else None
+
+    def _forget(self, name: str, queue: str) -> None:
+        """Remove a function, and the schedules of its queue."""
+        del self.functions[name]
+        self._names = {each: of for each, of in self._names.items() if of != name}
+        for each in [each for each, one in self.schedules.items() if one.queue in {name, queue}]:
+            del self.schedules[each]
+
+    def _check_all_free(self, names: Collection[str]) -> None:
+        """Raise UsageError for names that are taken, here or in a registry that includes this one."""
+        at = self
+        at._check_free(names)
+        while at._parent is not None:
+            at, prefix = at._parent
+            names = [prefix + each for each in names]
+            at._check_free(names)
+
+    def _check_free(self, names: Collection[str]) -> None:
+        checked: set[str] = set()
+        for name in names:
+            check_name(name, "function name")
+            if name in self._names or name in checked:
+                taken_by = self._names.get(name, name)
+                raise UsageError(
+                    f"there is a function {taken_by!r} already that has the name {name!r}: give one of them name="
+                )
+            checked.add(name)
+
+    def _register(self, function: Function[..., Any]) -> None:
+        """Add a function here, and to all registries that include this one."""
+        declared = definition_of(function)
+        self.functions[declared.name] = function
+        for each in (declared.name, *declared.aliases):
+            self._names[each] = declared.name
+        declared.bind(self.client)
+        if self.client is not None and declared.options.shards > 1:
+            self.client.declare_shards(declared.name, declared.options.shards)
+        if self._parent is not None:
+            self._propagate(function)
+        for listener in tuple(self._listeners):
+            listener()
+
+    def _propagate(self, function: Function[..., Any]) -> None:
+        assert self._parent is not None
+        home, prefix = self._parent
+        declared = definition_of(function)
+        declared.rename(prefix + declared.name, tuple(prefix + alias for alias in declared.aliases))
+        home._register(function)
+
+    @contextmanager
+    def when_declared(self, listener: Callable[[], None]) -> Generator[None]:
+        """Call `listener` after each declaration during the block, in the thread that declares."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    # Including
+
+    def include(self, other: Declarations, prefix: str) -> None:
+        """Add all declarations of `other`, now and later, with `prefix` in front of the names.
+
+        Raises:
+            UsageError: `other` is a mesh's or is included already; or a name is taken. Nothing is changed.
+        """
+        self._check_includable(other)
+        if prefix:
+            check_name(prefix, "prefix of include")
+        self._check_all_free([prefix + each for each in other._names])
+        schedules = list(self._incoming_schedules(other, prefix))
+        for definition in schedules:
+            for registry, renamed in self._ancestors(definition):
+                registry.check_schedule(renamed)
+        for definition in schedules:
+            self.add_schedule(definition)
+        other._parent = self, prefix
+        for function in list(other.functions.values()):
+            other._propagate(function)
+
+    def _check_includable(self, other: Declarations) -> None:
+        if other.client is not None and other._parent is None:
+            raise UsageError("a Mesh cannot be included: declare the functions in a worqr.Registry")
+        if other._parent is not None:
+            raise UsageError("this registry is included already: a function has one queue, so it belongs to one mesh")
+        at: Declarations | None = self
+        while at is not None:
+            if at is other:
+                raise UsageError("a registry cannot include itself")
+            at = at._parent[0] if at._parent is not None else None
+
+    # Schedules
+
+    def add_schedule(self, definition: Definition) -> None:
+        """Add a schedule here, and to all registries that include this one.
+
+        Raises:
+            UsageError: The name is taken, here or in a registry that includes this one. Nothing is changed.
+        """
+        targets = list(self._ancestors(definition))
+        for registry, renamed in targets:
+            registry.check_schedule(renamed)
+        for registry, renamed in targets:
+            registry.schedules[renamed.name] = renamed
+
+    def check_schedule(self, definition: Definition) -> None:
+        """Raise UsageError if the name of a schedule is taken, or too long."""
+        if check_name(definition.name, "schedule name") in self.schedules:
+            raise UsageError(f"there is a schedule {definition.name!r} already: give one of them another name=")
+
+    def _ancestors(self, definition: Definition) -> Iterator[tuple[Declarations, Definition]]:
+        """Yield the schedule with its name here, and with its name in each registry that includes this one."""
+        yield self, definition
+        if self._parent is not None:
+            home, prefix = self._parent
+            # A schedule without a name of its own has the name of its function, with all prefixes.
+            named = definition.name != definition.queue
+            yield from home._ancestors(replace(definition, name=prefix + definition.name) if named else definition)
+
+    def _incoming_schedules(self, other: Declarations, prefix: str) -> Iterator[Definition]:
+        """Yield the schedules of `other` with their names here. The queues get all prefixes that functions get."""
+        full, at = prefix, self
+        while at._parent is not None:
+            at, more = at._parent
+            full = more + full
+        for each in other.schedules.values():
+            queue = full + each.queue if each.queue in other._names else each.queue
+            yield replace(each, name=prefix + each.name, queue=queue)
+
+
+def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bool:
+    """Return True if `newer` replaces `older` in its module, because a notebook cell ran again or a module was loaded again."""
+    if older is newer or not (inspect.isfunction(older) and inspect.isfunction(newer)) or "<" in newer.__qualname__:
+        return False
+    if (older.__module__, older.__qualname__) != (newer.__module__, newer.__qualname__):
+        return False
+    if newer.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        return True  # a notebook, or a console
+    before, now = older.__code__, newer.__code__
+    return (before.co_filename, before.co_firstlineno) == (now.co_filename, now.co_firstlineno)
+
+
+# The options of schedules. `worqr.cron` computes the firings.
 
 
 OVERLAPS: Final = ("skip", "queue", "cancel")
@@ -64,10 +263,196 @@ class NoArgFunction(Protocol):
 F = TypeVar("F", bound=NoArgFunction)
 
 
-class ScheduleRegistry:
-    """The part of `Registry` that declares schedules. Nothing is sent before `join`."""
+def _call_of(function: NoArgFunction) -> Call[Any]:
+    """Return a call of a function without arguments. Raises UsageError if it needs some."""
+    try:
+        return function.call()
+    except TypeError as error:
+        name = getattr(function, "__name__", "fn")
+        raise UsageError(
+            f"a schedule calls its function without arguments ({error}): give the parameters defaults, or declare a schedule for "
+            f"a call, as in mesh.cron('0 3 * * *', {name}.call(...)) below the function"
+        ) from None
 
-    _declarations: Declarations
+
+def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a schedule as fields of its definition."""
+    for option in how:
+        if option not in ScheduleOptions.__annotations__:
+            known = ScheduleOptions.__annotations__
+            hint = hint_at_option(option, known, f"it takes {', '.join(known)}")
+            raise UsageError(f"a schedule has no option {option!r}; {hint}")
+    found: dict[str, Any] = {}
+    if "name" in how:
+        found["name"] = check_name(how["name"], "schedule name")
+    if "timezone" in how:
+        found["timezone"] = zone_name(how["timezone"])
+    if "misfire" in how:
+        found["misfire"] = _misfire_count(how["misfire"])
+    if "overlap" in how:
+        if how["overlap"] not in OVERLAPS:
+            raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
+        found["overlap"] = how["overlap"]
+    if "jitter" in how:
+        found["jitter_ms"] = round(seconds(how["jitter"], "jitter") * 1000)
+    return found
+
+
+def _misfire_count(misfire: object) -> int:
+    if isinstance(misfire, str) and misfire in MISFIRES:
+        return MISFIRES[misfire]
+    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
+        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
+    return misfire
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    BatchSize = TypeVarWithDefault("BatchSize", bound=int | None, default=None)
+    BatchSize_co = TypeVarWithDefault("BatchSize_co", bound=int | None, default=None, covariant=True)
+else:
+    BatchSize = TypeVar("BatchSize")
+    BatchSize_co = TypeVar("BatchSize_co", covariant=True)
+
+
+class TaskDecorator(Protocol[BatchSize_co]):
+    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function. With `batch_size`, the
+    function takes a list, and a call of it is one element.
+    """
+
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, None]], /
+    ) -> AsyncListFunction[T, None]: ...
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, Sequence[R | Exception] | None]], /
+    ) -> AsyncListFunction[T, R]: ...
+    @overload
+    def __call__(self: TaskDecorator[int], fn: Callable[[list[T]], None], /) -> SyncListFunction[T, None]: ...
+    @overload
+    def __call__(
+        self: TaskDecorator[int], fn: Callable[[list[T]], Sequence[R | Exception] | None], /
+    ) -> SyncListFunction[T, R]: ...
+    @overload
+    def __call__(self: TaskDecorator[None], fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __call__(self: TaskDecorator[None], fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+
+
+class Registry:
+    """Functions and schedules without a mesh. ``mesh.include(registry)`` adds them to a mesh."""
+
+    def __init__(self) -> None:
+        self._declarations = Declarations()
+
+    @property
+    def functions(self) -> Mapping[str, Function[..., Any]]:
+        """The functions that are declared or included here, by name."""
+        return MappingProxyType(self._declarations.functions)
+
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+    @overload  # `unknown` takes other options, so that a type checker names them; with Unpack it would name none
+    def task(
+        self,
+        /,
+        *,
+        name: str = ...,
+        aliases: Collection[str] = ...,
+        timeout: Seconds | None = ...,
+        retry: RetryPolicy = ...,
+        keep_failed: int = ...,
+        concurrency: int | None = ...,
+        size: int = ...,
+        priority: int = ...,
+        on_failure: Callable[[Failed], object] | None = ...,
+        on_failure_retry: RetryPolicy = ...,
+        on_failure_timeout: Seconds | None = ...,
+        batch_size: BatchSize = ...,  # pyright: ignore[reportInvalidTypeVarUse] - it has a default
+        batch_wait: Seconds = ...,
+        runs_in: RunsIn = ...,
+        result_ttl: Seconds | None = ...,
+        recent: int = ...,
+        limit: Limit | Collection[Limit] = ...,
+        lanes: Lanes = ...,
+        max_length: int | None = ...,
+        shards: int = ...,
+        **unknown: NoSuchOption,
+    ) -> TaskDecorator[BatchSize]: ...
+    def task(
+        self,
+        fn: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Collection[str] = (),
+        **options: Any,
+    ) -> Any:
+        """Declare a function whose calls can be enqueued, and which workers of this mesh run. Each function has a queue of its
+        own.
+
+        Use it as a decorator, ``@mesh.task`` or ``@mesh.task(timeout=60)``. If a notebook cell runs again or a module is
+        loaded again, its functions and their schedules are replaced.
+
+        Args:
+            fn: The function.
+            name: The name of the function and of its queue. Default: its module and qualified name; for ``__main__``, the
+                file name of the script takes the place of the module.
+            aliases: Older names of the function. Workers run the tasks of their queues, and nothing is enqueued there.
+            **options: See `HandlerOptions`. With `batch_size` and `batch_wait` of `ListHandlerOptions`, the function takes a
+                list, and each call is one element of it.
+
+        Returns:
+            The function as a `Function`; with options, a decorator.
+
+        Raises:
+            UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
+                not valid.
+        """
+        handler_options = handling("task", options)
+        if name is not None:
+            check_name(name, "function name")
+        if isinstance(aliases, str):
+            raise UsageError(f"aliases must be a collection of names, as in aliases=[{aliases!r}], not a str")
+        others = tuple(check_name(alias, "alias") for alias in aliases)
+
+        def declare(fn: Callable[..., Any]) -> Function[..., Any]:
+            fn = _plain(fn)
+            check_runs_in(fn, handler_options.runs_in)
+            found = name or _name_of(fn)
+            kind: Any = AsyncFunction if is_async(fn) else SyncFunction
+            if handler_options.batch_size is not None:
+                kind = AsyncListFunction if is_async(fn) else SyncListFunction
+            function: Function[..., Any] = kind(
+                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
+            )
+            self._declarations.add(function)
+            return function
+
+        return declare if fn is None else declare(fn)
+
+    def include(self, other: Registry, *, prefix: str = "") -> None:
+        """Add all functions and schedules of another registry, also those that it declares later.
+
+        Args:
+            other: A registry that is not included elsewhere. Its functions belong to this mesh from now on.
+            prefix: Put in front of the names and aliases of its functions and schedules, for instance ``"shop."``.
+
+        Raises:
+            UsageError: `other` is a mesh or is included already, or a name is taken. Nothing is changed.
+        """
+        if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"include() takes a worqr.Registry, not {other!r}")
+        self._declarations.include(other._declarations, prefix)
+
+    # Schedules
 
     @overload
     def cron(
@@ -202,196 +587,6 @@ class ScheduleRegistry:
             return function
 
         return decorator
-
-
-def _call_of(function: NoArgFunction) -> Call[Any]:
-    """Return a call of a function without arguments. Raises UsageError if it needs some."""
-    try:
-        return function.call()
-    except TypeError as error:
-        name = getattr(function, "__name__", "fn")
-        raise UsageError(
-            f"a schedule calls its function without arguments ({error}): give the parameters defaults, or declare a schedule for "
-            f"a call, as in mesh.cron('0 3 * * *', {name}.call(...)) below the function"
-        ) from None
-
-
-def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a schedule as fields of its definition."""
-    for option in how:
-        if option not in ScheduleOptions.__annotations__:
-            known = ScheduleOptions.__annotations__
-            hint = hint_at_option(option, known, f"it takes {', '.join(known)}")
-            raise UsageError(f"a schedule has no option {option!r}; {hint}")
-    found: dict[str, Any] = {}
-    if "name" in how:
-        found["name"] = check_name(how["name"], "schedule name")
-    if "timezone" in how:
-        found["timezone"] = zone_name(how["timezone"])
-    if "misfire" in how:
-        found["misfire"] = _misfire_count(how["misfire"])
-    if "overlap" in how:
-        if how["overlap"] not in OVERLAPS:
-            raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
-        found["overlap"] = how["overlap"]
-    if "jitter" in how:
-        found["jitter_ms"] = round(seconds(how["jitter"], "jitter") * 1000)
-    return found
-
-
-def _misfire_count(misfire: object) -> int:
-    if isinstance(misfire, str) and misfire in MISFIRES:
-        return MISFIRES[misfire]
-    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
-        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
-    return misfire
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-    BatchSize = TypeVarWithDefault("BatchSize", bound=int | None, default=None)
-    BatchSize_co = TypeVarWithDefault("BatchSize_co", bound=int | None, default=None, covariant=True)
-else:
-    BatchSize = TypeVar("BatchSize")
-    BatchSize_co = TypeVar("BatchSize_co", covariant=True)
-
-
-class TaskDecorator(Protocol[BatchSize_co]):
-    """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function. With `batch_size`, the
-    function takes a list, and a call of it is one element.
-    """
-
-    @overload
-    def __call__(
-        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, None]], /
-    ) -> AsyncListFunction[T, None]: ...
-    @overload
-    def __call__(
-        self: TaskDecorator[int], fn: Callable[[list[T]], Coroutine[Any, Any, Sequence[R | Exception] | None]], /
-    ) -> AsyncListFunction[T, R]: ...
-    @overload
-    def __call__(self: TaskDecorator[int], fn: Callable[[list[T]], None], /) -> SyncListFunction[T, None]: ...
-    @overload
-    def __call__(
-        self: TaskDecorator[int], fn: Callable[[list[T]], Sequence[R | Exception] | None], /
-    ) -> SyncListFunction[T, R]: ...
-    @overload
-    def __call__(self: TaskDecorator[None], fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-    @overload
-    def __call__(self: TaskDecorator[None], fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
-
-
-class Registry(ScheduleRegistry):
-    """Functions and schedules without a mesh. ``mesh.include(registry)`` adds them to a mesh."""
-
-    def __init__(self) -> None:
-        self._declarations = Declarations()
-
-    @property
-    def functions(self) -> Mapping[str, Function[..., Any]]:
-        """The functions that are declared or included here, by name."""
-        return MappingProxyType(self._declarations.functions)
-
-    @overload
-    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-    @overload
-    def task(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
-    @overload  # `unknown` takes other options, so that a type checker names them; with Unpack it would name none
-    def task(
-        self,
-        /,
-        *,
-        name: str = ...,
-        aliases: Collection[str] = ...,
-        timeout: Seconds | None = ...,
-        retry: RetryPolicy = ...,
-        keep_failed: int = ...,
-        concurrency: int | None = ...,
-        size: int = ...,
-        priority: int = ...,
-        on_failure: Callable[[Failed], object] | None = ...,
-        on_failure_retry: RetryPolicy = ...,
-        on_failure_timeout: Seconds | None = ...,
-        batch_size: BatchSize = ...,  # pyright: ignore[reportInvalidTypeVarUse] - it has a default
-        batch_wait: Seconds = ...,
-        runs_in: RunsIn = ...,
-        result_ttl: Seconds | None = ...,
-        recent: int = ...,
-        limit: Limit | Collection[Limit] = ...,
-        lanes: Lanes = ...,
-        max_length: int | None = ...,
-        shards: int = ...,
-        **unknown: NoSuchOption,
-    ) -> TaskDecorator[BatchSize]: ...
-    def task(
-        self,
-        fn: Any = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Collection[str] = (),
-        **options: Any,
-    ) -> Any:
-        """Declare a function whose calls can be enqueued, and which workers of this mesh run. Each function has a queue of its
-        own.
-
-        Use it as a decorator, ``@mesh.task`` or ``@mesh.task(timeout=60)``. If a notebook cell runs again or a module is
-        loaded again, its functions and their schedules are replaced.
-
-        Args:
-            fn: The function.
-            name: The name of the function and of its queue. Default: its module and qualified name; for ``__main__``, the
-                file name of the script takes the place of the module.
-            aliases: Older names of the function. Workers run the tasks of their queues, and nothing is enqueued there.
-            **options: See `HandlerOptions`. With `batch_size` and `batch_wait` of `ListHandlerOptions`, the function takes a
-                list, and each call is one element of it.
-
-        Returns:
-            The function as a `Function`; with options, a decorator.
-
-        Raises:
-            UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
-                not valid.
-        """
-        handler_options = handling("task", options)
-        if name is not None:
-            check_name(name, "function name")
-        if isinstance(aliases, str):
-            raise UsageError(f"aliases must be a collection of names, as in aliases=[{aliases!r}], not a str")
-        others = tuple(check_name(alias, "alias") for alias in aliases)
-
-        def declare(fn: Callable[..., Any]) -> Function[..., Any]:
-            fn = _plain(fn)
-            check_runs_in(fn, handler_options.runs_in)
-            found = name or _name_of(fn)
-            kind: Any = AsyncFunction if is_async(fn) else SyncFunction
-            if handler_options.batch_size is not None:
-                kind = AsyncListFunction if is_async(fn) else SyncListFunction
-            function: Function[..., Any] = kind(
-                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
-            )
-            self._declarations.add(function)
-            return function
-
-        return declare if fn is None else declare(fn)
-
-    def include(self, other: Registry, *, prefix: str = "") -> None:
-        """Add all functions and schedules of another registry, also those that it declares later.
-
-        Args:
-            other: A registry that is not included elsewhere. Its functions belong to this mesh from now on.
-            prefix: Put in front of the names and aliases of its functions and schedules, for instance ``"shop."``.
-
-        Raises:
-            UsageError: `other` is a mesh or is included already, or a name is taken. Nothing is changed.
-        """
-        if not isinstance(other, Registry):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"include() takes a worqr.Registry, not {other!r}")
-        self._declarations.include(other._declarations, prefix)
 
 
 def _plain(fn: object) -> Callable[..., Any]:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
-from worqr.client.mesh_client import MeshClient
+from worqr.client.client import Client
 from worqr.errors import UsageError
-from worqr.functions.declarations import Declarations
+from worqr.functions.registry import Declarations
 from worqr.handler_options import RUNS_IN, AsyncRunsIn, refuse_unknown
 from worqr.inside import definition_of
 from worqr.peer.engine import Engine
@@ -24,7 +24,7 @@ from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, c
 from worqr.peer.peer import Peer
 from worqr.peer.scheduler import default_processes
 from worqr.peer.settings import PeerSettings
-from worqr.validation import Seconds, check_count, seconds
+from worqr.validation import Seconds, check_between, check_count, seconds
 
 if TYPE_CHECKING:
     from worqr.peer.executors.host_loop import HostLoop
@@ -48,7 +48,7 @@ class Measuring(Protocol):
 # The settings of the workers of a mesh, and their checks.
 #
 # `worqr.Mesh` is a `WorkerSettings`: its public attributes are these settings. Those of its connections are in
-# `worqr.client.settings`; the options of one join are in `worqr.peer.options`.
+# `worqr.client.connections`; the options of one join are in `worqr.peer.options`.
 
 
 S = TypeVar("S")
@@ -114,9 +114,8 @@ def _checked_history(history: object, queues: object) -> int:
     """Return how many queues have a history, or raise UsageError."""
     if not isinstance(history, bool):
         raise UsageError(f"history must be True or False, not {history!r}; history_queues=... says for how many queues")
-    if isinstance(queues, bool) or not isinstance(queues, int) or not 0 <= queues <= MAX_HISTORIES:
-        raise UsageError(f"history_queues must be a whole number from 0 (none) to {MAX_HISTORIES}, not {queues!r}")
-    return queues if history else 0
+    number = check_between(queues, "history_queues", 0, MAX_HISTORIES)
+    return number if history else 0
 
 
 class PeerFactory(Generic[S]):
@@ -128,7 +127,7 @@ class PeerFactory(Generic[S]):
         declarations: the functions and schedules of the mesh.
     """
 
-    def __init__(self, settings: WorkerSettings[S], client: MeshClient, declarations: Declarations) -> None:
+    def __init__(self, settings: WorkerSettings[S], client: Client, declarations: Declarations) -> None:
         self.settings = settings
         self.client = client
         self.declarations = declarations

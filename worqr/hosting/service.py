@@ -17,11 +17,13 @@ import os
 import queue
 import re
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -32,17 +34,188 @@ from worqr.escaping import escape
 from worqr.functions.function import Function
 from worqr.handler_options import AsyncRunsIn
 from worqr.hosting.peer_factory import PeerFactory
-from worqr.hosting.supervision import Supervision
-from worqr.inside import definition_of, engine_of
+from worqr.http_server import BindAddress, HttpServer
+from worqr.inside import definition_of, engine_of, readings_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
+from worqr.mesh_records import Health
 from worqr.peer.options import GRACE, Only
-from worqr.peer.peer import Peer
+from worqr.peer.peer import Peer, PeerReadings
+from worqr.probes import Probes
 from worqr.tracebacks import one_line
 from worqr.validation import seconds
 from worqr.version import __version__
 
+# `SystemdNotifier`: tells systemd that a service is ready, is stopping, and is alive, for units of ``Type=notify``.
+#
+# systemd names a datagram socket in ``$NOTIFY_SOCKET``. A thread sends the messages, because the event loop may be blocked: a
+# service that is not alive sends no ``WATCHDOG=1``, and systemd starts it again. Without the variable there is no thread.
+#
+# See: sd_notify(3), sd_watchdog_enabled(3).
+
+
+STATUS_EVERY: Final = 5.0
+"""Seconds between two checks of the line that ``systemctl status`` shows."""
+READY: Final = "READY=1"
+STOPPING: Final = "STOPPING=1"
+_WATCHDOG: Final = "WATCHDOG=1"
+
+
+class SystemdNotifier:
+    """Sends messages from `start` to `end`, if systemd has asked for them.
+
+    Args:
+        health: returns the health of the service, in any thread.
+        environment: the environment of the process.
+    """
+
+    def __init__(self, health: Callable[[], Health], environment: Mapping[str, str]) -> None:
+        self._health = health
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._watchdog_every = _watchdog_every(environment)
+        self._messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # its put() is allowed in a signal handler
+        self._thread: threading.Thread | None = None
+        self._shown = ""
+
+    def start(self) -> None:
+        """Begin to send. Does nothing if systemd has not asked."""
+        if self._address:
+            self._thread = threading.Thread(target=self._run, name="worqr-systemd", daemon=True)
+            self._thread.start()
+
+    def tell(self, message: str) -> None:
+        """Send a message; from any thread, and from a signal handler."""
+        if self._thread is not None:
+            self._messages.put(message)
+
+    def end(self) -> None:
+        """Send what is left, and stop."""
+        if self._thread is not None:
+            self._messages.put(None)
+            self._thread.join(1.0)
+
+    # In the thread
+
+    def _run(self) -> None:
+        every = min(STATUS_EVERY, self._watchdog_every or STATUS_EVERY)
+        next_check = time.monotonic()
+        while True:
+            try:
+                message = self._messages.get(timeout=max(0.0, next_check - time.monotonic()))
+            except queue.Empty:
+                next_check = time.monotonic() + every
+                self._check()
+                continue
+            if message is None:
+                return
+            self._send(message)
+            next_check = time.monotonic()  # the status has changed
+
+    def _check(self) -> None:
+        """Send the status if it has changed; and the watchdog's message, if the service is alive."""
+        health = self._health()
+        status = (
+            f"{health.why}, {health.running} running" if health.why else f"{health.running} running, {health.room} free"
+        )
+        lines: list[str] = []
+        if status != self._shown:
+            self._shown = status
+            lines.append(f"STATUS={status}")
+        if self._watchdog_every is not None and health.alive:
+            lines.append(_WATCHDOG)
+        if lines:
+            self._send("\n".join(lines))
+
+    def _send(self, message: str) -> None:
+        name = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(message.encode("utf-8", "replace"), name)
+        except OSError:
+            pass  # systemd does not listen; the service goes on without it
+
+
+def _watchdog_every(environment: Mapping[str, str]) -> float | None:
+    """Return the seconds between two messages of the watchdog: half of its time. None: systemd does not watch this process."""
+    microseconds = environment.get("WATCHDOG_USEC", "")
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(microseconds) / 2e6 if microseconds.isdecimal() and int(microseconds) else None
+
+
+# `Supervision`: what a service tells those who supervise it, an orchestrator by probes over HTTP and systemd by messages.
+#
+# Both reply or send in threads of their own, from before the service joins until it has left.
+
+
 logger: logging.Logger = logging.getLogger("worqr.service")  # a documented name
+
+LEAVING: Final = "the peer is leaving"
+
+
+class Supervision:
+    """The probes and the messages of one service.
+
+    Args:
+        probe: where the probes listen; None: as ``$WORQR_PROBE`` says, else nowhere.
+
+    Raises:
+        UsageError: that is not an address.
+    """
+
+    def __init__(self, probe: str | int | None) -> None:
+        self._bind: BindAddress | None = None
+        if probe is not None:
+            self._bind = BindAddress.parse(probe, "probe")
+        elif given := os.environ.get("WORQR_PROBE"):
+            self._bind = BindAddress.parse(given, "WORQR_PROBE")
+        self._peer: Peer | None = None
+        self._stopping = False
+        self._probes = Probes(self)
+        self._systemd = SystemdNotifier(self.health, os.environ)
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Serve the probes, and send messages, in a block.
+
+        Raises:
+            UsageError: the address of the probes is in use.
+        """
+        server = None if self._bind is None else HttpServer(self._bind, self._probes.respond)
+        try:
+            self._systemd.start()
+            if server is not None:
+                emit(logger, "probe", "serving probes at %(address)s", address=str(server.address))
+            yield
+        finally:
+            self._systemd.end()
+            if server is not None:
+                server.close()
+
+    def serves(self, peer: Peer) -> None:
+        """The peer has joined, and serves its queues."""
+        self._peer = peer
+        self._probes.observe()
+        self._systemd.tell(READY)
+
+    def stopping(self) -> None:
+        """The service begins to leave; from any thread, and from a signal handler."""
+        if not self._stopping:
+            self._stopping = True
+            self._systemd.tell(STOPPING)
+
+    def _readings(self) -> PeerReadings | None:
+        return None if self._peer is None else readings_of(self._peer)
+
+    def health(self) -> Health:
+        """Return the health of the service, from any thread."""
+        if self._peer is None:
+            return Health(alive=True, ready=False, why="joining the mesh", running=0, room=0, loop_lag=0.0)
+        health = self._peer.health()
+        if self._stopping and health.ready:  # a loop that is blocked does not know it yet
+            return replace(health, ready=False, why=LEAVING)
+        return health
+
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import trio
 
+from worqr.client.client import Client
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import RunTotalsReader
-from worqr.client.mesh_client import MeshClient
 from worqr.client.schedules import all_schedules, schedule_of
 from worqr.cron import Schedule
 from worqr.inside import client_of
@@ -82,7 +82,7 @@ class FleetReader:
     def __init__(self, mesh: Fleet, together: Together | None = None) -> None:
         self._mesh = mesh
         self._together: Together = _one_by_one if together is None else together
-        self._client: MeshClient = client_of(mesh)
+        self._client: Client = client_of(mesh)
         self._runs = RunTotalsReader(self._client)
 
     async def read(self) -> FleetSnapshot:

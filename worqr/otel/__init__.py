@@ -10,7 +10,6 @@ try:
 except ImportError:
     raise ImportError("worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'") from None
 
-from worqr.otel.measuring import measure_mesh, measure_workers
-from worqr.otel.tracing import Tracing
+from worqr.otel.telemetry import Tracing, measure_mesh, measure_workers
 
 __all__ = ["Tracing", "measure_mesh", "measure_workers"]

@@ -23,8 +23,8 @@ from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.options import Only
 
 if TYPE_CHECKING:
-    from worqr.functions.declarations import Declarations
     from worqr.functions.definition import FunctionDefinition
+    from worqr.functions.registry import Declarations
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from worqr.mesh import Mesh
 from worqr.testing.bench_run import Summary
 from worqr.testing.direct_context import DirectContext, context
-from worqr.testing.recorded_batch import Sent, SentBatch
-from worqr.testing.recording import RecordedJob, recording
+from worqr.testing.recording import RecordedJob, Sent, SentBatch, recording
 from worqr.testing.threaded_bench import bench
 from worqr.testing.trio_bench import Bench
 

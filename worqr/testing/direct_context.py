@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
 import trio
 
 from worqr.batches import BatchInfo, BatchRef
-from worqr.errors import UsageError
 from worqr.job_options import check_id, encode_options
 from worqr.peer.context import Context, ListContext, current_context
 from worqr.peer.list_run import ListItem, ListRun
@@ -56,35 +55,34 @@ class _NoConsumer:
         return done
 
 
-class _DirectRun(Run[_NoConsumer]):
-    """A run without a claim."""
+class _WithoutClaim:
+    """The part of a run that has no claim."""
+
+    __slots__ = ()
 
     def check_cancelled(self) -> None:
-        _check_thread_if_any()
+        if not trio.lowlevel.in_trio_task():
+            with suppress(RuntimeError):  # the test calls the function directly
+                trio.from_thread.check_cancelled()
 
     def check_may_wait(self, instead: str) -> None:
         """Do nothing, because nothing waits."""
 
 
-class _DirectItem(ListItem):
+class _DirectRun(_WithoutClaim, Run[_NoConsumer]):
+    """A run without a claim."""
+
+
+class _DirectItem(_WithoutClaim, ListItem):
     """A call of a list, without a claim."""
 
     __slots__ = ()
 
-    def check_cancelled(self) -> None:
-        _check_thread_if_any()
 
-    def check_may_wait(self, instead: str) -> None:
-        """Do nothing, because nothing waits."""
-
-
-class _DirectListRun(ListRun):
+class _DirectListRun(_WithoutClaim, ListRun):
     """The run of a list, without claims."""
 
     __slots__ = ()
-
-    def check_cancelled(self) -> None:
-        _check_thread_if_any()
 
 
 def _list_run(items: Sequence[ListItem]) -> ListRun:
@@ -92,14 +90,6 @@ def _list_run(items: Sequence[ListItem]) -> ListRun:
     for item in items[1:]:
         run.add(item)
     return run
-
-
-def _check_thread_if_any() -> None:
-    if not trio.lowlevel.in_trio_task():
-        try:
-            trio.from_thread.check_cancelled()
-        except RuntimeError:
-            pass  # the test calls the function directly
 
 
 class DirectContext(Context):
@@ -136,11 +126,6 @@ class DirectContext(Context):
 
 class DirectListContext(ListContext, DirectContext):
     """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
-
-
-def _check_failures(value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"failures must be a whole number, at least 0, not {value!r}")
 
 
 @contextmanager
@@ -181,7 +166,7 @@ def context(
     Raises:
         UsageError: An argument is not valid.
     """
-    _check_failures(failures)
+    check_count(failures, "failures", least=0)
     host, fence = _NoConsumer(state), time.time_ns() // 1000
     shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
     if meta:

@@ -21,9 +21,8 @@ from worqr.inside import client_of
 from worqr.link import can_wait_here, driver_here, loop_name_here
 from worqr.mesh import Mesh
 from worqr.peer.options import JoinOptions
-from worqr.testing.bench_client import BenchConnections
 from worqr.testing.bench_run import Summary
-from worqr.testing.trio_bench import BENCH_HINT, Bench, bench_on_trio
+from worqr.testing.trio_bench import BENCH_HINT, Bench, BenchConnections, bench_on_trio
 from worqr.validation import Seconds
 
 T = TypeVar("T")

@@ -11,31 +11,61 @@ import atexit
 import os
 import secrets
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.client.call import Call
-from worqr.client.connections import async_block
+from worqr.client.connections import ClientSettings, Connection, ConnectionRegistry, async_block
+from worqr.client.producer import Call, Producer
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.functions.function import Function
 from worqr.inside import client_of
 from worqr.keys import RegistryKeys
+from worqr.link import Link, LinkSettings, driver_here, loop_here
 from worqr.mesh import Mesh
 from worqr.peer.context import Context
 from worqr.peer.options import JoinOptions
 from worqr.policy import ChildError, Retry, decide_retry
-from worqr.testing.bench_client import BenchConnections, BenchProducer
 from worqr.testing.bench_run import BenchRun, BenchSchedules, Summary, inspect_queues, promote_due_jobs, relay_messages
-from worqr.testing.clock import Clock, delete_keys
-from worqr.testing.patching import patched
-from worqr.testing.recorded_batch import Sent
+from worqr.testing.clock import BenchLink, Clock, delete_keys
+from worqr.testing.recording import Sent, patched
 from worqr.tracebacks import add_note, is_a
 from worqr.validation import Seconds, to_ms
 from worqr.validation import seconds as seconds_of
+
+# The connections of a mesh on a bench, which use the clock of the bench.
+
+
+class BenchConnections(ConnectionRegistry):
+    """The connections of a mesh on a bench."""
+
+    def __init__(self, settings: ClientSettings, declared_shards: Mapping[str, int]) -> None:
+        super().__init__(settings, declared_shards)
+        self._kept: list[Connection] = []
+
+    async def keep(self) -> None:
+        """Connect the running loop until `end_kept` is called."""
+        loop = loop_here()
+        connection = self._by_loop.get(loop) or await self._make(loop)
+        connection.add_user()
+        self._kept.append(connection)
+        await connection.link.wait_ready()
+        await connection.sharding.initialize()
+
+    def end_kept(self) -> None:
+        """Disconnect the loops that `keep` has connected. Any thread may call this."""
+        for loop, connection in list(self._by_loop.items()):
+            if connection in self._kept:
+                del self._by_loop[loop]
+                connection.link.close()
+
+    def new_link(self, settings: LinkSettings) -> Link:
+        """Return a link that uses the clock of the bench."""
+        return BenchLink(settings, driver_here())
+
 
 # The embedded server of all benches of a process. The first bench starts it; it ends with the process.
 
@@ -197,7 +227,7 @@ async def bench_on_trio(mesh: Mesh[Any], *, url: str | None, now: datetime | Non
     client = client_of(mesh)
     with patched(
         mesh,
-        producer=BenchProducer(client, sent),
+        producer=Producer(client, client.settings.tracing, sent),
         connections=BenchConnections(client.settings, client.declared_shards),
         url=url,
         prefix=f"bench{secrets.token_hex(6)}",
