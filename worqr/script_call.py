@@ -36,8 +36,8 @@ class Call(Generic[T_co]):
 
     Attributes:
         script: the script to run.
-        base: the script's ``KEYS[1]``, with which all its keys begin, with their hash tag (``worqr:{Q1}`` or ``{worqr}``); numbers
-            count per base. In a cluster the link adds ``KEYS[2]``, a key that never exists (`worqr.link.session`).
+        base: the script's ``KEYS[1]``, with which all its keys begin, with their hash tag (``worqr:{Q1}`` or ``{worqr}``).
+            Numbers count per base. In a cluster the link adds ``KEYS[2]``, a key that never exists (`worqr.link.session`).
         args: the script's ARGV. For a numbered call the link puts the producer's id, the call's number and the lowest unanswered
             number in front.
         read: turns the reply (an array whose first item is a status word) into the value; raises a WorqrError for a refusal.

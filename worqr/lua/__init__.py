@@ -1,12 +1,12 @@
 """The scripts: one Lua file for each entity, with its transactions and the functions that they share.
 
-A transaction is a function with a header: guarantee, ARGV, RETURNS, RESEND. It is sent as a script of its own, named by the SHA-1 of
-what is sent, with the functions of all files that it calls, and without comments (`worqr.lua.assembler`). ``KEYS[1]`` is the base:
-of a queue, or of the mesh. In a cluster ``KEYS[2]`` is a key that never exists (`worqr.link.session` has the reason).
+A transaction is a function with a header: guarantee, ARGV, RETURNS, RESEND. It is sent as a script of its own, named by the SHA-1
+of what is sent, with the functions of all files that it calls, and without comments (`worqr.lua.assembler`). ``KEYS[1]`` is the
+base: of a queue, or of the mesh. In a cluster ``KEYS[2]`` is a key that never exists (`worqr.link.session` has the reason).
 ``-- FLAGS`` has the flags of the script for the server.
-The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent. Their first three arguments are the
-producer's id, the number of the request, and the lowest number still unanswered: `numbered` in ``values.lua`` looks for the stored
-reply before their body and stores the reply after it.
+The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent. Their first three arguments are
+the producer's id, the number of the request, and the lowest number still unanswered: `numbered` in ``values.lua`` looks for the
+stored reply before their body and stores the reply after it.
 Each function that a script makes costs server time, also if it is never called. So the comment of a function that is rarely
 called has the line ``-- LATER``: the script makes it at its first call. Line numbers in the server's errors count the lines that
 are sent: those that ``worqr script NAME`` prints, not those of the file. Scripts are constants: nothing is ever formatted into

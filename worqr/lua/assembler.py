@@ -44,7 +44,8 @@ end
 
 
 _TRANSACTION: Final = re.compile(
-    r"^(?P<header>-- (?P<name>\w+): .*\n(?:--.*\n)*)local function (?P=name)\(\)\n(?P<body>(?:(?: .*)?\n)*)end\n", re.MULTILINE
+    r"^(?P<header>-- (?P<name>\w+): .*\n(?:--.*\n)*)local function (?P=name)\(\)\n(?P<body>(?:(?: .*)?\n)*)end\n",
+    re.MULTILINE,
 )
 
 Token = tuple[str, str]

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from worqr.keys import BatchKeys, QueueKeys
+from worqr.keys import QueueKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.script_call import Argument, Call
 from worqr.stored_values import exact, whole
