@@ -14,15 +14,13 @@ import pytest
 import trio
 
 import worqr
-from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, spying, until
+from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, services_of, serving, spying, until
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
 from worqr.ops import StartReply
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer
-from worqr.peer.run_counter import RunCounter
+from worqr.peer.consumer import HandlerConsumer
 from worqr.peer.scheduler import PATIENCE, Pool, Scheduler, Share
 from worqr.peer.session import Registration
-from worqr.peer.settles import Settles
 from worqr.policy import Policy
 
 pytestmark = pytest.mark.one_server
@@ -405,15 +403,6 @@ def asks_for_nothing(line: dict[str, Any], queue: str) -> bool:
 # The books of a consumer, with made-up answers
 
 
-def services_of(scheduler: Scheduler, link: Any) -> ConsumerServices:
-    """What a consumer is given, with a session whose last heartbeat was just now."""
-    nothing: Any = lambda *_: None  # noqa: E731
-    session: Any = SimpleNamespace(beat_is_fresh=lambda: True)
-    return ConsumerServices(
-        link, session, Settles(link), scheduler, RunCounter(link), nothing, nothing, nothing, nothing
-    )
-
-
 class Books:
     """A consumer that its queue has admitted, whose requests go nowhere: `asked` has how many tasks each was for."""
 
@@ -423,9 +412,7 @@ class Books:
         self._answers: list[Callable[..., None]] = []
         options["limit"] = Pool(options["limit"]) if "limit" in options else None
         services = services_of(scheduler, self)
-        self.consumer = HandlerConsumer(
-            QueueKeys("t", name), services, Policy(), Share(**options), Runs(), lambda _context: None
-        )
+        self.consumer = HandlerConsumer(QueueKeys("t", name), services, Policy(), Share(**options), Runs())
         self.consumer.admission.enter(Registration("w"), 1)
         self.consumer.admission.admit()
         self.consumer.lifecycle.admitted()
@@ -536,7 +523,7 @@ def test_a_queue_is_brief_only_while_all_its_runs_are_over_at_once(monkeypatch: 
 
 def test_a_station_whose_runs_never_find_room_is_not_made() -> None:
     with pytest.raises(worqr.UsageError, match="'Q1': a run of size 3 would never find room"):
-        HandlerConsumer(QueueKeys("t", "Q1"), services_of(Scheduler(2), None), Policy(), Share(3), Runs(), Any)  # type: ignore[arg-type]
+        HandlerConsumer(QueueKeys("t", "Q1"), services_of(Scheduler(2), None), Policy(), Share(3), Runs())
 
 
 # Stuck runs
@@ -548,7 +535,7 @@ def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
     offers: list[None] = []
     capacity.dispatch_with(lambda: offers.append(None))
     share = Share(4, 100, pool, Pool(1))
-    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs(), Any)  # type: ignore[arg-type]
+    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs())
     stuck, fresh = (SimpleNamespace(fence=fence) for fence in (1, 2))
 
     def begin(context: Any) -> None:
@@ -580,7 +567,7 @@ def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
 def test_a_place_may_be_given_away_later_than_the_units() -> None:
     capacity, pool = Scheduler(10), Pool(2)
     share = Share(pool=pool)
-    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs(), Any)  # type: ignore[arg-type]
+    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs())
     capacity.take(share, 1, first=not consumer.running)
     consumer.running[1] = stuck = SimpleNamespace(fence=1)  # type: ignore[assignment]
     consumer.release_slot_of_stuck_run(stuck)  # type: ignore[arg-type]

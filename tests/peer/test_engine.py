@@ -16,7 +16,7 @@ import worqr
 from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.patience import PATIENCE
 from worqr.peer.engine import Engine
-from worqr.peer.slots import Deadlines, Slots
+from worqr.peer.slots import Slots
 
 pytestmark = pytest.mark.one_server
 
@@ -92,14 +92,14 @@ async def test_a_peer_that_has_failed_ends_without_a_handler_that_does_not_end(
 
 
 async def test_a_run_for_which_there_is_no_slot_any_more_goes_back() -> None:
-    ended, run = list[object](), Mock(queue="Q1")
-    slots = Slots(lambda *given: ended.append(given), lambda _: None, Deadlines())
+    run = Mock(queue="Q1")
+    slots = Slots(lambda _: None)
     async with trio.open_nursery() as nursery:
         await nursery.start(slots.run_forever)
         nursery.cancel_scope.cancel()
     slots.run(run)
     run.cancel.assert_called_once_with("leaving")
-    assert ended == [(run, False, None, None)]
+    run.host.run_ended.assert_called_once_with(run, False, None, None)
 
 
 class AtEnd(trio.abc.Instrument):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from worqr.peer.lifecycle import Lifecycle, Phase
+from worqr.peer.consumer import Lifecycle, Phase
 
 STEPS: dict[Phase, Callable[[Lifecycle], object]] = {
     Phase.SERVING: Lifecycle.admitted,

@@ -18,7 +18,7 @@ from tests.support.leaks import dump
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer import engine
+from worqr.peer import run_reports
 
 
 async def said(job: worqr.Job[Any]) -> tuple[float | None, str]:
@@ -150,7 +150,7 @@ def asynchronous(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 async def test_the_last_report_of_a_run_arrives_with_its_end(
     new_mesh: NewMesh, place: Any, in_list: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SEND_EVERY", 3600)  # nothing but the end sends it
+    monkeypatch.setattr(run_reports, "SEND_EVERY", 3600)  # nothing but the end sends it
     function: Callable[[Any], Any] = report_and_end_all if in_list else report_and_end
     if place in {"loop", "asyncio"}:
         function = asynchronous(function)
@@ -175,7 +175,7 @@ async def test_the_last_report_of_a_run_arrives_with_its_end(
 async def test_the_last_report_arrives_however_often_reports_are_sent(
     mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SEND_EVERY", 0)  # also between the end of a run and the request that says so
+    monkeypatch.setattr(run_reports, "SEND_EVERY", 0)  # also between the end of a run and the request that says so
     async with mesh.connect(), serving(mesh, "Q1", report_and_end):
         jobs = [await mesh.queue("Q1").dispatch(b"return", result_ttl=60) for _ in range(100)]
         for job in jobs:
@@ -184,7 +184,7 @@ async def test_the_last_report_arrives_however_often_reports_are_sent(
 
 
 async def test_the_last_report_of_a_cancelled_run_arrives(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "SEND_EVERY", 3600)
+    monkeypatch.setattr(run_reports, "SEND_EVERY", 3600)
 
     async def handler(task: bytes) -> None:
         try:
@@ -204,7 +204,7 @@ async def test_the_last_report_of_a_cancelled_run_arrives(mesh: worqr.Mesh, monk
 async def test_the_last_report_survives_a_lost_connection(
     new_mesh: NewMesh, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "SEND_EVERY", 3600)
+    monkeypatch.setattr(run_reports, "SEND_EVERY", 3600)
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     async with other.connect(), serving(mesh, "Q1", asynchronous(report_and_end)):
         for name in "note_progress", "finish_tasks":

@@ -109,7 +109,7 @@ async def test_a_check_that_follows_the_request_to_leave_does_not_end_the_regist
             await taken.wait()
             await leaving.wait_executed()
             [consumer] = peer._engine.consumers
-            peer._engine.queues.reconciler.check(consumer, named=True)
+            peer._engine.reconciler.check(consumer, named=True)
             leaving.release()
             nursery.cancel_scope.deadline = trio.current_time() + PATIENCE
         assert peer.id == first

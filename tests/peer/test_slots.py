@@ -44,7 +44,7 @@ async def test_a_handler_may_open_nurseries_and_scopes(mesh: worqr.Mesh) -> None
         await runs.wait(10)
         await eventually(mesh.queue("Q1").running, [])
         assert (await mesh.queue("Q1").info()).counts["finished"] == 10
-        assert len(peer._engine.runs.slots._idle) == 2  # the slots were good for more
+        assert len(peer._engine.slots._idle) == 2  # the slots were good for more
 
 
 async def test_a_child_of_a_handlers_nursery_that_fails_is_a_failure_of_the_handler(mesh: worqr.Mesh) -> None:

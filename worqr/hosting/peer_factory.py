@@ -20,14 +20,13 @@ from worqr.inside import definition_of
 from worqr.peer.engine import Engine
 from worqr.peer.late_functions import serving_late
 from worqr.peer.lifespans import LifespanStates, Middleware, check_lifespan, checked_middleware, warn_if_unused
-from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, check_concurrency
+from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, PeerSettings, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.peer.scheduler import default_processes
-from worqr.peer.settings import PeerSettings
 from worqr.validation import Seconds, check_count, seconds
 
 if TYPE_CHECKING:
-    from worqr.peer.executors.host_loop import HostLoop
+    from worqr.peer.executors.asyncio_loop import HostLoop
 
 
 # `Measuring`: what gets the peers of a mesh and their runs. `worqr.otel` implements it.

@@ -13,7 +13,7 @@ from worqr.embedded import Relocation
 from worqr.errors import UsageError
 from worqr.inside import client_of, set_server
 from worqr.mesh import Mesh
-from worqr.peer.settings import RunObserver
+from worqr.peer.options import RunObserver
 
 
 @contextmanager

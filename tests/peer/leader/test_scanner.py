@@ -21,7 +21,7 @@ from worqr.client.connections import NotedQueues
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import QueuesPage, WorkerHeartbeats, operators, registry
-from worqr.peer import consumers
+from worqr.peer import consumer_runner
 from worqr.peer.leader import scanner
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.scanner import QueueInspector
@@ -150,7 +150,7 @@ async def test_a_counter_that_nobody_counts_runs_out_while_a_leader_looks(
 async def test_a_peer_notes_the_queues_that_it_serves_again_and_again(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "NOTE_EVERY", 0.1)
+    monkeypatch.setattr(consumer_runner, "NOTE_EVERY", 0.1)
     client = server.client()
     async with serving(mesh, "Q1", Runs()):
         client.delete(RegistryKeys(prefix).queues)

@@ -33,8 +33,8 @@ from worqr.ops import WorkerHeartbeats
 from worqr.peer.error_throttle import ErrorThrottle, next_aligned_time, sleep_aligned
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
 from worqr.peer.leader.sweeper import NODE_PATIENCE, Sweeper
+from worqr.peer.options import HISTORY_QUEUES
 from worqr.peer.session import LEASE, ignore_outcome
-from worqr.peer.settings import HISTORY_QUEUES
 from worqr.stored_values import as_bytes, exact, whole
 
 # `DueJobPromoter`: the leading peer enqueues jobs when they are due, and has the messages of queues about batches delivered.

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -30,9 +30,13 @@ from worqr.ops import MAX_PENDING, DueSchedules, ScheduleRow, Tick
 from worqr.ops.replies import in_chunks
 from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle, sleep_aligned
 from worqr.peer.leader.sweeper import NODE_PATIENCE
-from worqr.peer.session import LEASE, ignore_outcome
+from worqr.peer.options import PeerSettings
+from worqr.peer.session import LEASE, Session, ignore_outcome
 from worqr.shard_layout import shard_of
 from worqr.tracing import Tracing
+
+if TYPE_CHECKING:
+    from worqr.peer.leader.leader import Leader
 
 # `ScheduleDeclarer`: stores the schedules of an application when its peer joins, and renews them every ten minutes.
 #
@@ -56,17 +60,16 @@ class ScheduleDeclarer:
     def __init__(
         self,
         link: Link,
-        keys: RegistryKeys,
-        declared: Mapping[str, Definition],
+        settings: PeerSettings,
         shards_of: Callable[[str], Awaitable[Sequence[QueueKeys]]],
-        registration: Callable[[], object],
+        session: Session,
     ) -> None:
-        """`registration`: returns the present registration. After a new registration, all schedules are declared again."""
+        """After a new registration of `session`, all schedules are declared again."""
         self._shards_of = shards_of
-        self._registration = registration
+        self._session = session
         self._link = link
-        self._keys = keys
-        self._declared = declared
+        self._keys = RegistryKeys(settings.prefix)
+        self._declared = settings.schedules
         self._stored: set[str] = set()
         self._declared_as: object = None
         self._renew_at = 0.0
@@ -76,7 +79,7 @@ class ScheduleDeclarer:
         """Store the schedules that were not declared yet. They replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._stored]
         self._renew_at = trio.current_time() + REDECLARE
-        self._declared_as = self._registration()
+        self._declared_as = self._session.registration
         if new:
             await self._store(new, replace=True)
             self._stored.update(definition.name for definition in new)
@@ -106,11 +109,11 @@ class ScheduleDeclarer:
             await self.declare()
         if not self._stored:
             return
-        lost = self._declared_as is not self._registration()
+        lost = self._declared_as is not self._session.registration
         if lost or trio.current_time() >= self._renew_at:
             await self._renew()
             self._renew_at = trio.current_time() + REDECLARE
-            self._declared_as = self._registration()
+            self._declared_as = self._session.registration
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_chunks(
@@ -165,19 +168,6 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
 
-class Leadership(Protocol):
-    """The part of the leader that the ticker uses."""
-
-    @property
-    def leads(self) -> bool:
-        """This peer leads."""
-        ...
-
-    async def wait_leading(self) -> None:
-        """Wait until this peer leads."""
-        ...
-
-
 class _Term:
     """The ticker's data about schedules while its peer leads. A new term begins without it, because it is out of date by then.
 
@@ -211,7 +201,7 @@ class ScheduleTicker:
         self,
         link: Link,
         keys: RegistryKeys,
-        leader: Leadership,
+        leader: Leader,
         shards_of: Callable[[str], Awaitable[tuple[QueueKeys, ...]]],
         tracing: Tracing | None = None,
     ) -> None:
