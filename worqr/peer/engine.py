@@ -85,7 +85,7 @@ class Engine:
         self.queues: ConsumerRunner = ConsumerRunner(
             settings, services, self.executors, self.consumers, self.stuck, self.spawn
         )
-        self._ticker = ScheduleTicker(link, keys, self.leader, self.shards_of, settings.tracing)
+        self._ticker = ScheduleTicker(link, keys, self.leader.lease, self.shards_of, settings.tracing)
         self._drained = trio.Event()
         self._spawned: trio.Nursery | None = None
         self.interrupt: KeyboardInterrupt | None = None

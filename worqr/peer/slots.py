@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import Context as Variables
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -125,13 +126,20 @@ NOT_BLOCKING: Final = 'declare what blocks as a plain def, which runs in a threa
 class _Slot:
     """One slot. `last`: the run by which it ends, if it does. `left_open`: its handler has left a nursery or a scope open."""
 
-    __slots__ = ("last", "left_open", "run", "task")
+    __slots__ = ("_variables", "last", "left_open", "run", "task")
 
-    def __init__(self, run: Run[HandlerConsumer]) -> None:
+    def __init__(self, run: Run[HandlerConsumer], variables: Variables) -> None:
         self.run: Run[HandlerConsumer] | None = run
         self.task: trio.lowlevel.Task | None = None
         self.last: Run[HandlerConsumer] | None = None
         self.left_open: bool = False
+        self._variables: Variables = variables
+
+    def take_variables(self) -> Variables:
+        """Return the context variables of its first run, once: it must not keep them."""
+        variables = self._variables
+        del self._variables
+        return variables
 
 
 class Slots:
@@ -160,30 +168,25 @@ class Slots:
             await trio.sleep_forever()
 
     def run(self, run: Run[HandlerConsumer]) -> None:
-        """Run its handler in a slot. Called in the loop; never waits."""
+        """Run its handler in a slot, with new context variables. Called in the loop; never waits."""
+        variables = run.host.variables.copy()
+        variables.run(current_run.set, run)
         if self._idle:
             slot = self._idle.pop()
             task = slot.task
             assert task is not None
             slot.run = run
-            self._enter(task, run)
+            task.context = variables  # from its next step on
             trio.lowlevel.reschedule(task)
         else:
             assert self._nursery is not None
-            slot = _Slot(run)
+            slot = _Slot(run, variables)
             try:
                 self._nursery.start_soon(self._guard, slot, name=f"worqr slot for {run.queue}")
                 self._slots.add(slot)
             except RuntimeError:  # the peer has failed, and its slots have ended: the claim goes back
                 run.cancel("leaving")
                 run.host.run_ended(run, False, None, None)
-
-    @staticmethod
-    def _enter(task: trio.lowlevel.Task, run: Run[HandlerConsumer]) -> None:
-        """Give the task new context variables, from its next step on."""
-        variables = run.host.variables.copy()
-        variables.run(current_run.set, run)
-        task.context = variables
 
     def describe_blocking(self) -> str:
         """Describe the run that holds the loop's thread now, found on its stack. From any thread."""
@@ -238,8 +241,7 @@ class Slots:
 
     async def _run_forever(self, slot: _Slot) -> None:
         task = slot.task = trio.lowlevel.current_task()
-        assert slot.run is not None
-        self._enter(task, slot.run)
+        task.context = slot.take_variables()
         try:
             await trio.lowlevel.cancel_shielded_checkpoint()
             while await self._run_reusing_scope(slot, task):

@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 
 from worqr.ops import WorkerHeartbeats
-from worqr.peer.leader.leader import (
-    CHECK_EVERY,
-    MAX_CHECK_GAP,
-    MISSING_FOR,
-    STALE_AFTER,
-    STALE_BEATS,
-    STALE_KEEPALIVES,
-    FailureDetector,
-    LeaseWatch,
-)
+from worqr.peer.leader.chore import STALE_AFTER, STALE_BEATS, LeaseWatch
+from worqr.peer.leader.leader import CHECK_EVERY, MAX_CHECK_GAP, MISSING_FOR, STALE_KEEPALIVES, FailureDetector
 
 KEEPALIVE = 3.0
 T = 1000.0

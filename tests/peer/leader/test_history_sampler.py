@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from worqr import ops
 from worqr.errors import QueueFull, RefusedByServer, Unavailable
 from worqr.keys import RegistryKeys
 from worqr.ops import Inspected
+from worqr.peer.leader.chore import Lease
 from worqr.peer.leader.scanner import HistorySampler
 
 
@@ -27,6 +29,7 @@ class DeskLink:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+        self.settings = SimpleNamespace(clustered=False)
         self.sent: Counter[str] = Counter()
         self.fails: dict[str, Exception] = {}
 
@@ -44,10 +47,11 @@ class Leader:
     def __init__(self, desk: Desk, limit: int = 100) -> None:
         self.desk = desk
         self.link = DeskLink(desk)
-        self.leads = True
+        self.lease = Lease()
+        self.lease.take(float("inf"))
         self.begin = desk.now() // 60_000
         link: Any = self.link
-        self.sampler = HistorySampler(link, RegistryKeys(desk.prefix), limit=limit, leads=lambda: self.leads)
+        self.sampler = HistorySampler(link, RegistryKeys(desk.prefix), self.lease, limit)
 
     async def scan(self, minute: float, **queues: Inspected) -> Counter[str]:
         """What was sent after a scan so many minutes later that found this. A record has the minute of the server."""
@@ -159,7 +163,7 @@ async def test_an_older_leader_brings_no_history_back(desk: Desk, leader: Leader
 
 
 async def test_one_that_does_not_lead_any_more_sends_no_record(leader: Leader) -> None:
-    leader.leads = False
+    leader.lease.give_up(100)
     assert (await leader.scan(0, Q1=found(5, running=1)))["sample_queue"] == 0
 
 

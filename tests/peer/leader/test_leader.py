@@ -18,8 +18,9 @@ from worqr.keys import RegistryKeys
 from worqr.ops import WorkerHeartbeats
 from worqr.peer.leader import leader
 from worqr.peer.leader import leader as leader_module
+from worqr.peer.leader.chore import NODE_PATIENCE
 from worqr.peer.leader.leader import Leader
-from worqr.peer.leader.sweeper import NODE_PATIENCE, SWEEP_AT_ONCE
+from worqr.peer.leader.sweeper import SWEEP_AT_ONCE
 from worqr.peer.session import LEASE
 
 WORKERS = [f"W{n}" for n in range(100)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worqr.link import boottime
-from worqr.peer.leader.leader import Lease
+from worqr.peer.leader.chore import Lease
 
 
 def test_it_is_held_until_it_expires() -> None:

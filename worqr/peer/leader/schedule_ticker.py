@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -29,14 +28,11 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_PENDING, DueSchedules, ScheduleRow, Tick
 from worqr.ops.replies import in_chunks
 from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle, sleep_aligned
-from worqr.peer.leader.sweeper import NODE_PATIENCE
+from worqr.peer.leader.chore import Chore, Lease
 from worqr.peer.options import PeerSettings
 from worqr.peer.session import LEASE, Session, ignore_outcome
 from worqr.shard_layout import shard_of
 from worqr.tracing import Tracing
-
-if TYPE_CHECKING:
-    from worqr.peer.leader.leader import Leader
 
 # `ScheduleDeclarer`: stores the schedules of an application when its peer joins, and renews them every ten minutes.
 #
@@ -194,36 +190,32 @@ class _Term:
         self.drop_at = 0.0
 
 
-class ScheduleTicker:
+class ScheduleTicker(Chore):
     """Fires all schedules while the peer leads. Changed only in the loop."""
 
     def __init__(
         self,
         link: Link,
         keys: RegistryKeys,
-        leader: Leader,
+        lease: Lease,
         shards_of: Callable[[str], Awaitable[tuple[QueueKeys, ...]]],
         tracing: Tracing | None = None,
     ) -> None:
-        self._link = link
-        self._keys = keys
-        self._leader = leader
+        super().__init__(link, keys, lease, logger)
         self._shards_of = shards_of
         self._tracing = tracing
-        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
-        self._throttle = ErrorThrottle(logger)
         self._term = _Term()
 
     async def tick_forever(self) -> None:
         """Tick while this peer leads."""
         while True:
-            if self._leader.leads:
+            if self._lease.held:
                 until = await self._try_tick()
                 await trio.sleep(max(0.0, until - trio.current_time()))
                 continue
             if self._term.leads_since is not None:
                 self._term = _Term()
-            await self._leader.wait_leading()
+            await self._lease.wait_held()
 
     async def _try_tick(self) -> float:
         try:
@@ -264,7 +256,7 @@ class ScheduleTicker:
         was, led = self._term.led, self._term.led
         if self._term.leads_since is not None and now - self._term.led_at >= LED_EVERY:
             led += round(1000 * min(now - self._term.led_at, LED_MOST))
-        due = await self._link.call(ops.tick_schedules(self._keys, ticks, was_led=was, led=led), patience=LEASE)
+        due = await self._ask(ops.tick_schedules(self._keys, ticks, was_led=was, led=led))
         if self._term.leads_since is None:
             self._term.leads_since, self._term.led_at = now, now
         if led != was:
@@ -276,7 +268,7 @@ class ScheduleTicker:
     async def _rewind(self) -> None:
         cursor, rewound = "0", 0
         while True:
-            cursor, some = await self._link.call(ops.rewind_schedules(self._keys, cursor), patience=LEASE)
+            cursor, some = await self._ask(ops.rewind_schedules(self._keys, cursor))
             rewound += some
             if cursor == "0":
                 break
@@ -287,7 +279,7 @@ class ScheduleTicker:
         """Forget schedules that no peer declares any more."""
         if now - (self._term.leads_since or now) < LED_BEFORE_DROPPING:
             return
-        while names := await self._link.call(ops.drop_schedules(self._keys, UNSEEN_MS), patience=LEASE):
+        while names := await self._ask(ops.drop_schedules(self._keys, UNSEEN_MS)):
             for name in names:
                 text = "schedule %(schedule)r was removed, because no worker has declared it for a day"
                 emit(logger, "drop_schedules", text, schedule=name)
