@@ -202,7 +202,7 @@ class PeerFactory(Generic[S]):
             async with _with_asyncio(lifespan, settings) as settings, Engine(settings, here.link).joined() as engine:
                 if host is not None:
                     watch = partial(
-                        host.watch_until_ended, engine.block_limit, engine.body.cancel, engine.scheduler.dispatch_soon
+                        host.watch_until_ended, settings.block_limit, engine.body.cancel, engine.scheduler.dispatch_soon
                     )
                     engine.spawn(watch)
                 await engine.serve_all(handlers)

@@ -368,14 +368,21 @@ class QueueConsumer:
     the loop.
 
     The state is divided by owner. `lifecycle` has the phase, and a table of what each phase permits. `request` is the start
-    request, also with a table. `admission` has the worker id under which the queue is served. `share` has the units, and only the
-    scheduler writes it. `running` has the claims that the consumer holds.
+    request, also with a table. `options` has what the handler declares of the queue. `admission` has the worker id under which
+    the queue is served. `share` has the units, and only the scheduler writes it. `running` has the claims that the consumer
+    holds.
     """
 
     run_class: ClassVar[type[Run[Any]]] = Run
 
     def __init__(
-        self, keys: QueueKeys, services: ConsumerServices, policy: Policy, share: Share, state: object = None
+        self,
+        keys: QueueKeys,
+        services: ConsumerServices,
+        policy: Policy,
+        share: Share,
+        state: object = None,
+        options: QueueOptions | None = None,
     ) -> None:
         """Raise UsageError if a run of that size would never fit."""
         services.scheduler.check_fits(keys.display_name, share.size)
@@ -389,7 +396,8 @@ class QueueConsumer:
         self.request: ClaimRequest = ClaimRequest()
         self.admission: Admission = Admission()
         self.lifecycle: Lifecycle = Lifecycle()
-        self._scheduler = services.scheduler
+        self.options: QueueOptions = options or QueueOptions()
+        self.scheduler: Scheduler = services.scheduler
         self._settles = services.settler.settles
         self._services = services
 
@@ -414,19 +422,9 @@ class QueueConsumer:
         return self.admission.registration
 
     @property
-    def options(self) -> QueueOptions:
-        """What the handler declares of the queue."""
-        return QueueOptions()
-
-    @property
     def recent(self) -> int:
         """How many of the runs that ended last the queue keeps."""
         return self.options.recent
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The units of the peer."""
-        return self._scheduler
 
     @property
     def executing(self) -> Mapping[int, Run[Any]]:
@@ -459,9 +457,9 @@ class QueueConsumer:
             return
         request = self.request
         if request.want():
-            self._scheduler.begin_wanting(self.share)
+            self.scheduler.begin_wanting(self.share)
         if not request.in_flight:
-            self._scheduler.dispatch()
+            self.scheduler.dispatch()
 
     def on_wakeup(self) -> None:
         """Handle a wake-up.
@@ -525,7 +523,7 @@ class QueueConsumer:
             return
         else:
             self._use(registration, started)
-        self._scheduler.dispatch()
+        self.scheduler.dispatch()
 
     def _reject(self, registration: Registration, claims: range) -> None:
         """Give back claims that arrived too late: together with the queue, or alone if the queue was left already."""
@@ -582,11 +580,11 @@ class QueueConsumer:
 
     def reserve(self, n: int) -> None:
         """Note that `n` more claims are being requested. Less than 0: the reply is there."""
-        self._scheduler.reserve(self.share, n)
+        self.scheduler.reserve(self.share, n)
 
     def take(self, n: int) -> None:
         """Take the units of `n` more claims, which a reply has brought."""
-        self._scheduler.take(self.share, n, first=not self.running)
+        self.scheduler.take(self.share, n, first=not self.running)
 
     # Running tasks
 
@@ -609,7 +607,7 @@ class QueueConsumer:
         if self.running.pop(run.fence, None) is None:
             return
         last = not self.running
-        self._scheduler.release(self.share, run.fence, last)
+        self.scheduler.release(self.share, run.fence, last)
         if last:
             self.lifecycle.idle.set()
 
@@ -623,7 +621,7 @@ class QueueConsumer:
             place: free its place in the pool too; only if the thread or process of that place is really free again.
         """
         if run.fence in self.running:
-            self._scheduler.release_early(self.share, run.fence, place=place)
+            self.scheduler.release_early(self.share, run.fence, place=place)
 
     def give_back_unstarted(self) -> None:
         """Give back claims that no handler and no call has taken, because the queue is being left."""
@@ -642,8 +640,6 @@ class QueueConsumer:
 class HandlerConsumer(QueueConsumer):
     """Consumes a queue whose tasks run in slots. `begun` is filled while DEBUG is logged.
 
-    `options`: what the handler declares of the queue.
-
     Attributes:
         run_ended: ends a run that has ended in its slot: called with the run, whether its handler returned, the value, and the
             error.
@@ -659,15 +655,10 @@ class HandlerConsumer(QueueConsumer):
         state: object = None,
         options: QueueOptions | None = None,
     ) -> None:
-        super().__init__(keys, services, policy, share, state)
-        self._options = QueueOptions() if options is None else options
+        super().__init__(keys, services, policy, share, state, options)
         self.handler: Handler = handler
         self.begun: dict[int, Began] = {}
         self.run_ended: Callable[[Run[Any], bool, object, BaseException | None], None] = services.settler.ended
-
-    @property
-    def options(self) -> QueueOptions:
-        return self._options
 
     def capacity_wanted(self) -> int:
         limit = self.share.limit

@@ -104,25 +104,13 @@ class Engine:
         """The peer claims no more tasks, and is leaving its queues."""
         return self.consumers.closed
 
-    @property
-    def app(self) -> str:
-        return self.settings.app
-
-    @property
-    def block_limit(self) -> float:
-        return self.settings.block_limit
-
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """Change how many units of work the peer holds at once. Tasks that run already are not affected."""
         self.scheduler.set_concurrency(check_concurrency(n))
 
-    def queue_keys(self, queue: str) -> QueueKeys:
-        """Return the keys of a queue of this mesh."""
-        return QueueKeys.of(self.settings.prefix, queue)
-
     async def shards_of(self, queue: str) -> tuple[QueueKeys, ...]:
         """Return the keys of all shards of a queue of this mesh."""
-        keys, sharding = self.queue_keys(queue), self.settings.sharding
+        keys, sharding = QueueKeys.of(self.settings.prefix, queue), self.settings.sharding
         return (keys,) if sharding is None else await sharding.shards(keys, declare=False)
 
     async def serve_all(self, handlers: Iterable[tuple[str, Callable[[bytes], object], Handling]]) -> None:

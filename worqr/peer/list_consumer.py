@@ -106,10 +106,10 @@ class ListConsumer(HandlerConsumer):
         """Reserve the units of as many list runs as `n` claims will begin. Claims for the run that waits take none."""
         if n > 0:
             self._reserved = ceil(max(0, n - self._gatherer.room) / self._gatherer.size)
-            self._scheduler.reserve(self.share, self._reserved)
+            self.scheduler.reserve(self.share, self._reserved)
         else:
             self._granted, self._reserved = self._reserved, 0
-            self._scheduler.reserve(self.share, -self._granted)
+            self.scheduler.reserve(self.share, -self._granted)
 
     def take(self, n: int) -> None:
         """Do nothing: `accept` takes the units of list runs."""
@@ -121,7 +121,7 @@ class ListConsumer(HandlerConsumer):
         self._granted = 0
 
     def _take_for(self, run: ListRun) -> None:
-        self._scheduler.take(self.share, 1, first=self.share.held == 0)
+        self.scheduler.take(self.share, 1, first=self.share.held == 0)
         run.reserve_units()
 
     def _request_rest(self) -> None:
@@ -241,10 +241,10 @@ class ListConsumer(HandlerConsumer):
         if run is not None and ended and run.items_ended(ended):
             self._begun.pop(run.fence, None)
             if run.has_units:
-                self._scheduler.release(self.share, run.fence, not self._begun)
+                self.scheduler.release(self.share, run.fence, not self._begun)
         if not self.running:
             self.lifecycle.idle.set()
 
     def release_slot_of_stuck_run(self, run: Run[Any], *, place: bool = False) -> None:
         if run.fence in self._begun:
-            self._scheduler.release_early(self.share, run.fence, place=place)
+            self.scheduler.release_early(self.share, run.fence, place=place)

@@ -299,7 +299,7 @@ class ManualConsumer(QueueConsumer):
         """
         claim._settle_now()
         self.ended(claim._held)
-        self._scheduler.dispatch_soon()
+        self.scheduler.dispatch_soon()
 
     def count(self, run: HeldRun, outcome: Outcome) -> None:
         """Count a claim that ended otherwise than finished."""

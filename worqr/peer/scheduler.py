@@ -617,13 +617,15 @@ def _order_of(consumer: QueueConsumer) -> tuple[float, float]:
 # `ConcurrencyController` is the rule, without a clock or a loop. The rule has these cases:
 #
 # * *CPU high*: the process needs 90 % of its cores. CPU time that other programs took from it counts as needed. The concurrency
-# falls by 25 %, but not below the number of cores, because fewer units could not use them. * *Lag high*: the loop is 50 ms late
-# on average, because a handler blocks it. The concurrency falls by 25 %, down to 1, whatever the CPU load. * *Room*: the
-# process needs less than 75 % of its cores, and the loop is less than 25 ms late. If all units were in use and more were
-# needed, the concurrency rises. It doubles each second until the load was high once. After that it rises by 1, then by 2, 4, 8.
-# * Otherwise it does not change. It also does not change while the last decision has not taken effect, because longer runs go
-# on. * *Unused*: less than half is in use. The concurrency falls by 5 %, down to its first value. So a burst after a quiet hour
-# does not start all at once.
+#   falls by 25 %, but not below the number of cores, because fewer units could not use them.
+# * *Lag high*: the loop is 50 ms late on average, because a handler blocks it. The concurrency falls by 25 %, down to 1, whatever
+#   the CPU load.
+# * *Room*: the process needs less than 75 % of its cores, and the loop is less than 25 ms late. If all units were in use and more
+#   were needed, the concurrency rises. It doubles each second until the load was high once. After that it rises by 1, then by 2,
+#   4, 8.
+# * Otherwise it does not change. It also does not change while the last decision has not taken effect, because longer runs go on.
+# * *Unused*: less than half is in use. The concurrency falls by 5 %, down to its first value. So a burst after a quiet hour does
+#   not start all at once.
 #
 # If the loop wakes up later than a thread may hold the interpreter's lock, Python code is the limit. Then the rule counts one
 # core, however many the machine has.
