@@ -32,7 +32,7 @@ from worqr.dashboard import Dashboard, admin
 from worqr.errors import WorqrBug, WorqrError
 from worqr.keys import MARKER
 from worqr.metrics.fleet import FleetReader
-from worqr.peer.leader import leader
+from worqr.peer.leader import chore
 
 pytestmark = pytest.mark.leaves("*")
 
@@ -826,7 +826,7 @@ async def test_a_leader_removes_workers_whose_id_is_not_utf_8(mesh: worqr.Mesh, 
 async def test_a_lease_that_nobody_holds_is_taken_over(
     lease: bytes, mesh: worqr.Mesh, raw: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "STALE_AFTER", 0.5)
+    monkeypatch.setattr(chore, "STALE_AFTER", 0.5)
     raw.set(f"{{{prefix}}}:leader", lease)
     async with mesh.join() as peer:
         await until(lambda: str(raw.get(f"{{{prefix}}}:leader")).startswith(f"b'{peer.id} "))

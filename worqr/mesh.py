@@ -31,10 +31,9 @@ from worqr.link import GivenCredentials
 from worqr.mesh_records import QueueInfo
 from worqr.peer.context import current
 from worqr.peer.lifespans import Middleware
-from worqr.peer.options import JoinOptions
+from worqr.peer.options import HISTORY_QUEUES, JoinOptions
 from worqr.peer.peer import Peer
-from worqr.peer.settings import HISTORY_QUEUES
-from worqr.peer.starvation_detector import StarvationDetector
+from worqr.peer.scheduler import StarvationDetector
 from worqr.shard_layout import check_shards
 from worqr.tracing import Tracing
 from worqr.validation import Seconds

@@ -30,7 +30,7 @@ from worqr.link import settings as link_settings
 from worqr.link.failures import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import asyncio_lifespan, consumer_runner, engine, reconciler, session
+from worqr.peer import asyncio_lifespan, consumer_runner, reconciler, run_reports, session
 from worqr.peer.leader import leader, scanner, schedule_ticker
 from worqr.peer.options import GRACE
 
@@ -92,7 +92,7 @@ def test_the_times_are_those_of_the_code() -> None:
             PATIENT.max_failures,
             PATIENT.min_backoff,
             PATIENT.max_backoff,
-            engine.SEND_EVERY,
+            run_reports.SEND_EVERY,
             notifications.POLL_EVERY,
             notifications.POLL_EVERY,
         ),

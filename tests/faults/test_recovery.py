@@ -24,7 +24,7 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import RegistryKeys
 from worqr.peer.engine import DEFAULT_KEEPALIVE
-from worqr.peer.leader import leader
+from worqr.peer.leader import chore, leader
 from worqr.peer.leader.sweeper import SWEEP_AT_ONCE, Sweeper
 
 CHILD = Path(__file__).parent / "child_peer.py"
@@ -129,7 +129,7 @@ async def test_many_workers_that_die_at_once_are_swept_together(
 async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_set_back(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "STALE_AFTER", 1.0)
+    monkeypatch.setattr(chore, "STALE_AFTER", 1.0)
     monkeypatch.setattr(leader, "STALE_KEEPALIVES", 2)
     desk = Desk(server.client(), prefix)
     desk.register("dead leader", queues=["Q1"])
@@ -148,7 +148,7 @@ async def test_the_lease_of_a_dead_leader_is_taken_when_the_servers_clock_was_se
 async def test_a_lease_that_is_renewed_is_not_taken(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "STALE_AFTER", 2.5)
+    monkeypatch.setattr(chore, "STALE_AFTER", 2.5)
     desk = Desk(server.client(), prefix)
     desk.register("leader", keepalive_ms=3_600_000)
     desk.beat("leader", 0, lease_ms=3_600_000, keepalive_ms=3_600_000)

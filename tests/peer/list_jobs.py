@@ -65,7 +65,7 @@ def die_once(numbers: list[int]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@mesh.task(name="hold_once", batch_size=10, runs_in="process", retry=PATIENT, timeout=1)
+@mesh.task(name="hold_once", batch_size=10, runs_in="process", retry=PATIENT, timeout=4)
 def hold_once(numbers: list[int]) -> None:
     """Run until killed in the first run of a call."""
     assert len(numbers) == (3 if worqr.current().items[0].attempt == 1 else 1)

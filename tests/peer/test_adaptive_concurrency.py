@@ -20,7 +20,6 @@ from worqr.peer.scheduler import (
     AUTO_MAX,
     AUTO_START,
     LAG_HIGH,
-    AdaptiveConcurrency,
     ConcurrencyController,
     CpuMeter,
     Sample,
@@ -362,7 +361,7 @@ async def watched(scheduler: Scheduler, meanwhile: Callable[[], object]) -> Samp
     pace.next_concurrency = lambda sample, least=1: seen.append(sample) or 10  # type: ignore[method-assign,func-returns-value,assignment]
     scheduler.auto = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(AdaptiveConcurrency(scheduler).adjust_once, pace)
+        nursery.start_soon(scheduling.adjust_once, scheduler, pace)
         await trio.testing.wait_all_tasks_blocked()
         meanwhile()
     return seen[0]
@@ -386,22 +385,22 @@ async def test_what_was_decided_last_gets_its_time_before_it_is_watched(monkeypa
     scheduler.take(Share(), 12, first=True)
     found: list[int] = []
 
-    async def watch(self: AdaptiveConcurrency) -> Sample:
+    async def watch(scheduler: Scheduler) -> Sample:
         await trio.lowlevel.checkpoint()
         found.append(scheduler.used)
         return IDLE
 
-    monkeypatch.setattr(AdaptiveConcurrency, "_measure", watch)
+    monkeypatch.setattr(scheduling, "_measure", watch)
     monkeypatch.setattr(scheduling, "ADJUST_EVERY", 60)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(AdaptiveConcurrency(scheduler).adjust_once, ConcurrencyController(2))
+        nursery.start_soon(scheduling.adjust_once, scheduler, ConcurrencyController(2))
         await trio.testing.wait_all_tasks_blocked()
         assert found == []
         scheduler.used -= 2
     assert found == [10]
     scheduler.take(Share(), 12, first=True)
     monkeypatch.setattr(scheduling, "ADJUST_EVERY", 0.01)
-    await AdaptiveConcurrency(scheduler).adjust_once(ConcurrencyController(2))  # but not for ever
+    await scheduling.adjust_once(scheduler, ConcurrencyController(2))  # but not for ever
     assert found == [10, 22]
 
 
@@ -410,10 +409,10 @@ async def test_it_goes_on_from_a_number_that_was_set_meanwhile(monkeypatch: pyte
     scheduler, pace = Scheduler("auto"), ConcurrencyController(2)
     scheduler.set_concurrency(40)
     scheduler.set_concurrency("auto")
-    await AdaptiveConcurrency(scheduler).adjust_once(pace)
+    await scheduling.adjust_once(scheduler, pace)
     assert scheduler.concurrency == pace.concurrency == 38
     scheduler.set_concurrency(7)
-    await AdaptiveConcurrency(scheduler).adjust_once(pace)
+    await scheduling.adjust_once(scheduler, pace)
     assert scheduler.concurrency == 7
 
 
@@ -424,12 +423,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch, samples: Sequence[Sample]) -> None
     """Let pacers see these, the last one for ever, without any clock."""
     left = list(samples)
 
-    async def watch(self: AdaptiveConcurrency) -> Sample:
+    async def watch(scheduler: Scheduler) -> Sample:
         await trio.sleep(0.01)
         seen = left.pop(0) if len(left) > 1 else left[0]
-        return Sample(seen.cpu, seen.lag, self._scheduler.used, self._scheduler.is_limiting)
+        return Sample(seen.cpu, seen.lag, scheduler.used, scheduler.is_limiting)
 
-    monkeypatch.setattr(AdaptiveConcurrency, "_measure", watch)
+    monkeypatch.setattr(scheduling, "_measure", watch)
 
 
 async def test_auto_climbs_to_hundreds_while_runs_wait(mesh: worqr.Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

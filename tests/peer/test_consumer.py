@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +15,13 @@ import pytest
 import trio
 
 import worqr
-from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, serving, spying, until
+from tests.peer.tools import QUICK, SCRIPTS, Held, Runs, eventually, services_of, serving, spying, until
 from tests.support.servers import Server
 from worqr.keys import QueueKeys
 from worqr.ops import StartReply
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer
-from worqr.peer.run_counter import RunCounter
-from worqr.peer.scheduler import PATIENCE, Pool, Scheduler, Share
+from worqr.peer.consumer import HandlerConsumer, Lifecycle, Phase
+from worqr.peer.scheduler import PATIENCE, ClaimRequest, Pool, RequestState, Scheduler, Share
 from worqr.peer.session import Registration
-from worqr.peer.settles import Settles
 from worqr.policy import Policy
 
 pytestmark = pytest.mark.one_server
@@ -405,15 +404,6 @@ def asks_for_nothing(line: dict[str, Any], queue: str) -> bool:
 # The books of a consumer, with made-up answers
 
 
-def services_of(scheduler: Scheduler, link: Any) -> ConsumerServices:
-    """What a consumer is given, with a session whose last heartbeat was just now."""
-    nothing: Any = lambda *_: None  # noqa: E731
-    session: Any = SimpleNamespace(beat_is_fresh=lambda: True)
-    return ConsumerServices(
-        link, session, Settles(link), scheduler, RunCounter(link), nothing, nothing, nothing, nothing
-    )
-
-
 class Books:
     """A consumer that its queue has admitted, whose requests go nowhere: `asked` has how many tasks each was for."""
 
@@ -423,9 +413,7 @@ class Books:
         self._answers: list[Callable[..., None]] = []
         options["limit"] = Pool(options["limit"]) if "limit" in options else None
         services = services_of(scheduler, self)
-        self.consumer = HandlerConsumer(
-            QueueKeys("t", name), services, Policy(), Share(**options), Runs(), lambda _context: None
-        )
+        self.consumer = HandlerConsumer(QueueKeys("t", name), services, Policy(), Share(**options), Runs())
         self.consumer.admission.enter(Registration("w"), 1)
         self.consumer.admission.admit()
         self.consumer.lifecycle.admitted()
@@ -536,7 +524,7 @@ def test_a_queue_is_brief_only_while_all_its_runs_are_over_at_once(monkeypatch: 
 
 def test_a_station_whose_runs_never_find_room_is_not_made() -> None:
     with pytest.raises(worqr.UsageError, match="'Q1': a run of size 3 would never find room"):
-        HandlerConsumer(QueueKeys("t", "Q1"), services_of(Scheduler(2), None), Policy(), Share(3), Runs(), Any)  # type: ignore[arg-type]
+        HandlerConsumer(QueueKeys("t", "Q1"), services_of(Scheduler(2), None), Policy(), Share(3), Runs())
 
 
 # Stuck runs
@@ -548,7 +536,7 @@ def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
     offers: list[None] = []
     capacity.dispatch_with(lambda: offers.append(None))
     share = Share(4, 100, pool, Pool(1))
-    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs(), Any)  # type: ignore[arg-type]
+    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs())
     stuck, fresh = (SimpleNamespace(fence=fence) for fence in (1, 2))
 
     def begin(context: Any) -> None:
@@ -580,7 +568,7 @@ def test_a_slot_that_is_given_away_is_free_once(place: bool) -> None:
 def test_a_place_may_be_given_away_later_than_the_units() -> None:
     capacity, pool = Scheduler(10), Pool(2)
     share = Share(pool=pool)
-    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs(), Any)  # type: ignore[arg-type]
+    consumer = HandlerConsumer(QueueKeys("t", "Q1"), services_of(capacity, None), Policy(), share, Runs())
     capacity.take(share, 1, first=not consumer.running)
     consumer.running[1] = stuck = SimpleNamespace(fence=1)  # type: ignore[assignment]
     consumer.release_slot_of_stuck_run(stuck)  # type: ignore[arg-type]
@@ -600,3 +588,152 @@ async def test_the_slot_of_a_stuck_run_goes_to_another_task_and_its_claim_stays(
         assert len(await mesh.queue("Q1").running()) == peer.health().running == 2
         held.gate.set()
         await until(lambda: peer._engine.scheduler.room == 1 and peer._engine.scheduler.running == 0)
+
+
+# The phases of a consumer, as the table in the docstring of `Lifecycle` has them.
+
+
+STEPS: dict[Phase, Callable[[Lifecycle], object]] = {
+    Phase.SERVING: Lifecycle.admitted,
+    Phase.DRAINING: Lifecycle.drain,
+    Phase.STOPPING: Lifecycle.skip_grace,
+    Phase.CANCELLING: Lifecycle.cancel,
+    Phase.RETURNING: Lifecycle.return_claims,
+    Phase.DETACHED: Lifecycle.detach,
+    Phase.LEFT: Lifecycle.leave,
+}
+
+
+def lifecycle_in(phase: Phase) -> Lifecycle:
+    lifecycle = Lifecycle()
+    for each, step in STEPS.items():
+        if each <= phase:
+            step(lifecycle)
+    assert lifecycle.phase is phase
+    return lifecycle
+
+
+@pytest.mark.parametrize("before", Phase)
+@pytest.mark.parametrize("to", STEPS)
+def test_a_phase_is_never_followed_by_an_earlier_one(before: Phase, to: Phase) -> None:
+    lifecycle = lifecycle_in(before)
+    STEPS[to](lifecycle)
+    assert lifecycle.phase is max(before, to)
+
+
+@pytest.mark.parametrize("phase", Phase)
+async def test_each_phase_allows_what_the_table_says(phase: Phase) -> None:
+    lifecycle = lifecycle_in(phase)
+    assert lifecycle.is_leaving == (phase >= Phase.DRAINING)
+    assert lifecycle.entering.cancel_called == (phase >= Phase.DRAINING)
+    assert lifecycle.grace_over.is_set() == (phase >= Phase.STOPPING)
+    assert lifecycle.left.is_set() == (phase >= Phase.DETACHED)
+    assert lifecycle.holds_stops == (phase in {Phase.CANCELLING, Phase.LEFT})
+
+
+def test_a_second_drain_changes_nothing() -> None:
+    lifecycle = Lifecycle()
+    assert [lifecycle.drain(), lifecycle.drain()] == [True, False]
+
+
+def test_claims_that_were_rejected_are_taken_once() -> None:
+    lifecycle = Lifecycle()
+    lifecycle.reject(range(3, 5))
+    lifecycle.reject([7])
+    assert [lifecycle.take_rejected(), lifecycle.take_rejected()] == [[3, 4, 7], []]
+
+
+def test_every_phase_has_a_step() -> None:
+    assert [Phase.NEW, *STEPS] == list(Phase)
+    assert all(earlier < later for earlier, later in pairwise(Phase))
+
+
+# The states of a start request, as the table in the docstring of `ClaimRequest` has them.
+
+
+IDLE, WANTED, IN_FLIGHT, AGAIN = RequestState
+
+Event = Callable[[ClaimRequest], object]
+
+
+def request_in(state: RequestState, reserved: int = 0) -> ClaimRequest:
+    """A request in this state, reached by its methods."""
+    request = ClaimRequest()
+    if state is not IDLE:
+        request.want()
+    if state in {IN_FLIGHT, AGAIN}:
+        if reserved:
+            request.send(reserved)
+        else:
+            request.refused()
+            request.send(0)
+        if state is AGAIN:
+            request.want()
+    assert (request.state, request.reserved) == (state, reserved)
+    return request
+
+
+WANT: Event = ClaimRequest.want
+MORE: Event = lambda request: request.replied(True, 0)  # noqa: E731
+SHORT: Event = lambda request: request.replied(False, 0)  # noqa: E731
+TABLE = [
+    (IDLE, 0, WANT, WANTED),
+    (WANTED, 0, WANT, WANTED),
+    (IN_FLIGHT, 3, WANT, AGAIN),
+    (IN_FLIGHT, 0, WANT, AGAIN),
+    (AGAIN, 3, WANT, AGAIN),
+    (IDLE, 0, lambda request: request.send(0), IN_FLIGHT),
+    (WANTED, 0, lambda request: request.send(3), IN_FLIGHT),
+    (WANTED, 0, lambda request: request.send(0), AGAIN),
+    (IN_FLIGHT, 3, MORE, WANTED),
+    (IN_FLIGHT, 3, SHORT, IDLE),
+    (IN_FLIGHT, 0, MORE, IDLE),
+    (IN_FLIGHT, 0, SHORT, IDLE),
+    (AGAIN, 3, SHORT, WANTED),
+    (AGAIN, 0, SHORT, WANTED),
+    (IN_FLIGHT, 3, ClaimRequest.refused, IDLE),
+    (IN_FLIGHT, 0, ClaimRequest.refused, IDLE),
+    (AGAIN, 3, ClaimRequest.refused, IDLE),
+    (IN_FLIGHT, 3, ClaimRequest.discarded, WANTED),
+    (IN_FLIGHT, 0, ClaimRequest.discarded, IDLE),
+    (AGAIN, 0, ClaimRequest.discarded, WANTED),
+    (AGAIN, 3, ClaimRequest.discarded, WANTED),
+]
+
+
+@pytest.mark.parametrize(("before", "reserved", "event", "after"), TABLE)
+def test_the_states_follow_each_other_as_the_table_says(
+    before: RequestState, reserved: int, event: Event, after: RequestState
+) -> None:
+    request = request_in(before, reserved)
+    event(request)
+    assert request.state is after
+    assert request.in_flight == (after in {IN_FLIGHT, AGAIN})
+    if not request.in_flight:
+        assert request.reserved == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "reserved", "began"), [(IDLE, 0, True), (WANTED, 0, False), (IN_FLIGHT, 3, False), (IN_FLIGHT, 0, True)]
+)
+def test_want_tells_whether_there_was_no_reason_before(before: RequestState, reserved: int, began: bool) -> None:
+    assert request_in(before, reserved).want() is began
+
+
+@pytest.mark.parametrize("before", [IDLE, WANTED])
+@pytest.mark.parametrize("wanted", [0, 3])
+def test_a_wake_up_is_pending_until_the_next_request(before: RequestState, wanted: int) -> None:
+    request = request_in(before)
+    request.wake()
+    assert request.wakeup_pending
+    request.send(wanted)
+    assert not request.wakeup_pending
+    request.wake()
+    request.replied(False, 0)
+    assert request.wakeup_pending
+
+
+def test_a_recheck_is_taken_once() -> None:
+    request = request_in(IN_FLIGHT, 3)
+    request.recheck()
+    assert [request.take_recheck(), request.take_recheck()] == [True, False]

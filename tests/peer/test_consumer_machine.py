@@ -22,12 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.peer.tools import services_of
 from worqr.errors import RefusedByServer
 from worqr.keys import QueueKeys
 from worqr.ops import StartReply
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer
-from worqr.peer.lifecycle import Lifecycle, Phase
-from worqr.peer.run_counter import RunCounter
+from worqr.peer.consumer import HandlerConsumer, Lifecycle, Phase
 from worqr.peer.scheduler import Pool, Scheduler, Share
 from worqr.peer.session import Registration
 from worqr.policy import Policy
@@ -122,15 +121,15 @@ class Machine(RuleBasedStateMachine):
         self.deliver: Callable[[StartReply | None, Exception | None], None] | None = None
         self.registration = self.owner = Registration("w")
         settles: Any = SimpleNamespace(crowded=set(), give_back=lambda _k, _r, claims: self.given_back.extend(claims))
-        session: Any = SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost)
         nothing: Any = None
-        link: Any = self
-        services = ConsumerServices(
-            link, session, settles, self.scheduler, RunCounter(link), self._recheck, nothing, nothing, nothing
+        services = services_of(
+            *(self.scheduler, self),
+            session=SimpleNamespace(beat_is_fresh=lambda: True, lost=self._lost),
+            settler=SimpleNamespace(settles=settles, ended=None),
+            slots=SimpleNamespace(run=lambda run: self.accepted.append(run.fence)),
+            reconciler=SimpleNamespace(recheck=self._recheck),
         )
-        self.consumer = HandlerConsumer(
-            QueueKeys("t", "Q1"), services, Policy(), self.share, nothing, lambda run: self.accepted.append(run.fence)
-        )
+        self.consumer = HandlerConsumer(QueueKeys("t", "Q1"), services, Policy(), self.share, nothing)
         self.scheduler.add(self.consumer)
 
     def post(self, call: Any, deliver: Any, *, owner: Registration) -> None:

@@ -7,16 +7,20 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 import worqr
 from tests.peer.tools import QUICK, SCRIPTS, at_most, eventually, serving, spying, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.policy import Broken
+from worqr.peer.list_run import ListGatherer, ListItem, ListRun
+from worqr.peer.run import RunHost
+from worqr.policy import Broken, Policy
 
 ASIDE = ("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
 FOREVER = 10 * PATIENCE
@@ -623,3 +627,56 @@ async def test_options_that_do_not_fit_are_refused(
     async with mesh.join() as peer:
         with pytest.raises(worqr.UsageError, match=words):
             await getattr(peer, method)("Q1", Lists(), **options)
+
+
+# Which claims run together, without a server: any order of arrivals, cancellations and ends.
+
+
+class Host:
+    queue, id_suffix, policy, state = "Q1", "", Policy(), None
+
+    def policy_with(self, own: Any) -> Policy:
+        return self.policy
+
+
+def item(fence: int, *, failed: bool = False) -> ListItem:
+    entry: Any = [b"id", b"%d" % fence, b"task", b"", b"failures", b"1"] if failed else b""
+    return ListItem(cast("RunHost", Host()), None, fence, entry)
+
+
+Steps = st.lists(st.one_of(st.lists(st.booleans(), max_size=8), st.sampled_from(["close", "units", "begin", "cancel"])))
+
+
+@given(st.integers(1, 5), Steps, st.randoms(use_true_random=False))
+def test_each_claim_is_in_one_run_of_the_right_size(size: int, steps: list[list[bool] | str], dice: Any) -> None:
+    gatherer, fence = ListGatherer(size), 0
+    held: set[int] = set()
+    begun: list[ListRun] = []
+    for step in steps:
+        if isinstance(step, list):
+            new = [item(fence + n, failed=failed) for n, failed in enumerate(step)]
+            fence += len(new)
+            held |= {each.fence for each in new}
+            gatherer.add(new)
+        elif step == "close":
+            gatherer.close()
+        elif step == "units":
+            for run in gatherer.without_units()[:1]:
+                run.reserve_units()
+        elif step == "begin":
+            begun += gatherer.take_ready()
+        elif found := gatherer.items():
+            gone = dice.choice(found)
+            gatherer.remove(gone)
+            held.remove(gone.fence)
+        waiting = [each.fence for each in gatherer.items()]
+        running = [each.fence for run in begun for each in run.claimed]
+        assert sorted(waiting + running) == sorted(held)
+        assert 0 <= gatherer.room < size
+        assert gatherer.open is None or gatherer.open.claimed
+    for run in begun:
+        assert run.has_units
+        assert 1 <= len(run.claimed) <= size
+        assert len(run.claimed) == 1 or not any(each.is_alone for each in run.claimed)
+        fences = [each.fence for each in run.claimed]
+        assert fences == sorted(fences)

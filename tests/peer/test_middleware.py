@@ -410,5 +410,5 @@ async def test_runs_without_middleware_are_not_slower(mesh: worqr.Mesh) -> None:
 
     assert with_middleware(handler, (), "loop") is handler
     async with mesh.join() as peer:
-        run, _ = peer._engine.runs.executors.prepare(handler, None)  # pyright: ignore[reportPrivateUsage]
+        run, _ = peer._engine.executors.prepare(handler, None)  # pyright: ignore[reportPrivateUsage]
         assert run is handler

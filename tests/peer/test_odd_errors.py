@@ -107,7 +107,7 @@ async def test_each_odd_error_of_a_failure_handler_is_its_failure(
     async with joined(mesh) as peer:
         for name in ERRORS:
             await function.enqueue(name)
-        await until(lambda: peer._engine.runs.counter.totals.total() == 2 * len(ERRORS), PATIENCE)
+        await until(lambda: peer._engine.settler.counter.totals.total() == 2 * len(ERRORS), PATIENCE)
 
 
 @pytest.mark.parametrize("place", PLACES)

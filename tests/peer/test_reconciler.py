@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import redis
@@ -10,11 +13,13 @@ import trio
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import Held, Runs, serving, until
+from tests.peer.tools import Held, Runs, Spy, eventually, serving, spying, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from worqr.client import notifications
 from worqr.lua import script
+from worqr.peer import reconciler
 
 pytestmark = pytest.mark.one_server
 
@@ -109,10 +114,192 @@ async def test_a_check_that_follows_the_request_to_leave_does_not_end_the_regist
             await taken.wait()
             await leaving.wait_executed()
             [consumer] = peer._engine.consumers
-            peer._engine.queues.reconciler.check(consumer, named=True)
+            peer._engine.reconciler.check(consumer, named=True)
             leaving.release()
             nursery.cancel_scope.deadline = trio.current_time() + PATIENCE
         assert peer.id == first
         assert [record.getMessage() for record in caplog.records if "worker.lost" in record.getMessage()] == []
         assert await mesh.queue("Q1").tasks() == [b"a"]
         await mesh.queue("Q1").cancel_all()
+
+
+# The three channels of a queue: what a peer does about each message, and what it does about those that were lost.
+
+
+def deaf(proxy: FaultProxy) -> None:
+    """Whoever is connected through the proxy hears no message any more, and is not told so. Requests go on."""
+    proxy.blackhole(":subscribe")
+    proxy.refuse()
+
+
+# Cancellations
+
+
+async def test_a_worker_that_no_cancel_message_reaches_looks_by_itself(new_mesh: NewMesh, proxy: FaultProxy) -> None:
+    mesh, other, held = new_mesh(url=proxy.url), new_mesh(), Held()
+    async with other.connect(), serving(mesh, "Q1", held):
+        await other.queue("Q1").enqueue(b"a")
+        await held.wait(1)
+        deaf(proxy)
+        assert await other.queue("Q1").cancel(b"a", wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
+        assert held.cancelled == [(b"a", "cancel")]
+        proxy.pass_all()
+
+
+async def test_a_caller_that_no_acknowledgement_reaches_looks_by_itself(new_mesh: NewMesh, proxy: FaultProxy) -> None:
+    mesh, caller, held = new_mesh(), new_mesh(url=proxy.url), Held()
+    counts: list[worqr.CancelCount] = []
+
+    async def cancel() -> None:
+        counts.append(await caller.queue("Q1").cancel(b"a", wait=PATIENCE))
+
+    async with serving(mesh, "Q1", held), caller.connect():
+        await mesh.queue("Q1").enqueue(b"a")
+        await held.wait(1)
+        asked = proxy.hold(script("cancel_task").sha, on="data")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel)
+            await asked.wait_fired()  # so it listens already
+            deaf(proxy)
+            asked.release()
+        assert counts == [worqr.CancelCount(0, 1, 1)]
+        proxy.pass_all()
+
+
+def mark_all(client: redis.Redis, prefix: str, worker: str) -> set[bytes]:
+    """Ask for the cancellation of all that a worker holds; nobody is told."""
+    claims = client.smembers(f"{prefix}:{{Q1}}:claims:{worker}")
+    client.sadd(f"{prefix}:{{Q1}}:cancelling", *claims)
+    return claims  # type: ignore[return-value]
+
+
+async def test_a_cancel_of_one_running_job_reaches_its_worker_on_the_cancel_channel_alone(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)  # no look: messages go there and back
+    monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
+    held = Held()
+    async with other.connect(), serving(mesh, "Q1", held, room=1) as peer:  # which is full, and asks for no more tasks
+        job = await other.queue("Q1").dispatch(b"a", id="x")
+        await held.wait(1)
+        with server.client().pubsub() as heard:
+            heard.subscribe(f"{prefix}:{{Q1}}:wake:{peer.id}")
+            assert heard.get_message(timeout=PATIENCE)
+            assert await job.cancel(wait=PATIENCE) == worqr.CancelCount(0, 1, 1)
+            assert heard.get_message() is None
+        assert held.cancelled == [(b"a", "cancel")]
+
+
+async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelled_claims(
+    mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)
+    held, client = Held(), server.client()
+    async with serving(mesh, "Q1", held, room=3) as peer:
+        await mesh.queue("Q1").enqueue(b"a", b"b", b"c", b"d")
+        await held.wait(3)
+        with spying(server, prefix) as spy:
+            mark_all(client, prefix, peer.id)
+            assert client.publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "c") == 1
+            await held.wait_for(lambda: len(held.cancelled) == 3)
+            await held.wait(4)
+            calls = spy.calls()
+        assert calls["reconcile"] == 1
+        assert sorted(held.cancelled) == [(b"a", "cancel"), (b"b", "cancel"), (b"c", "cancel")]
+        held.gate.set()
+        await held.wait_for(lambda: held.done == [b"d"])
+
+
+async def test_a_claim_that_is_on_its_way_when_the_message_comes_is_looked_at_when_it_is_there(
+    new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)
+    mesh, other, held, client = new_mesh(url=proxy.url), new_mesh(), Held(), server.client()
+    async with other.connect(), serving(mesh, "Q1", held) as peer:
+        [consumer] = peer._engine.consumers.entered()
+        await until(lambda: not consumer.request.in_flight)
+        fault = proxy.hold_reply(script("start_tasks").sha, on="data")
+        await other.queue("Q1").enqueue(b"a")
+        await fault.wait_executed()
+        assert len(mark_all(client, prefix, peer.id)) == 1
+        client.publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "c")
+        await until(lambda: consumer.request.recheck_on_reply)
+        fault.release()
+        await held.wait_for(lambda: held.cancelled == [(b"a", "cancel")])
+
+
+# Tasks of foreign producers
+
+
+def announce(client: redis.Redis, prefix: str, task: bytes) -> None:
+    client.lpush(f"{prefix}:{{Q1}}", task)
+    client.publish(f"{prefix}:{{Q1}}", "1")
+
+
+async def starts(spy: Spy) -> int:
+    """How many start requests there were since, once there is one."""
+    calls: Counter[str] = Counter()
+    await until(lambda: calls.update(spy.calls()) or calls["start_tasks"])
+    return calls["start_tasks"]
+
+
+@pytest.mark.usefixtures("without_scans")
+async def test_a_busy_worker_sends_nothing_for_a_foreign_task(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    held, client = Held(), server.client()
+    async with serving(mesh, "Q1", held, room=1) as peer:
+        await mesh.queue("Q1").enqueue(b"a")
+        await held.wait(1)
+        with spying(server, prefix) as spy:
+            for _ in range(3):
+                announce(client, prefix, b"b")
+            client.publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "1")  # comes after them, and is passed on
+            assert await starts(spy) == 1
+        held.gate.set()
+        await held.wait_for(lambda: held.done == [b"a", b"b", b"b", b"b"])
+
+
+@pytest.mark.usefixtures("without_scans")
+async def test_of_many_idle_workers_a_few_ask_for_a_foreign_task(
+    new_mesh: NewMesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "random", lambda: 0.5)
+    runs, client, many, tasks = Runs(), server.client(), 20, 20
+    async with AsyncExitStack() as stack:
+        meshes = [new_mesh() for _ in range(2)]
+        peers = [await stack.enter_async_context(serving(meshes[n % 2], "Q1", runs, room=1)) for n in range(many)]
+
+        async def hungry() -> int:
+            return server.look.scard(f"{prefix}:{{Q1}}:hungry")
+
+        await eventually(hungry, many)
+        await until(lambda: any(peer._engine.leader.leads for peer in peers))
+        with spying(server, prefix) as spy:
+            for n in range(tasks):
+                announce(client, prefix, b"%d" % n)
+                await runs.wait(n + 1)
+            await eventually(partial(meshes[0].queue("Q1").running), [])
+            calls = spy.calls()
+        assert sorted(map(int, runs.tasks)) == list(range(tasks))
+        assert calls["start_tasks"] <= 5 * tasks, "every worker asked before: 20 for each task"
+
+
+@pytest.mark.usefixtures("without_scans")
+async def test_on_a_paused_queue_nobody_asks_for_a_foreign_task_until_it_is_resumed(
+    mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    runs, client = Runs(), server.client()
+    async with AsyncExitStack() as stack:
+        leads = await stack.enter_async_context(serving(mesh, "Q2", runs))
+        await until(lambda: leads._engine.leader.leads)
+        peer = await stack.enter_async_context(serving(other, "Q1", runs))
+        [consumer] = peer._engine.consumers.entered()
+        await mesh.queue("Q1").pause()
+        announce(client, prefix, b"a")
+        await until(lambda: consumer.request.workers_waiting > 1)
+        with spying(server, prefix) as spy:
+            for _ in range(3):
+                announce(client, prefix, b"b")
+            client.publish(f"{prefix}:{{Q1}}:wake:{peer.id}", "1")
+            assert await starts(spy) == 1
+        await mesh.queue("Q1").resume()
+        assert sorted(await runs.wait(4)) == [b"a", b"b", b"b", b"b"]

@@ -12,19 +12,22 @@ import trio
 import trio.testing
 
 import worqr
-from tests.peer.conftest import NewMesh
+from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.leader.test_due_jobs import hearing
 from tests.peer.test_claims import lose
-from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
+from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.leaks import dump
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
+from worqr.handler_options import HandlerOptions, Handling, handling, policy_for, refuse_unknown
 from worqr.keys import QueueKeys
 from worqr.link import Link, boottime
 from worqr.lua import script
 from worqr.ops import Beat
-from worqr.peer.session import Registration
+from worqr.peer.options import JoinOptions
+from worqr.peer.session import OperatorRequests, Registration
+from worqr.policy import Policy
 from worqr.script_call import Call
 
 
@@ -337,3 +340,267 @@ async def test_the_error_of_a_request_that_is_given_up_names_the_dead_worker(
     [failure] = failures
     assert isinstance(failure, worqr.ClaimLost)
     assert str(failure) == f"worker {registration.worker} is dead; list_own_claims was given up"
+
+
+# ``mesh.ask_worker``: what a worker does when an operator asks it to be quiet, to resume, to drain, or for other places.
+
+
+async def worker(mesh: worqr.Mesh) -> worqr.WorkerInfo:
+    [found] = await mesh.workers()
+    return found
+
+
+async def answered(mesh: worqr.Mesh, answer: str = "done") -> worqr.WorkerInfo:
+    async def given() -> str:
+        return (await worker(mesh)).answer
+
+    await eventually(given, answer)
+    return await worker(mesh)
+
+
+async def test_a_quiet_worker_takes_nothing_new_and_stays(new_mesh: NewMesh) -> None:
+    mesh = new_mesh(app="shop")
+    held, queue = Held(), mesh.queue("Q1")
+    async with serving(mesh, "Q1", held) as peer:
+        await queue.enqueue(b"before")
+        await until(lambda: held.tasks == [b"before"])
+        await mesh.ask_worker(peer.id, "quiet")
+        info = await answered(mesh)
+        assert (info.state, info.request, info.room, info.running) == ("quiet", "", 0, 1)
+        await queue.enqueue(b"after")
+        held.gate.set()
+        await eventually(lambda: numbers(queue), (1, 0))
+        assert held.tasks == [b"before"]
+        assert peer.health().ready
+        await mesh.ask_worker(peer.id, "resume")
+        await until(lambda: held.tasks == [b"before", b"after"])
+        assert (await answered(mesh)).state == "ready"
+        asked = [(entry.kind, entry.worker, entry.text) for entry in await mesh.log() if "_" in entry.kind]
+        assert asked[:2] == [("worker_asked", peer.id, "quiet"), ("worker_answered", peer.id, "quiet -: done")]
+
+
+async def numbers(queue: worqr.Queue) -> tuple[int, int]:
+    info = await queue.info()
+    return info.waiting, info.running
+
+
+async def test_another_worker_takes_the_tasks_of_a_quiet_one(new_mesh: NewMesh) -> None:
+    one, two = new_mesh(), new_mesh()
+    mine, theirs = Runs(), Runs()
+    async with serving(one, "Q1", mine) as peer, serving(two, "Q1", theirs):
+        await one.ask_worker(peer.id, "quiet")
+        await until(lambda: peer._engine.scheduler.quiet)
+        for n in range(5):
+            await one.queue("Q1").enqueue(b"%d" % n)
+        await until(lambda: len(theirs.tasks) == 5)
+        assert not mine.tasks
+
+
+async def test_a_worker_gets_another_concurrency_also_while_it_is_quiet(mesh: worqr.Mesh) -> None:
+    async with mesh.join(concurrency=3) as peer:
+        await mesh.ask_worker(peer.id, "quiet", concurrency=7)
+        assert (await answered(mesh)).state == "quiet"
+        assert peer._engine.scheduler.concurrency == 7
+        await mesh.ask_worker(peer.id, "resume")
+        await until(lambda: peer._engine.scheduler.room == 7)
+        await mesh.ask_worker(peer.id, concurrency="auto")
+        await until(lambda: peer._engine.scheduler.auto)
+
+
+async def test_a_concurrency_that_is_too_small_for_a_run_is_refused(mesh: worqr.Mesh) -> None:
+    async with serving(mesh, "Q1", Runs(), room=8, size=5) as peer:
+        await mesh.ask_worker(peer.id, concurrency=4)
+        refused = "refused: queue 'Q1': a run of size 5 would never find room: the concurrency of this peer is 4 units"
+        await answered(mesh, refused)
+        assert peer._engine.scheduler.concurrency == 8
+
+
+async def test_a_worker_drains_when_it_is_asked(mesh: worqr.Mesh, other: worqr.Mesh) -> None:
+    held = Held()
+    async with other.connect(), serving(mesh, "Q1", held) as peer:
+        await mesh.queue("Q1").enqueue(b"a")
+        await until(lambda: held.tasks == [b"a"])
+        await mesh.ask_worker(peer.id, "drain")
+        await until(lambda: peer._engine.leaving)
+        assert (await worker(other)).state in ("ready", "leaving")
+        held.gate.set()
+        await peer.wait()
+        assert (await mesh.queue("Q1").info()).running == 0
+
+
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (("A",), {}, "needs"),
+    (("A", "sleep"), {}, "a worker can be asked for 'quiet', 'resume', 'drain', not 'sleep'"),
+    (("A",), {"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0"),
+    (("A",), {"concurrency": "many"}, "concurrency must be a whole number of at least 1, not 'many'"),
+    (("A",), {"concurrency": 10_000_000}, "concurrency must be at most 1,000,000"),
+    ((5, "quiet"), {}, "worker_id must be a str"),
+]
+
+
+@pytest.mark.parametrize(("args", "more", "said"), WRONG)
+async def test_a_wrong_request_is_refused_before_it_is_sent(
+    mesh: worqr.Mesh, args: tuple[Any, ...], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(worqr.UsageError, match=said):
+        await mesh.ask_worker(*args, **more)
+
+
+async def test_an_unknown_worker_is_named(mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match=f"there is no worker '{peer.id[:-1]}'.*did you mean '{peer.id}'"):
+            await mesh.ask_worker(peer.id[:-1], "quiet")
+
+
+class Recorded:
+    """The units of a peer, which note what is done to them."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def set_concurrency(self, n: object) -> None:
+        self.calls.append(n)
+
+    def be_quiet(self) -> None:
+        self.calls.append("quiet")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+def test_a_request_is_carried_out_once_and_answered_until_the_server_has_it() -> None:
+    units, reports = Recorded(), list[str]()
+    requests = OperatorRequests(units, lambda: units.calls.append("drain"), reports.append)
+    for _ in range(2):
+        requests.on_request("5 quiet 3")
+        assert requests.answer == "5 done"
+    requests.on_request("")
+    assert requests.answer == ""
+    requests.on_request("6 drain -")
+    assert units.calls == [3, "quiet", "drain"]
+    assert reports == ["quiet 3: done", "drain -: done"]
+
+
+@pytest.mark.parametrize("wanted", ["dance -", "quiet 0", "quiet x", "quiet", "quiet 1 2", ""])
+def test_what_a_worker_does_not_understand_is_refused_and_changes_nothing(wanted: str) -> None:
+    units = Recorded()
+    requests = OperatorRequests(units, lambda: None, lambda _text: None)
+    requests.on_request(f"5 {wanted}")
+    assert requests.answer.startswith("5 refused: ")
+    assert len(requests.answer) < 220
+    assert not units.calls
+
+
+def test_synchronous_code_asks_a_worker(mesh: worqr.Mesh) -> None:
+    async def main() -> None:
+        async with mesh.join() as peer:
+            await trio.to_thread.run_sync(lambda: worqr.sync(mesh.ask_worker, peer.id, "quiet", concurrency=2))
+            await until(lambda: peer._engine.scheduler.quiet)
+            await trio.to_thread.run_sync(mesh.close)
+
+    trio.run(main)
+
+
+# What `serve`, `work` and `join` are called with: checked before anything is sent, refused by name with the remedy.
+
+
+KNOWN = {"serve": HandlerOptions, "join": JoinOptions}
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "words"),
+    [
+        ("serve", "max_retries", r"has no option 'max_retries'; use retry=worqr\.RetryPolicy\(max_failures="),
+        ("serve", "eta", "has no option 'eta'; use run_at"),
+        ("serve", "concurency", "has no option 'concurency'; did you mean 'concurrency'"),
+        ("join", "gracce", "has no option 'gracce'; did you mean 'grace'"),
+        ("join", "xyz", "has no option 'xyz'; it takes concurrency, grace"),
+        ("serve", "grace", "has no option 'grace'; it takes timeout"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused_with_the_remedy(where: str, name: str, words: str) -> None:
+    with pytest.raises(worqr.UsageError, match=words):
+        refuse_unknown(where, {name: 1}, tuple(KNOWN[where].__annotations__))
+
+
+def test_no_options_are_fine() -> None:
+    assert policy_for() == Policy()
+    assert handling("serve", {}) == Handling(Policy())
+
+
+def test_the_policy_of_a_handler_is_what_it_was_given_over_the_defaults() -> None:
+    given = policy_for(
+        worqr.RetryPolicy(max_failures=4, jitter=False), timeout=5, keep_failed=0, result_ttl=60, on_failure=True
+    )
+    assert given == Policy(max_failures=4, jitter=False, timeout=5.0, keep_failed=0, result_ttl=60.0, on_failure=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(({"retry": bad}, "retry must be a worqr.RetryPolicy") for bad in (3, {}, "never", worqr.RetryPolicy)),
+        *(({"keep_failed": bad}, "keep_failed must be a whole number") for bad in (-1, 1.5, True, "9", None)),
+        *(({"timeout": bad}, "timeout must be") for bad in (0, -1, float("nan"), float("inf"), "5", True)),
+        *(({"result_ttl": bad}, "result_ttl must be") for bad in (-1, float("nan"), float("inf"), "5", True)),
+        *(({"on_failure": bad}, "handler") for bad in (7, "told", b"")),
+        *(({"on_failure_retry": bad}, "on_failure_retry must be a worqr.RetryPolicy") for bad in (3, {}, "never")),
+        *(({"on_failure_timeout": bad}, "on_failure_timeout must be") for bad in (0, -1, float("inf"), "5", True)),
+        *(({"size": bad}, "size of serve") for bad in (0, -1, 1.5, "2", True, None)),
+        *(({"priority": bad}, "priority of serve") for bad in (0, -1, 1.5, "2", True, None)),
+        *(({"runs_in": bad}, "runs_in must be one of") for bad in ("threads", 1, b"loop", "")),
+        ({"runs_in": "thread"}, "async function, whose places are"),
+        ({"max_length": 3}, "serve.. takes no max_length"),
+    ],
+)
+async def test_settings_of_a_handler_that_cannot_be_are_refused(mesh: worqr.Mesh, options: Any, words: str) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match=words):
+            await peer.serve("Q1", Runs(), **options)
+        if "retry" in options:
+            with pytest.raises(worqr.UsageError, match=words):
+                async with peer.work("Q1", **options):
+                    pytest.fail("a bad policy")
+        assert (await mesh.workers())[0].queues == frozenset()
+
+
+async def test_options_are_refused_before_anything_is_sent(mesh: worqr.Mesh, server: Server, prefix: str) -> None:
+    with spying(server, prefix) as spy:
+        with pytest.raises(worqr.UsageError, match="only: "):
+            async with mesh.join(only=["Q1"]):
+                pytest.fail("it must not join")
+        assert spy.calls()["start_worker"] == 0
+    async with mesh.join() as peer:
+        with spying(server, prefix) as spy:
+            with pytest.raises(worqr.UsageError, match="'concurency'"):
+                await peer.serve("Q1", Runs(), concurency=3)  # type: ignore[call-arg]
+            calls = spy.calls()
+            assert calls["map_work"] == calls["start_work"] == 0
+        assert (await mesh.workers())[0].queues == frozenset()
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "25", True, None])
+async def test_grace_is_a_duration(mesh: worqr.Mesh, grace: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="grace"):
+        async with mesh.join(grace=grace):
+            pytest.fail("it must not join")
+    if grace is not None:
+        async with mesh.join() as peer:
+            with pytest.raises(worqr.UsageError, match="grace"):
+                await peer.drain(grace)
+            assert not peer._engine.leaving
+
+
+async def test_a_peer_serves_a_queue_once(mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer, peer.work("Q1"):
+        with pytest.raises(worqr.UsageError, match="'Q1' is served by this peer already.*concurrency"):
+            await peer.serve("Q1", Runs())
+
+
+@pytest.mark.parametrize("name", ["", "a{b", "}", "x" * 201, "a\nb", "\x00", "\x7f", "\udcff", 7, b"Q1", None])
+async def test_bad_queue_names_are_refused_by_peers(mesh: worqr.Mesh, name: Any) -> None:
+    async with mesh.join() as peer:
+        with pytest.raises(worqr.UsageError, match="queue name"):
+            await peer.serve(name, Runs())
+        with pytest.raises(worqr.UsageError, match="queue name"):
+            async with peer.work(name):
+                pytest.fail("a bad name")

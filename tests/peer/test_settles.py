@@ -20,7 +20,7 @@ from worqr import RefusedByServer
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.peer.session import Registration
-from worqr.peer.settles import CROWDED, Settles
+from worqr.peer.settler import CROWDED, Settles
 
 pytestmark = pytest.mark.one_server
 
@@ -168,7 +168,7 @@ async def test_a_queue_with_many_refused_settles_takes_no_more_tasks() -> None:
 @pytest.fixture
 def spoil(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`spoil.begin()`: every settle on Q1 is refused, because a key has a foreign type; until `spoil.end()`."""
-    monkeypatch.setattr("worqr.peer.settles.FIRST_PAUSE", 0.2)
+    monkeypatch.setattr("worqr.peer.settler.FIRST_PAUSE", 0.2)
     monkeypatch.setattr("worqr.peer.reconciler.RECONCILE_EVERY", 0.1)
     client, key = server.client(), f"{prefix}:{{Q1}}:suspects"
     return SimpleNamespace(begin=lambda: client.set(key, "foreign"), end=lambda: client.delete(key))

@@ -11,14 +11,14 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import until
 from worqr.client import notifications
-from worqr.peer import starvation_detector
-from worqr.peer.starvation_detector import StarvationDetector
+from worqr.peer import scheduler as scheduling
+from worqr.peer.scheduler import StarvationDetector
 
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What was found at each look whether a parent may wait in vain."""
-    monkeypatch.setattr(starvation_detector, "CHECK_AFTER", 0.1)
+    monkeypatch.setattr(scheduling, "CHECK_AFTER", 0.1)
     monkeypatch.setattr(notifications, "POLL_EVERY", 0.05)
     found: list[bool] = []
     look = StarvationDetector.should_check
@@ -32,7 +32,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == starvation_detector.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == scheduling.__name__]
 
 
 def family(mesh: worqr.Mesh[Any], place: str, **child: Any) -> tuple[Any, Any]:

@@ -144,7 +144,7 @@ async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_ta
         await eventually(lambda: running(q), 1)  # its claim stays with it
         await until(lambda: peer._engine.scheduler.room == 1)  # a start request may still be under way
         for _ in range(3):
-            peer._engine.queues.stuck.check_once()
+            peer._engine.stuck.check_once()
         stubborn.go.set()
         await eventually(q.running, [])
         await until(lambda: lines(caplog, "task.unstuck"))

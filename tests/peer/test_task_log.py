@@ -317,7 +317,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_is_told_of_at_once_and_ag
     try:
         async with mesh.connect(), serving(mesh, "Q1", convert, timeout=0.2) as peer:
             await mesh.queue("Q1").dispatch(b"a", id="x")
-            peer._engine.queues.stuck.after = 1000.0
+            peer._engine.stuck.after = 1000.0
             await until(lambda: records(caplog, "task.overdue"))
             go.set()
             await until(lambda: records(caplog, "task.finished"))

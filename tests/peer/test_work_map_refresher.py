@@ -14,14 +14,14 @@ from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.lua import script
-from worqr.peer import consumers
+from worqr.peer import consumer_runner
 
 pytestmark = pytest.mark.one_server
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(consumer_runner, "MAP_CHECK_EVERY", 0.05)
 
 
 async def served(mesh: worqr.Mesh) -> list[frozenset[str]]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import trio
@@ -16,6 +17,9 @@ import worqr
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.lua import all_scripts
+from worqr.peer.consumer import ConsumerServices
+from worqr.peer.scheduler import Scheduler
+from worqr.peer.settler import Settles
 
 T = TypeVar("T")
 
@@ -161,3 +165,19 @@ def spying(server: Server, prefix: str) -> Iterator[Spy]:
     spy = Spy(server, prefix)
     with spy._monitor:
         yield spy
+
+
+def services_of(scheduler: Scheduler, link: Any, **parts: Any) -> ConsumerServices:
+    """What a consumer without a peer is given: these parts, and a session whose last heartbeat was just now."""
+
+    def nothing(*_: object) -> None:
+        pass
+
+    made: dict[str, Any] = {
+        "session": SimpleNamespace(beat_is_fresh=lambda: True),
+        "slots": SimpleNamespace(run=nothing),
+        "settler": SimpleNamespace(settles=Settles(link), ended=nothing),
+        "reports": None,
+        "reconciler": SimpleNamespace(recheck=nothing),
+    }
+    return ConsumerServices(link=link, scheduler=scheduler, **made | parts)

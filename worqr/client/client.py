@@ -43,7 +43,7 @@ def acting_for(who: str) -> Generator[None]:
 
 
 class SlotWatch(Protocol):
-    """Detects a handler that waits for a job for which its own worker has no free slot. See `worqr.peer.starvation_detector`."""
+    """Detects a handler that waits for a job for which its own worker has no free slot. See `worqr.peer.scheduler`."""
 
     def should_check(self) -> bool:
         """Return True if it is time to check the state of the job."""

@@ -31,7 +31,7 @@ from worqr.hosting.peer_thread import (
 from worqr.inside import engine_of
 from worqr.mesh_records import Health
 from worqr.peer.error_throttle import wait_done
-from worqr.peer.executors.host_loop import HostLoop
+from worqr.peer.executors.asyncio_loop import HostLoop
 from worqr.peer.interpreter_exit import is_exiting
 from worqr.peer.options import GRACE, check_concurrency
 from worqr.peer.peer import Peer

@@ -20,14 +20,13 @@ from worqr.inside import definition_of
 from worqr.peer.engine import Engine
 from worqr.peer.late_functions import serving_late
 from worqr.peer.lifespans import LifespanStates, Middleware, check_lifespan, checked_middleware, warn_if_unused
-from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, check_concurrency
+from worqr.peer.options import CONCURRENCY, GRACE, THREADS, JoinOptions, Only, PeerSettings, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.peer.scheduler import default_processes
-from worqr.peer.settings import PeerSettings
 from worqr.validation import Seconds, check_between, check_count, seconds
 
 if TYPE_CHECKING:
-    from worqr.peer.executors.host_loop import HostLoop
+    from worqr.peer.executors.asyncio_loop import HostLoop
 
 
 # `Measuring`: what gets the peers of a mesh and their runs. `worqr.otel` implements it.
@@ -202,7 +201,7 @@ class PeerFactory(Generic[S]):
             async with _with_asyncio(lifespan, settings) as settings, Engine(settings, here.link).joined() as engine:
                 if host is not None:
                     watch = partial(
-                        host.watch_until_ended, engine.block_limit, engine.body.cancel, engine.scheduler.dispatch_soon
+                        host.watch_until_ended, settings.block_limit, engine.body.cancel, engine.scheduler.dispatch_soon
                     )
                     engine.spawn(watch)
                 await engine.serve_all(handlers)

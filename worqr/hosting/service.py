@@ -409,7 +409,7 @@ class Service:
             return "the peer has not joined yet"
         runs = [f"{len(each.running)} of {each.name!r}" for each in engine_of(peer).consumers.entered() if each.running]
         what = f"still running: {', '.join(runs)}" if runs else "no handler runs any more"
-        blocking = engine_of(peer).describe_running()
+        blocking = engine_of(peer).slots.describe_blocking()
         return f"{what}; the loop is blocked by {blocking}" if blocking.startswith("handler") else what
 
 

@@ -22,7 +22,7 @@ from worqr.peer.executors.asyncio_loop import AsyncioLoop
 from worqr.peer.lifespans import ASYNCIO_LIFESPAN, enter_lifespan
 
 if TYPE_CHECKING:
-    from worqr.peer.settings import PeerSettings
+    from worqr.peer.options import PeerSettings
 
 logger: logging.Logger = logging.getLogger(__name__)
 

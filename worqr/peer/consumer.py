@@ -18,14 +18,17 @@ claims that were reassigned in the meantime.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as Variables
 from contextvars import copy_context
 from dataclasses import dataclass
-from math import ceil, inf
+from enum import IntEnum
+from math import inf
 from time import monotonic
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import trio
 
 from worqr import ops
 from worqr.errors import ClaimLost
@@ -35,13 +38,8 @@ from worqr.link import Link
 from worqr.log_events import emit
 from worqr.ops import MAX_ITEMS, StartReply
 from worqr.peer.executors.offloaded import Handler
-from worqr.peer.lifecycle import Admission, Lifecycle, Phase
-from worqr.peer.list_run import ListGatherer, ListRun
 from worqr.peer.run import PolicyFields, Run, Save
-from worqr.peer.run_counter import RunCounter
-from worqr.peer.scheduler import ClaimRequest, Share
-from worqr.peer.session import Registration
-from worqr.peer.settles import Settles
+from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
 from worqr.policy import Broken, Policy
@@ -50,85 +48,207 @@ from worqr.remote_error import remote_error
 from worqr.script_call import Call
 from worqr.shard_layout import shard_of
 
-# `Units`: what a consumer uses of the scheduler. `ListUnits` is the form for list handlers, whose runs take several claims.
+if TYPE_CHECKING:
+    from worqr.link import Subscription
+    from worqr.peer.reconciler import Reconciler
+    from worqr.peer.run_reports import RunReports
+    from worqr.peer.session import Registration, Session
+    from worqr.peer.settler import Settler, Settles
+    from worqr.peer.slots import Slots
+
+# `Lifecycle`: the phases of a consumer, from its creation until its queue was left.
 #
-# A run takes the units of its handler, however many claims it has. So the units of a list handler are counted in list runs: one
-# run for up to `batch_size` claims, and none for claims that are added to a run that waits for more.
+# Not here: what happens in each phase when a consumer leaves (`consumer_runner`).
 
 
-class Units(Protocol):
-    """The units of a peer, for one consumer. See `worqr.peer.scheduler.Scheduler`, which is one."""
+# `Admission`: under which worker id a queue has admitted a consumer, and whether its channels are subscribed.
+#
+# A peer that was declared dead registers again under a new worker id, and enters all its queues again under that id. An
+# `Admission` belongs to the present id. Not here: entering a queue and leaving it (`consumer_runner`).
+
+
+class Admission:
+    """The registration under which a consumer serves its queue. Changed only in the loop.
+
+    Attributes:
+        registration: the registration under which the queue was entered, or is being entered.
+        admitted: the queue lists the worker, so the consumer may request tasks.
+        was_admitted: the queue has listed the worker once, under this registration or under an earlier one.
+        leaving: the queue is being left, so it may list the worker no longer.
+        subscription: the subscription of the consumer's channels.
+        listening: the server has confirmed the subscription.
+        mapped_on: the number of the connection on which the registry recorded that this worker serves the queue.
+        checked_on: the number of the connection since which the consumer's claims agree with those of the server.
+    """
+
+    def __init__(self) -> None:
+        self.registration: Registration | None = None
+        self.admitted: bool = False
+        self.was_admitted: bool = False
+        self.leaving: bool = False
+        self.subscription: Subscription | None = None
+        self.listening: bool = False
+        self.mapped_on: int = 0
+        self.checked_on: int = 0
 
     @property
-    def dispatch_soon(self) -> Callable[[], None]:
-        """Called when units have become free."""
-        ...
+    def is_live(self) -> bool:
+        """The queue lists the worker, and the worker is not known to be dead."""
+        return self.admitted and self.registration is not None and not self.registration.dead
 
-    def check_fits(self, queue: str, size: int) -> None: ...
-    def begin_wanting(self, share: Share) -> None: ...
-    def reserve(self, share: Share, n: int) -> None: ...
-    def take(self, share: Share, n: int, *, first: bool) -> None: ...
-    def release(self, share: Share, fence: int, last: bool) -> None: ...
-    def release_early(self, share: Share, fence: int, *, place: bool) -> None: ...
-    def dispatch(self) -> None: ...
+    def enter(self, registration: Registration, connection: int) -> None:
+        """Begin to enter the queue under `registration`. The consumer requests no tasks until the queue lists the worker."""
+        self.registration = registration
+        self.admitted = False
+        self.mapped_on = self.checked_on = connection
+
+    def admit(self) -> None:
+        """Store that the queue lists the worker."""
+        self.admitted = self.was_admitted = True
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Store the subscription of the channels, which is not confirmed yet."""
+        self.subscription = subscription
+
+    def confirm(self) -> None:
+        """Store that the server has confirmed the subscription, for the first time or on a new connection."""
+        self.listening = True
+
+    def leave(self) -> None:
+        """Store that the queue is being left, and close the subscription."""
+        self.leaving = True
+        self.unsubscribe()
+
+    def unsubscribe(self) -> None:
+        """Close the subscription."""
+        if self.subscription is not None:
+            self.subscription.close()
+            self.subscription = None
+            self.listening = False
+
+    def mapped(self, connection: int) -> None:
+        """Store that the registry recorded on this connection that the worker serves the queue."""
+        self.mapped_on = connection
+
+    def checked(self, connection: int) -> None:
+        """Store that the claims agreed with those of the server on this connection."""
+        self.checked_on = connection
 
 
-class ListUnits:
-    """The units of one consumer of a list handler. `reserve` and `take` get numbers of claims, as of every consumer."""
+class Phase(IntEnum):
+    """The phases of a consumer, in their order; `Lifecycle` has the table."""
 
-    def __init__(self, scheduler: Units, gatherer: ListGatherer) -> None:
-        self._scheduler = scheduler
-        self._gatherer = gatherer
-        self._reserved = 0
-        self._granted = 0
+    NEW = 0
+    SERVING = 1
+    DRAINING = 2
+    STOPPING = 3
+    CANCELLING = 4
+    RETURNING = 5
+    DETACHED = 6
+    LEFT = 7
+
+
+class Lifecycle:
+    """The phase of one consumer. A phase is never followed by an earlier one. Changed only in the loop.
+
+    ==========  ======================================  ========  =============  ==========  ================================
+    phase       begins with                             requests  forwards       uses        claims that are stopped
+                                                        tasks     a wake-up      replies
+    ==========  ======================================  ========  =============  ==========  ================================
+    NEW         its creation; also while it enters      no        no             no          -
+    SERVING     `admitted`: its queue has admitted it   yes       yes            yes         go back at once
+    DRAINING    `drain`: the queue is to be left        no        yes            yes         go back at once
+    STOPPING    `skip_grace`: the grace is over         no        yes            no          go back at once
+    CANCELLING  `cancel`: its runs are cancelled        no        yes            no          go back together with the queue
+    RETURNING   `return_claims`: runs do not end, or    no        yes            no          go back at once
+                another consumer has the queue
+    DETACHED    `detach`: runs were left behind         no        yes            no          go back at once
+    LEFT        `leave`: the queue was left             no        yes            no          nothing is stopped any more
+    ==========  ======================================  ========  =============  ==========  ================================
+
+    Every later phase can follow an earlier one directly. A call for the present phase or for an earlier one changes nothing.
+    Requesting and forwarding also need a live registration that the queue has admitted. No wake-up arrives in LEFT, but one may
+    be pending then.
+
+    Attributes:
+        phase: see the table.
+        entering: the scope in which the queue is entered for the first time; cancelled by `drain`.
+        grace_over: set from STOPPING on.
+        left: set from DETACHED on. Calls that wait until the queue was left then continue.
+        idle: set when the last run has ended and when a reply has arrived.
+        rejected_claims: claims of replies that were not used. They go back together with the queue.
+    """
+
+    def __init__(self) -> None:
+        self.phase: Phase = Phase.NEW
+        self.entering: trio.CancelScope = trio.CancelScope()
+        self.grace_over: trio.Event = trio.Event()
+        self.left: trio.Event = trio.Event()
+        self.idle: trio.Event = trio.Event()
+        self.rejected_claims: list[int] = []
 
     @property
-    def dispatch_soon(self) -> Callable[[], None]:
-        """Called when units have become free."""
-        return self._scheduler.dispatch_soon
+    def is_leaving(self) -> bool:
+        """The consumer requests no more tasks."""
+        return self.phase >= Phase.DRAINING
 
-    def check_fits(self, queue: str, size: int) -> None:
-        """Raise UsageError if a run of `size` units of `queue` would never fit."""
-        self._scheduler.check_fits(queue, size)
+    @property
+    def holds_stops(self) -> bool:
+        """Claims that are stopped need no request of their own, because they go back together with the queue."""
+        return self.phase is Phase.CANCELLING or self.phase is Phase.LEFT
 
-    def begin_wanting(self, share: Share) -> None:
-        """Note that the consumer has a reason to request tasks again."""
-        self._scheduler.begin_wanting(share)
+    def admitted(self) -> None:
+        """Begin SERVING: the queue has admitted the consumer."""
+        self._advance(Phase.SERVING)
 
-    def dispatch(self) -> None:
-        """Let the consumers of the peer request tasks for the free units."""
-        self._scheduler.dispatch()
+    def drain(self) -> bool:
+        """Request no more tasks, and stop entering the queue. Return False if it was being left already."""
+        if self.phase >= Phase.DRAINING:
+            return False
+        self.phase = Phase.DRAINING
+        self.entering.cancel()
+        return True
 
-    def reserve(self, share: Share, n: int) -> None:
-        """Note that `n` more claims are being requested, some of them for the run that waits. Less than 0: the reply is there."""
-        if n > 0:
-            self._reserved = ceil(max(0, n - self._gatherer.room) / self._gatherer.size)
-            self._scheduler.reserve(share, self._reserved)
-        else:
-            self._granted, self._reserved = self._reserved, 0
-            self._scheduler.reserve(share, -self._granted)
+    def skip_grace(self) -> None:
+        """End the grace of running tasks. Replies that arrive from now on are not used."""
+        self._advance(Phase.STOPPING)
+        self.grace_over.set()
 
-    def take(self, share: Share, n: int, *, first: bool) -> None:
-        """Do nothing: `take_for` takes the units of a list run."""
+    def cancel(self) -> None:
+        """Begin CANCELLING: running tasks are cancelled now."""
+        self._advance(Phase.CANCELLING)
 
-    def take_granted(self, share: Share) -> None:
-        """Take the units that the reply was for, for as many runs. Other runs wait for a turn of their consumer."""
-        for run in self._gatherer.without_units()[: self._granted]:
-            self.take_for(run, share)
-        self._granted = 0
+    def return_claims(self) -> None:
+        """Begin RETURNING: claims go back one by one from now on."""
+        self._advance(Phase.RETURNING)
 
-    def take_for(self, run: ListRun, share: Share) -> None:
-        """Take the units of one list run."""
-        self._scheduler.take(share, 1, first=share.held == 0)
-        run.reserve_units()
+    def detach(self) -> None:
+        """Begin DETACHED: the queue counts as left, except for runs that were left behind."""
+        self._advance(Phase.DETACHED)
+        self.left.set()
 
-    def release(self, share: Share, fence: int, last: bool) -> None:
-        """Release the units of a list run, whose first claim was `fence`."""
-        self._scheduler.release(share, fence, last)
+    def leave(self) -> None:
+        """Begin LEFT: the queue was left."""
+        self._advance(Phase.LEFT)
+        self.left.set()
 
-    def release_early(self, share: Share, fence: int, *, place: bool) -> None:
-        """Release the units of a list run that is stuck; see `Scheduler.release_early`."""
-        self._scheduler.release_early(share, fence, place=place)
+    def _advance(self, phase: Phase) -> None:
+        if self.phase < phase:
+            self.phase = phase
+
+    def reject(self, claims: Iterable[int]) -> None:
+        """Keep the claims of a reply that is not used."""
+        self.rejected_claims += claims
+
+    def take_rejected(self) -> list[int]:
+        """Return the rejected claims, once."""
+        rejected, self.rejected_claims = self.rejected_claims, []
+        return rejected
+
+    async def wait_idle(self) -> None:
+        """Wait until the last run ends or a reply arrives."""
+        self.idle = trio.Event()
+        await self.idle.wait()
 
 
 # `policies_over`: the policies of jobs that have policy fields of their own, each made once.
@@ -213,43 +333,17 @@ UNREADABLE = (
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
 
-class WorkerSession(Protocol):
-    """The part of the peer's session that consumers use."""
-
-    def beat_is_fresh(self) -> bool:
-        """Return True while no leader can have declared this worker dead."""
-        ...
-
-    def defer_until_beat(self, registration: Registration, callback: Callable[[], None]) -> None:
-        """Call `callback` when a heartbeat has shown whether this worker is registered."""
-        ...
-
-    def lost(self, registration: Registration, why: str) -> None:
-        """End the registration."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ConsumerServices:
-    """What all consumers of a peer use.
-
-    Attributes:
-        recheck: asks the server which claims of a consumer are cancelled, and which are strays.
-        counter: counts the runs.
-        report_progress: sends the progress of a run; called from any thread.
-        extend_deadline: moves the deadline of a run; called from any thread.
-        save: sends what a run saves; called from any thread.
-    """
+    """The parts of a peer that all its consumers use."""
 
     link: Link
-    session: WorkerSession
-    settles: Settles
-    scheduler: Units
-    counter: RunCounter
-    recheck: Callable[[QueueConsumer], None]
-    report_progress: Callable[[Run[Any], float | None, str], None]
-    extend_deadline: Callable[[Run[Any], float], None]
-    save: Callable[[Run[Any], Save], Future[None]]
+    session: Session
+    scheduler: Scheduler
+    slots: Slots
+    settler: Settler
+    reports: RunReports
+    reconciler: Reconciler
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,14 +368,21 @@ class QueueConsumer:
     the loop.
 
     The state is divided by owner. `lifecycle` has the phase, and a table of what each phase permits. `request` is the start
-    request, also with a table. `admission` has the worker id under which the queue is served. `share` has the units, and only the
-    scheduler writes it. `running` has the claims that the consumer holds.
+    request, also with a table. `options` has what the handler declares of the queue. `admission` has the worker id under which
+    the queue is served. `share` has the units, and only the scheduler writes it. `running` has the claims that the consumer
+    holds.
     """
 
     run_class: ClassVar[type[Run[Any]]] = Run
 
     def __init__(
-        self, keys: QueueKeys, services: ConsumerServices, policy: Policy, share: Share, state: object = None
+        self,
+        keys: QueueKeys,
+        services: ConsumerServices,
+        policy: Policy,
+        share: Share,
+        state: object = None,
+        options: QueueOptions | None = None,
     ) -> None:
         """Raise UsageError if a run of that size would never fit."""
         services.scheduler.check_fits(keys.display_name, share.size)
@@ -295,7 +396,9 @@ class QueueConsumer:
         self.request: ClaimRequest = ClaimRequest()
         self.admission: Admission = Admission()
         self.lifecycle: Lifecycle = Lifecycle()
-        self._scheduler = services.scheduler
+        self.options: QueueOptions = options or QueueOptions()
+        self.scheduler: Scheduler = services.scheduler
+        self._settles = services.settler.settles
         self._services = services
 
     @property
@@ -319,19 +422,9 @@ class QueueConsumer:
         return self.admission.registration
 
     @property
-    def options(self) -> QueueOptions:
-        """What the handler declares of the queue."""
-        return QueueOptions()
-
-    @property
     def recent(self) -> int:
         """How many of the runs that ended last the queue keeps."""
         return self.options.recent
-
-    @property
-    def scheduler(self) -> Units:
-        """The units of the peer."""
-        return self._scheduler
 
     @property
     def executing(self) -> Mapping[int, Run[Any]]:
@@ -347,7 +440,7 @@ class QueueConsumer:
         request = self.request
         if not request.is_wanted or self.lifecycle.phase >= Phase.DRAINING or not self.admission.is_live:
             return 0
-        crowded = self._services.settles.crowded
+        crowded = self._settles.crowded
         if crowded and self.keys.name in crowded:
             return 0
         return min(self.capacity_wanted(), MAX_ITEMS) - request.reserved
@@ -364,9 +457,9 @@ class QueueConsumer:
             return
         request = self.request
         if request.want():
-            self._scheduler.begin_wanting(self.share)
+            self.scheduler.begin_wanting(self.share)
         if not request.in_flight:
-            self._scheduler.dispatch()
+            self.scheduler.dispatch()
 
     def on_wakeup(self) -> None:
         """Handle a wake-up.
@@ -391,7 +484,7 @@ class QueueConsumer:
         assert registration is not None
         self.request.send(wanted)
         if wanted:
-            self._scheduler.reserve(self.share, wanted)
+            self.reserve(wanted)
         call = ops.start_tasks(self.keys, registration.worker, registration.next_number(), wanted)
 
         def answered(started: StartReply | None, failure: Exception | None) -> None:
@@ -410,7 +503,7 @@ class QueueConsumer:
     def _started(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
         request = self.request
         if request.reserved:
-            self._scheduler.reserve(self.share, -request.reserved)
+            self.reserve(-request.reserved)
         self.lifecycle.idle.set()
         if (
             registration.dead
@@ -430,12 +523,12 @@ class QueueConsumer:
             return
         else:
             self._use(registration, started)
-        self._scheduler.dispatch()
+        self.scheduler.dispatch()
 
     def _reject(self, registration: Registration, claims: range) -> None:
         """Give back claims that arrived too late: together with the queue, or alone if the queue was left already."""
         if self.lifecycle.left.is_set():
-            self._services.settles.give_back(self.keys, registration, claims)
+            self._settles.give_back(self.keys, registration, claims)
         else:
             self.lifecycle.reject(claims)
 
@@ -446,14 +539,14 @@ class QueueConsumer:
         runs = self.new_claims(registration, started, monotonic()) if started.entries else ()
         lane_of = self.options.lane_of
         if lane_of is not None and runs:
-            runs = filed_in_lanes(self.keys, registration, runs, lane_of, self._services.settles)
+            runs = filed_in_lanes(self.keys, registration, runs, lane_of, self._settles)
         if runs:
-            self._scheduler.take(self.share, len(runs), first=not self.running)
+            self.take(len(runs))
             for run in runs:
                 self.running[run.fence] = run
             self.accept(runs)
         if self.request.take_recheck():
-            self._services.recheck(self)
+            self._services.reconciler.recheck(self)
 
     def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
         """Return the claims of a reply that arrived at `now`, in the form in which `accept` takes them.
@@ -480,22 +573,32 @@ class QueueConsumer:
             )
             why = remote_error(Broken(f"the record of the job cannot be read: {error}"))
         call = ops.fail_task(self.keys, registration.worker, fence, why, broken=True)
-        self._services.settles.send(self.keys, registration, [fence], lambda _: call, lambda _word, _failure: None)
+        self._settles.send(self.keys, registration, [fence], lambda _: call, lambda _word, _failure: None)
         return None
+
+    # Its units
+
+    def reserve(self, n: int) -> None:
+        """Note that `n` more claims are being requested. Less than 0: the reply is there."""
+        self.scheduler.reserve(self.share, n)
+
+    def take(self, n: int) -> None:
+        """Take the units of `n` more claims, which a reply has brought."""
+        self.scheduler.take(self.share, n, first=not self.running)
 
     # Running tasks
 
     def report_progress(self, run: Run[Any], done: float | None, message: str) -> None:
         """Send the progress that a run reported. From any thread."""
-        self._services.report_progress(run, done, message)
+        self._services.reports.report(run, done, message)
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         """Move the deadline of a run to `seconds` from now. From any thread."""
-        self._services.extend_deadline(run, seconds)
+        self._services.slots.deadlines.request_extension(run, seconds)
 
     def save(self, run: Run[Any], save: Save) -> Future[None]:
         """Send what a run saves. From any thread."""
-        return self._services.save(run, save)
+        return self._services.reports.save(run, save)
 
     # Ending
 
@@ -504,7 +607,7 @@ class QueueConsumer:
         if self.running.pop(run.fence, None) is None:
             return
         last = not self.running
-        self._scheduler.release(self.share, run.fence, last)
+        self.scheduler.release(self.share, run.fence, last)
         if last:
             self.lifecycle.idle.set()
 
@@ -518,7 +621,7 @@ class QueueConsumer:
             place: free its place in the pool too; only if the thread or process of that place is really free again.
         """
         if run.fence in self.running:
-            self._scheduler.release_early(self.share, run.fence, place=place)
+            self.scheduler.release_early(self.share, run.fence, place=place)
 
     def give_back_unstarted(self) -> None:
         """Give back claims that no handler and no call has taken, because the queue is being left."""
@@ -537,7 +640,9 @@ class QueueConsumer:
 class HandlerConsumer(QueueConsumer):
     """Consumes a queue whose tasks run in slots. `begun` is filled while DEBUG is logged.
 
-    `options`: what the handler declares of the queue.
+    Attributes:
+        run_ended: ends a run that has ended in its slot: called with the run, whether its handler returned, the value, and the
+            error.
     """
 
     def __init__(
@@ -547,19 +652,13 @@ class HandlerConsumer(QueueConsumer):
         policy: Policy,
         share: Share,
         handler: Handler,
-        run: Callable[[Run[Any]], None],
         state: object = None,
         options: QueueOptions | None = None,
     ) -> None:
-        super().__init__(keys, services, policy, share, state)
-        self._options = QueueOptions() if options is None else options
+        super().__init__(keys, services, policy, share, state, options)
         self.handler: Handler = handler
         self.begun: dict[int, Began] = {}
-        self._run = run
-
-    @property
-    def options(self) -> QueueOptions:
-        return self._options
+        self.run_ended: Callable[[Run[Any], bool, object, BaseException | None], None] = services.settler.ended
 
     def capacity_wanted(self) -> int:
         limit = self.share.limit
@@ -568,5 +667,110 @@ class HandlerConsumer(QueueConsumer):
     def accept(self, runs: Sequence[Run[Any]]) -> None:
         if task_log.isEnabledFor(logging.DEBUG):
             note_started(runs)
+        start = self._services.slots.run
         for run in runs:
-            self._run(run)
+            start(run)
+
+
+class ActiveConsumers:
+    """The consumers of one peer. A queue of several shards has one consumer for each. Changed only in the loop.
+
+    Attributes:
+        closed: the peer leaves, and enters no more queues.
+        used: set after a queue was served.
+    """
+
+    def __init__(self) -> None:
+        self.closed: bool = False
+        self.used: trio.Event = trio.Event()
+        self._by_name: dict[str, QueueConsumer] = {}
+        self._detached: list[QueueConsumer] = []
+        self._unserved: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[QueueConsumer]:
+        """Iterate over a copy: consumers are added and removed. From any thread, for the probes."""
+        return iter(self._by_name.copy().values())  # of one step, where tuple() would be two
+
+    def names(self) -> list[str]:
+        """Return the names of all queues that are served, including those that are still being entered."""
+        return list(self._by_name)
+
+    def get(self, name: str) -> QueueConsumer | None:
+        """Return the consumer of this queue, or None."""
+        return self._by_name.get(name)
+
+    def close(self) -> None:
+        """Note that the peer leaves."""
+        self.closed = True
+
+    def add(self, consumer: QueueConsumer) -> None:
+        """Add the consumer of a queue."""
+        self._by_name[consumer.name] = consumer
+
+    def remove(self, consumer: QueueConsumer) -> None:
+        """Remove a consumer whose queue was left."""
+        del self._by_name[consumer.name]
+
+    def detach(self, consumer: QueueConsumer) -> None:
+        """Keep a consumer whose queue counts as left, except for runs that were left behind and have not ended."""
+        self._detached.append(consumer)
+
+    def forget_detached(self, consumer: QueueConsumer) -> None:
+        """Remove a detached consumer whose last run has ended."""
+        self._detached.remove(consumer)
+
+    @property
+    def detached(self) -> Sequence[QueueConsumer]:
+        """The consumers whose queues were left except for some runs."""
+        return tuple(self._detached)
+
+    def entered(self) -> list[QueueConsumer]:
+        """Return the consumers whose queues are served now."""
+        return [each for each in self if each.admission.was_admitted and not each.lifecycle.left.is_set()]
+
+    def held(self) -> list[QueueConsumer]:
+        """Return the consumers whose queues are served now, and the detached ones."""
+        return [*self.entered(), *self._detached]
+
+    def of(self, name: str) -> list[QueueConsumer]:
+        """Return all consumers of this queue: the one that serves it, and the detached ones."""
+        return [consumer for consumer in (*self, *self._detached) if consumer.name == name]
+
+    def is_replaced(self, consumer: QueueConsumer) -> bool:
+        """Return True if another consumer serves the queue that this one has left.
+
+        Both receive each wake-up, but only one of them may request tasks. The server keeps only the reply to the worker's last
+        request, for the case that this request is repeated.
+        """
+        return self._by_name.get(consumer.name) not in {None, consumer}
+
+    def is_shared(self, consumer: QueueConsumer) -> bool:
+        """Return True if another consumer of this peer has the same queue: it serves the queue again, or it is detached."""
+        return any(other is not consumer for other in self.of(consumer.name))
+
+    def request_waiting(self, names: Iterable[str]) -> None:
+        """Request the tasks of these queues, which have waiting tasks: the leader's scan has found them, and a heartbeat names
+        them, because a wake-up may have been lost.
+        """
+        for name in names:
+            consumer = self.get(name)
+            if consumer is not None and consumer.admission.was_admitted:
+                consumer.request_soon()
+            elif consumer is None and name.startswith("{") and name not in self._unserved:
+                self._report_unserved(name)
+
+    def _report_unserved(self, name: str) -> None:
+        """Warn if this queue with waiting tasks is a shard of a served queue: then this peer joined before the shard was
+        declared.
+        """
+        queue = QueueKeys.of("", name).display_name
+        if queue != name and self.get(queue) is not None:
+            self._unserved.add(name)
+            text = (
+                "queue %(queue)r has shards that this worker does not serve, because it joined before they were declared: "
+                "restart it"
+            )
+            emit(logger, "shards.unserved", text, queue=queue)

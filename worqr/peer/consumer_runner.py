@@ -6,185 +6,267 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import trio
+from trio_util import periodic
 
 from worqr import ops
-from worqr.errors import ClaimLost, UsageError, WorqrBug, WorqrError
+from worqr.errors import ClaimLost, Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.handler_options import PATIENT, Handling, RunsIn, is_async, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.limits import NO_RULES, describe_limits, limits_text, parse_limits, wire_rules
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer, QueueConsumer, QueueOptions, lane_in_shard
-from worqr.peer.consumers import ActiveConsumers
-from worqr.peer.departures import Departure, Departures
+from worqr.ops import MAX_ITEMS, NOTE_EVERY
+from worqr.peer.consumer import (
+    ActiveConsumers,
+    ConsumerServices,
+    HandlerConsumer,
+    QueueConsumer,
+    QueueOptions,
+    lane_in_shard,
+)
+from worqr.peer.error_throttle import ErrorThrottle, sleep_aligned
 from worqr.peer.executors.executors import Executors
 from worqr.peer.executors.offloaded import Handler, named_after
 from worqr.peer.lifespans import with_middleware
-from worqr.peer.list_consumer import ListConsumer, ListSettles, taking_calls
+from worqr.peer.list_consumer import ListConsumer, taking_calls
 from worqr.peer.list_run import ListRun
 from worqr.peer.manual_consumer import ClaimBuffer, Claims, ManualConsumer
-from worqr.peer.reconciler import ControlChannel
-from worqr.peer.run import SETTLED, Run, current_run, failed_of
-from worqr.peer.run_counter import RunCounter
-from worqr.peer.scheduler import Pool, Scheduler, Share
-from worqr.peer.session import Registration, Session
-from worqr.peer.settings import PeerSettings
-from worqr.peer.settler import Settler
-from worqr.peer.settles import Settles
+from worqr.peer.options import PeerSettings
+from worqr.peer.run import SETTLED, current_run, failed_of
+from worqr.peer.scheduler import Pool, Share
+from worqr.peer.session import Registration, Session, ignore_outcome
+from worqr.peer.settler import FIRST_PAUSE, LONGEST_PAUSE, Settler, Settles
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.task_log import RUN
 from worqr.policy import RetryPolicy, shown_fields
+from worqr.script_call import Call
 from worqr.tracebacks import is_a, leaves_of, one_line
-
-# `ConsumerStartup`: lets a consumer enter its queue: registry, admission, channels, and the first start request.
-#
-# A queue is entered in the registry first, and then in its own set of admitted workers. It is left in the opposite order. So
-# the leader finds the claims of a worker that dies in between.
-
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class ConsumerStartup:
-    """Enters the queues of one peer, whose worker id may change in the meantime. Changed only in the loop."""
+# `Departures`: leaves queues on the server. It sends stop_work, then unmap_work, until the server has accepted both.
+#
+# A departure belongs to a registration. It runs in the engine instead of the caller. A caller waits for a limited time, and the
+# departure continues until the registration ends. The link repeats its requests over lost connections. Requests that the server
+# refuses are repeated here, with growing pauses. If the registration is declared dead, the leader gives the claims back.
+#
+# Invariant: stop_work gives back *all* claims that the worker holds on a queue. So nothing may be claimed there between the
+# first stop_work of a departure and the reply to its last one. `ConsumerRunner.enter` waits for the departure of the same queue
+# before it sends start_work (see `wait_left`). A consumer begins no departure while another consumer of this peer has the
+# queue. Then its claims go back one by one, by their ids.
+#
+# Settles come first: stop_work is sent when the server has replied to every settle of the queue. Otherwise a finished task
+# could go back with the queue because its finish came later. A settle that the server refuses is tried once more. If the server
+# refuses it again, its task goes back with the queue and runs again.
+
+
+T = TypeVar("T")
+Spawn = Callable[[Callable[[], Awaitable[Any]]], bool]
+"""Runs a task behind the shield of the engine; returns False if the engine does not run."""
+
+
+class Departure:
+    """One queue that one registration leaves.
+
+    Attributes:
+        done: set when the queue was left, or the registration was declared dead.
+        answers: the number of replies from the server.
+        refused: the last refusal, if the server refuses the request.
+    """
+
+    def __init__(self, registration: Registration, keys: QueueKeys) -> None:
+        self.registration: Registration = registration
+        self.keys: QueueKeys = keys
+        self.done: trio.Event = trio.Event()
+        self.answers: int = 0
+        self.refused: Exception | None = None
+
+    def answered(self) -> None:
+        """Count a reply from the server."""
+        self.answers += 1
+
+    def refuse(self, failure: Exception | None) -> None:
+        """Store that the server refuses the request."""
+        self.refused = failure
+
+
+class Departures:
+    """The departures of one peer that are under way. Changed only in the loop."""
+
+    def __init__(self, link: Link, keys: RegistryKeys, settles: Settles, spawn: Spawn) -> None:
+        self._link = link
+        self._keys = keys
+        self._settles = settles
+        self._spawn = spawn
+        self._open: dict[tuple[Registration, str], Departure] = {}
+        self._throttle = ErrorThrottle(logger)
+
+    def begin(self, keys: QueueKeys, registration: Registration) -> Departure:
+        """Begin to leave a queue, in the engine. If a departure is under way already, return that one."""
+        place = registration, keys.name
+        departure = self._open.get(place)
+        if departure is None:
+            departure = self._open[place] = Departure(registration, keys)
+            if not self._spawn(partial(self._leave, departure)):
+                self._end(departure)
+        return departure
+
+    def is_open(self, registration: Registration, name: str) -> bool:
+        """Return True while `registration` leaves this queue."""
+        return (registration, name) in self._open
+
+    async def wait_left(self, keys: QueueKeys, registration: Registration) -> None:
+        """Wait until no departure of this queue is under way.
+
+        Raises:
+            Unavailable: the server has not accepted it within the mesh's patience.
+        """
+        departure = self._open.get((registration, keys.name))
+        if departure is None:
+            return
+        patience = self._link.settings.patience
+        with trio.move_on_after(patience):
+            await departure.done.wait()
+        if not departure.done.is_set():
+            why = f": {departure.refused}" if departure.refused is not None else ""
+            raise Unavailable(
+                f"queue {keys.display_name!r}: this worker left it before, and the server has not accepted that within "
+                f"{patience:g} s{why}"
+            )
+
+    async def _leave(self, departure: Departure) -> None:
+        keys, worker = departure.keys, departure.registration.worker
+        try:
+            await self._settles.wait_answered(keys.name)
+            while (await self._send_until_accepted(departure, partial(ops.stop_work, keys, worker))).more:
+                pass
+            self._settles.drop(keys.name)
+            await self._send_until_accepted(departure, partial(ops.unmap_work, self._keys, worker, keys.name))
+        except ClaimLost:
+            pass  # the leader gives back its claims
+        finally:
+            self._end(departure)
+
+    def _end(self, departure: Departure) -> None:
+        self._open.pop((departure.registration, departure.keys.name), None)
+        departure.done.set()
+
+    async def _send_until_accepted(self, departure: Departure, make: Callable[[], Call[T]]) -> T:
+        """Send a request until the server accepts it.
+
+        Raises:
+            ClaimLost: the registration was declared dead.
+        """
+        pause, queue = FIRST_PAUSE, departure.keys.display_name
+        while True:
+            value, failure = await self._send(departure, make())
+            departure.answered()
+            if value is not None:
+                if self._throttle.resolve(queue):
+                    emit(
+                        logger,
+                        "leave.accepted",
+                        "queue %(queue)r: the server lets this worker leave again",
+                        queue=queue,
+                    )
+                return value
+            if departure.registration.dead or isinstance(failure, ClaimLost):
+                raise ClaimLost(f"worker {departure.registration.worker} died while it left queue {queue!r}")
+            departure.refuse(failure)
+            text = "queue %(queue)r: the server does not let this worker leave, trying again: %(error)s"
+            self._throttle.error(queue, "leave.refused", text, queue=queue, error=str(failure))
+            await trio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _send(self, departure: Departure, call: Call[T]) -> tuple[T | None, Exception | None]:
+        answered = trio.Event()
+        answers: list[tuple[T | None, Exception | None]] = []
+
+        def deliver(value: T | None, failure: Exception | None) -> None:
+            answers.append((value, failure))
+            answered.set()
+
+        self._link.post(call, deliver, owner=departure.registration)
+        await answered.wait()
+        return answers[0]
+
+
+# `WorkMapRefresher`: sends the queues that this worker serves to the registry, after each new connection.
+#
+# A registry that failed over to a replica may have lost its last writes, for example a map_work. Then the leader would not
+# recover the claims of this queue if the worker died. So after each new connection, map_work is sent once more for every queue
+# that the worker serves. Queues where runs were left behind are included. A refused map_work is repeated, with growing pauses,
+# until the server accepts it.
+#
+# Invariant: no map_work is sent for a queue between its unmap_work and the reply to that (`Departures.is_open`). An earlier
+# map_work reaches the same node first.
+
+
+MAP_CHECK_EVERY = 2.0
+MAP_LONGEST_PAUSE = 30.0
+"""Seconds between checks for a new connection. The pause is doubled after each refusal, up to the second value."""
+
+
+class WorkMapRefresher:
+    """Sends the queues of one peer. Changed only in the loop."""
 
     def __init__(
-        self,
-        link: Link,
-        keys: RegistryKeys,
-        session: Session,
-        scheduler: Scheduler,
-        consumers: ActiveConsumers,
-        channel: ControlChannel,
-        departures: Departures,
-        shutdown: ConsumerShutdown,
+        self, link: Link, keys: RegistryKeys, consumers: ActiveConsumers, departures: Departures, session: Session
     ) -> None:
         self._link = link
         self._keys = keys
-        self._session = session
-        self._scheduler = scheduler
         self._consumers = consumers
-        self._channel = channel
         self._departures = departures
-        self._shutdown = shutdown
+        self._session = session
+        self._pending: set[QueueConsumer] = set()
+        self._refused = False
+        self._throttle = ErrorThrottle(logger)
 
-    @asynccontextmanager
-    async def entered(self, consumers: Sequence[QueueConsumer]) -> AsyncGenerator[None]:
-        """Serve a queue, with all its shards, for the length of a block."""
-        here: list[QueueConsumer] = []
-        try:
-            for consumer in consumers:
-                self._scheduler.add(consumer)
-                self._consumers.add(consumer)
-                here.append(consumer)
-            self._consumers.used.set()
-            if self._consumers.closed:  # drained after `_check_free`, while the peer entered another queue
-                for consumer in here:
-                    self._shutdown.begin(consumer, 0)
-            await self._enter_all(consumers)
-            yield
-        finally:
-            with trio.CancelScope(shield=True):
-                for consumer in here:
-                    self._shutdown.begin(consumer, 0)
-                    consumer.lifecycle.skip_grace()
-                for consumer in here:
-                    await consumer.lifecycle.left.wait()
-                    self._scheduler.remove(consumer)
-                    self._consumers.remove(consumer)
-
-    async def _enter_all(self, consumers: Sequence[QueueConsumer]) -> None:
-        """Enter all of them at the same time; raise the first error."""
-        errors: list[Exception] = []
-
-        async def enter(consumer: QueueConsumer) -> None:
-            try:
-                with consumer.lifecycle.entering:  # cancelled if the peer leaves
-                    await self._enter_now(consumer)
-            except Exception as error:
-                errors.append(error)
-                nursery.cancel_scope.cancel()
-
-        if len(consumers) == 1:
-            with consumers[0].lifecycle.entering:
-                await self._enter_now(consumers[0])
-            return
-        async with trio.open_nursery() as nursery:
-            for consumer in consumers:
-                nursery.start_soon(enter, consumer)
-        if errors:
-            raise errors[0]
-
-    async def _enter_now(self, consumer: QueueConsumer) -> None:
+    async def refresh_forever(self) -> None:
+        """Check periodically for new connections."""
+        pause = MAP_CHECK_EVERY
         while True:
-            registration = await self._session.wait_registered()
-            try:
-                await self.enter(consumer, registration)
-            except ClaimLost:
+            await sleep_aligned(pause)
+            pause = min(2 * pause, MAP_LONGEST_PAUSE) if self._refused else MAP_CHECK_EVERY
+            self.refresh_once()
+
+    def refresh_once(self) -> None:
+        """Send every queue that was not sent to the registry on the newest connection. Never waits."""
+        self._refused = False
+        connections = self._link.connections
+        for consumer in self._consumers.held():
+            admission, registration = consumer.admission, consumer.registration
+            if admission.mapped_on == connections or consumer in self._pending:
                 continue
-            return
+            if registration is None or registration.dead or self._departures.is_open(registration, consumer.name):
+                continue  # unmap_work may be on its way
+            self._pending.add(consumer)
+            call = ops.map_work(self._keys, registration.worker, consumer.name)
+            self._link.post(call, partial(self._answered, consumer, registration, connections), owner=registration)
 
-    async def enter_again(self, registration: Registration) -> None:
-        """Enter all queues that the peer serves under a new registration."""
-        async with trio.open_nursery() as nursery:
-            for consumer in self._consumers.entered():
-                nursery.start_soon(self._enter_again, consumer, registration)
-
-    async def _enter_again(self, consumer: QueueConsumer, registration: Registration) -> None:
-        """Enter a queue; retry without limit. On a cluster, the node of one queue may be unavailable while other nodes work."""
-        while not (registration.dead or consumer.lifecycle.is_leaving):
-            try:
-                await self.enter(consumer, registration)
-            except ClaimLost:
-                return  # the peer has begun to register once more
-            except WorqrError as error:
-                text = "queue %(queue)r could not be entered again, next try in %(retry_in)s s: %(error)s"
-                emit(logger, "start_work", text, queue=consumer.name, retry_in=1, error=str(error))
-                await trio.sleep(1)
-            else:
-                return
-
-    async def enter(self, consumer: QueueConsumer, registration: Registration) -> None:
-        """Serve a queue under `registration`.
-
-        Returns early if the queue is being left. If an earlier departure of this worker from the queue is under way, waits for
-        its end first.
-
-        Raises:
-            ClaimLost: the registration died.
-        """
-        consumer.admission.enter(registration, self._link.connections)
-        await self._departures.wait_left(consumer.keys, registration)
-        if await self._link.call(ops.map_work(self._keys, registration.worker, consumer.name)) == "dead":
-            self._session.lost(registration, "the registry does not know it")
-        if not _should_continue(consumer, registration):
-            return
-        policy = consumer.policy
-        changed = await self._link.call(
-            ops.start_work(
-                *(consumer.keys, registration.worker),
-                max_stalls=policy.max_stalls,
-                keep_failed=policy.keep_failed,
-                last=registration.number,
-                on_failure=policy.on_failure,
-                result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
-                limits=consumer.options.limits,
-                lanes=consumer.options.lanes,
-                options=json.dumps(shown_fields(policy), separators=(",", ":")),
-            )
-        )
-        if changed:
-            _log_changed(consumer, limits_changed=changed == "limits")
-        if not _should_continue(consumer, registration):
-            return
-        consumer.admission.admit()
-        consumer.lifecycle.admitted()
-        await self._channel.subscribe(consumer)
+    def _answered(
+        self,
+        consumer: QueueConsumer,
+        registration: Registration,
+        connections: int,
+        word: str | None,
+        failure: Exception | None,
+    ) -> None:
+        self._pending.discard(consumer)
+        if word == "dead":
+            self._session.lost(registration, "it is not registered any more")
+        elif failure is None:
+            consumer.admission.mapped(connections)
+            self._throttle.resolve(consumer.name)
+        elif not isinstance(failure, ClaimLost):
+            self._refused = True
+            text = "queue %(queue)r: the server does not record that this worker serves it, trying again: %(error)s"
+            self._throttle.error(consumer.name, "map_work", text, queue=consumer.queue, error=str(failure))
 
 
 def _log_changed(consumer: QueueConsumer, *, limits_changed: bool) -> None:
@@ -234,15 +316,6 @@ REMIND = 30.0
 class ConsumerShutdown:
     """Makes consumers leave their queues. Changed only in the loop.
 
-    Args:
-        consumers: all consumers of the peer.
-        settler: ends claims.
-        settles: the settles that the server has not accepted yet.
-        counter: counts the runs.
-        departures: leave the queues on the server.
-        stuck: describes runs that do not end, and finds those that no slot has.
-        spawn: runs a task behind the shield of the engine; returns False if the engine does not run.
-
     Attributes:
         server_answers: False after a request to which the server did not reply in time.
     """
@@ -251,17 +324,13 @@ class ConsumerShutdown:
         self,
         consumers: ActiveConsumers,
         settler: Settler,
-        settles: Settles,
-        counter: RunCounter,
         departures: Departures,
         stuck: StuckHandlerMonitor,
-        spawn: Callable[[Callable[[], Awaitable[Any]]], bool],
+        spawn: Spawn,
     ) -> None:
         self.server_answers: bool = True
         self._consumers = consumers
         self._settler = settler
-        self._settles = settles
-        self._counter = counter
         self._departures = departures
         self._stuck = stuck
         self._spawn = spawn
@@ -285,7 +354,7 @@ class ConsumerShutdown:
             if stay := self._consumers.is_shared(consumer):
                 self._give_back(consumer, consumer.running)
             self._settler.flush()
-            self._counter.leaves(consumer)
+            self._settler.counter.leaves(consumer)
             if departure := self._depart(consumer, stay=stay):
                 await self._wait_left(departure)
         finally:
@@ -294,7 +363,7 @@ class ConsumerShutdown:
                 run.cancel("lost")
                 run.settle()
                 consumer.ended(run)
-            self._counter.left(consumer)
+            self._settler.counter.left(consumer)
             lifecycle.leave()
 
     def _depart(self, consumer: QueueConsumer, *, stay: bool) -> Departure | None:
@@ -394,7 +463,7 @@ class ConsumerShutdown:
         claims = {*consumer.lifecycle.take_rejected(), *held}
         registration = consumer.registration
         if registration is not None and not registration.dead:
-            self._settles.give_back(consumer.keys, registration, claims)
+            self._settler.settles.give_back(consumer.keys, registration, claims)
 
     def holds_claims(self, registration: Registration | None) -> bool:
         """Return True if runs that were left behind hold claims of this registration."""
@@ -423,39 +492,45 @@ async def _drain_or_skip(consumer: QueueConsumer) -> None:
         nursery.cancel_scope.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class RunStarters:
-    """How the runs of a peer begin and end.
-
-    Attributes:
-        run: gives a run to a slot.
-        run_list: gives a list run to a slot.
-        settler: settles the claims of list runs.
-    """
-
-    run: Callable[[Run[Any]], None]
-    run_list: Callable[[Run[Any]], None]
-    settler: ListSettles
+# A queue is entered in the registry first, and then in its own set of admitted workers. It is left in the opposite order. So the
+# leader finds the claims of a worker that dies in between.
 
 
 class ConsumerRunner:
-    """Runs the consumers of one peer, for handlers and for claims by hand."""
+    """Runs the consumers of one peer, whose worker id may change in the meantime. Changed only in the loop."""
 
     def __init__(
         self,
         settings: PeerSettings,
         services: ConsumerServices,
         executors: Executors,
-        starters: RunStarters,
         consumers: ActiveConsumers,
-        startup: ConsumerStartup,
+        stuck: StuckHandlerMonitor,
+        spawn: Spawn,
     ) -> None:
         self._settings = settings
+        self._keys = RegistryKeys(settings.prefix)
         self._services = services
         self._executors = executors
-        self._starters = starters
         self._consumers = consumers
-        self._startup = startup
+        self._departures = Departures(services.link, self._keys, services.settler.settles, spawn)
+        self.shutdown: ConsumerShutdown = ConsumerShutdown(consumers, services.settler, self._departures, stuck, spawn)
+        self.work_map: WorkMapRefresher = WorkMapRefresher(
+            services.link, self._keys, consumers, self._departures, services.session
+        )
+
+    async def note_queues_forever(self) -> None:
+        """Store the names of the queues, also of those that are still being entered: callers and the leader find them there."""
+        async for _ in periodic(NOTE_EVERY):
+            self._note_queues(self._consumers.names(), NOTE_EVERY)
+
+    def _note_queues(self, names: Sequence[str], patience: float) -> None:
+        """Store these names. A request that the server does not accept in this time is dropped, because the next one follows."""
+        for start in range(0, len(names), MAX_ITEMS):
+            call = ops.note_queues(self._keys, names[start : start + MAX_ITEMS])
+            self._services.link.post(call, ignore_outcome, patience=patience)
+
+    # Serving a queue
 
     async def _check_free(self, queue: str) -> tuple[QueueKeys, ...]:
         """Return the keys of all shards of `queue`. Raise UsageError if the peer cannot serve it, or serves it already."""
@@ -479,8 +554,8 @@ class ConsumerRunner:
             consumers = self._new_consumers(shards, *self._executors.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
                 failing = await self._failure_consumers(shards[0], how)
-                await stack.enter_async_context(self._startup.entered(failing))
-            await stack.enter_async_context(self._startup.entered(consumers))
+                await stack.enter_async_context(self.entered(failing))
+            await stack.enter_async_context(self.entered(consumers))
             task_status.started()
             await _wait_left(consumers)
 
@@ -523,14 +598,10 @@ class ConsumerRunner:
         self, keys: QueueKeys, how: Handling, share: Share, run: Handler, state: object, options: QueueOptions
     ) -> HandlerConsumer:
         """Make the consumer of one shard, for a handler that takes one task or a list."""
-        starters = self._starters
         if how.batch_size is None:
-            return HandlerConsumer(keys, self._services, how.policy, share, run, starters.run, state, options)
+            return HandlerConsumer(keys, self._services, how.policy, share, run, state, options)
         return ListConsumer(
-            *(keys, self._services, how.policy, share, run, starters.run_list, state, options),
-            size=how.batch_size,
-            wait=how.batch_wait,
-            settler=starters.settler,
+            *(keys, self._services, how.policy, share, run, state, options), size=how.batch_size, wait=how.batch_wait
         )
 
     async def _failure_consumers(self, keys: QueueKeys, how: Handling) -> list[HandlerConsumer]:
@@ -550,9 +621,7 @@ class ConsumerRunner:
         async def run(_task: bytes) -> object:
             return await cast("Any", handle)(failed_of(current_run.get(), queue))
 
-        note = ops.note_queues(RegistryKeys(keys.prefix), [failures.name for failures in shards])
-        link = self._services.link
-        link.post(note, lambda _word, _failure: None, patience=link.settings.patience)
+        self._note_queues([failures.name for failures in shards], self._services.link.settings.patience)
         place = self._executors.resolve_runs_in(on_failure, loop)
         return self._new_consumers(shards, named_after(on_failure, run), pool, Handling(how.failing or PATIENT), place)
 
@@ -572,11 +641,126 @@ class ConsumerRunner:
             )
         tracing, server = self._settings.tracing, self._services.link.settings.address
         claims = Claims(buffer, None if tracing is None else partial(tracing.taken, queue, server))
-        async with self._startup.entered(buffer.consumers):
+        async with self.entered(buffer.consumers):
             try:
                 yield claims
             finally:
                 claims._close()  # pyright: ignore[reportPrivateUsage]
+
+    # Entering queues
+
+    @asynccontextmanager
+    async def entered(self, consumers: Sequence[QueueConsumer]) -> AsyncGenerator[None]:
+        """Serve a queue, with all its shards, for the length of a block."""
+        here: list[QueueConsumer] = []
+        try:
+            for consumer in consumers:
+                self._services.scheduler.add(consumer)
+                self._consumers.add(consumer)
+                here.append(consumer)
+            self._consumers.used.set()
+            if self._consumers.closed:  # drained after `_check_free`, while the peer entered another queue
+                for consumer in here:
+                    self.shutdown.begin(consumer, 0)
+            await self._enter_all(consumers)
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                for consumer in here:
+                    self.shutdown.begin(consumer, 0)
+                    consumer.lifecycle.skip_grace()
+                for consumer in here:
+                    await consumer.lifecycle.left.wait()
+                    self._services.scheduler.remove(consumer)
+                    self._consumers.remove(consumer)
+
+    async def _enter_all(self, consumers: Sequence[QueueConsumer]) -> None:
+        """Enter all of them at the same time; raise the first error."""
+        errors: list[Exception] = []
+
+        async def enter(consumer: QueueConsumer) -> None:
+            try:
+                with consumer.lifecycle.entering:  # cancelled if the peer leaves
+                    await self._enter_now(consumer)
+            except Exception as error:
+                errors.append(error)
+                nursery.cancel_scope.cancel()
+
+        if len(consumers) == 1:
+            with consumers[0].lifecycle.entering:
+                await self._enter_now(consumers[0])
+            return
+        async with trio.open_nursery() as nursery:
+            for consumer in consumers:
+                nursery.start_soon(enter, consumer)
+        if errors:
+            raise errors[0]
+
+    async def _enter_now(self, consumer: QueueConsumer) -> None:
+        while True:
+            registration = await self._services.session.wait_registered()
+            try:
+                await self.enter(consumer, registration)
+            except ClaimLost:
+                continue
+            return
+
+    async def enter_again(self, registration: Registration) -> None:
+        """Enter all queues that the peer serves under a new registration."""
+        async with trio.open_nursery() as nursery:
+            for consumer in self._consumers.entered():
+                nursery.start_soon(self._enter_again, consumer, registration)
+
+    async def _enter_again(self, consumer: QueueConsumer, registration: Registration) -> None:
+        """Enter a queue; retry without limit. On a cluster, the node of one queue may be unavailable while other nodes work."""
+        while not (registration.dead or consumer.lifecycle.is_leaving):
+            try:
+                await self.enter(consumer, registration)
+            except ClaimLost:
+                return  # the peer has begun to register once more
+            except WorqrError as error:
+                text = "queue %(queue)r could not be entered again, next try in %(retry_in)s s: %(error)s"
+                emit(logger, "start_work", text, queue=consumer.name, retry_in=1, error=str(error))
+                await trio.sleep(1)
+            else:
+                return
+
+    async def enter(self, consumer: QueueConsumer, registration: Registration) -> None:
+        """Serve a queue under `registration`.
+
+        Returns early if the queue is being left. If an earlier departure of this worker from the queue is under way, waits for
+        its end first.
+
+        Raises:
+            ClaimLost: the registration died.
+        """
+        consumer.admission.enter(registration, self._services.link.connections)
+        await self._departures.wait_left(consumer.keys, registration)
+        if await self._services.link.call(ops.map_work(self._keys, registration.worker, consumer.name)) == "dead":
+            self._services.session.lost(registration, "the registry does not know it")
+        if not _should_continue(consumer, registration):
+            return
+        policy = consumer.policy
+        changed = await self._services.link.call(
+            ops.start_work(
+                *(consumer.keys, registration.worker),
+                max_stalls=policy.max_stalls,
+                keep_failed=policy.keep_failed,
+                last=registration.number,
+                on_failure=policy.on_failure,
+                result_ttl_ms=round(policy.result_ttl * 1000) if policy.result_ttl > 0 else None,
+                limits=consumer.options.limits,
+                lanes=consumer.options.lanes,
+                options=json.dumps(shown_fields(policy), separators=(",", ":")),
+            )
+        )
+        if changed:
+            _log_changed(consumer, limits_changed=changed == "limits")
+        if not _should_continue(consumer, registration):
+            return
+        consumer.admission.admit()
+        consumer.lifecycle.admitted()
+        await self._services.reconciler.subscribe(consumer)
 
 
 async def _wait_left(consumers: Sequence[HandlerConsumer]) -> None:

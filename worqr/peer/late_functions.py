@@ -8,15 +8,14 @@ because runs of the older one may be under way. That is logged, and the next joi
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from worqr.errors import WorqrError
-from worqr.handler_options import Handling
 from worqr.inside import definition_of
 from worqr.log_events import emit
 from worqr.peer.error_throttle import ErrorThrottle
@@ -25,6 +24,7 @@ from worqr.peer.options import Only
 if TYPE_CHECKING:
     from worqr.functions.definition import FunctionDefinition
     from worqr.functions.registry import Declarations
+    from worqr.peer.engine import Engine
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -34,48 +34,9 @@ RETRY_AFTER: Final = 3.0
 """Seconds until the next try to serve a function."""
 
 
-class _Served(Protocol):
-    """A queue that is served."""
-
-    @property
-    def queue(self) -> str:
-        """The queue's name."""
-        ...
-
-
-class _ServedQueues(Protocol):
-    """The queues of a peer."""
-
-    def entered(self) -> Iterable[_Served]:
-        """Return the queues that the peer serves now."""
-        ...
-
-
-class LateHost(Protocol):
-    """The peer that serves late functions."""
-
-    @property
-    def leaving(self) -> bool:
-        """The peer claims no more tasks."""
-        ...
-
-    @property
-    def consumers(self) -> _ServedQueues:
-        """The queues that the peer serves."""
-        ...
-
-    async def serve_all(self, handlers: Iterable[tuple[str, Callable[..., Any], Handling]], /) -> None:
-        """Serve these queues until the peer leaves."""
-        ...
-
-    def spawn(self, task: Callable[[], Awaitable[Any]], /) -> bool:
-        """Run an internal task; return False if the peer does not run."""
-        ...
-
-
 @contextmanager
 def serving_late(
-    engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
+    engine: Engine, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
 ) -> Generator[None]:
     """Serve the functions that are declared during the block.
 
@@ -98,7 +59,7 @@ class _LateServer:
     """Serves late functions, for one peer. `on_declared` is called from any thread, everything else in the loop."""
 
     def __init__(
-        self, engine: LateHost, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
+        self, engine: Engine, declarations: Declarations, only: Only, known: Mapping[str, FunctionDefinition]
     ) -> None:
         self._engine = engine
         self._declarations = declarations

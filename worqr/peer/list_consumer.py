@@ -4,6 +4,9 @@ It requests up to `batch_size` tasks for each run that the scheduler grants. A r
 `batch_wait` seconds. In this time, wake-ups lead to requests for the rest, which take no further units. When the time is over,
 one last request asks for the rest. Its reply also shows whether the queue was paused meanwhile.
 
+A run takes the units of its handler, however many claims it has. So units are counted in list runs: one run for up to
+`batch_size` claims, and none for claims that are added to a run that waits for more.
+
 Claims whose run has not begun belong to no handler. They go back to the queue when the queue is drained or paused, and a
 cancellation ends each of them at once.
 """
@@ -12,18 +15,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from math import ceil, inf
 from time import monotonic
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import trio
 
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS, StartReply
-from worqr.peer.consumer import ConsumerServices, HandlerConsumer, ListUnits, QueueOptions
+from worqr.peer.consumer import ConsumerServices, HandlerConsumer, Phase, QueueOptions
 from worqr.peer.executors.offloaded import Handler, named_after
-from worqr.peer.lifecycle import Phase
 from worqr.peer.list_run import ListGatherer, ListItem, ListRun
 from worqr.peer.run import CLAIMED, Run, current_run
 from worqr.peer.scheduler import Share
@@ -32,18 +33,6 @@ from worqr.peer.task_log import logger as task_log
 from worqr.peer.task_log import note_started
 from worqr.policy import Policy
 from worqr.tracebacks import is_a
-
-
-class ListSettles(Protocol):
-    """What settles the claims of list runs: the `Settler` of the peer."""
-
-    def ended(self, run: Any, returned: bool, value: object, error: BaseException | None) -> None:
-        """Settle one claim by what became of it."""
-        ...
-
-    def finish_plain(self, consumer: Any, runs: Sequence[Any]) -> None:
-        """End claims as finished, without results."""
-        ...
 
 
 def taking_calls(handler: Handler) -> Handler:
@@ -68,21 +57,20 @@ class ListConsumer(HandlerConsumer):
         policy: Policy,
         share: Share,
         handler: Handler,
-        run: Callable[[Run[Any]], None],
         state: object = None,
         options: QueueOptions | None = None,
         *,
         size: int,
         wait: float,
-        settler: ListSettles,
     ) -> None:
+        super().__init__(keys, services, policy, share, handler, state, options)
+        self.run_ended: Callable[[Run[Any], bool, object, BaseException | None], None] = self.list_ended
         self._gatherer = ListGatherer(size)
-        self._units = ListUnits(services.scheduler, self._gatherer)
         self._wait = wait
-        self._settler = settler
         self._opened = trio.Event()
         self._begun: dict[int, ListRun] = {}
-        super().__init__(keys, replace(services, scheduler=self._units), policy, share, handler, run, state, options)
+        self._reserved = 0
+        self._granted = 0
 
     @property
     def executing(self) -> Mapping[int, Run[Any]]:
@@ -108,11 +96,33 @@ class ListConsumer(HandlerConsumer):
         """Begin runs that wait for units, then request tasks for the other ones of `wanted` runs, and for the open run."""
         waiting = self._gatherer.without_units()
         for run in waiting[:wanted]:
-            self._units.take_for(run, self.share)
+            self._take_for(run)
         self._begin_ready()
         runs = max(0, wanted - len(waiting))
         if runs or not wanted:
             super().send_request(min(self._gatherer.room + runs * self._gatherer.size, MAX_ITEMS))
+
+    def reserve(self, n: int) -> None:
+        """Reserve the units of as many list runs as `n` claims will begin. Claims for the run that waits take none."""
+        if n > 0:
+            self._reserved = ceil(max(0, n - self._gatherer.room) / self._gatherer.size)
+            self.scheduler.reserve(self.share, self._reserved)
+        else:
+            self._granted, self._reserved = self._reserved, 0
+            self.scheduler.reserve(self.share, -self._granted)
+
+    def take(self, n: int) -> None:
+        """Do nothing: `accept` takes the units of list runs."""
+
+    def _take_granted(self) -> None:
+        """Take the units that the reply was for, for as many runs. Other runs wait for a turn of their consumer."""
+        for run in self._gatherer.without_units()[: self._granted]:
+            self._take_for(run)
+        self._granted = 0
+
+    def _take_for(self, run: ListRun) -> None:
+        self.scheduler.take(self.share, 1, first=self.share.held == 0)
+        run.reserve_units()
 
     def _request_rest(self) -> None:
         """Request the rest of the open run, if there may be tasks. It has its units already."""
@@ -128,7 +138,7 @@ class ListConsumer(HandlerConsumer):
         if self.lifecycle.is_leaving:
             for run in runs:
                 run.cancel("leaving")
-                self._settler.ended(run, False, None, None)
+                self._services.settler.ended(run, False, None, None)
             return
         gatherer = self._gatherer
         before = gatherer.open
@@ -138,7 +148,7 @@ class ListConsumer(HandlerConsumer):
         elif gatherer.open is not None and gatherer.open is not before:
             gatherer.open.wait_until(trio.current_time() + self._wait)
             self._opened.set()
-        self._units.take_granted(self.share)
+        self._take_granted()
         self._begin_ready()
 
     def _started(self, registration: Registration, started: StartReply | None, failure: Exception | None) -> None:
@@ -181,7 +191,7 @@ class ListConsumer(HandlerConsumer):
             self._begun[run.fence] = run
             if task_log.isEnabledFor(logging.DEBUG):
                 note_started(run.claimed)
-            self._run(run)
+            self._services.slots.run(run)
 
     def give_back_unstarted(self) -> None:
         for item in reversed(self._gatherer.items()):
@@ -190,15 +200,16 @@ class ListConsumer(HandlerConsumer):
     def withdraw(self, item: ListItem) -> None:
         """Settle an item that was cancelled before its run began."""
         self._gatherer.remove(item)
-        self._settler.ended(item, False, None, None)
+        self._services.settler.ended(item, False, None, None)
 
     # Running, and ending
 
     def extend(self, run: Run[Any], seconds: float) -> None:
         super().extend(run.run if isinstance(run, ListItem) and run.run is not None else run, seconds)
 
-    def list_ended(self, run: ListRun, returned: bool, value: object, error: BaseException | None) -> None:
+    def list_ended(self, run: Run[Any], returned: bool, value: object, error: BaseException | None) -> None:
         """Settle each item of a list run whose handler has ended."""
+        assert isinstance(run, ListRun)
         run.settle()
         try:
             outcomes = run.outcomes(returned, value, error)
@@ -207,13 +218,13 @@ class ListConsumer(HandlerConsumer):
         plain: list[ListItem] = []
         for item, outcome in zip(run.claimed, outcomes, strict=True):
             if is_a(outcome, BaseException):
-                self._settler.ended(item, False, None, outcome)
+                self._services.settler.ended(item, False, None, outcome)
             elif not returned or item.state is not CLAIMED or item.keeps_result() or item.registration.dead:
-                self._settler.ended(item, returned, outcome, None)
+                self._services.settler.ended(item, returned, outcome, None)
             else:
                 plain.append(item)
         if plain:
-            self._settler.finish_plain(self, plain)
+            self._services.settler.finish_plain(self, plain)
             self._ended_together(run, plain)
         run.forget_errors()
 
@@ -230,10 +241,10 @@ class ListConsumer(HandlerConsumer):
         if run is not None and ended and run.items_ended(ended):
             self._begun.pop(run.fence, None)
             if run.has_units:
-                self._units.release(self.share, run.fence, not self._begun)
+                self.scheduler.release(self.share, run.fence, not self._begun)
         if not self.running:
             self.lifecycle.idle.set()
 
     def release_slot_of_stuck_run(self, run: Run[Any], *, place: bool = False) -> None:
         if run.fence in self._begun:
-            self._units.release_early(self.share, run.fence, place=place)
+            self.scheduler.release_early(self.share, run.fence, place=place)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from worqr.call_list import CallList, Outcomes
 from worqr.errors import UsageError
@@ -17,6 +17,9 @@ from worqr.peer.run import Offloaded, Run, RunHost, SavedState
 from worqr.policy import Broken, Policy
 from worqr.records import CancelReason
 from worqr.remote_error import Description
+
+if TYPE_CHECKING:
+    from worqr.peer.list_consumer import ListConsumer
 
 # `ListGatherer`: puts the claims of one list handler together into runs. Pure: no I/O and no clock.
 #
@@ -93,14 +96,6 @@ class ListGatherer:
         return [item for run in runs for item in run.claimed]
 
 
-class ListHost(RunHost, Protocol):
-    """The consumer of list runs."""
-
-    def withdraw(self, item: ListItem) -> None:
-        """Settle an item that was cancelled before its run began."""
-        ...
-
-
 class ListItem(Run[Any]):
     """One claim of a list run.
 
@@ -143,7 +138,7 @@ class ListItem(Run[Any]):
         if self.settled or run is None:
             return
         if not run.begun:
-            cast("ListHost", self.host).withdraw(self)
+            cast("ListConsumer", self.host).withdraw(self)
         elif reason == "leaving" or all(item.cancel_reason is not None for item in run.claimed):
             run.cancel(reason)
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import trio
 
@@ -27,8 +27,7 @@ from worqr.peer.context import Context
 from worqr.peer.run import Run, encode_result
 from worqr.peer.scheduler import Share
 from worqr.peer.session import Registration
-from worqr.peer.settler import finisher, settle_call
-from worqr.peer.settles import Make
+from worqr.peer.settler import Make, finisher, settle_call
 from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Policy, Retry, RetryDecision, decide_retry
 from worqr.records import CancelReason, Outcome
@@ -45,39 +44,6 @@ from worqr.validation import Seconds, check_count, seconds
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class ClaimOwner(Protocol):
-    """What a claim uses of the consumer that made it."""
-
-    @property
-    def max_result(self) -> int:
-        """The most bytes of a result."""
-        ...
-
-    def release(self, claim: Claim) -> None:
-        """Note that the claim is being settled. Raise ClaimSettled or ClaimLost if it may not be."""
-        ...
-
-    def count(self, run: HeldRun, outcome: Outcome) -> None:
-        """Count a claim that ended otherwise than finished."""
-        ...
-
-    def give_back(self, claims: Iterable[Claim]) -> None:
-        """Stop claims without waiting for the reply."""
-        ...
-
-    def withdraw(self, run: HeldRun) -> None:
-        """Give back a claim that was cancelled, if no call has taken it."""
-        ...
-
-    async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
-        """Send a settle and wait for the reply."""
-        ...
-
-    async def finish(self, claims: Sequence[Claim], results: Mapping[int, Result] | None = None) -> list[Claim]:
-        """Finish claims; return those that were lost."""
-        ...
-
-
 class HeldRun(Run["QueueConsumer"]):
     """The run of a claim by hand: the claim's block is its handler."""
 
@@ -88,9 +54,9 @@ class HeldRun(Run["QueueConsumer"]):
         self.cancelled: trio.Event = trio.Event()
 
     @property
-    def owner(self) -> ClaimOwner:
+    def owner(self) -> ManualConsumer:
         """The consumer that made it."""
-        return cast("ClaimOwner", self.host)
+        return cast("ManualConsumer", self.host)
 
     def cancel(self, reason: CancelReason) -> None:
         super().cancel(reason)
@@ -113,7 +79,7 @@ class Claim(Context):
         self._held = held
 
     @property
-    def _owner(self) -> ClaimOwner:
+    def _owner(self) -> ManualConsumer:
         return self._held.owner
 
     async def finish(self, result: bytes | None = None) -> None:
@@ -333,11 +299,11 @@ class ManualConsumer(QueueConsumer):
         """
         claim._settle_now()
         self.ended(claim._held)
-        self._scheduler.dispatch_soon()
+        self.scheduler.dispatch_soon()
 
     def count(self, run: HeldRun, outcome: Outcome) -> None:
         """Count a claim that ended otherwise than finished."""
-        self._services.counter.ended(run, outcome)
+        self._services.settler.counter.ended(run, outcome)
 
     def give_back(self, claims: Iterable[Claim]) -> None:
         """Stop claims of one registration without waiting for the reply.
@@ -350,7 +316,7 @@ class ManualConsumer(QueueConsumer):
         alive = [claim.fence for claim in stopped if not claim._held.registration.dead]
         if alive and not self.lifecycle.holds_stops:
             registration = stopped[0]._held.registration
-            self._services.settles.give_back(self.keys, registration, alive)
+            self._settles.give_back(self.keys, registration, alive)
 
     async def send(self, claims: Sequence[int], make: Make, registration: Registration) -> Any:
         """Send a settle and wait for the reply. It is repeated until the server accepts it or the worker id is dead."""
@@ -361,7 +327,7 @@ class ManualConsumer(QueueConsumer):
             answers.append((value, failure))
             done.set()
 
-        self._services.settles.send(self.keys, registration, claims, make, deliver)
+        self._settles.send(self.keys, registration, claims, make, deliver)
         patience = self._services.link.settings.patience
         with trio.move_on_after(patience):
             await done.wait()
@@ -386,7 +352,7 @@ class ManualConsumer(QueueConsumer):
             else:
                 alive.setdefault(claim._held.registration, []).append(claim)
         for registration, held in alive.items():
-            self._services.counter.returned(self, [claim._held for claim in held])
+            self._services.settler.counter.returned(self, [claim._held for claim in held])
             for start in range(0, len(held), MAX_ITEMS):
                 lost += await self._finish_some(registration, held[start : start + MAX_ITEMS], results)
         return lost

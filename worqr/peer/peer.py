@@ -70,15 +70,15 @@ def readings_of(engine: Engine, health: Health) -> PeerReadings:
         health=health,
         leads=engine.leader.leads,
         concurrency=engine.scheduler.concurrency,
-        stuck=engine.queues.stuck.stuck,
+        stuck=engine.stuck.stuck,
         beat_age=None if math.isinf(age) else max(0.0, age),
-        link=engine.queues.link.condition,
-        children=engine.runs.executors.children,
+        link=engine.link.condition,
+        children=engine.executors.children,
         registrations=session.registrations,
         beats_failed=counts.failed,
         loop_blocks=counts.blocks,
-        runs=dict(engine.runs.counter.totals),  # one step of the interpreter: the loop changes it meanwhile
-        counts_lost=engine.runs.counter.lost,
+        runs=dict(engine.settler.counter.totals),  # one step of the interpreter: the loop changes it meanwhile
+        counts_lost=engine.settler.counter.lost,
     )
 
 
@@ -186,7 +186,7 @@ class Peer:
             )
         how = handling(where, options)
         how.check_failing(queue)
-        await self._engine.queues.runner.serve(queue, handler, how, task_status=task_status)
+        await self._engine.queues.serve(queue, handler, how, task_status=task_status)
 
     def work(
         self, queue: str, *, retry: RetryPolicy | None = None, keep_failed: int = KEEP_FAILED
@@ -209,7 +209,7 @@ class Peer:
             RefusedByServer: On entry: the server rejected the request.
             Unavailable: On entry: the server did not reply within the mesh's `patience`.
         """
-        return self._engine.queues.runner.work(queue, retry, keep_failed)
+        return self._engine.queues.work(queue, retry, keep_failed)
 
     def set_concurrency(self, n: int | Literal["auto"]) -> None:
         """Change how many units of work the peer runs at once. Tasks that run already are not affected.
@@ -226,7 +226,7 @@ class Peer:
         """Return the peer's health, without any I/O, from any thread. `ready` depends on the server; `alive` does not."""
         engine = self._engine
         registration = engine.session.registration
-        lag = max(engine.runs.executors.asyncio_lag, 0.0 if registration is None else registration.lag)
+        lag = max(engine.executors.asyncio_lag, 0.0 if registration is None else registration.lag)
         why = _why_not_ready(engine)
         return Health(
             alive=lag < engine.settings.block_limit,
@@ -272,7 +272,7 @@ def _why_not_ready(engine: Engine) -> str:
         return "not registered: joining again"
     if not engine.session.beat_is_fresh():
         return "the server has not acknowledged a beat lately"
-    if orphaned := engine.queues.stuck.orphaned:
+    if orphaned := engine.stuck.orphaned:
         return f"slots lost by a bug of worqr: {orphaned}; restart this worker"
     unsubscribed = [consumer.queue for consumer in engine.consumers.entered() if not consumer.admission.listening]
-    return f"not subscribed to queue {unsubscribed[0]!r}" if unsubscribed else engine.runs.executors.why_not_ready
+    return f"not subscribed to queue {unsubscribed[0]!r}" if unsubscribed else engine.executors.why_not_ready

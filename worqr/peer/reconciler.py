@@ -17,7 +17,7 @@ unread. A stray must be found in two checks, a second apart. On a cluster, reque
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from random import random
 from typing import Final
@@ -30,15 +30,15 @@ from worqr.errors import Unavailable, UsageError
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS
-from worqr.peer.consumer import QueueConsumer
-from worqr.peer.consumers import ActiveConsumers
+from worqr.peer.consumer import ActiveConsumers, Phase, QueueConsumer
 from worqr.peer.error_throttle import sleep_aligned
-from worqr.peer.lifecycle import Phase
-from worqr.peer.session import Registration
+from worqr.peer.leader.leader import Leader
+from worqr.peer.session import Registration, Session
+from worqr.peer.settler import Settler
 from worqr.peer.task_log import RUN, run_fields
 from worqr.stored_values import whole
 
-# `ControlChannel`: the channels of a peer's queues, on which wake-ups and hints about cancelled tasks arrive.
+# The channels of a peer's queues, on which wake-ups and hints about cancelled tasks arrive.
 #
 # A message is a hint, which any client could forge; the server decides. After a wake-up, a consumer requests tasks. After a
 # message about a cancelled task, the `Reconciler` asks the server which claims are marked.
@@ -60,27 +60,32 @@ message on that channel is a wake-up.
 """
 
 
-class ControlChannel:
-    """Listens on the channels of one peer. Changed only in the loop.
+logger: logging.Logger = logging.getLogger(__name__)
 
-    Args:
-        link: of the peer.
-        reconciler: asks the server which claims are cancelled.
-        leads: returns True if the peer is the leader of the mesh.
-        is_replaced: returns True if another consumer serves the queue that this one has left.
-    """
+RECONCILE_EVERY = 1.0
+"""Seconds between two checks of running tasks and for a new connection. One task does both, so that an idle peer wakes once."""
+
+Marks = tuple[list[int], list[int]] | None
+
+
+class Reconciler:
+    """Compares the claims of one peer with the server's. Changed only in the loop."""
 
     def __init__(
-        self,
-        link: Link,
-        reconciler: Reconciler,
-        leads: Callable[[], bool],
-        is_replaced: Callable[[QueueConsumer], bool],
+        self, link: Link, consumers: ActiveConsumers, settler: Settler, session: Session, leader: Leader
     ) -> None:
         self._link = link
-        self._reconciler = reconciler
-        self._leads = leads
-        self._is_replaced = is_replaced
+        self._consumers = consumers
+        self._settler = settler
+        self._session = session
+        self._leader = leader
+        self._checking: dict[QueueConsumer, bool] = {}
+        self._failure_logged: WeakSet[QueueConsumer] = WeakSet()
+        self._unchecked: set[QueueConsumer] = set()
+        self._comparing: set[QueueConsumer] = set()
+        self._seen: dict[QueueConsumer, set[int]] = {}
+
+    # The channels of a queue
 
     async def subscribe(self, consumer: QueueConsumer) -> None:
         """Listen to the queue's channels under the consumer's present registration. Return when the server has confirmed it."""
@@ -96,7 +101,7 @@ class ControlChannel:
                 self._on_announcement(consumer, message)
             elif message == CHECK_MARKS:
                 self._on_marks(consumer)
-            elif not self._is_replaced(consumer):
+            elif not self._consumers.is_replaced(consumer):
                 consumer.on_wakeup()
 
         subscription = self._link.subscriptions.open(
@@ -120,7 +125,7 @@ class ControlChannel:
     def _confirmed(self, consumer: QueueConsumer) -> None:
         """Check running tasks, then waiting ones: messages before this subscription may have been missed."""
         consumer.admission.confirm()
-        self._reconciler.check(consumer, named=True)
+        self.check(consumer, named=True)
         consumer.request_soon()
 
     def _on_announcement(self, consumer: QueueConsumer, message: bytes) -> None:
@@ -131,7 +136,7 @@ class ControlChannel:
         no worker requests tasks.
         """
         request = consumer.request
-        few = self._leads() or request.in_flight or random() * request.workers_waiting < ASKERS
+        few = self._leader.leads or request.in_flight or random() * request.workers_waiting < ASKERS
         if few or message in TO_ALL:
             consumer.request_soon()
 
@@ -141,7 +146,7 @@ class ControlChannel:
         if claim is None:
             return
         if claim in consumer.running:
-            self._reconciler.check(consumer)
+            self.check(consumer)
         elif consumer.request.in_flight:
             consumer.request.recheck()
 
@@ -149,47 +154,9 @@ class ControlChannel:
         """Check all claims: one message stands for many of them."""
         if consumer.request.in_flight:
             consumer.request.recheck()
-        self._reconciler.check(consumer)
+        self.check(consumer)
 
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-RECONCILE_EVERY = 1.0
-"""Seconds between two checks of running tasks and for a new connection. One task does both, so that an idle peer wakes once."""
-
-Marks = tuple[list[int], list[int]] | None
-
-
-class Reconciler:
-    """Compares the claims of one peer with the server's. Changed only in the loop.
-
-    Args:
-        link: the link of the peer.
-        consumers: all consumers of the peer.
-        unaccepted: returns the claims of a queue whose settle the server has not accepted yet.
-        give_back: returns claims to the front of their queue, uncounted.
-        lost: ends a registration.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        consumers: ActiveConsumers,
-        *,
-        unaccepted: Callable[[str], set[int]],
-        give_back: Callable[[QueueConsumer, Iterable[int]], None],
-        lost: Callable[[Registration, str], None],
-    ) -> None:
-        self._link = link
-        self._consumers = consumers
-        self._unaccepted = unaccepted
-        self._give_back = give_back
-        self._lost = lost
-        self._checking: dict[QueueConsumer, bool] = {}
-        self._failure_logged: WeakSet[QueueConsumer] = WeakSet()
-        self._unchecked: set[QueueConsumer] = set()
-        self._comparing: set[QueueConsumer] = set()
-        self._seen: dict[QueueConsumer, set[int]] = {}
+    # Both comparisons
 
     def recheck(self, consumer: QueueConsumer) -> None:
         """Check and compare again, after a reply that had to arrive first."""
@@ -199,7 +166,7 @@ class Reconciler:
     def _removed(self, consumer: QueueConsumer, registration: Registration) -> None:
         if consumer.admission.leaving:
             return  # the worker removed itself, and this request overtook or followed that one
-        self._lost(registration, f"it was removed from the workers of queue {consumer.queue!r}")
+        self._session.lost(registration, f"it was removed from the workers of queue {consumer.queue!r}")
 
     async def reconcile_forever(self) -> None:
         """Once a second, check the claims of running tasks, and compare the claims of queues that have a new connection."""
@@ -300,7 +267,7 @@ class Reconciler:
         elif strays := strange & seen:
             text = "queue %(queue)r: the server forgot how %(count)d runs ended; their tasks are given back, and run once more"
             emit(logger, "claim.stray", text, queue=consumer.queue, count=len(strays))
-            self._give_back(consumer, strays)
+            self._settler.give_back(consumer, strays)
         self._seen[consumer] = strange
 
     def _known_claims(self, name: str) -> set[int]:
@@ -308,7 +275,7 @@ class Reconciler:
 
         They run, are on their way back, or wait until the server accepts their settle. Runs of detached consumers are included.
         """
-        known = self._unaccepted(name)
+        known = self._settler.settles.claims_of(name)
         for consumer in self._consumers.of(name):
             known.update(consumer.running, consumer.lifecycle.rejected_claims)
         return known

@@ -668,10 +668,9 @@ def check_fields(record: JobFields) -> None:
     Such a job does not run, because no worker can tell when, or how often, it should. Its policy is checked where it is read.
     """
     record[b"id"].decode()
-    if not all(map(bytes.isdigit, [value for name, value in record.items() if name in _NUMBERS])):
-        wrong = {
-            name.decode(): value[:40] for name, value in record.items() if name in _NUMBERS and not value.isdigit()
-        }
+    numbers = _NUMBERS.intersection(record)
+    if not all(map(bytes.isdigit, map(record.__getitem__, numbers))):
+        wrong = {name.decode(): record[name][:40] for name in record if name in numbers and not record[name].isdigit()}
         raise ValueError(f"these fields are no whole numbers: {wrong}")
 
 

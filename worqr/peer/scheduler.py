@@ -15,23 +15,30 @@ large run does not fit, smaller runs may bypass it `PATIENCE` times. After that,
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
 from pathlib import Path
 from time import monotonic
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 import trio
 from trio_util import RepeatedEvent
 
 from worqr.errors import UsageError
+from worqr.log_events import emit
+from worqr.peer.run import current_run
+
+if TYPE_CHECKING:
+    from worqr.peer.consumer import QueueConsumer
+
 
 # Whether the runs of a queue fit into the concurrency of a peer.
 
@@ -328,36 +335,12 @@ class Share:
         self.released: dict[int, bool] = {}
 
 
-class Contender(Protocol):
-    """The part of a consumer that `Scheduler` uses.
-
-    Attributes:
-        running: its claims.
-    """
-
-    @property
-    def queue(self) -> str: ...
-    @property
-    def share(self) -> Share: ...
-    @property
-    def request(self) -> ClaimRequest: ...
-    @property
-    def running(self) -> Sized: ...
-
-    def wanted(self) -> int:
-        """Return how many more claims it would take now, beyond those that it has or requests."""
-        ...
-
-    def send_request(self, wanted: int) -> None: ...
-    def forward_wakeup(self) -> None: ...
-
-
 class Scheduler:
     """The units of one peer, and how they are shared out. Changed only in the loop.
 
     Attributes:
         concurrency: units that may be held at once. If it falls, tasks that run already are not affected.
-        auto: `AdaptiveConcurrency` chooses the concurrency.
+        auto: `adjust_forever` chooses the concurrency.
         quiet: no task is claimed until `resume`.
         used: units that are in use.
         peak: the most that were in use since `reset_peak`.
@@ -375,7 +358,7 @@ class Scheduler:
         self.dispatch_soon: Callable[[], None] = self.dispatch
         self._reserved = 0
         self._virtual_clock = 0.0
-        self._consumers: list[Contender] = []
+        self._consumers: list[QueueConsumer] = []
         self._auto_chosen = RepeatedEvent()
 
     def dispatch_with(self, dispatch_soon: Callable[[], None]) -> None:
@@ -465,13 +448,13 @@ class Scheduler:
 
     # The consumers, and what they hold
 
-    def add(self, consumer: Contender) -> None:
+    def add(self, consumer: QueueConsumer) -> None:
         """Add a consumer. Raise UsageError if its runs would never fit."""
         self.check_fits(consumer.queue, consumer.share.size)
         self._consumers.append(consumer)
         self.resize(self.concurrency)
 
-    def remove(self, consumer: Contender) -> None:
+    def remove(self, consumer: QueueConsumer) -> None:
         """Remove a consumer that has left its queue."""
         self._consumers.remove(consumer)
 
@@ -555,7 +538,7 @@ class Scheduler:
             if consumer.request.wakeup_pending:
                 consumer.forward_wakeup()
 
-    def _contenders(self) -> list[Contender]:
+    def _contenders(self) -> list[QueueConsumer]:
         return [
             each
             for each in self._consumers
@@ -567,7 +550,7 @@ class Scheduler:
         fits = self.room // share.size
         return fits if share.pool is None else min(fits, share.pool.room)
 
-    def _share_out(self, contenders: list[Contender]) -> None:
+    def _share_out(self, contenders: list[QueueConsumer]) -> None:
         for share in [each.share for each in contenders]:
             # a consumer that waited long catches up by one round of the units at most
             share.virtual_time = max(share.virtual_time, self._virtual_clock - self.concurrency / share.priority)
@@ -576,7 +559,7 @@ class Scheduler:
         if self.room > 0 and not any(each.request.in_flight and each.wanted() > 0 for each in contenders):
             self._serve_in_turn([each for each in contenders if each.wanted() > 0], bounded=False)
 
-    def _serve_in_turn(self, contenders: Sequence[Contender], *, bounded: bool) -> None:
+    def _serve_in_turn(self, contenders: Sequence[QueueConsumer], *, bounded: bool) -> None:
         """Give each contender one turn; with `bounded`, within its fair part of the concurrency."""
         weights: Mapping[Pool | None, float] = {}
         waiting: list[Share] = []
@@ -606,7 +589,7 @@ class Scheduler:
             part = min(part, ceil(share.pool.limit * share.priority / weights[share.pool]))
         return part
 
-    def _grant(self, consumer: Contender, fits: int) -> None:
+    def _grant(self, consumer: QueueConsumer, fits: int) -> None:
         wanted = min(fits, consumer.wanted())
         if wanted > 0:
             share = consumer.share
@@ -615,7 +598,7 @@ class Scheduler:
             consumer.send_request(wanted)
 
 
-def _sum_priorities(contenders: Sequence[Contender]) -> Mapping[Pool | None, float]:
+def _sum_priorities(contenders: Sequence[QueueConsumer]) -> Mapping[Pool | None, float]:
     """Return the sum of the priorities: under None of all contenders, under each pool of those that share it."""
     weights: defaultdict[Pool | None, float] = defaultdict(float)
     for share in [each.share for each in contenders]:
@@ -625,22 +608,24 @@ def _sum_priorities(contenders: Sequence[Contender]) -> Mapping[Pool | None, flo
     return weights
 
 
-def _order_of(consumer: Contender) -> tuple[float, float]:
+def _order_of(consumer: QueueConsumer) -> tuple[float, float]:
     return consumer.share.virtual_time, -consumer.share.priority
 
 
-# `AdaptiveConcurrency`: adapts the concurrency of a peer with ``concurrency="auto"``, once a second.
+# `adjust_forever`: adapts the concurrency of a peer with ``concurrency="auto"``, once a second.
 #
 # `ConcurrencyController` is the rule, without a clock or a loop. The rule has these cases:
 #
 # * *CPU high*: the process needs 90 % of its cores. CPU time that other programs took from it counts as needed. The concurrency
-# falls by 25 %, but not below the number of cores, because fewer units could not use them. * *Lag high*: the loop is 50 ms late
-# on average, because a handler blocks it. The concurrency falls by 25 %, down to 1, whatever the CPU load. * *Room*: the
-# process needs less than 75 % of its cores, and the loop is less than 25 ms late. If all units were in use and more were
-# needed, the concurrency rises. It doubles each second until the load was high once. After that it rises by 1, then by 2, 4, 8.
-# * Otherwise it does not change. It also does not change while the last decision has not taken effect, because longer runs go
-# on. * *Unused*: less than half is in use. The concurrency falls by 5 %, down to its first value. So a burst after a quiet hour
-# does not start all at once.
+#   falls by 25 %, but not below the number of cores, because fewer units could not use them.
+# * *Lag high*: the loop is 50 ms late on average, because a handler blocks it. The concurrency falls by 25 %, down to 1, whatever
+#   the CPU load.
+# * *Room*: the process needs less than 75 % of its cores, and the loop is less than 25 ms late. If all units were in use and more
+#   were needed, the concurrency rises. It doubles each second until the load was high once. After that it rises by 1, then by 2,
+#   4, 8.
+# * Otherwise it does not change. It also does not change while the last decision has not taken effect, because longer runs go on.
+# * *Unused*: less than half is in use. The concurrency falls by 5 %, down to its first value. So a burst after a quiet hour does
+#   not start all at once.
 #
 # If the loop wakes up later than a thread may hold the interpreter's lock, Python code is the limit. Then the rule counts one
 # core, however many the machine has.
@@ -725,40 +710,86 @@ class ConcurrencyController:
         self.concurrency = min(self.concurrency, max(int(wanted), least))
 
 
-class AdaptiveConcurrency:
-    """Measures for a second, decides, and sets the concurrency of the scheduler, while that is "auto"."""
+async def adjust_forever(scheduler: Scheduler) -> None:
+    """Adjust the concurrency while it is "auto"; sleep while it is a number."""
+    while True:
+        await scheduler.wait_auto()
+        controller = ConcurrencyController(usable_cores(), scheduler.concurrency)
+        while scheduler.auto:
+            await adjust_once(scheduler, controller)
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
 
-    async def adjust_forever(self) -> None:
-        """Adjust the concurrency while it is "auto"; sleep while it is a number."""
-        while True:
-            await self._scheduler.wait_auto()
-            controller = ConcurrencyController(usable_cores(), self._scheduler.concurrency)
-            while self._scheduler.auto:
-                await self.adjust_once(controller)
+async def adjust_once(scheduler: Scheduler, controller: ConcurrencyController) -> None:
+    """Measure for `ADJUST_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
+    with trio.move_on_after(ADJUST_EVERY):
+        while scheduler.used > scheduler.concurrency:  # noqa: ASYNC110 - an event would be set by each run
+            await trio.sleep(PROBE_EVERY)
+    seen = await _measure(scheduler)
+    if scheduler.auto:
+        controller.adopt(scheduler.concurrency)  # a large run may have raised it since
+        scheduler.resize(controller.next_concurrency(seen, scheduler.largest_run))
 
-    async def adjust_once(self, controller: ConcurrencyController) -> None:
-        """Measure for `ADJUST_EVERY` seconds, and decide; first wait until the last decision has taken effect."""
-        scheduler = self._scheduler
-        with trio.move_on_after(ADJUST_EVERY):
-            while scheduler.used > scheduler.concurrency:  # noqa: ASYNC110 - an event would be set by each run
-                await trio.sleep(PROBE_EVERY)
-        seen = await self._measure()
-        if scheduler.auto:
-            controller.adopt(scheduler.concurrency)  # a large run may have raised it since
-            scheduler.resize(controller.next_concurrency(seen, scheduler.largest_run))
 
-    async def _measure(self) -> Sample:
-        scheduler = self._scheduler
-        scheduler.reset_peak()
-        meter = CpuMeter()
+async def _measure(scheduler: Scheduler) -> Sample:
+    scheduler.reset_peak()
+    meter = CpuMeter()
+    now = trio.current_time()
+    end, late, probes, short = now + ADJUST_EVERY, 0.0, 0, False
+    while now < end:
+        due = now + (PROBE_EVERY if scheduler.peak else IDLE_EVERY)
+        await trio.sleep_until(due)
         now = trio.current_time()
-        end, late, probes, short = now + ADJUST_EVERY, 0.0, 0, False
-        while now < end:
-            due = now + (PROBE_EVERY if scheduler.peak else IDLE_EVERY)
-            await trio.sleep_until(due)
-            now = trio.current_time()
-            late, probes, short = late + now - due, probes + 1, short or scheduler.is_limiting
-        return Sample(meter.wanted(), late / probes, scheduler.peak, short)
+        late, probes, short = late + now - due, probes + 1, short or scheduler.is_limiting
+    return Sample(meter.wanted(), late / probes, scheduler.peak, short)
+
+
+# `StarvationDetector`: detects a handler that waits for a job which cannot run, because waiting handlers hold all slots.
+#
+# A handler keeps its slot while it waits for the result of another job. With a concurrency of 1, that job never gets a slot.
+
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+CHECK_AFTER: Final = 10.0
+"""Seconds that a handler waits before the first check for a slot, and between two checks."""
+
+
+class StarvationDetector:
+    """Watches one call that waits for a job of `queue`.
+
+    Detects something only if the call is in a handler on the loop, on asyncio or in a thread.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self._queue = queue
+        self._run = current_run.get(None)
+        scheduler = getattr(getattr(self._run, "host", None), "scheduler", None)
+        # None: no handler, or a handler in a worker process
+        self._scheduler = scheduler if isinstance(scheduler, Scheduler) else None
+        self._check_at = time.monotonic() + CHECK_AFTER
+
+    def should_check(self) -> bool:
+        """Return True if the caller should check the job now: the worker has no slot for it, and nothing was logged."""
+        if self._scheduler is None or time.monotonic() < self._check_at:
+            return False
+        self._check_at = time.monotonic() + CHECK_AFTER
+        return self._queue not in self._scheduler.reported_full and self._scheduler.is_full_for(self._queue)
+
+    def warn(self, id: str) -> None:
+        """Log that the job of this id still waits, once per worker and queue."""
+        if self._run is None or self._scheduler is None:
+            return
+        # setdefault is atomic: calls in other threads may wait for the same queue
+        if self._scheduler.reported_full.setdefault(self._queue, self) is not self:
+            return
+        emit(
+            logger,
+            "result.no_slot",
+            "a handler of queue %(queue)r has waited %(duration)g s for the result of job %(awaited_job)r of queue "
+            "%(awaited_queue)r, and this worker has no free slot to run that job. A handler keeps its slot while it waits. "
+            "Raise the concurrency of the worker or of the function, or let another worker serve %(awaited_queue)r.",
+            queue=self._run.queue,
+            duration=CHECK_AFTER,
+            awaited_queue=self._queue,
+            awaited_job=id,
+        )

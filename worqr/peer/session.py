@@ -2,7 +2,9 @@
 
 A session has one registration after the other, each under a worker id of its own. A thread sends the heartbeats. A registration
 ends when the reply to a heartbeat is `dead`, or when a queue does not list the worker. From then on, none of its requests is
-sent. `SessionCallbacks` has what follows. Not here: entering queues under a registration (`consumer_runner`).
+sent. `Engine.on_lost` has what follows. Not here: entering queues under a registration (`consumer_runner`).
+
+The session is the one part that knows the engine, because heartbeats report what all parts of a peer do.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import logging
 import math
 import os
 import platform
+import re
 import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from trio_util import RepeatedEvent
@@ -28,6 +31,11 @@ from worqr.log_events import emit
 from worqr.ops import Beat
 from worqr.peer.options import check_concurrency
 from worqr.version import __version__
+
+if TYPE_CHECKING:
+    from worqr.peer.engine import Engine
+    from worqr.peer.options import PeerSettings
+    from worqr.peer.scheduler import Scheduler
 
 # `Registration`: one worker id, from start_worker until it is unregistered or declared dead.
 
@@ -120,14 +128,6 @@ LONGEST_ANSWER: Final = 200
 """Characters."""
 
 
-class Units(Protocol):
-    """The part of the scheduler that requests change."""
-
-    def set_concurrency(self, n: int | Literal["auto"]) -> None: ...
-    def be_quiet(self) -> None: ...
-    def resume(self) -> None: ...
-
-
 class OperatorRequests:
     """Carries out requests. Changed only in the loop; `answer` is read in the heartbeat thread.
 
@@ -140,7 +140,7 @@ class OperatorRequests:
         answer: the id of the last request and its outcome, for the next heartbeat; empty when the server has it.
     """
 
-    def __init__(self, units: Units, drain: Callable[[], object], report: Callable[[str], None]) -> None:
+    def __init__(self, units: Scheduler, drain: Callable[[], object], report: Callable[[str], None]) -> None:
         self.answer: str = ""
         self._units = units
         self._drain = drain
@@ -183,22 +183,6 @@ UNDO_PATIENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSettings:
-    """How a peer is registered. Times are in seconds. If `keepalive` is None, the peer never counts as dead."""
-
-    label: str
-    app: str
-    keepalive: float | None
-    block_limit: float
-    threads: int
-    processes: int
-
-    @property
-    def keepalive_ms(self) -> int:
-        return 0 if self.keepalive is None else round(self.keepalive * 1000)
-
-
-@dataclass(frozen=True, slots=True)
 class HeartbeatCounts:
     """How many heartbeats failed, and how often the loop was found blocked for over a second."""
 
@@ -210,51 +194,21 @@ class HeartbeatCounts:
         return HeartbeatCounts(self.failed + failed, self.blocks + blocks)
 
 
-class BeatReport(NamedTuple):
-    """What a heartbeat reports: units, claims, whether the peer requests the leader's lease, its answer to an operator, and the
-    lag of the asyncio loop of its handlers.
-    """
-
-    concurrency: int
-    running: int
-    room: int
-    leaving: bool
-    wants_lease: bool
-    stale_lease: str
-    quiet: bool
-    answer: str
-    lag: float
-
-
-@dataclass(frozen=True, slots=True)
-class SessionCallbacks:
-    """The calls of a session to its peer.
-
-    Attributes:
-        report: returns the data of a heartbeat; called in the heartbeat thread.
-        describe_running: describes the handler that blocks the loop, for the log; called in the heartbeat thread.
-        on_beat: called when the server has acknowledged a heartbeat. The second value is the end of the lease, or None if the
-            peer does not lead.
-        on_lost: called when the registration is over, and its tasks belong to other workers.
-    """
-
-    report: Callable[[], BeatReport]
-    describe_running: Callable[[], str]
-    on_beat: Callable[[Beat, float | None], None]
-    on_lost: Callable[[Registration], None]
-
-
 class Session:
     """Keeps one peer registered. Changed only in the loop."""
 
-    def __init__(self, link: Link, keys: RegistryKeys, settings: SessionSettings, callbacks: SessionCallbacks) -> None:
+    def __init__(self, link: Link, settings: PeerSettings, engine: Engine) -> None:
         self.registration: Registration | None = None
         self.registrations: int = 0
         self._earlier = HeartbeatCounts()
         self._link = link
-        self._keys = keys
+        self._keys = RegistryKeys(settings.prefix)
         self._settings = settings
-        self._callbacks = callbacks
+        self._keepalive_ms = 0 if settings.keepalive is None else round(settings.keepalive * 1000)
+        self._engine = engine
+        self._requests = OperatorRequests(
+            engine.scheduler, lambda: engine.spawn(engine.drain), self._note_answered_request
+        )
         self._deferred: list[Callable[[], None]] = []
         self._changed = RepeatedEvent()
 
@@ -269,14 +223,15 @@ class Session:
 
     async def register(self) -> Registration:
         """Take a new worker id and start sending heartbeats."""
-        registration = Registration(self._settings.label)
+        label = re.sub(r"[^A-Za-z0-9._-]", "-", self._settings.app or socket.gethostname())[:60]
+        registration = Registration(label)
         registration.open(self._new_heartbeat(registration))
         sent = boottime()
         try:
             await self._link.call(
                 ops.start_worker(
                     *(self._keys, registration.worker),
-                    keepalive_ms=self._settings.keepalive_ms,
+                    keepalive_ms=self._keepalive_ms,
                     facts=self._facts(),
                     text=f"{socket.gethostname()}, pid {os.getpid()}, worqr {__version__}",
                 )
@@ -297,35 +252,31 @@ class Session:
         return registration
 
     def _facts(self) -> list[tuple[str, str | int]]:
-        concurrency = self._callbacks.report().concurrency
+        concurrency, settings = self._engine.scheduler.concurrency, self._settings
         return [
-            *(
-                ("host", socket.gethostname()),
-                ("pid", os.getpid()),
-                ("app", self._settings.app),
-                ("version", __version__),
-            ),
-            *(("capacity", concurrency), ("keepalive_ms", self._settings.keepalive_ms)),
+            *(("host", socket.gethostname()), ("pid", os.getpid()), ("app", settings.app), ("version", __version__)),
+            *(("capacity", concurrency), ("keepalive_ms", self._keepalive_ms)),
             *(("running", 0), ("room", concurrency), ("python", platform.python_version())),
-            *(("threads", self._settings.threads), ("processes", self._settings.processes)),
+            *(("threads", settings.threads), ("processes", settings.processes)),
         ]
 
     def _new_heartbeat(self, registration: Registration) -> Heartbeat[Beat]:
-        settings = self._settings
+        settings, engine = self._settings, self._engine
+        scheduler, leader = engine.scheduler, engine.leader
 
         def make(n: int, turning: bool) -> ops.Call[Beat]:
-            report = self._callbacks.report()
+            """Called in the heartbeat thread."""
             call = ops.keep_worker_alive(
                 *(self._keys, registration.worker, n),
-                keepalive_ms=settings.keepalive_ms,
-                lease_ms=round(LEASE * 1000) if turning and report.wants_lease else 0,
-                running=report.running,
-                room=report.room,
-                lag_ms=round(1000 * max(report.lag, registration.lag)),
-                leaving=report.leaving,
-                quiet=report.quiet,
-                stale_lease=report.stale_lease,
-                answer=report.answer,
+                keepalive_ms=self._keepalive_ms,
+                lease_ms=round(LEASE * 1000) if turning and leader.may_request_lease() else 0,
+                running=scheduler.running,
+                room=max(0, scheduler.room),
+                lag_ms=round(1000 * max(engine.executors.asyncio_lag, registration.lag)),
+                leaving=engine.leaving,
+                quiet=scheduler.quiet,
+                stale_lease=leader.stale_lease(),
+                answer=self._requests.answer,
             )
             return registration.record_replies(call)
 
@@ -335,7 +286,7 @@ class Session:
             every=BEAT_EVERY if settings.keepalive is None else min(BEAT_EVERY, settings.keepalive / 3),
             timeout=answer_timeout(settings.keepalive),
             block_limit=settings.block_limit,
-            describe=self._callbacks.describe_running,
+            describe=engine.slots.describe_blocking,
         )
 
     async def wait_registered(self) -> Registration:
@@ -383,25 +334,32 @@ class Session:
             emit(logger, "keep_worker_alive", text, worker=registration.worker)
         if self._deferred and self.beat_is_fresh():
             self._run_deferred()
-        heartbeat = registration.heartbeat
-        leads_until = None
+        engine, heartbeat = self._engine, registration.heartbeat
         if beat.leads and heartbeat is not None:
-            leads_until = (heartbeat.heard_at or boottime()) + LEASE
-        self._callbacks.on_beat(beat, leads_until)
+            until = (heartbeat.heard_at or boottime()) + LEASE
+            engine.leader.on_lease_granted(until=until, worker=registration.worker)
+        engine.leader.on_lease_seen(beat.lease)
+        engine.consumers.request_waiting(beat.waiting)
+        self._requests.on_request(beat.request)
+
+    def _note_answered_request(self, text: str) -> None:
+        worker = "" if self.registration is None else self.registration.worker
+        call = ops.note_event(self._keys, "worker_answered", who=self._settings.app, worker=worker, text=text)
+        self._link.post(call, ignore_outcome, patience=LEASE)
 
     def lost(self, registration: Registration, why: str) -> None:
-        """End this registration; see `SessionCallbacks.on_lost`."""
+        """End this registration: its tasks belong to other workers."""
         if registration.dead:
             return
         text = "worker %(worker)s is out of the mesh: %(reason)s; it joins again under a new id, or leaves"
         emit(logger, "worker.lost", text, worker=registration.worker, reason=why)
         registration.end()
         self._run_deferred()
-        self._callbacks.on_lost(registration)
+        self._engine.on_lost(registration)
 
-    async def register_again(self, is_leaving: Callable[[], bool]) -> Registration | None:
+    async def register_again(self) -> Registration | None:
         """Register under a new worker id; retry until it works. Return None if the peer leaves before that."""
-        while not is_leaving():
+        while not self._engine.leaving:
             try:
                 return await self.register()
             except WorqrError as error:

@@ -2,8 +2,8 @@
 
 A slot parks between two runs and is woken with the next claim, which costs half as much as spawning a task. Every run has its own
 cancel scope and its own copy of the context variables, so a handler leaves nothing behind. A slot whose task was left with an
-open nursery or a broken stack of scopes is discarded. The nursery around each slot receives the resulting errors. `Slots` does
-not use queues: it calls back when a run has ended.
+open nursery or a broken stack of scopes is discarded. The nursery around each slot receives the resulting errors. When a run has
+ended, its consumer ends its claim (`run_ended`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from contextlib import suppress
 from contextvars import Context as Variables
 from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from worqr.log_events import emit
 from worqr.peer import forks
-from worqr.peer.executors.offloaded import Frames, Handler
+from worqr.peer.executors.offloaded import Frames
 from worqr.peer.run import Run, RunHost, Timer, current_run
 from worqr.tracebacks import is_a, leaves_of, one_line, text_of
+
+if TYPE_CHECKING:
+    from worqr.peer.consumer import HandlerConsumer
 
 # `Deadlines`: the timeouts of runs, in one heap with one task. This costs less than a deadline in each run's cancel scope.
 #
@@ -120,44 +123,37 @@ NOT_BLOCKING: Final = 'declare what blocks as a plain def, which runs in a threa
 """A remedy for a handler that blocks the loop."""
 
 
-class SlotHost(RunHost, Protocol):
-    """The consumer of runs that run in slots."""
-
-    handler: Handler
-    variables: Variables
-    """The context variables of its handler. Each run gets a copy."""
-
-
-_AnyRun = Run[SlotHost]
-
-
 class _Slot:
     """One slot. `last`: the run by which it ends, if it does. `left_open`: its handler has left a nursery or a scope open."""
 
-    __slots__ = ("last", "left_open", "run", "task")
+    __slots__ = ("_variables", "last", "left_open", "run", "task")
 
-    def __init__(self, run: _AnyRun) -> None:
-        self.run: _AnyRun | None = run
+    def __init__(self, run: Run[HandlerConsumer], variables: Variables) -> None:
+        self.run: Run[HandlerConsumer] | None = run
         self.task: trio.lowlevel.Task | None = None
-        self.last: _AnyRun | None = None
+        self.last: Run[HandlerConsumer] | None = None
         self.left_open: bool = False
+        self._variables: Variables = variables
+
+    def take_variables(self) -> Variables:
+        """Return the context variables of its first run, once: it must not keep them."""
+        variables = self._variables
+        del self._variables
+        return variables
 
 
 class Slots:
     """The slots of one peer. Changed only in the loop.
 
-    `_ended` is called with the run, whether its handler returned, the returned value, and the error.
+    `interrupted` is called when Ctrl-C arrives in a handler.
+
+    Attributes:
+        deadlines: those of the runs in its slots.
     """
 
-    def __init__(
-        self,
-        ended: Callable[[Run[Any], bool, object, BaseException | None], None],
-        interrupted: Callable[[KeyboardInterrupt], None],
-        deadlines: Deadlines,
-    ) -> None:
-        self._ended = ended
+    def __init__(self, interrupted: Callable[[KeyboardInterrupt], None]) -> None:
+        self.deadlines: Deadlines = Deadlines()
         self._interrupted = interrupted
-        self._deadlines = deadlines
         self._idle: list[_Slot] = []
         self._slots: set[_Slot] = set()
         self._nursery: trio.Nursery | None = None
@@ -171,31 +167,26 @@ class Slots:
             task_status.started()
             await trio.sleep_forever()
 
-    def run(self, run: _AnyRun) -> None:
-        """Run its handler in a slot. Called in the loop; never waits."""
+    def run(self, run: Run[HandlerConsumer]) -> None:
+        """Run its handler in a slot, with new context variables. Called in the loop; never waits."""
+        variables = run.host.variables.copy()
+        variables.run(current_run.set, run)
         if self._idle:
             slot = self._idle.pop()
             task = slot.task
             assert task is not None
             slot.run = run
-            self._enter(task, run)
+            task.context = variables  # from its next step on
             trio.lowlevel.reschedule(task)
         else:
             assert self._nursery is not None
-            slot = _Slot(run)
+            slot = _Slot(run, variables)
             try:
                 self._nursery.start_soon(self._guard, slot, name=f"worqr slot for {run.queue}")
                 self._slots.add(slot)
             except RuntimeError:  # the peer has failed, and its slots have ended: the claim goes back
                 run.cancel("leaving")
-                self._ended(run, False, None, None)
-
-    @staticmethod
-    def _enter(task: trio.lowlevel.Task, run: _AnyRun) -> None:
-        """Give the task new context variables, from its next step on."""
-        variables = run.host.variables.copy()
-        variables.run(current_run.set, run)
-        task.context = variables
+                run.host.run_ended(run, False, None, None)
 
     def describe_blocking(self) -> str:
         """Describe the run that holds the loop's thread now, found on its stack. From any thread."""
@@ -250,8 +241,7 @@ class Slots:
 
     async def _run_forever(self, slot: _Slot) -> None:
         task = slot.task = trio.lowlevel.current_task()
-        assert slot.run is not None
-        self._enter(task, slot.run)
+        task.context = slot.take_variables()
         try:
             await trio.lowlevel.cancel_shielded_checkpoint()
             while await self._run_reusing_scope(slot, task):
@@ -282,7 +272,7 @@ class Slots:
                     assert run is not None
                     run.begin(scope)
                     if run.policy.timeout is not None:
-                        self._deadlines.begin(run, run.policy.timeout)
+                        self.deadlines.begin(run, run.policy.timeout)
                     value = await run.host.handler(run.task)
                     if forks.count != self._forks:
                         forks.leave_fork(None)
@@ -291,7 +281,7 @@ class Slots:
                         break
                     slot.run = None
                     try:
-                        self._ended(run, True, value, None)
+                        run.host.run_ended(run, True, value, None)
                     except BaseException:
                         slot.last = run
                         raise
@@ -317,7 +307,7 @@ class Slots:
         run, slot.run = slot.run, None
         assert run is not None
         slot.last, slot.left_open = run, bool(task.child_nurseries) or _left_scope_open(error)
-        self._ended(run, returned, value, error)
+        run.host.run_ended(run, returned, value, error)
         for nursery in task.child_nurseries:
             nursery.cancel_scope.cancel()
         if not slot.left_open:

@@ -12,16 +12,16 @@ settled. That is a bug of worqr. The peer is not ready from then on, and gives t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import trio
 
 from worqr.log_events import emit_fields
-from worqr.peer.consumer import HandlerConsumer, QueueConsumer
+from worqr.peer.consumer import ActiveConsumers, HandlerConsumer, QueueConsumer
 from worqr.peer.error_throttle import sleep_aligned
-from worqr.peer.executors.offloaded import Frames, describe, name_of
+from worqr.peer.executors.offloaded import describe, name_of
 from worqr.peer.run import Run
+from worqr.peer.slots import Slots
 from worqr.peer.task_log import RUN, run_fields
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -42,19 +42,11 @@ class StuckHandlerMonitor:
         orphaned: how many runs no slot had at the last check.
     """
 
-    def __init__(
-        self,
-        consumers: Iterable[QueueConsumer],
-        frames_of: Callable[[Run[QueueConsumer]], Frames],
-        held: Callable[[], set[Run[Any]]],
-        *,
-        after: float,
-    ) -> None:
+    def __init__(self, consumers: ActiveConsumers, slots: Slots, *, after: float) -> None:
         self.after: float = after
         self.orphaned: int = 0
-        self._held = held
         self._consumers = consumers
-        self._frames_of = frames_of
+        self._slots = slots
         self._since: dict[Run[QueueConsumer], float] = {}
         self._reported: set[Run[QueueConsumer]] = set()
         self._overdue: set[Run[QueueConsumer]] = set()
@@ -92,7 +84,7 @@ class StuckHandlerMonitor:
         """Return the runs, or the list runs, of a consumer that no slot has."""
         if not isinstance(consumer, HandlerConsumer):
             return []
-        held = self._held()
+        held = self._slots.held()
         return [run for run in consumer.executing.values() if run not in held]
 
     def _check_orphans(self) -> None:
@@ -154,4 +146,4 @@ class StuckHandlerMonitor:
         """Return the present stack of its handler, formatted as in a traceback."""
         offloaded = run.offloaded
         where = "" if offloaded is None else offloaded.current_stack()
-        return where or describe(self._frames_of(run))
+        return where or describe(self._slots.frames_of(run))

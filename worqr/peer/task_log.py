@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol, TypedDict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.run import Run, RunHost
@@ -23,6 +23,9 @@ from worqr.policy import Broken, ChildError, Failure, Retry, RetryDecision
 from worqr.remote_error import reported_error
 from worqr.tracebacks import cause_of, is_a, one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms, qualname_of
+
+if TYPE_CHECKING:
+    from worqr.peer.consumer import HandlerConsumer
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -40,18 +43,6 @@ _FROM_DECODER: Final = "The above exception was the direct cause"
 
 Began = tuple[float, dict[str, object]]
 """When a run began, and its fields."""
-
-
-class LoggedHost(RunHost, Protocol):
-    """A consumer whose runs are logged."""
-
-    begun: dict[int, Began]
-    """The runs that were logged as begun and have not ended. It is filled while DEBUG is logged."""
-
-    @property
-    def running(self) -> Mapping[int, object]:
-        """The claims that it holds."""
-        ...
 
 
 def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
@@ -73,7 +64,7 @@ def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
 # Runs that end well
 
 
-def note_started(runs: Iterable[Run[LoggedHost]]) -> None:
+def note_started(runs: Iterable[Run[HandlerConsumer]]) -> None:
     """Log that these runs begin, and store it for `log_finished`."""
     for run in runs:
         fields = run_fields(run)
@@ -81,7 +72,7 @@ def note_started(runs: Iterable[Run[LoggedHost]]) -> None:
         emit_fields(logger, "task.started", RUN, fields)
 
 
-def log_finished(host: LoggedHost, claims: Sequence[int]) -> None:
+def log_finished(host: HandlerConsumer, claims: Sequence[int]) -> None:
     """Log that these runs have ended well. Drop the stored data of those that have ended otherwise."""
     now, begun = time.monotonic(), host.begun
     for claim in claims:

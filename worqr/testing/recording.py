@@ -23,7 +23,7 @@ from worqr.functions.function import Function
 from worqr.inside import client_of, set_server
 from worqr.keys import QueueKeys
 from worqr.mesh import Mesh
-from worqr.peer.settings import RunObserver
+from worqr.peer.options import RunObserver
 from worqr.records import CancelCount, Status
 from worqr.remote_error import meta_of
 from worqr.validation import Seconds

@@ -18,7 +18,7 @@ import trio.lowlevel
 import trio.testing
 
 import worqr
-from tests.peer.executors.test_threads import watched
+from tests.peer.executors.test_executors import watched
 from tests.peer.tools import at_most, until
 from tests.support.patience import PATIENCE
 from worqr.peer.executors import asyncio_loop

@@ -123,7 +123,7 @@ async def test_time_is_asked_for_everywhere(mesh: worqr.Mesh, place: str) -> Non
         q = mesh.queue("Q1")
         await q.enqueue(b"task")
         await until(asked.is_set)
-        deadlines = peer._engine.runs.deadlines
+        deadlines = peer._engine.slots.deadlines
         await until(
             lambda: [
                 when

@@ -19,6 +19,7 @@ from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.servers import Server
 from worqr import Retry, Update, ops
 from worqr.keys import RegistryKeys
+from worqr.peer.leader.chore import Lease
 from worqr.peer.leader.leader import DueJobPromoter
 
 
@@ -337,8 +338,10 @@ async def test_only_the_peer_that_leads_enqueues_what_is_due(leads: bool) -> Non
         called.append(call.script.name)
         return ops.Promoted(0, None, needs_relay=False)
 
-    link: Any = SimpleNamespace(call=call)
-    due_jobs = DueJobPromoter(link, RegistryKeys("p"), leads=lambda: leads, missed=lambda: None)
+    link: Any = SimpleNamespace(call=call, settings=SimpleNamespace(clustered=False))
+    lease = Lease()
+    lease.take(float("inf") if leads else 0)
+    due_jobs = DueJobPromoter(link, RegistryKeys("p"), lease)
     due_jobs.expect("Q1", 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(due_jobs.promote_forever)

@@ -24,13 +24,13 @@ from worqr.peer.executors.offloaded import (
 )
 from worqr.peer.forks import EndForks
 from worqr.peer.run import check_thread
-from worqr.peer.scheduler import Pool
+from worqr.peer.scheduler import Pool, Scheduler
 from worqr.tracebacks import is_a
 
 if TYPE_CHECKING:
     from worqr.peer.executors.asyncio_loop import AsyncioLoop
     from worqr.peer.executors.processes.pool import ProcessPool
-    from worqr.peer.settings import PeerSettings
+    from worqr.peer.options import PeerSettings
 
 
 # `Threads`: runs plain functions in threads.
@@ -175,18 +175,18 @@ class Executors:
     """The places in which one peer runs handlers. A place that not every peer needs is made for the first handler that runs
     there.
 
-    Set once: `threads`, and the settings of the others. Changed only in the loop: the rest. `turns` is called when a blocked
-    asyncio loop turns again.
+    Set once: `threads`, and the settings of the others. Changed only in the loop: the rest. The scheduler
+    dispatches when a blocked asyncio loop turns again.
 
     Raises:
         UsageError: this is a worker process that imports a script without a guard.
     """
 
-    def __init__(self, settings: PeerSettings, turns: Callable[[], object]) -> None:
+    def __init__(self, settings: PeerSettings, scheduler: Scheduler) -> None:
         refuse_while_importing("join()")
         self.threads: Threads = Threads(settings.threads, settings.around_thread)
         self._settings = settings
-        self._turns = turns
+        self._scheduler = scheduler
         self._thread_limit = Pool(settings.threads)
         self._process_limit = Pool(settings.processes)
         self._asyncio: AsyncioLoop | None = settings.asyncio_loop
@@ -225,7 +225,9 @@ class Executors:
     def _watch_asyncio(self) -> None:
         """Watch the asyncio loop of this peer; that of an application is watched by its host."""
         if self._nursery is not None and self._asyncio is not None and not self._asyncio.owned_by_application:
-            self._nursery.start_soon(self._asyncio.watch_forever, self._settings.block_limit, self._turns)
+            self._nursery.start_soon(
+                self._asyncio.watch_forever, self._settings.block_limit, self._scheduler.dispatch_soon
+            )
 
     def _asyncio_loop(self) -> AsyncioLoop:
         """Return the peer's asyncio loop. Only peers that need it import asyncio."""

@@ -26,15 +26,16 @@ from trio_util import RepeatedEvent
 from worqr import ops
 from worqr.client.outbox_relay import relay_and_check
 from worqr.errors import Unavailable, WorqrError
-from worqr.keys import QueueKeys, RegistryKeys, keys_at
-from worqr.link import Link, Subscription, boottime
+from worqr.keys import RegistryKeys, keys_at
+from worqr.link import Link, Subscription
 from worqr.log_events import emit
 from worqr.ops import WorkerHeartbeats
-from worqr.peer.error_throttle import ErrorThrottle, next_aligned_time, sleep_aligned
+from worqr.peer.error_throttle import next_aligned_time, sleep_aligned
+from worqr.peer.leader.chore import Chore, Lease
 from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
-from worqr.peer.leader.sweeper import NODE_PATIENCE, Sweeper
+from worqr.peer.leader.sweeper import Sweeper
+from worqr.peer.options import HISTORY_QUEUES
 from worqr.peer.session import LEASE, ignore_outcome
-from worqr.peer.settings import HISTORY_QUEUES
 from worqr.stored_values import as_bytes, exact, whole
 
 # `DueJobPromoter`: the leading peer enqueues jobs when they are due, and has the messages of queues about batches delivered.
@@ -58,19 +59,14 @@ RETRY_AFTER = 1.0
 QUEUES_AT_ONCE = 20
 
 
-class OutboxRelay:
+class OutboxRelay(Chore):
     """Relays messages while this peer leads. Changed only in the loop."""
 
-    def __init__(
-        self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool], expect: Callable[[str, float], None]
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._leads = leads
-        self._expect = expect
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease, promoter: DueJobPromoter) -> None:
+        super().__init__(link, keys, lease, logger)
+        self._promoter = promoter
         self._todo: set[str] = set()
         self._under_way: set[str] = set()
-        self._throttle = ErrorThrottle(logger)
         self._more = trio.Event()
 
     def request(self, queue: str) -> None:
@@ -92,20 +88,16 @@ class OutboxRelay:
 
     async def _relay(self, queue: str) -> None:
         try:
-            if self._leads():
-                patience = NODE_PATIENCE if self._link.settings.clustered else LEASE
-                ask = partial(self._link.call, patience=patience)
-                self._tell_old(
-                    queue, await relay_and_check(ask, self._keys.prefix, QueueKeys.of(self._keys.prefix, queue))
-                )
+            if self._lease.held:
+                self._tell_old(queue, await relay_and_check(self._ask_queue, self._keys.prefix, self._queue(queue)))
         except Unavailable as error:
             text = "messages of queue %(queue)r are to be delivered again: %(error)s"
             emit(logger, "relay", text, queue=queue, error=str(error))
-            self._expect(queue, RETRY_AFTER)
+            self._promoter.expect(queue, RETRY_AFTER)
         except WorqrError as error:
             text = "messages of queue %(queue)r about batches cannot be delivered, trying again: %(error)s"
             self._throttle.error(queue, "relay", text, queue=queue, error=str(error))
-            self._expect(queue, RETRY_AFTER)
+            self._promoter.expect(queue, RETRY_AFTER)
         finally:
             self._under_way.discard(queue)
             self._more.set()
@@ -128,26 +120,20 @@ AT_MOST_EVERY = 0.005
 """Seconds after which a promotion that failed is tried again."""
 
 
-class DueJobPromoter:
+class DueJobPromoter(Chore):
     """Promotes jobs at the due times that this peer has learned while it leads. Changed only in the loop."""
 
-    def __init__(
-        self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool], missed: Callable[[], None]
-    ) -> None:
-        self._link = link
-        self._keys = keys
-        self._leads = leads
-        self._missed = missed
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease) -> None:
+        super().__init__(link, keys, lease, logger)
         self._due: dict[str, float] = {}
         self._earlier = RepeatedEvent()
-        self._throttle = ErrorThrottle(logger)
         self._subscription: Subscription | None = None
-        self.relay: OutboxRelay = OutboxRelay(link, keys, leads=leads, expect=self.expect)
+        self.relay: OutboxRelay = OutboxRelay(link, keys, lease, self)
 
-    def begin(self) -> None:
+    def begin(self, missed: Callable[[], None]) -> None:
         """Listen for hints, because this peer leads now. Earlier hints do not matter, because `missed` requests a scan."""
         if self._subscription is None:
-            self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._on_hint, self._missed)
+            self._subscription = self._link.subscriptions.open([self._keys.due_channel], self._on_hint, missed)
 
     def end(self) -> None:
         """Stop listening, because another peer leads."""
@@ -175,7 +161,7 @@ class DueJobPromoter:
             with trio.move_on_at(min(self._due.values(), default=math.inf)):
                 await self._earlier.wait()
                 continue
-            if self._leads():
+            if self._lease.held:
                 await self.promote_once()
             else:
                 self._due.clear()
@@ -191,7 +177,7 @@ class DueJobPromoter:
 
     async def _promote(self, queue: str) -> None:
         try:
-            found = await self._link.call(ops.promote_due(QueueKeys.of(self._keys.prefix, queue)), patience=LEASE)
+            found = await self._ask(ops.promote_due(self._queue(queue)))
         except Unavailable as error:
             emit(logger, "promote_due", "queue %(queue)r: trying again: %(error)s", queue=queue, error=str(error))
             self.expect(queue, RETRY_AFTER)
@@ -207,63 +193,7 @@ class DueJobPromoter:
                 self.expect(queue, max(found.next_in_ms / 1000, AT_MOST_EVERY))
 
 
-# `Lease`: the leader's lease, held by this peer or by another one.
-#
-# The heartbeat requests the lease. The peer that holds it leads until it expires, by CLOCK_BOOTTIME. Not here: the chores of
-# the leader (`leader`).
-
-
-class Lease:
-    """The heartbeat thread calls `may_request` and `stale`; everything else runs in the loop."""
-
-    def __init__(self) -> None:
-        self._until = 0.0
-        self._declined_until = 0.0
-        self._watch = LeaseWatch()
-        self._taken = RepeatedEvent()
-
-    @property
-    def held(self) -> bool:
-        """This peer leads."""
-        return boottime() < self._until
-
-    @property
-    def seen(self) -> tuple[str, float]:
-        """The lease that the last heartbeat showed, and since when it is unchanged, by ``time.monotonic()``."""
-        lease, since, _ = self._watch.seen
-        return lease, since
-
-    async def wait_held(self) -> None:
-        """Wait until this peer leads."""
-        while not self.held:
-            await self._taken.wait()
-
-    def observe(self, lease: str) -> None:
-        """Store the lease that the reply to a heartbeat named. It may belong to any peer."""
-        self._watch.observe(lease, time.monotonic())
-
-    def stale(self) -> str:
-        """Return the lease to take from its holder, which does not renew it; '' if there is none."""
-        return self._watch.stale(time.monotonic())
-
-    @property
-    def may_request(self) -> bool:
-        """False for some time after this peer has given up the lease."""
-        return time.monotonic() >= self._declined_until
-
-    def take(self, until: float) -> bool:
-        """Hold the lease until `until`. Return True if this peer did not hold it before."""
-        new, self._until = not self.held, until
-        if new:
-            self._taken.set()
-        return new
-
-    def give_up(self, seconds: float) -> None:
-        """Give up the lease, and do not request it for `seconds`."""
-        self._until, self._declined_until = 0.0, time.monotonic() + seconds
-
-
-# `FailureDetector`: which workers are dead. `LeaseWatch`: whether a leader's lease no longer changes.
+# `FailureDetector`: which workers are dead.
 #
 # Pure: no I/O, and no clock except the times they are given, which are seconds of one monotonic clock.
 
@@ -276,10 +206,6 @@ tenth.
 """
 MAX_CHECK_GAP = 5.0
 """Seconds without a check, because another peer led, after which earlier checks prove nothing."""
-STALE_AFTER = 5.0
-"""Seconds for which a lease must not have changed before another peer takes it. It should have expired after 2 s."""
-STALE_BEATS = 4
-"""Heartbeats whose replies must have shown the same lease."""
 
 
 @dataclass
@@ -342,31 +268,6 @@ class FailureDetector:
             self.beats.setdefault(worker, (b"RUN " + as_bytes(beat), since))
 
 
-class LeaseWatch:
-    """The leader's lease, as the heartbeats of a peer have shown it.
-
-    A lease that is not renewed expires within 2 s by the server's clock. If that clock is set back, the lease of a leader that
-    died stays, and no other peer can lead. A peer that has seen it unchanged for longer takes it.
-
-    Attributes:
-        seen: the lease, since when it is unchanged, and how many heartbeats have shown it. It is one value, because the
-            heartbeat's thread reads it while the loop changes it.
-    """
-
-    def __init__(self) -> None:
-        self.seen: tuple[str, float, int] = ("", 0.0, 0)
-
-    def observe(self, lease: str, now: float) -> None:
-        """Store the lease from a heartbeat's reply; '' for none."""
-        before, since, beats = self.seen
-        self.seen = (lease, since, beats + 1) if lease == before else (lease, now, 1)
-
-    def stale(self, now: float) -> str:
-        """Return the lease if it no longer changes, else ''."""
-        lease, since, beats = self.seen
-        return lease if beats >= STALE_BEATS and now - since >= STALE_AFTER else ""
-
-
 __all__ = ["CHECK_EVERY", "MISSING_FOR", "SCAN_EVERY", "Leader"]
 
 
@@ -384,7 +285,7 @@ the 2 s that follow.
 """
 
 
-class Leader:
+class Leader(Chore):
     """Runs the leader's chores while this peer holds the lease.
 
     The heartbeat thread calls `may_request_lease` and `stale_lease`. Everything else runs in the loop.
@@ -393,18 +294,14 @@ class Leader:
     def __init__(
         self, link: Link, keys: RegistryKeys, *, keepalive: float, history_queues: int = HISTORY_QUEUES
     ) -> None:
-        self._link = link
-        self._keys = keys
-        self._lease = Lease()
+        self.lease: Lease = Lease()
+        super().__init__(link, keys, self.lease, logger)
         self._detector = FailureDetector(keepalive)
-        self.due_jobs: DueJobPromoter = DueJobPromoter(link, keys, leads=lambda: self.leads, missed=self._missed_hints)
-        self.scanner: Scanner = Scanner(
-            *(link, keys), leads=lambda: self.leads, expect=self.due_jobs.expect, history_queues=history_queues
-        )
-        self.sweeper: Sweeper = Sweeper(link, keys, leads=lambda: self.leads)
+        self.due_jobs: DueJobPromoter = DueJobPromoter(link, keys, self.lease)
+        self.scanner: Scanner = Scanner(link, keys, self.lease, self.due_jobs, history_queues)
+        self.sweeper: Sweeper = Sweeper(link, keys, self.lease)
         self._round_ended = time.monotonic()
         self._unable_since: float | None = None
-        self._throttle = ErrorThrottle(logger)
         self._stopping = False
         self._idle = trio.Event()
         self._idle.set()
@@ -419,7 +316,7 @@ class Leader:
             emit(logger, "leader", "this worker is the leader of the mesh now")
             self._detector.remember_lease(*self._lease.seen)
             self._unable_since = None
-            self.due_jobs.begin()
+            self.due_jobs.begin(self.scanner.rescan)
             self.scanner.begin()
             self._link.post(ops.note_event(self._keys, "leader", worker=worker), ignore_outcome, patience=LEASE)
 
@@ -442,10 +339,6 @@ class Leader:
     def may_request_lease(self) -> bool:
         """Return True if this peer may request the lease: its rounds end, and its checks work. From any thread."""
         return self._lease.may_request and time.monotonic() - self._round_ended < ROUND
-
-    def _missed_hints(self) -> None:
-        """Scan again, because hints about due jobs may have been missed."""
-        self.scanner.rescan()
 
     # The rounds
 
@@ -498,7 +391,7 @@ class Leader:
 
     async def check_once(self) -> None:
         """Check the workers. Start the recovery of dead ones, and of those whose recovery another leader did not finish."""
-        look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
+        look = await self._ask(ops.look_at_workers(self._keys))
         self.sweeper.recover(self._detector.find_dead(look, time.monotonic(), self._link.connected_at), look.dying)
 
     async def stop(self) -> None:

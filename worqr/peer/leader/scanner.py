@@ -14,7 +14,7 @@ import time
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -38,11 +38,13 @@ from worqr.mesh_records import (
     unreadable_of,
 )
 from worqr.ops import FORGET_AT_ONCE, NOTE_EVERY, UNUSED_MS, Inspected
-from worqr.peer.error_throttle import ErrorThrottle
-from worqr.peer.leader.sweeper import NODE_PATIENCE, ClaimFinder
-from worqr.peer.session import LEASE
+from worqr.peer.leader.chore import Chore, Lease
+from worqr.peer.leader.sweeper import ClaimFinder
 from worqr.stored_values import as_bytes
 from worqr.validation import from_ms
+
+if TYPE_CHECKING:
+    from worqr.peer.leader.leader import DueJobPromoter
 
 # `HistorySampler`: lets the server store the history of the busiest queues, while this peer leads.
 #
@@ -209,24 +211,17 @@ BUSIER: Final = 2.0
 """How much busier a queue must be to take the place of one that is not at rest."""
 
 
-class HistorySampler:
+class HistorySampler(Chore):
     """Stores records of queues that have changed. Changed only in the loop.
 
-    Args:
-        link: the link of the peer.
-        keys: the keys of the registry.
-        limit: how many queues have a history; 0: none.
-        leads: returns True if this peer is the leader of the mesh.
+    `limit`: how many queues have a history; 0: none.
     """
 
-    def __init__(self, link: Link, keys: RegistryKeys, *, limit: int, leads: Callable[[], bool]) -> None:
-        self._link = link
-        self._keys = keys
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease, limit: int) -> None:
+        super().__init__(link, keys, lease, logger)
         self._limit = limit
-        self._leads = leads
         self._changed = ChangedQueues()
         self._noted: dict[str, int] | None = None
-        self._throttle = ErrorThrottle(logger)
         self._soon = trio.Event()
 
     def begin(self) -> None:
@@ -274,16 +269,14 @@ class HistorySampler:
             self._changed.begin(self._noted)
         created = await self._admit([name for name in due if name not in self._noted])
         for name, age in due.items():
-            if name in (self._noted or {}) and self._leads():  # `begin` may run between two requests
+            if name in (self._noted or {}) and self._lease.held:  # `begin` may run between two requests
                 await self._sample(name, age, create=name in created)
 
     async def _sample(self, name: str, age: float | None, *, create: bool) -> None:
-        keys, since = QueueKeys.of(self._keys.prefix, name), self._changed.since(name)
+        keys, since = self._queue(name), self._changed.since(name)
         age_ms = None if age is None else round(age * 1000)
         try:
-            record = await self._link.call(
-                ops.sample_queue(keys, create=create, since=since, age_ms=age_ms), patience=LEASE
-            )
+            record = await self._ask(ops.sample_queue(keys, create=create, since=since, age_ms=age_ms))
         except Unavailable as error:
             self._log(error)
         except QueueFull:
@@ -300,7 +293,7 @@ class HistorySampler:
     # Which queues have a history
 
     async def _note(self, *names: str, dropped: str = "") -> dict[str, int]:
-        return await self._link.call(ops.note_histories(self._keys, names, dropped=dropped), patience=LEASE)
+        return await self._ask(ops.note_histories(self._keys, names, dropped=dropped))
 
     async def _admit(self, new: list[str]) -> set[str]:
         """Give queues a history, the most active first. Return their names."""
@@ -330,7 +323,7 @@ class HistorySampler:
 
     async def _drop(self, name: str) -> dict[str, int]:
         """Delete the history of a queue before it is noted, so that none is left over."""
-        await self._link.call(ops.drop_history(QueueKeys.of(self._keys.prefix, name)), patience=LEASE)
+        await self._ask(ops.drop_history(self._queue(name)))
         return await self._note(dropped=name)
 
 
@@ -347,7 +340,7 @@ AT_ONCE: Final = 200
 """Queues that are added up before other tasks of the loop have their turn."""
 
 
-class ScanPoster:
+class ScanPoster(Chore):
     """Posts scans while this peer leads. Changed only in the loop.
 
     Attributes:
@@ -355,11 +348,10 @@ class ScanPoster:
         history: stores the history of queues.
     """
 
-    def __init__(self, link: Link, keys: RegistryKeys, history: HistorySampler) -> None:
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease, history: HistorySampler) -> None:
+        super().__init__(link, keys, lease, logger)
         self.watched: bool = False
         self.history: HistorySampler = history
-        self._link = link
-        self._keys = keys
         self._posted = False
         self._queues: dict[str, Inspected] = {}
         self._places: dict[str, QueuePlaces] = {}
@@ -412,7 +404,7 @@ class ScanPoster:
         """
         snapshot = await self._snapshot(server_ms, refused) if self.watched and complete else b""
         if waiting or self._posted or snapshot:
-            await self._link.call(ops.post_scan(self._keys, waiting, snapshot), patience=LEASE)
+            await self._ask(ops.post_scan(self._keys, waiting, snapshot))
             self._posted = bool(waiting)
 
     async def _snapshot(self, server_ms: int, refused: Mapping[str, str]) -> bytes:
@@ -460,7 +452,7 @@ class ScanPoster:
         found: dict[str, WorkerInfo] = {}
         cursors = [""]
         while cursors:  # one page after the other: no caller waits
-            page = await self._link.call(ops.list_workers(self._keys, cursors[0]), patience=LEASE)
+            page = await self._ask(ops.list_workers(self._keys, cursors[0]))
             found.update((row.worker, worker_info(row, page.leader)) for row in page.rows)
             self._leader, cursors = page.leader, page.cursors
         self._workers, self._read_workers_at = list(found.values()), time.monotonic()
@@ -478,7 +470,7 @@ PURGES = 10
 """Batches of the deleted tasks of a queue that one scan removes, if the program that deleted them does not: it may have ended."""
 
 
-class QueueInspector:
+class QueueInspector(Chore):
     """Reads queues. Changed only in the loop.
 
     Attributes:
@@ -486,14 +478,11 @@ class QueueInspector:
         refused: names of queues that the server refuses to read, and its words.
     """
 
-    def __init__(self, link: Link, prefix: str, known: KnownQueues) -> None:
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease, known: KnownQueues) -> None:
+        super().__init__(link, keys, lease, logger)
         self.unreachable: set[str] = set()
         self.refused: dict[str, str] = {}
-        self._link = link
-        self._prefix = prefix
         self._known = known
-        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
-        self._throttle = ErrorThrottle(logger)
 
     def begin(self) -> None:
         """This peer leads now: forget what the server refused when it led before."""
@@ -539,15 +528,13 @@ class QueueInspector:
 
     async def inspect(self, name: str) -> Inspected:
         """Inspect one queue."""
-        return await self._link.call(ops.inspect(QueueKeys.of(self._prefix, name)), patience=self._patience)
+        return await self._ask_queue(ops.inspect(self._queue(name)))
 
     async def purge(self, name: str) -> None:
         """Remove some of the deleted tasks of a queue, or log why that failed."""
         try:
             for _ in range(PURGES):
-                if not await self._link.call(
-                    ops.purge_queue(QueueKeys.of(self._prefix, name)), patience=self._patience
-                ):
+                if not await self._ask_queue(ops.purge_queue(self._queue(name))):
                     return
         except Unavailable as error:
             emit(logger, "purge_queue", "queue %(queue)r: trying again: %(error)s", queue=name, error=str(error))
@@ -794,29 +781,20 @@ PAGES_AT_ONCE = 10
 """Pages of names that one scan reads."""
 
 
-class Scanner:
+class Scanner(Chore):
     """Scans while this peer leads. Its data about queues is kept when the lease expires. Changed only in the loop."""
 
     def __init__(
-        self,
-        link: Link,
-        keys: RegistryKeys,
-        *,
-        leads: Callable[[], bool],
-        expect: Callable[[str, float], None],
-        history_queues: int,
+        self, link: Link, keys: RegistryKeys, lease: Lease, due_jobs: DueJobPromoter, history_queues: int
     ) -> None:
-        self._link = link
-        self._keys = keys
-        self._leads = leads
-        self._expect = expect
+        super().__init__(link, keys, lease, logger)
+        self._due_jobs = due_jobs
         self._known = KnownQueues()
-        self._inspector = QueueInspector(link, keys.prefix, self._known)
-        self._names = _QueueNameReader(link, keys, self._known)
+        self._inspector = QueueInspector(link, keys, lease, self._known)
+        self._names = _QueueNameReader(link, keys, lease, self._known)
         self._unserved = UnservedQueueReporter()
-        self._throttle = ErrorThrottle(logger)
-        self._poster = ScanPoster(link, keys, HistorySampler(link, keys, limit=history_queues, leads=leads))
-        self._claims = ClaimFinder(link, keys)
+        self._poster = ScanPoster(link, keys, lease, HistorySampler(link, keys, lease, history_queues))
+        self._claims = ClaimFinder(link, keys, lease)
         self._began = time.monotonic()
         self._soon = trio.Event()
 
@@ -844,7 +822,7 @@ class Scanner:
         while True:
             self._soon = trio.Event()
             began = time.monotonic()
-            if self._leads():
+            if self._lease.held:
                 await self._try_scan()
             took = time.monotonic() - began
             with trio.move_on_after(max(took, 0.05) if self._unfinished else max(SCAN_EVERY - took, 0.5)):
@@ -852,7 +830,7 @@ class Scanner:
 
     @property
     def _unfinished(self) -> bool:
-        return self._leads() and (self._names.reading or self._known.unseen > len(self._inspector.unreachable))
+        return self._lease.held and (self._names.reading or self._known.unseen > len(self._inspector.unreachable))
 
     async def _try_scan(self) -> None:
         try:
@@ -874,7 +852,7 @@ class Scanner:
         for name, queue in found.items():
             self._known.record(name, queue)
             if queue.needs_relay or queue.next_in_ms is not None:
-                self._expect(name, 0 if queue.needs_relay else (queue.next_in_ms or 0) / 1000)
+                self._due_jobs.expect(name, 0 if queue.needs_relay else (queue.next_in_ms or 0) / 1000)
         self._unserved.report(found, time.monotonic())
         self._poster.record(found, self._names.server_ms)
         waiting = self._known.waiting(found)
@@ -895,7 +873,7 @@ class Scanner:
         """
         if not admitted:
             return
-        look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
+        look = await self._ask(ops.look_at_workers(self._keys))
         for queue, worker in admitted:
             if worker in look.beats or worker in look.dying:
                 continue
@@ -903,18 +881,18 @@ class Scanner:
             if worker in again.workers:
                 text = "worker %(worker)s serves queue %(queue)r but is not registered; its tasks are given back"
                 emit(logger, "adopt_worker", text, worker=worker, queue=queue)
-                await self._link.call(ops.adopt_worker(self._keys, worker, queue), patience=LEASE)
+                await self._ask(ops.adopt_worker(self._keys, worker, queue))
 
     async def _forget(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), FORGET_AT_ONCE):
             some = names[start : start + FORGET_AT_ONCE]
-            gone = await self._link.call(ops.forget_queues(self._keys, some), patience=LEASE)
+            gone = await self._ask(ops.forget_queues(self._keys, some))
             self._known.forget(gone)
             self._unserved.forget(gone)
             self._poster.forget(gone)
 
 
-class _QueueNameReader:
+class _QueueNameReader(Chore):
     """Reads the names of queues: first all of them, then those that were noted since.
 
     Attributes:
@@ -922,11 +900,10 @@ class _QueueNameReader:
         watched: a program read snapshots of the mesh at that time.
     """
 
-    def __init__(self, link: Link, keys: RegistryKeys, known: KnownQueues) -> None:
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease, known: KnownQueues) -> None:
+        super().__init__(link, keys, lease, logger)
         self.server_ms: int = 0
         self.watched: bool = False
-        self._link = link
-        self._keys = keys
         self._known = known
         self._since = 0
         self._began = 0
@@ -943,7 +920,7 @@ class _QueueNameReader:
         The most recently noted names come first. So a read is complete when it reaches names from before the previous read began.
         """
         for _ in range(pages):
-            page = await self._link.call(ops.list_queues(self._keys, self._next), patience=LEASE)
+            page = await self._ask(ops.list_queues(self._keys, self._next))
             if (
                 page.now_ms < self.server_ms
             ):  # the server's clock was set back, so names noted now are further down the list
@@ -955,7 +932,7 @@ class _QueueNameReader:
                 self._known.note(name, min(noted_ms, page.now_ms), page.now_ms, now)
             ahead = [name for name, noted_ms in page.names.items() if noted_ms > page.now_ms]
             if ahead:
-                await self._link.call(ops.note_queues(self._keys, ahead), patience=LEASE)
+                await self._ask(ops.note_queues(self._keys, ahead))
             self._next = page.next
             if self._next is None or min(page.names.values()) < self._since:
                 self._next, self._since = None, self._began

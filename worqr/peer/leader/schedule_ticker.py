@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -29,8 +28,9 @@ from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_PENDING, DueSchedules, ScheduleRow, Tick
 from worqr.ops.replies import in_chunks
 from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle, sleep_aligned
-from worqr.peer.leader.sweeper import NODE_PATIENCE
-from worqr.peer.session import LEASE, ignore_outcome
+from worqr.peer.leader.chore import Chore, Lease
+from worqr.peer.options import PeerSettings
+from worqr.peer.session import LEASE, Session, ignore_outcome
 from worqr.shard_layout import shard_of
 from worqr.tracing import Tracing
 
@@ -56,17 +56,16 @@ class ScheduleDeclarer:
     def __init__(
         self,
         link: Link,
-        keys: RegistryKeys,
-        declared: Mapping[str, Definition],
+        settings: PeerSettings,
         shards_of: Callable[[str], Awaitable[Sequence[QueueKeys]]],
-        registration: Callable[[], object],
+        session: Session,
     ) -> None:
-        """`registration`: returns the present registration. After a new registration, all schedules are declared again."""
+        """After a new registration of `session`, all schedules are declared again."""
         self._shards_of = shards_of
-        self._registration = registration
+        self._session = session
         self._link = link
-        self._keys = keys
-        self._declared = declared
+        self._keys = RegistryKeys(settings.prefix)
+        self._declared = settings.schedules
         self._stored: set[str] = set()
         self._declared_as: object = None
         self._renew_at = 0.0
@@ -76,7 +75,7 @@ class ScheduleDeclarer:
         """Store the schedules that were not declared yet. They replace schedules of the same names."""
         new = [definition for name, definition in self._declared.items() if name not in self._stored]
         self._renew_at = trio.current_time() + REDECLARE
-        self._declared_as = self._registration()
+        self._declared_as = self._session.registration
         if new:
             await self._store(new, replace=True)
             self._stored.update(definition.name for definition in new)
@@ -106,11 +105,11 @@ class ScheduleDeclarer:
             await self.declare()
         if not self._stored:
             return
-        lost = self._declared_as is not self._registration()
+        lost = self._declared_as is not self._session.registration
         if lost or trio.current_time() >= self._renew_at:
             await self._renew()
             self._renew_at = trio.current_time() + REDECLARE
-            self._declared_as = self._registration()
+            self._declared_as = self._session.registration
 
     async def _store(self, definitions: list[Definition], *, replace: bool) -> None:
         pages = in_chunks(
@@ -165,19 +164,6 @@ BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
 
-class Leadership(Protocol):
-    """The part of the leader that the ticker uses."""
-
-    @property
-    def leads(self) -> bool:
-        """This peer leads."""
-        ...
-
-    async def wait_leading(self) -> None:
-        """Wait until this peer leads."""
-        ...
-
-
 class _Term:
     """The ticker's data about schedules while its peer leads. A new term begins without it, because it is out of date by then.
 
@@ -204,36 +190,32 @@ class _Term:
         self.drop_at = 0.0
 
 
-class ScheduleTicker:
+class ScheduleTicker(Chore):
     """Fires all schedules while the peer leads. Changed only in the loop."""
 
     def __init__(
         self,
         link: Link,
         keys: RegistryKeys,
-        leader: Leadership,
+        lease: Lease,
         shards_of: Callable[[str], Awaitable[tuple[QueueKeys, ...]]],
         tracing: Tracing | None = None,
     ) -> None:
-        self._link = link
-        self._keys = keys
-        self._leader = leader
+        super().__init__(link, keys, lease, logger)
         self._shards_of = shards_of
         self._tracing = tracing
-        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
-        self._throttle = ErrorThrottle(logger)
         self._term = _Term()
 
     async def tick_forever(self) -> None:
         """Tick while this peer leads."""
         while True:
-            if self._leader.leads:
+            if self._lease.held:
                 until = await self._try_tick()
                 await trio.sleep(max(0.0, until - trio.current_time()))
                 continue
             if self._term.leads_since is not None:
                 self._term = _Term()
-            await self._leader.wait_leading()
+            await self._lease.wait_held()
 
     async def _try_tick(self) -> float:
         try:
@@ -274,7 +256,7 @@ class ScheduleTicker:
         was, led = self._term.led, self._term.led
         if self._term.leads_since is not None and now - self._term.led_at >= LED_EVERY:
             led += round(1000 * min(now - self._term.led_at, LED_MOST))
-        due = await self._link.call(ops.tick_schedules(self._keys, ticks, was_led=was, led=led), patience=LEASE)
+        due = await self._ask(ops.tick_schedules(self._keys, ticks, was_led=was, led=led))
         if self._term.leads_since is None:
             self._term.leads_since, self._term.led_at = now, now
         if led != was:
@@ -286,7 +268,7 @@ class ScheduleTicker:
     async def _rewind(self) -> None:
         cursor, rewound = "0", 0
         while True:
-            cursor, some = await self._link.call(ops.rewind_schedules(self._keys, cursor), patience=LEASE)
+            cursor, some = await self._ask(ops.rewind_schedules(self._keys, cursor))
             rewound += some
             if cursor == "0":
                 break
@@ -297,7 +279,7 @@ class ScheduleTicker:
         """Forget schedules that no peer declares any more."""
         if now - (self._term.leads_since or now) < LED_BEFORE_DROPPING:
             return
-        while names := await self._link.call(ops.drop_schedules(self._keys, UNSEEN_MS), patience=LEASE):
+        while names := await self._ask(ops.drop_schedules(self._keys, UNSEEN_MS)):
             for name in names:
                 text = "schedule %(schedule)r was removed, because no worker has declared it for a day"
                 emit(logger, "drop_schedules", text, schedule=name)

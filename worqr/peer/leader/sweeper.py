@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import trio
@@ -23,7 +23,8 @@ from worqr.keys import QueueKeys, RegistryKeys, keys_at
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS
-from worqr.peer.error_throttle import ErrorThrottle, LineLimit
+from worqr.peer.error_throttle import LineLimit
+from worqr.peer.leader.chore import Chore, Lease
 from worqr.peer.session import LEASE, ignore_outcome
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -31,8 +32,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 SWEEP_AT_ONCE = 20
 QUEUES_AT_ONCE = 100
 """Queues of one worker whose tasks are given back at the same time."""
-NODE_PATIENCE = 0.5
-"""Seconds that a chore waits for a queue of a cluster. Its node may be unavailable while the registry is not."""
 UNREACHABLE_FOR = 1.0
 """Seconds for which a queue that did not reply is not tried again, for any worker."""
 KEYS_AT_ONCE = 1000
@@ -47,19 +46,15 @@ LONGEST_PAUSE = 5.0
 """Seconds between two tries of a recovery that the server refuses, at most."""
 
 
-class Sweeper:
+class Sweeper(Chore):
     """Recovers dead workers while this peer leads. Changed only in the loop."""
 
-    def __init__(self, link: Link, keys: RegistryKeys, *, leads: Callable[[], bool]) -> None:
-        self._link = link
-        self._keys = keys
-        self._leads = leads
-        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease) -> None:
+        super().__init__(link, keys, lease, logger)
         self._todo: dict[str, tuple[bytes | None] | None] = {}
         self._under_way: set[str] = set()
         self._later: dict[str, tuple[float, float]] = {}
         self._unreachable_until: dict[str, float] = {}
-        self._throttle = ErrorThrottle(logger)
         self._dead = LineLimit(logger, "condemn_worker", "%(count)d more workers are dead; `worqr log` lists them")
         self._removed = LineLimit(logger, "forget_worker", "%(count)d more dead workers were removed")
         self._given_back = LineLimit(logger, "fail_worker", "%(count)d more lines about dead workers were left out")
@@ -110,7 +105,7 @@ class Sweeper:
             await self._try_sweep(worker, seen)
         finally:
             self._under_way.discard(worker)
-            if not self._leads():
+            if not self._lease.held:
                 self._todo.clear()
             if not self._under_way and not self._todo:
                 self._idle.set()
@@ -136,7 +131,7 @@ class Sweeper:
 
     async def _condemn(self, worker: str, seen: bytes | None) -> bool:
         reason = "its heartbeat key has expired" if seen is None else "its heartbeat does not change any more"
-        if await self._link.call(ops.condemn_worker(self._keys, worker, seen, text=reason), patience=LEASE) != "ok":
+        if await self._ask(ops.condemn_worker(self._keys, worker, seen, text=reason)) != "ok":
             return False
         text = "worker %(worker)s is dead, because %(reason)s; its tasks are given back"
         self._dead.emit(text, worker=worker, reason=reason)
@@ -147,7 +142,7 @@ class Sweeper:
         seen: set[str] = set()
         refused: list[str] = []
         returned = Counter[str]()
-        while mapped := await self._link.call(ops.forget_worker(self._keys, worker), patience=LEASE):
+        while mapped := await self._ask(ops.forget_worker(self._keys, worker)):
             todo = [queue for queue in mapped if queue not in seen]
             if not todo:
                 if refused:
@@ -172,16 +167,16 @@ class Sweeper:
         """Recover one queue of a dead worker. A queue whose node is unavailable delays no other queue."""
         if self._unreachable_until.get(queue, 0.0) > time.monotonic():
             return
-        keys, given, aside = QueueKeys.of(self._keys.prefix, queue), 0, 0
+        keys, given, aside = self._queue(queue), 0, 0
         try:
             while True:
-                step = await self._link.call(ops.fail_worker(keys, worker), patience=self._patience)
+                step = await self._ask_queue(ops.fail_worker(keys, worker))
                 given, aside = given + step.requeued, aside + step.dead_lettered
                 if not step.more:
                     break
             self._log_given_back(worker, queue, given, aside)
             returned.update(given=given, aside=aside)
-            await self._link.call(ops.unmap_work(self._keys, worker, queue), patience=LEASE)
+            await self._ask(ops.unmap_work(self._keys, worker, queue))
         except Unavailable as error:
             self._unreachable_until[queue] = time.monotonic() + UNREACHABLE_FOR
             text = "worker %(worker)s is dead, queue %(queue)r cannot be reached, trying again: %(error)s"
@@ -205,7 +200,7 @@ class Sweeper:
         emit_fields(logger, "fail_worker", text, fields, level=logging.ERROR)
 
 
-class ClaimFinder:
+class ClaimFinder(Chore):
     """Finds claims that no worker holds, while this peer leads. Changed only in the loop.
 
     Every script that makes a claim puts it into the set of its worker. So such a claim is left over when another program, or the
@@ -215,10 +210,8 @@ class ClaimFinder:
     declared dead, and its claims are recovered like those of any dead worker. If the leader dies first, the next scan finds it.
     """
 
-    def __init__(self, link: Link, keys: RegistryKeys) -> None:
-        self._link = link
-        self._keys = keys
-        self._patience = NODE_PATIENCE if link.settings.clustered else LEASE
+    def __init__(self, link: Link, keys: RegistryKeys, lease: Lease) -> None:
+        super().__init__(link, keys, lease, logger)
         self._claim_key = re.compile(rf"({re.escape(keys.prefix)}:{{[^{{}}]*}}(?:-shard)?(?:-fail)?):claim:(\d+)")
         self._queues: Sequence[str] = ()
         self._turn = 0
@@ -253,9 +246,9 @@ class ClaimFinder:
         self._turn += 1
         queue = self._queues[self._turn % len(self._queues)]
         server = self._servers.get(queue, "")
-        keys, cursor = QueueKeys.of(self._keys.prefix, queue), self._cursors.get(server, "0")
+        keys, cursor = self._queue(queue), self._cursors.get(server, "0")
         call = ops.find_claims(keys, cursor, KEYS_AT_ONCE, round(CLAIM_AGE * 1000))
-        found = await self._link.call(call, patience=self._patience)
+        found = await self._ask_queue(call)
         if found is None:
             self._denied = True
             text = "claims that no worker holds are not looked for, because the user may not: add +scan to its rights"
@@ -275,7 +268,7 @@ class ClaimFinder:
                 claims[parts[1]].add(int(parts[2]))
         if not claims:
             return
-        look = await self._link.call(ops.look_at_workers(self._keys), patience=LEASE)
+        look = await self._ask(ops.look_at_workers(self._keys))
         for base, some in claims.items():
             keys, unchecked = keys_at(self._keys.prefix, base), sorted(some)
             for start in range(0, len(unchecked), MAX_ITEMS):
@@ -283,9 +276,9 @@ class ClaimFinder:
 
     async def _adopt_some(self, keys: QueueKeys, known: Sequence[str], claims: Sequence[int]) -> None:
         worker = f"lost-claims:{secrets.token_hex(8)}"
-        adopted = await self._link.call(ops.adopt_claims(keys, worker, known, claims), patience=self._patience)
+        adopted = await self._ask_queue(ops.adopt_claims(keys, worker, known, claims))
         if adopted:
             text = "queue %(queue)r: no worker holds %(count)d tasks that were taken; they are given back"
             emit(logger, "adopt_claims", text, queue=keys.display_name, count=adopted)
             ready = ops.adopt_worker(self._keys, worker, keys.name)
-            await self._link.call(ready, patience=LEASE)
+            await self._ask(ready)

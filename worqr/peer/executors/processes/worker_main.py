@@ -244,7 +244,7 @@ class ProcessHost:
             self._pipe.send(Extended(seconds))
 
 
-class ProcessRun(Run[ProcessHost]):
+class _InProcess:
     """A run in this process. It observes no cancellation, because a cancelled run is killed."""
 
     __slots__ = ()
@@ -256,28 +256,22 @@ class ProcessRun(Run[ProcessHost]):
         """Do nothing, because this process waits for nothing else."""
 
 
-class ProcessListRun(ListRun):
-    """A list run in this process."""
+class ProcessRun(_InProcess, Run[ProcessHost]):
+    """A run of one task."""
 
     __slots__ = ()
 
-    def check_cancelled(self) -> None:
-        """Do nothing, because a run that is cancelled is killed."""
 
-    def check_may_wait(self, instead: str) -> None:
-        """Do nothing, because this process waits for nothing else."""
-
-
-class ProcessListItem(ListItem):
-    """A call of a list run in this process."""
+class ProcessListRun(_InProcess, ListRun):
+    """A list run."""
 
     __slots__ = ()
 
-    def check_cancelled(self) -> None:
-        """Do nothing, because a run that is cancelled is killed."""
 
-    def check_may_wait(self, instead: str) -> None:
-        """Do nothing, because this process waits for nothing else."""
+class ProcessListItem(_InProcess, ListItem):
+    """A call of a list run."""
+
+    __slots__ = ()
 
 
 def run_of(host: ProcessHost, request: RunRequest) -> Run[Any]:

@@ -1,0 +1,165 @@
+"""`RunReports`: what the runs of a peer send while their handlers run: progress, at most ten times a second, and what they save.
+
+A handler reports and saves from the loop, its thread, or an asyncio loop. A report never waits: one task per peer collects the
+reports, and sends one request per queue, with the latest report of each run. The last report of a run is sent right before the
+request that ends its claim, because requests of one queue keep their order. For the same reason, what a run has saved is stored
+before its claim ends. A save is resent until the server replies, or until its worker is declared dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from trio_util import RepeatedEvent
+
+from worqr import ops
+from worqr.errors import ClaimLost, UsageError
+from worqr.keys import QueueKeys
+from worqr.link import Link
+from worqr.log_events import emit
+from worqr.ops import MAX_ITEMS
+from worqr.peer.run import FULL, Run, Save
+from worqr.policy import Failure
+
+if TYPE_CHECKING:
+    from worqr.peer.consumer import QueueConsumer
+    from worqr.peer.session import Registration
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+SEND_EVERY = 0.1
+LOST: Final = (
+    "the task was reassigned to another worker or has ended, so nothing more is saved for it here: let the run end"
+)
+
+
+class RunReports:
+    """What the runs of one peer report and save. `report` and `save` are called from any thread, everything else in the loop.
+
+    Attributes:
+        unsent: the latest progress of runs, by base and claim.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.unsent: dict[tuple[str, int], tuple[Run[QueueConsumer], float | None, str]] = {}
+        self._link = link
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.get_ident()
+        self._reported = RepeatedEvent()
+
+    @property
+    def _in_loop(self) -> bool:
+        """This thread runs the loop of the peer, and a task of it: not an asyncio loop, and not a thread of a handler."""
+        return threading.get_ident() == self._thread and trio.lowlevel.in_trio_task()
+
+    # What runs save
+
+    def save(self, run: Run[Any], save: Save) -> Future[None]:
+        """Send `save`. From any thread; never waits.
+
+        Returns:
+            A future that is done when the server has replied. Its error is ClaimLost, UsageError, Failure or RefusedByServer;
+            Unavailable if the peer has left.
+        """
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # a task that stops waiting does not cancel it
+        if self._in_loop:
+            self._send_save(run, save, done)
+        else:
+            try:
+                self._token.run_sync_soon(self._send_save, run, save, done)
+            except trio.RunFinishedError:
+                done.set_exception(ClaimLost(LOST))
+        return done
+
+    def _send_save(self, run: Run[Any], save: Save, done: Future[None]) -> None:
+        def replied(word: str | None, error: Exception | None) -> None:
+            if word == "lost" or isinstance(error, ClaimLost):
+                run.note_lost()
+            outcome = _error_of(save, word, error)
+            if outcome is None:
+                done.set_result(None)
+            else:
+                done.set_exception(outcome)
+
+        if run.settled or run.registration.dead:
+            replied("lost", None)
+            return
+        call = ops.save_state(run.host.keys, run.registration.worker, run.fence, save.number, save.step, save.value)
+        self._link.post(call, replied, owner=run.registration)
+
+    # Progress
+
+    def report(self, run: Run[QueueConsumer], done: float | None, message: str) -> None:
+        """Keep the progress of `run`, to be sent. From any thread: adding to a dict is atomic.
+
+        The thread may run another loop, in which the event of the peer's loop must not be set. The thread may also outlive the
+        peer's loop.
+        """
+        claim = (run.host.keys.base, run.fence)
+        is_listed = claim in self.unsent
+        self.unsent[claim] = (run, done, message)
+        if not is_listed:
+            if self._in_loop:
+                self._reported.set()
+            else:
+                with suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(self._reported.set)
+
+    async def send_forever(self) -> None:
+        """Send the reports, wait, and send those that arrived while it waited."""
+        while True:
+            if not self.unsent:
+                await self._reported.wait()
+            self.send_once()
+            await trio.sleep(SEND_EVERY)
+
+    def send_once(self) -> None:
+        """Send the latest report of each run. The server ignores reports of claims that have ended."""
+        reports: dict[QueueConsumer, list[tuple[int, float | None, str]]] = {}
+        for claim in list(self.unsent):
+            run, done, message = self.unsent.pop(claim)
+            if not run.registration.dead:
+                reports.setdefault(run.host, []).append((run.fence, done, message))
+        for consumer, batch in reports.items():
+            registration = consumer.registration
+            if registration is not None and not registration.dead:
+                for start in range(0, len(batch), MAX_ITEMS):
+                    self._send(consumer.keys, registration, batch[start : start + MAX_ITEMS])
+
+    def send_before_end(self, keys: QueueKeys, registration: Registration, claims: Sequence[int]) -> None:
+        """Send the unsent reports of claims which the next request ends. Costs nothing if there are none."""
+        if self.unsent:
+            ending = [(claim, self.unsent.pop((keys.base, claim), None)) for claim in claims]
+            reports = [(claim, *report[1:]) for claim, report in ending if report is not None]
+            if reports:
+                self._send(keys, registration, reports)
+
+    def _send(
+        self, keys: QueueKeys, registration: Registration, reports: Sequence[tuple[int, float | None, str]]
+    ) -> None:
+        self._link.post(ops.note_progress(keys, registration.worker, reports), self._answered, owner=registration)
+
+    @staticmethod
+    def _answered(_noted: int | None, failure: Exception | None) -> None:
+        if failure is not None:
+            emit(logger, "note_progress", "the progress of tasks was not stored: %(error)s", error=str(failure))
+
+
+def _error_of(save: Save, word: str | None, error: Exception | None) -> Exception | None:
+    """Return the error for the handler, or None."""
+    if error is not None:
+        return ClaimLost(LOST) if isinstance(error, ClaimLost) else error
+    if word == "lost":
+        return ClaimLost(LOST)
+    if word == "full":
+        if save.step:
+            return Failure(f"step {save.step!r} was done, but its result cannot be saved: {FULL}")
+        return UsageError(f"{len(save.value):,} bytes cannot be saved: {FULL}")
+    return None
