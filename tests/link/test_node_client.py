@@ -159,6 +159,9 @@ class FakeWire:
         self.socket.ended = True
 
 
+PRODUCER = "P"
+
+
 class ServerModel:
     """Executes commands in their order. It keeps the replies to numbered ones, and forgets scripts when it is told to."""
 
@@ -177,18 +180,18 @@ class ServerModel:
             return b"-ERR WAIT cannot be used with replica instances.\r\n"
         if name == "WAIT":
             return b":%d\r\n" % self.replicas
-        sha, keys, *values = rest
+        sha, _, base, *values = rest
         if sha not in self.scripts:
             return b"-NOSCRIPT No matching script.\r\n"
         if error is not None:
             return b"-%s\r\n" % error.encode()
-        if keys == "2":
-            producer, _, number, _, *ids = values
-            if (producer, int(number)) not in self.kept:
-                self.kept[producer, int(number)] = len(ids)
+        if values[0] == PRODUCER:
+            _, number, _, *ids = values
+            if (base, int(number)) not in self.kept:
+                self.kept[base, int(number)] = len(ids)
                 self.effects.update(ids)
         else:
-            _, *ids = values
+            ids = values
             self.effects.update(ids)
         return b"*2\r\n+ok\r\n:%d\r\n" % len(ids)
 
@@ -215,7 +218,7 @@ class Chaos(RuleBasedStateMachine):
         self.driver, self.server = FakeDriver(self.clock), ServerModel()
         settings = LinkSettings("redis://h:1", socket_timeout=5.0)
         resolver = resolver_for(settings)
-        self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), "P", resolver=resolver)
+        self.client = NodeClient(settings, cast("Any", self.driver), LogThread(), PRODUCER, resolver=resolver)
         self.client.connector._start = lambda _: None  # type: ignore[method-assign]
         self.client.start()
         self.wire: FakeWire | None = None
