@@ -65,6 +65,7 @@ LAYERS = (
     ("side_mesh",),
     ("",),  # worqr/__init__.py: the public names
     ("otel",),
+    ("views",),
     ("dashboard",),
     ("testing",),
     ("cli",),

@@ -186,8 +186,8 @@ def _front(app: App) -> Iterator[str]:
         "|---|---|",
     )
     for names in GROUPS.values():
-        for name, (_, text) in names.items():
-            yield f"| [`worqr {name}`](#worqr-{name}) | {_cell(text.splitlines()[0])} |"
+        for name in names:
+            yield f"| [`worqr {name}`](#worqr-{name}) | {_cell(str(app[name].help).splitlines()[0])} |"
     yield from ("", "## Exit codes", "", *_exits(CODES), "", "## Connection options", "")
     yield "Every command that talks to a server takes these options."
     shared = [each for each in arguments_of(app["queues"]) if _group(each) == CONNECTION]

@@ -13,7 +13,7 @@ from tests.ops.driver import Desk, desk_on
 from tests.ops.test_read_history import put
 from tests.support.servers import Server
 from worqr import ops
-from worqr.cli import terminal
+from worqr.cli import output
 from worqr.history_records import COUNTERS
 from worqr.keys import RegistryKeys
 
@@ -72,7 +72,7 @@ class Terminal:
     """A standard output that says it is one, 100 columns wide."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: str = "100") -> None:
-        monkeypatch.setattr(terminal, "is_terminal", lambda: True)
+        monkeypatch.setattr(output, "is_terminal", lambda: True)
         monkeypatch.setattr("worqr.cli.history_command.is_terminal", lambda: True)
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("NO_COLOR", "1")

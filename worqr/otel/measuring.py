@@ -24,8 +24,7 @@ from worqr.link import loop_name_here
 from worqr.log_events import raise_ctrl_c, report_once
 from worqr.mesh import Mesh
 from worqr.metrics.catalogue import FLEET, PEER, HistogramSample, Metric, Samples
-from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader
-from worqr.metrics.peer import HasReadings, peer_samples
+from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, HasReadings, peer_samples
 from worqr.otel.tracing import ERRORS, error_type, of_queue, outcome_of
 from worqr.peer.context import Context
 from worqr.side_mesh import side_mesh
