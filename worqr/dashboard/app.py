@@ -315,7 +315,7 @@ class Dashboard:
             return self._error(scope, refused.status, refused.why, visit, refused.headers)
         except Unavailable as error:
             self._looks.failed(error)
-            why = f"{escape(str(error))}. The figures come back when the server does."
+            why = f"{escape(str(error)).rstrip('.')}. The figures come back when the server does."
             return self._error(scope, 503, why, visit, {"retry-after": "5"})
         except RefusedByServer as error:
             return self._error(scope, 502, f"The server rejected the request: {escape(str(error))}", visit)

@@ -510,7 +510,7 @@ SCHEDULES: Final = Table(
     (
         column("name", title="schedule", fit="fold"),
         Column("times", "times", schedule_times, fit="cut", wide=True),
-        column("next_run", TIME, wide=True),
+        column("next_run", TIME),
         column("last_run", TIME, always=True, wide=True),
     ),
     schedule_notes,
