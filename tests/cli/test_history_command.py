@@ -46,10 +46,10 @@ def test_in_a_pipe_each_minute_is_a_row(cli: Command, desk: Desk) -> None:
     head, *rows = cli("history", "Q1", "--minutes", "30").lines
     assert head.split() == [
         *("until", "enqueued", "finished", "retried", "failed", "cancelled", "timed", "out", "stalled", "waiting"),
-        *("running", "workers", "oldest", "run", "p50", "run", "p95", "wait", "p95", "record"),
+        *("running", "workers", "longest", "wait", "run", "p50", "run", "p95", "wait", "p95", "state"),
     ]
     assert len(rows) == 30
-    assert sum(row.endswith("none") for row in rows) == 5
+    assert sum(row.endswith("no record") for row in rows) == 5
     assert rows[0].split()[2:4] == ["10", "10"]
 
 

@@ -256,13 +256,13 @@ def grid(
         cuts = one_line or (column is not None and column.fit == "cut")
         found.add_column(
             justify="right" if column is not None and column.form.right else "left",
-            style=style or ("" if row is None else NOTE if column is None else column.colour(row)),
             width=width,
             no_wrap=cuts,
             overflow="fold" if not cuts else "ellipsis" if has_ellipsis() else "crop",
         )
+    styles = [style or ("" if row is None else each.colour(row)) for each in columns]
     for texts in rows:
-        found.add_row(*map(Text, texts))
+        found.add_row(*map(Text, texts, [*styles, style or NOTE]))
     return found
 
 
