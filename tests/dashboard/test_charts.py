@@ -196,9 +196,9 @@ def test_nothing_is_known() -> None:
 
 
 def test_span() -> None:
-    values = (None, 0.0, 0.0004, 0.34, 0.9996, 1.86, 9.94, 9.96, 12.4, 59.7, 190.0)
+    seconds = (None, 0.0, 0.0004, 0.34, 0.9996, 1.86, 9.94, 9.96, 12.4, 59.7, 190.0)
     texts = ["–", "0 ms", "0 ms", "340 ms", "1.0 s", "1.9 s", "9.9 s", "10 s", "12 s", "1 min", "3 min"]
-    assert [values.span(value) for value in values] == texts
+    assert [values.span(each) for each in seconds] == texts
 
 
 def test_run_times_of_several_points_are_one_distribution() -> None:

@@ -574,7 +574,7 @@ LOG: Final = Table(
 
 def fields_of(record: object) -> dict[str, Any]:
     """Return the attributes of a record for JSON, which has no infinity: the age of an expired heartbeat is null."""
-    fields = asdict(record)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    fields: dict[str, Any] = asdict(record)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     if isinstance(fields.get("beat_age"), float) and isinf(fields["beat_age"]):
         fields["beat_age"] = None
     return fields
