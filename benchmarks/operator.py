@@ -65,7 +65,7 @@ VIEWS: Final = ("view=overview", f"view=queue&name={FIRST}", f"view=job&queue={F
 
 def addresses() -> list[str]:
     """Every page, some with several queries."""
-    from worqr.dashboard.routes import ROUTES
+    from worqr.dashboard.app import ROUTES
 
     pages = [path for path, route in ROUTES.items() if route.method == "GET" and path != "/live"]
     return [f"{path}?{query}".rstrip("?") for path in pages for query in ADDRESSES.get(path, (GENERAL,))]

@@ -29,6 +29,7 @@ LAYERS = (
     "side_mesh",
     "worqr",  # worqr/__init__.py: the public names
     "otel",
+    "views",
     "dashboard",
     "testing",
     "cli",

@@ -48,7 +48,7 @@ async def test_batches_are_listed(beside: Beside, connected: worqr.Mesh) -> None
     assert [line.split()[:7] for line in answer.lines] == [
         ["queue", "batch", "state", "jobs", "finished", "failed", "cancelled"],
         ["mails", "letters", "sealed", "4", "0", "0", "0"],
-        ["other", "empty", "ended", "0", "0", "0", "0"],
+        ["other", "empty", "finished", "0", "0", "0", "0"],
     ]
     (found,) = (await beside("batches", "mails", "--json")).json
     assert (found["id"], found["queues"], found["pending"], found["succeeded"]) == (
@@ -128,7 +128,7 @@ async def test_failed_jobs_are_put_back_and_waited_for(beside: Beside, connected
     assert (late.code, "has not ended within 0.01 s: 2 of 2 jobs wait or run" in late.err) == (1, True)
     async with serving(connected, "mails", succeeds):
         answer = await beside("batch", "mails", "letters", "--wait")
-        assert (answer.code, facts(answer)["state"], facts(answer)["endings"]) == (0, "ended", "2")
+        assert (answer.code, facts(answer)["state"], facts(answer)["endings"]) == (0, "finished", "2")
     await eventually(connected.queue("mails").running, [])
 
 

@@ -14,8 +14,8 @@ import trio
 from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, Start, start  # noqa: F401 - a fixture
 from tests.support.servers import Server, free_port
-from worqr.dashboard.doors import read_passwords
-from worqr.dashboard.standalone import VIEWERS, hash_token, read_tokens
+from worqr.dashboard.logins import hash_token, read_passwords, read_tokens
+from worqr.dashboard.standalone import VIEWERS
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

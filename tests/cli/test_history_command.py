@@ -13,7 +13,7 @@ from tests.ops.driver import Desk, desk_on
 from tests.ops.test_read_history import put
 from tests.support.servers import Server
 from worqr import ops
-from worqr.cli import terminal
+from worqr.cli import output
 from worqr.history_records import COUNTERS
 from worqr.keys import RegistryKeys
 
@@ -46,10 +46,10 @@ def test_in_a_pipe_each_minute_is_a_row(cli: Command, desk: Desk) -> None:
     head, *rows = cli("history", "Q1", "--minutes", "30").lines
     assert head.split() == [
         *("until", "enqueued", "finished", "retried", "failed", "cancelled", "timed", "out", "stalled", "waiting"),
-        *("running", "workers", "oldest", "run", "p50", "run", "p95", "wait", "p95", "record"),
+        *("running", "workers", "longest", "wait", "run", "p50", "run", "p95", "wait", "p95", "state"),
     ]
     assert len(rows) == 30
-    assert sum(row.endswith("none") for row in rows) == 5
+    assert sum(row.endswith("no record") for row in rows) == 5
     assert rows[0].split()[2:4] == ["10", "10"]
 
 
@@ -72,7 +72,7 @@ class Terminal:
     """A standard output that says it is one, 100 columns wide."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: str = "100") -> None:
-        monkeypatch.setattr(terminal, "is_terminal", lambda: True)
+        monkeypatch.setattr(output, "is_terminal", lambda: True)
         monkeypatch.setattr("worqr.cli.history_command.is_terminal", lambda: True)
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("NO_COLOR", "1")

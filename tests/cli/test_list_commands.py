@@ -46,7 +46,7 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         assert answer.err == ""
         header, first, second = answer.lines
         assert header.split()[:4] == ["queue", "waiting", "scheduled", "blocked"]
-        assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "-", "\\x1b[31mwhy", "[bold]"]
+        assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "paused:", "\\x1b[31mwhy", "[bold]"]
         assert second.split()[:2] == [long, "2"]
         paused, other = (await beside("queues", "--json")).json
         del paused["counts"]
@@ -84,8 +84,8 @@ async def test_a_queue_that_no_worker_serves_is_marked(beside: Beside, mesh: wor
         for name in ("served", "unserved"):
             await mesh.queue(name).enqueue(b"x")
         header, *rows = (await beside("queues")).lines
-        column = header.split().index("unserved")
-        assert [(row.split()[0], row.split()[column]) for row in rows] == [("served", "-"), ("unserved", "yes")]
+        assert header.endswith("state")
+        assert [row.endswith("no worker") for row in rows] == [False, True]
         found = {info["name"]: info["unserved"] for info in (await beside("queues", "--json")).json}
         assert found == {"served": False, "unserved": True}
         await mesh.queue("served").resume()
@@ -100,7 +100,7 @@ async def test_workers_are_listed_with_what_they_serve(beside: Beside, mesh: wor
         _, row = (await beside("workers")).lines
         assert row.split()[0] == peer.id
         assert str(os.getpid()) in row.split()
-        assert row.endswith("mails, reports")
+        assert "mails, reports" in row
         (worker,) = (await beside("workers", "--json")).json
         assert worker["id"] == peer.id
         assert worker["queues"] == ["mails", "reports"]
@@ -166,7 +166,7 @@ def test_the_log_of_the_mesh(cli: Command, server: Server, prefix: str, monkeypa
     ]
     assert [entry["kind"] for entry in cli("log", "--queue", "Q1", "--limit", "1", "--json").json] == ["resumed"]
     head, *rows = cli("log").lines
-    assert head.split() == ["time", "kind", "who", "queue", "worker", "n", "details"]
+    assert head.split() == ["time", "event", "by", "queue", "worker", "number", "details"]
     assert rows[1].split()[2:] == ["paused", "Ada", "Q1", "-", "why"] or rows[1].endswith("why")
     for wrong in ("0", "1001"):
         assert cli("log", "--limit", wrong).err == f"worqr: --limit must be 1 to 1,000, not {wrong}\n"

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from worqr.cli.run import LINE, JsonFormatter, PlainFormatter, set_up_logging
+from worqr.cli.run import JsonFormatter, set_up_logging
+from worqr.hosting.service import LINE, PlainFormatter
 
 
 def nothing_is_set_up() -> None:

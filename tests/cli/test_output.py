@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worqr.cli import output
+from worqr.escaping import escape, escape_bytes
+from worqr.views.values import shorten
 
 NASTY = "\x1b[31mred\x07 \x9b2J \u202egnp.exe \r\n\t\x7f \ud800 \u2028"
 
@@ -29,11 +31,11 @@ NASTY = "\x1b[31mred\x07 \x9b2J \u202egnp.exe \r\n\t\x7f \ud800 \u2028"
     ],
 )
 def test_what_a_terminal_would_act_upon_is_an_escape(raw: str, shown: str) -> None:
-    assert output.escape(raw) == shown
+    assert escape(raw) == shown
 
 
 def test_lines_are_kept_where_they_are_wanted() -> None:
-    assert output.escape("a\n\x1bb", keep="\n") == "a\n\\x1bb"
+    assert escape("a\n\x1bb", keep="\n") == "a\n\\x1bb"
 
 
 @pytest.mark.parametrize(
@@ -41,18 +43,18 @@ def test_lines_are_kept_where_they_are_wanted() -> None:
     [(b"abc", "abc"), (b"\xff\x00", "\\xff\\x00"), ("é".encode(), "é"), (b"\x1b]0;x\x07", "\\x1b]0;x\\x07")],
 )
 def test_a_payload_is_shown_as_text_where_it_is_text(payload: bytes, shown: str) -> None:
-    assert output.escape_bytes(payload) == shown
+    assert escape_bytes(payload) == shown
 
 
 def is_safe(line: str) -> bool:
-    return line.isprintable() or output.escape(line) == line
+    return line.isprintable() or escape(line) == line
 
 
 @given(st.text())
 def test_no_text_gets_a_control_character_through(raw: str) -> None:
-    assert is_safe(output.escape(raw))
+    assert is_safe(escape(raw))
     if raw.isprintable():
-        assert output.escape(raw) == raw
+        assert escape(raw) == raw
 
 
 @given(st.text())
@@ -76,7 +78,7 @@ def test_json_of_something_else_is_refused() -> None:
 
 def test_a_table_is_aligned_and_safe_and_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 300
-    output.print_table(("name", "n", "what"), [(NASTY, 5, "漢"), (long, 1000, "[bold]b"), ("c", "-", "")])
+    output.print_plain(("name", "n", "what"), [(NASTY, 5, "漢"), (long, 1000, "[bold]b"), ("c", "-", "")])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert all(is_safe(line) for line in lines)
@@ -87,8 +89,8 @@ def test_a_table_is_aligned_and_safe_and_cuts_nothing(capsys: pytest.CaptureFixt
 
 
 def test_a_long_payload_is_cut_in_a_table() -> None:
-    assert output.shorten("x" * 200) == "x" * 200
-    assert output.shorten("x" * 201) == "x" * 199 + "…"
+    assert shorten("x" * 200) == "x" * 200
+    assert shorten("x" * 201) == "x" * 199 + "…"
 
 
 def test_a_complaint_is_safe(capsys: pytest.CaptureFixture[str]) -> None:

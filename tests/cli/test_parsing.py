@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from worqr.cli import parsing
+from worqr.cli import options
 from worqr.cli.errors import InvalidArguments
 
 
@@ -24,55 +24,55 @@ from worqr.cli.errors import InvalidArguments
     ],
 )
 def test_a_duration_is_seconds_or_has_units(text: str, seconds: float) -> None:
-    assert parsing.parse_duration(text, "--delay") == seconds
+    assert options.parse_duration(text, "--delay") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "10 m", "1h30", "m", "1e3", "nan"])
 def test_no_duration_is_said_with_the_option(text: str) -> None:
     with pytest.raises(InvalidArguments, match=r"--delay must be a duration such as 90 \(seconds\), 10m or 1h30m"):
-        parsing.parse_duration(text, "--delay")
+        options.parse_duration(text, "--delay")
 
 
 def test_what_is_not_given_is_none() -> None:
-    assert parsing.parse_duration(None, "--delay") is parsing.parse_time(None, "--run-at") is None
+    assert options.parse_duration(None, "--delay") is options.parse_time(None, "--run-at") is None
 
 
 def test_a_moment_with_a_zone_is_that_moment() -> None:
-    assert parsing.parse_time("2031-05-01T12:00Z", "--run-at") == datetime(2031, 5, 1, 12, tzinfo=UTC)
-    assert parsing.parse_time("2031-05-01 12:00+02:00", "--run-at") == datetime(2031, 5, 1, 10, tzinfo=UTC)
+    assert options.parse_time("2031-05-01T12:00Z", "--run-at") == datetime(2031, 5, 1, 12, tzinfo=UTC)
+    assert options.parse_time("2031-05-01 12:00+02:00", "--run-at") == datetime(2031, 5, 1, 10, tzinfo=UTC)
 
 
 def test_a_moment_without_one_is_local() -> None:
-    assert parsing.parse_time("2031-05-01T12:00", "--run-at") == datetime(2031, 5, 1, 12).astimezone()
+    assert options.parse_time("2031-05-01T12:00", "--run-at") == datetime(2031, 5, 1, 12).astimezone()
 
 
 def test_a_moment_may_be_so_long_ago_where_that_makes_sense() -> None:
-    ago = parsing.parse_time("2h", "--before", ago=True)
+    ago = options.parse_time("2h", "--before", ago=True)
     assert ago is not None
     assert timedelta(0) <= datetime.now(UTC) - timedelta(hours=2) - ago < timedelta(minutes=1)
     with pytest.raises(InvalidArguments, match="--run-at must be a time such as 2031-05-01T12:00"):
-        parsing.parse_time("2h", "--run-at")
+        options.parse_time("2h", "--run-at")
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "12:00", "", "99999-01-01", "90"])
 def test_no_moment_is_said_with_the_option(text: str) -> None:
     with pytest.raises(InvalidArguments, match="--before must be a time"):
-        parsing.parse_time(text, "--before", ago=True)
+        options.parse_time(text, "--before", ago=True)
 
 
 def test_pairs() -> None:
-    assert parsing.parse_pairs(["a=1", "b=x=y", "c="], "--meta") == {"a": "1", "b": "x=y", "c": ""}
+    assert options.parse_pairs(["a=1", "b=x=y", "c="], "--meta") == {"a": "1", "b": "x=y", "c": ""}
     for wrong, why in (
         (["a"], "must be name=text"),
         (["=1"], "must be name=text"),
         (["a=1", "a=2"], "'a' is given twice"),
     ):
         with pytest.raises(InvalidArguments, match=why):
-            parsing.parse_pairs(wrong, "--meta")
+            options.parse_pairs(wrong, "--meta")
 
 
 def test_arguments_are_texts_or_json() -> None:
-    assert parsing.parse_arguments(["to=ada", "n:=3", 'deep:={"a":[1]}', "text=5", "eq=a=b", "yes:=true"]) == {
+    assert options.parse_arguments(["to=ada", "n:=3", 'deep:={"a":[1]}', "text=5", "eq=a=b", "yes:=true"]) == {
         "to": "ada",
         "n": 3,
         "deep": {"a": [1]},
@@ -93,4 +93,4 @@ def test_arguments_are_texts_or_json() -> None:
 )
 def test_no_argument_is_said(texts: list[str], why: str) -> None:
     with pytest.raises(InvalidArguments, match=why):
-        parsing.parse_arguments(texts)
+        options.parse_arguments(texts)

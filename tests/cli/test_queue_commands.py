@@ -79,7 +79,7 @@ def test_a_queue_is_paused_and_goes_on(cli: Command) -> None:
     assert cli("queues", "--json").json[0]["paused"] == "the mail server is down"
     assert cli("resume", "mails") == Answer(0, "Resumed queue mails\n", "")
     assert cli("pause", "mails").code == 0
-    assert cli("queues").lines[1].split()[-1] == "yes"
+    assert cli("queues").lines[1].split()[-1] == "paused"
     cli("resume", "mails")
     cli("cancel", "mails", "--all")
 
@@ -154,9 +154,9 @@ async def test_lanes_are_listed_and_changed(beside: Beside, mesh: worqr.Mesh) ->
             await queue.dispatch(b"a", lane=lane)
         found = (await beside("lanes", "mails")).lines
         assert [line.split() for line in found] == [
-            ["lane", "waiting", "running", "weight", "limits", "held"],
-            ["acme", "2", "0", "1"],
-            ["initech", "1", "0", "1"],
+            ["lane", "waiting", "running", "weight", "limits", "state"],
+            ["acme", "2", "0", "1", "-", "-"],
+            ["initech", "1", "0", "1", "-", "-"],
         ]
         await beside("lanes", "mails", "--lane", "acme", "--weight", "5")
         answer = await beside("limit", "mails", "--lane", "acme", "--concurrency", "2")

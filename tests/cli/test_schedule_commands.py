@@ -29,7 +29,7 @@ async def test_schedules_are_listed_paused_and_resumed(beside: Beside, mesh: wor
         assert row.split()[0] == "hourly"
         assert row.endswith("-")
         assert (await beside("schedules", "pause", "hourly")) == Answer(0, "Paused schedule hourly\n", "")
-        assert (await beside("schedules")).lines[1].endswith("yes")
+        assert (await beside("schedules")).lines[1].endswith("paused")
         assert (await beside("schedules", "resume", "hourly")) == Answer(0, "Resumed schedule hourly\n", "")
         assert not (await beside("schedules", "list", "--json")).json[0]["paused"]
         wrong = await beside("schedules", "pause", "hourli")

@@ -33,7 +33,7 @@ async def test_one_job_is_shown_while_it_waits_runs_and_after_its_end(beside: Be
             assert (told["state"], told["attempts"], told["failures"]) == ("scheduled", "1", "1")
             assert {"next", "dispatched", "task"} <= told.keys()
             header, row = (await beside("status", "mail-7", "--queue", "mails")).lines[-2:]
-            assert header.split() == ["ended", "at", "took", "worker", "reason", "error"]
+            assert header.split() == ["ended", "took", "worker", "reason", "error"]
             assert row.split()[4:] == [peer.id, "failed", *told["error"].split()]
             (found,) = (await beside("status", "mail-7", "--queue", "mails", "--json")).json
             assert found["error"] == {"type": "ValueError", "message": "smtp: \x1b[31mconnection refused"}
@@ -103,7 +103,7 @@ async def test_what_runs_is_listed_with_its_ids(beside: Beside, mesh: worqr.Mesh
         for words in (("running",), ("running", "films")):
             header, *rows = (await beside(*words)).lines
             assert header.split() == [
-                *("queue", "id", "claim", "worker", "since", "attempt", "progress", "message", "task")
+                *("queue", "id", "claim", "worker", "since", "attempts", "progress", "message", "task")
             ]
             named = [row.split()[:4] for row in rows]
             claims = [str(task.claim) for task in await q.running()]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Answer, Command
 from worqr.cli import COMMANDS
-from worqr.cli.usage_messages import OTHER_NAMES, unknown_command
+from worqr.cli.errors import OTHER_NAMES, unknown_command
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import trio
 
 import worqr
 from tests.support.patience import PATIENCE
-from worqr.dashboard.routes import ROUTES
+from worqr.dashboard.app import ROUTES
 
 JOB = "job-1"
 QUERIES: dict[str, list[dict[str, str]]] = {

@@ -24,8 +24,8 @@ from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.dashboard import Viewer, operator
+from worqr.dashboard.app import ROUTES
 from worqr.dashboard.bulk import Bulk
-from worqr.dashboard.routes import ROUTES
 
 LEFT = pytest.mark.leaves("*")
 OTHERS = {"joined", "leader", "left", "bulk_begun", "more"}

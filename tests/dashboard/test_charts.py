@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from worqr.dashboard import figures
 from worqr.dashboard.graphs import (
     PLANS,
     Chart,
@@ -22,12 +21,13 @@ from worqr.dashboard.graphs import (
     time_ticks,
 )
 from worqr.history_records import NO_RUNS, History, HistoryPoint, RunTimes
+from worqr.views import values
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def drawn(*series: Series, seconds: bool = False) -> Chart:
-    return chart("Title", series, start=NOON, end=NOON + timedelta(hours=1), text=figures.rate, seconds=seconds)
+    return chart("Title", series, start=NOON, end=NOON + timedelta(hours=1), text=values.rate, seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_chart_is_described_in_words() -> None:
 
 
 def test_a_chart_without_values_has_axes() -> None:
-    for values in ([], [None, None], [0, 0]):
-        made = drawn(Series("a", values), Series("b", values, "band", base=values), Series("c", values, "bars"))
+    for numbers in ([], [None, None], [0, 0]):
+        made = drawn(Series("a", numbers), Series("b", numbers, "band", base=numbers), Series("c", numbers, "bars"))
         assert [row.text for row in made.rows] == ["0", "1"]
         assert "nan" not in repr(made)
 
@@ -169,7 +169,7 @@ def test_several_points_become_one() -> None:
     assert [at for at, _ in graphs.rows] == [NOON + timedelta(minutes=7), NOON + timedelta(minutes=2)]
     rows = [dict(zip(graphs.columns, texts, strict=True)) for _, texts in graphs.rows]
     assert [row["waiting"] for row in rows] == ["11", "6"]
-    assert [row["enqueued"] for row in rows] == [figures.rate((7 + 30 + 10 + 11) / 5), "4"]
+    assert [row["enqueued"] for row in rows] == [values.rate((7 + 30 + 10 + 11) / 5), "4"]
 
 
 def test_a_point_of_a_few_seconds_is_left_out() -> None:
@@ -196,9 +196,9 @@ def test_nothing_is_known() -> None:
 
 
 def test_span() -> None:
-    values = (None, 0.0, 0.0004, 0.34, 0.9996, 1.86, 9.94, 9.96, 12.4, 59.7, 190.0)
+    seconds = (None, 0.0, 0.0004, 0.34, 0.9996, 1.86, 9.94, 9.96, 12.4, 59.7, 190.0)
     texts = ["–", "0 ms", "0 ms", "340 ms", "1.0 s", "1.9 s", "9.9 s", "10 s", "12 s", "1 min", "3 min"]
-    assert [figures.span(value) for value in values] == texts
+    assert [values.span(each) for each in seconds] == texts
 
 
 def test_run_times_of_several_points_are_one_distribution() -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tools.dashboard_pictures import PASTS, SHOTS, records_of
 from worqr.cli.demo.shop_dashboard import make_mesh
-from worqr.dashboard.app import NAVIGATION
-from worqr.dashboard.routes import ROUTES
+from worqr.dashboard.app import NAVIGATION, ROUTES
 from worqr.inside import declarations_of
 
 TEXT = (Path(__file__).parents[2] / "docs/howto/dashboard.md").read_text("utf-8")

@@ -18,7 +18,8 @@ from tests.peer.tools import eventually
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, free_port
-from worqr.dashboard import acts, reader
+from worqr.dashboard import reader
+from worqr.dashboard.request import Visit
 from worqr.errors import Unavailable
 
 LEFT = pytest.mark.leaves("*")
@@ -57,7 +58,7 @@ async def test_an_act_without_an_answer_says_what_is_known(
     async def fails(*_args: Any, **_options: Any) -> None:
         raise Unavailable("away", sent=sent)
 
-    monkeypatch.setattr(acts.Visit, "queue", lambda self, name: type("Away", (), {"resume": fails, "pause": fails})())
+    monkeypatch.setattr(Visit, "queue", lambda self, name: type("Away", (), {"resume": fails, "pause": fails})())
     for path in ("/pause", "/resume"):
         answer = await site.post(path, queue="mails", back="/")
         assert answer.status_code == 303

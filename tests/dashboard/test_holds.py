@@ -16,7 +16,7 @@ from tests.ops.driver import Desk
 from tests.support.servers import Server
 from worqr import Limit
 from worqr.dashboard import Viewer
-from worqr.dashboard.state import hold_text, hold_word, lanes_text, limits_text, may_run, needs_of, pause_text
+from worqr.dashboard.state import lanes_text, limits_text, may_run, needs_of, pause_text
 from worqr.mesh_records import AppInfo, QueueInfo
 
 LEFT = pytest.mark.leaves("*")
@@ -25,18 +25,6 @@ LEFT = pytest.mark.leaves("*")
 def held(held_back: str, held_for: float | None = None, **more: Any) -> QueueInfo:
     fields = {"waiting": 10, "running": 2, "workers": 1, "held_back": held_back, "held_for": held_for, **more}
     return replace(info("q"), **fields)
-
-
-def test_why_tasks_do_not_start() -> None:
-    assert [hold_word(held(word)) for word in ("", "concurrency", "rate", "lanes")] == [
-        "",
-        "limit reached",
-        "rate reached",
-        "all lanes held",
-    ]
-    assert hold_text(held("rate", 12)) == "rate reached, for 12 s"
-    assert hold_word(held("paused", paused="")) == ""  # it has a tag of its own
-    assert hold_word(held("concurrency", waiting=0)) == ""  # nothing waits for it
 
 
 def test_the_sentences_of_a_queue() -> None:

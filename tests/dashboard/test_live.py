@@ -21,11 +21,11 @@ from tests.dashboard.conftest import Batches, Site, write_quiet_hour
 from tests.dashboard.scene import open_scene
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr.dashboard import graphs, live, reader, reading
+from worqr.dashboard import graphs, live, pages, reader
 from worqr.dashboard.graphs import Graphs
-from worqr.dashboard.live import News, _Sent  # pyright: ignore[reportPrivateUsage]
-from worqr.dashboard.looks import Looks
-from worqr.dashboard.numbers import signature
+from worqr.dashboard.live import News, _Sent
+from worqr.dashboard.live_texts import signature
+from worqr.dashboard.reads import Looks
 from worqr.errors import Unavailable
 
 LEFT = pytest.mark.leaves("*")
@@ -282,7 +282,7 @@ def test_a_list_that_has_changed_before_the_first_look_has_moved() -> None:
 
 
 @LEFT
-@pytest.mark.parametrize("tab", reading.TABS)
+@pytest.mark.parametrize("tab", pages.TABS)
 async def test_a_page_tells_its_stream_which_list_it_shows(
     connected: worqr.Mesh, site: Site, server: Server, tab: str
 ) -> None:
@@ -364,7 +364,7 @@ async def test_a_failed_look_is_shared_as_well() -> None:
 
 
 async def test_slow_looks_are_rare(autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worqr.dashboard import looks as module
+    from worqr.dashboard import reads as module
 
     monkeypatch.setattr(module.time, "monotonic", trio.current_time)
     monkeypatch.setattr(module, "KEPT", 1e9)
@@ -385,7 +385,7 @@ async def test_slow_looks_are_rare(autojump_clock: trio.abc.Clock, monkeypatch: 
 async def test_a_look_that_failed_is_repeated_soon(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worqr.dashboard import looks as module
+    from worqr.dashboard import reads as module
 
     monkeypatch.setattr(module.time, "monotonic", trio.current_time)
     looks, is_away = Looks(), True

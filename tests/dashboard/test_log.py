@@ -10,7 +10,7 @@ import worqr
 from tests.dashboard.conftest import Site
 from tests.ops.driver import Desk
 from tests.support.servers import Server
-from worqr.dashboard import log_page, reader
+from worqr.dashboard import pages, reader
 
 
 def events(text: str) -> list[str]:
@@ -69,10 +69,10 @@ async def test_entries_of_hidden_queues_do_not_exist(connected: worqr.Mesh, site
 
 
 async def test_pages_of_the_log(connected: worqr.Mesh, site: Site) -> None:
-    for n in range(log_page.PAGE + 1):
+    for n in range(pages.LOG_PAGE + 1):
         await connected._client.note("paused", queue="mail", text=f"number {n}")
     first, second = (await site.get("/log")).text, (await site.get("/log", page="2")).text
-    assert (len(events(first)), len(events(second))) == (log_page.PAGE, 1)
-    assert f"number {log_page.PAGE}<" in first
+    assert (len(events(first)), len(events(second))) == (pages.LOG_PAGE, 1)
+    assert f"number {pages.LOG_PAGE}<" in first
     assert "number 0<" in second
     assert "1–100 of 101" in first

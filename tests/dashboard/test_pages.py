@@ -19,14 +19,16 @@ from tests.peer.tools import eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client.queue import Queue
-from worqr.dashboard import Viewer, admin, figures, operator, reader
+from worqr.dashboard import Viewer, admin, operator, reader
+from worqr.dashboard.app import ROUTES
 from worqr.dashboard.graphs import PLANS
-from worqr.dashboard.notices import notice
-from worqr.dashboard.numbers import state_numbers
-from worqr.dashboard.reading import advice, request_text
-from worqr.dashboard.routes import ROUTES
-from worqr.dashboard.state import MeshState, Rates, age_text, needs_of, rates_between
+from worqr.dashboard.live_texts import state_numbers
+from worqr.dashboard.pages import advice, request_text
+from worqr.dashboard.request import notice
+from worqr.dashboard.state import MeshState, Rates, needs_of, rates_between
 from worqr.mesh_records import AppInfo, MeshInfo, QueueInfo
+from worqr.views import values
+from worqr.views.tables import age_text
 
 LEFT = pytest.mark.leaves("*")  # the dashboard writes what the calls that it makes write, and nothing else
 NASTY = (
@@ -433,10 +435,10 @@ async def test_the_page_of_a_schedule_has_the_outcomes_of_its_last_runs(mesh: wo
 
 def test_a_time_in_the_zone_of_a_schedule() -> None:
     when = datetime(2026, 3, 29, 1, 30, tzinfo=UTC)
-    assert figures.in_zone(when, "Europe/Berlin") == "2026-03-29 03:30:00 CEST"
+    assert values.in_zone(when, "Europe/Berlin") == "2026-03-29 03:30:00 CEST"
     for unknown in ("UTC", "nowhere", "", "../etc", "a/" * 400, "\0", "/"):
-        assert figures.in_zone(when, unknown) == "2026-03-29 01:30:00 UTC"
-    assert figures.in_zone(None, "UTC") == "–"
+        assert values.in_zone(when, unknown) == "2026-03-29 01:30:00 UTC"
+    assert values.in_zone(None, "UTC") == "–"
 
 
 @LEFT
@@ -764,7 +766,7 @@ async def test_the_header_names_the_leader_and_who_read_the_figures(connected: w
             site.app._looks.forget()  # pyright: ignore[reportPrivateUsage]
             page = text_of((await site.ask("GET", path)).text)
             assert re.search(
-                rf"Leader\s+{re.escape(figures.worker(peer.id))}\s+Figures\s+(read directly|by the leader)", page
+                rf"Leader\s+{re.escape(values.worker(peer.id))}\s+Figures\s+(read directly|by the leader)", page
             ), path
 
 

@@ -25,8 +25,8 @@ from worqr.client.queue import Queue
 from worqr.dashboard import Viewer, admin
 from worqr.dashboard import app as app_module
 from worqr.dashboard.access import RIGHTS
-from worqr.dashboard.routes import ROUTES
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.app import ROUTES
+from worqr.dashboard.request import Visit
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 OWN = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}

@@ -17,7 +17,7 @@ from tests.dashboard.test_pages import text_of
 from tests.dashboard.test_requests import MOST
 from tests.dashboard.test_waiting import led, rows_of
 from tests.support.servers import Server
-from worqr.dashboard.serving import options_of, serving_of
+from worqr.dashboard.pages import options_of, serving_of
 from worqr.keys import QueueKeys
 from worqr.ops import ServedPolicy
 from worqr.policy import Policy, shown_fields
@@ -90,12 +90,12 @@ async def test_the_page_of_a_queue_names_its_workers_and_their_options(
 async def test_options_that_may_not_be_read_do_not_hide_the_queue(
     connected: worqr.Mesh, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worqr.dashboard import serving
+    from worqr.dashboard import pages
 
     async def refused(visit: object, name: str) -> None:
         raise worqr.RefusedByServer("NOPERM <b>no")
 
-    monkeypatch.setattr(serving, "read_serving", refused)
+    monkeypatch.setattr(pages, "read_serving", refused)
     await connected.queue("mails").enqueue(b"1")
     page = (await site.get("/queue", name="mails")).text
     assert "The server refuses to show the options of the workers: NOPERM &lt;b&gt;no" in page

@@ -16,7 +16,7 @@ from tests.dashboard.conftest import Site
 from tests.dashboard.scene import open_scene
 from tests.support.servers import Server
 from worqr.dashboard import reader
-from worqr.dashboard.tables import READERS, csv_of, json_of
+from worqr.dashboard.api import READERS, csv_of, json_of
 
 LEFT = pytest.mark.leaves("*")
 

@@ -18,7 +18,8 @@ from tests.docs.tables import rows
 from tests.support.children import ROOT
 from tools.pages import DOCS, Block, blocks_of, name_of
 from worqr.cli import make_app
-from worqr.dashboard.routes import ROUTES, scale
+from worqr.dashboard.api import scale
+from worqr.dashboard.app import ROUTES
 from worqr.hosting import service
 from worqr.peer.options import GRACE
 from worqr.probes import PATHS

@@ -6,6 +6,7 @@ an installation that lacks them prints one line instead of a traceback.
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from worqr.version import __version__
@@ -27,150 +29,33 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 STDIN: Final = "\0-"
 """Replaces a single ``-``, which cyclopts would read as an option. No argument of a process can contain it."""
 GROUPS: Final = {
-    "Run": {
-        "run": (
-            "worqr.cli.run:run",
-            "Run a worker for the functions of a mesh, until SIGTERM or Ctrl-C.\n\nThe first signal waits for running tasks, "
-            "the second cancels them, the third ends the process at once.",
-        ),
-        "server": (
-            "worqr.cli.server:server",
-            "Run a Valkey or Redis server for development, until Ctrl-C.\n\nPrints its URL. The server accepts connections "
-            "from this machine only, without a password.",
-        ),
-        "demo": (
-            "worqr.cli.demo:demo",
-            "Run a demo: kill a worker, cancel a task, lose nothing.\n\nExit code 1 if a result is missing.",
-        ),
-    },
-    "Enqueue": {
-        "enqueue": ("worqr.cli.produce_commands:enqueue", "Enqueue tasks."),
-        "dispatch": (
-            "worqr.cli.produce_commands:dispatch",
-            "Dispatch a job: a task with an id, a start time and other options.\n\nPrints the outcome (created, updated, "
-            "unchanged or blocked) and the id; with --wait the result.",
-        ),
-        "call": (
-            "worqr.cli.produce_commands:call",
-            "Enqueue a call of a function by its name.\n\nName the arguments: to=ada@example.org times:=3",
-        ),
-    },
+    "Run": {"run": "run", "server": "server", "demo": "demo"},
+    "Enqueue": dict.fromkeys(("enqueue", "dispatch", "call"), "produce_commands"),
     "Inspect": {
-        "top": (
-            "worqr.cli.top.command:top",
-            "Watch a mesh: queues, running tasks, workers, failed tasks, schedules and the log.",
-        ),
-        "queues": ("worqr.cli.list_commands:queues", "List the queues that hold tasks or have workers."),
-        "workers": ("worqr.cli.list_commands:workers", "List workers, make them quiet, drain or evict them."),
-        "info": (
-            "worqr.cli.mesh_commands:info",
-            "Show the mesh as a whole: its leader, the sums of all queues, and the workers of each application.",
-        ),
-        "history": (
-            "worqr.cli.history_command:history",
-            "Show what has happened in a queue lately: tasks, failures, run times and waiting times.\n\nA terminal shows "
-            "curves, and sums of several minutes. In a pipe, each minute is a row.",
-        ),
-        "recent": (
-            "worqr.cli.task_commands:recent",
-            "List the runs of a queue that ended last: how each ended, how long it took, and where it ran.\n\nFor queues that "
-            "are served with recent=N.",
-        ),
-        "log": (
-            "worqr.cli.mesh_commands:log",
-            "Show what has happened in the mesh: workers that joined, left or died, and what operators did.",
-        ),
-        "running": (
-            "worqr.cli.task_commands:running",
-            "List running tasks, the longest-running first.\n\nAt most 1,000 per queue. The claim, which `worqr cancel --claim` "
-            "takes, is shown in pipes and with --json.",
-        ),
-        "jobs": (
-            "worqr.cli.task_commands:jobs",
-            "List the waiting, scheduled, blocked or running tasks of a queue.",
-        ),
-        "batches": (
-            "worqr.cli.batch_commands:batches",
-            "List batches: those that have not ended first, then the newest.\n\nAn ended batch is listed until its `keep` has "
-            "passed, which is a day if you do not set it.",
-        ),
-        "status": (
-            "worqr.cli.job_commands:status",
-            "Show one job: its state, its last tries with their errors, and its next run.\n\nExit code 1 if the mesh does not "
-            "know the id.",
-        ),
-        "metrics": (
-            "worqr.cli.metrics:metrics",
-            "Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C.\n\nEach scrape reads one snapshot. "
-            "While the server is away, worqr_up is 0.",
-        ),
-        "health": (
-            "worqr.cli.health:health",
-            "Ask a worker that runs with --probe for its health.\n\nExit code 1 if it is not well. The application is not "
-            "imported.",
-        ),
-        "schedules": (
-            "worqr.cli.schedule_commands:schedules",
-            "List schedules, pause, resume or override one, or run its task now.",
-        ),
-        "dashboard": (
-            "worqr.cli.dashboard:dashboard",
-            "Serve the dashboard, a web page of queues, jobs and workers, until Ctrl-C.\n\nOn 127.0.0.1 it prints an address "
-            "with a token, which works once. Other addresses need a login.",
-        ),
-        "script": (
-            "worqr.cli.script:script",
-            "Print the Lua scripts, which producers in other languages call.\n\nWithout a name, list them.",
-        ),
+        "top": "top",
+        "queues": "queue_commands",
+        **dict.fromkeys(("workers", "info"), "mesh_commands"),
+        "history": "history_command",
+        "recent": "job_commands",
+        "log": "mesh_commands",
+        **dict.fromkeys(("running", "jobs"), "job_commands"),
+        "batches": "batch_commands",
+        "status": "job_commands",
+        "metrics": "metrics",
+        "health": "health",
+        "schedules": "schedule_commands",
+        "dashboard": "dashboard",
+        "script": "script",
     },
     "Operate": {
-        "cancel": (
-            "worqr.cli.queue_commands:cancel",
-            "Cancel waiting and running tasks.\n\nWaiting tasks are removed. Running tasks are stopped on whichever worker "
-            "they run. With --wait, exit code 1 if a run has not ended in time.",
-        ),
-        "run-now": (
-            "worqr.cli.job_commands:run_now",
-            "Make scheduled jobs due now, also those that wait for their next try.\n\nExit code 1 if one of them is not "
-            "scheduled.",
-        ),
-        "batch": (
-            "worqr.cli.batch_commands:batch",
-            "Show a batch: its state, how many of its jobs have ended, and its follow-up. Or cancel it, or retry its failed "
-            "jobs.\n\nExit code 1 if the queue has no batch with this id. With --wait, also if the batch ends without all jobs "
-            "finished.",
-        ),
-        "failed": (
-            "worqr.cli.dead_letter_commands:failed",
-            "List, retry or delete tasks in the dead-letter queue.",
-        ),
-        "broken": (
-            "worqr.cli.dead_letter_commands:broken",
-            "List, retry or delete tasks whose payload could not be decoded.",
-        ),
-        "pause": (
-            "worqr.cli.queue_commands:pause",
-            "Pause a queue: no worker takes its tasks.\n\nRunning tasks continue, and producers can still enqueue.",
-        ),
-        "resume": ("worqr.cli.queue_commands:resume", "Resume a paused queue."),
-        "lanes": (
-            "worqr.cli.lanes_command:lanes",
-            "List the lanes of a queue: how many tasks wait and run in each, and why none starts.\n\nA lane that has no tasks "
-            "is listed if it is paused, or if an operator has set its weight or limit.",
-        ),
-        "limit": (
-            "worqr.cli.limit_command:limit",
-            "Show the limits of a queue, or set others in place of those that the code declares.\n\nA lower limit does not "
-            "stop tasks that run. Limits that you set stay until --clear.",
-        ),
-        "delete": (
-            "worqr.cli.queue_commands:delete",
-            "Delete the waiting, scheduled and blocked tasks of a queue.\n\nRunning tasks continue, but are not retried. "
-            "Dead-letter entries stay: `worqr failed drop` deletes them.",
-        ),
+        "cancel": "queue_commands",
+        "run-now": "job_commands",
+        "batch": "batch_commands",
+        **dict.fromkeys(("failed", "broken"), "dead_letter_commands"),
+        **dict.fromkeys(("pause", "resume", "lanes", "limit", "delete"), "queue_commands"),
     },
 }
-"""Every command: the function or app behind it, and its help. `worqr --help` shows the first line."""
+"""Every command, and the module of its function or app, whose docstring or `help` is the help of the command."""
 COMMANDS: Final = tuple(name for commands in GROUPS.values() for name in commands)
 
 
@@ -229,8 +114,12 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def make_app() -> App:
-    """Return the cyclopts app with all commands; their modules are imported when they are needed."""
+def make_app(*, described: bool = True) -> App:
+    """Return the cyclopts app with all commands; their modules are imported when they are needed.
+
+    Args:
+        described: the list of commands has the help of each, which is read from the files without importing them.
+    """
     from cyclopts import App, Parameter
 
     app = App(
@@ -242,9 +131,24 @@ def make_app() -> App:
         default_parameter=Parameter(negative=()),
     )
     for group, commands in zip(_groups(), GROUPS.values(), strict=True):
-        for place, (name, (path, line)) in enumerate(commands.items()):
-            app.command(path, name=name, group=group, help=line, sort_key=place)
+        for place, (name, module) in enumerate(commands.items()):
+            attribute = name.replace("-", "_")
+            shown = {"help": _help(module, attribute)} if described else {}
+            app.command(f"worqr.cli.{module}:{attribute}", name=name, group=group, sort_key=place, **shown)
     return app
+
+
+def _help(module: str, attribute: str) -> str:
+    """Return the docstring of a function in a module of this folder, or the help of an app that is made there."""
+    path = Path(__file__).parent / module
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute:
+            return ast.get_docstring(node) or ""
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == attribute and node.value is not None:
+            strings = (each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
+            return max((each for each in strings if isinstance(each, str)), key=len)
+    raise AssertionError(f"{module} has no {attribute}")
 
 
 @cache
@@ -261,14 +165,20 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     from cyclopts import CycloptsError
 
-    from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, CommandFailed, InvalidArguments
+    from worqr.cli.errors import (
+        EXIT_FAILED,
+        EXIT_INTERRUPTED,
+        EXIT_INVALID,
+        CommandFailed,
+        InvalidArguments,
+        usage_message,
+    )
     from worqr.cli.output import print_error
-    from worqr.cli.usage_messages import usage_message
     from worqr.errors import WorqrBug, WorqrError
 
     if arguments[:1] and arguments[0] in ("enqueue", "dispatch"):
         arguments = [STDIN if word == "-" else word for word in arguments]
-    app = make_app()
+    app = make_app(described=not arguments or arguments[0].startswith("-"))
     app.suppress_keyboard_interrupt = False
     try:
         answer = app(arguments, result_action="return_value", print_error=False, exit_on_error=False)

@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli import output
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.output import escape, format_time, print_error, print_json, shorten
-from worqr.cli.parsing import (
+from worqr.cli.options import (
+    FROM_ENVIRONMENT,
+    ConnectOptions,
     JsonLines,
     QueueName,
     duration_option,
     flag,
     parse_duration,
     queue_by_name,
+    run_connected,
     unknown_queue_hint,
 )
-from worqr.cli.terminal import Column, is_terminal, number, show_facts, show_table
+from worqr.cli.output import is_terminal, print_json, print_list, show_facts
 from worqr.errors import NoResult, did_you_mean
+from worqr.escaping import escape
 from worqr.inside import client_of
+from worqr.views.tables import BATCH_STYLES, BATCHES, batch_state
+from worqr.views.values import exact_time, shorten
 
 if TYPE_CHECKING:
     from worqr.batches import BatchInfo
     from worqr.client.batch import Batch
     from worqr.mesh import Mesh
 
+
 MOST_COMPARED: Final = 200
 """Batches whose ids are compared with an id that is unknown."""
-STATES: Final = {"open": "green", "sealed": "green", "failed": "bold red", "cancelled": "yellow"}
-BATCHES: Final = (
-    Column("queue", fit="fold", least=8),
-    Column("batch", fit="fold"),
-    Column("state", style=lambda state: STATES.get(state, "")),
-    number("jobs", always=True),
-    number("finished", "done", always=True),
-    number("failed", style="red"),
-    number("cancelled", "canc"),
-    Column("made", plain=format_time, shown=output.short_time),
-    Column("ended", plain=format_time, shown=output.short_time),
-    Column("why cancelled", plain=lambda reason: reason or "-", shown=lambda reason: reason or "", note=True),
-)
 
 
 def batches(
@@ -69,16 +59,8 @@ def batches(
         return found, "" if found or queue is None else await unknown_queue_hint(mesh, queue)
 
     found, hint = run_connected(connect, command)
-    if json:
-        for info in found:
-            print_json(batch_fields(info))
-    elif found:
-        show_table(BATCHES, map(_row, found))
-    else:
-        print_error(hint or f"no batch has its home in {'any queue' if queue is None else f'queue {queue!r}'}")
-        return
-    if hint:
-        print_error(hint)
+    nothing = hint or f"no batch has its home in {'any queue' if queue is None else f'queue {queue!r}'}"
+    print_list(BATCHES, found, batch_fields, json=json, nothing=nothing)
 
 
 def batch(
@@ -180,29 +162,19 @@ async def _unknown(mesh: Mesh, queue: str, id: str) -> str:
 # Tables
 
 
-def _state(info: BatchInfo) -> str:
-    """Return the state for people: how an ended batch ended."""
-    if info.state != "ended" or info.succeeded:
-        return info.state
-    return "failed" if info.cancel_reason is None else "cancelled"
-
-
 def _show(info: BatchInfo, done: str, *, facts: bool) -> None:
     if done:
         print(done)
     if facts:
-        show_facts(_facts(info), {"state": STATES.get(_state(info), ""), "failed": "red" if info.failed else ""})
-
-
-def _row(info: BatchInfo) -> Sequence[object]:
-    counts = (info.jobs, info.finished, info.failed, info.cancelled)
-    return (info.queue, info.id, _state(info), *counts, info.created, info.ended, info.cancel_reason)
+        show_facts(
+            _facts(info), {"state": BATCH_STYLES.get(batch_state(info), ""), "failed": "red" if info.failed else ""}
+        )
 
 
 def _facts(info: BatchInfo) -> dict[str, str]:
     share = f" ({info.finished / info.jobs:.0%})" if info.jobs else ""
     facts = {
-        "state": _state(info),
+        "state": batch_state(info),
         "why": shorten(escape(info.cancel_reason or "")),
         "jobs": f"{info.jobs:,}",
         "finished": f"{info.finished:,}{share}",
@@ -211,8 +183,8 @@ def _facts(info: BatchInfo) -> dict[str, str]:
         "pending": f"{info.pending:,}",
         "queues": ", ".join(info.queues),
         "follow-up": "" if info.follow_up is None else f"job {info.follow_up[1]} in queue {info.follow_up[0]}",
-        "made": format_time(info.created),
-        "ended": format_time(info.ended),
+        "made": exact_time(info.created),
+        "ended": exact_time(info.ended),
         "endings": f"{info.endings}" if info.endings > 1 else "",
         "meta": shorten(" ".join(f"{name}={value}" for name, value in info.meta.items())),
     }

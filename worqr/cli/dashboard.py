@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions
 from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, flag, parse_duration
 from worqr.cli.output import print_error
-from worqr.cli.parsing import flag, parse_duration
 from worqr.errors import UsageError
 
 if TYPE_CHECKING:
-    from worqr.dashboard.doors import Network
+    from worqr.dashboard.logins import Network
     from worqr.dashboard.standalone import Settings
     from worqr.mesh import Mesh
+
 
 SHORTEST: Final = 8
 """Characters of a password."""
@@ -135,21 +135,21 @@ def dashboard(
     shown: ShownOptions = AS_USUAL,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Serve the dashboard, until Ctrl-C.
+    """Serve the dashboard, a web page of queues, jobs and workers, until Ctrl-C.
 
     On 127.0.0.1 it prints an address with a token, which works once. Other addresses need a login.
     """
     try:
-        from worqr.dashboard import doors, standalone
+        from worqr.dashboard import logins, standalone
     except ModuleNotFoundError as error:
         raise CommandFailed(
             f"the dashboard needs the package {error.name!r}: run `pip install 'worqr[dashboard]'`"
         ) from None
     if login.hash:
-        print(_hashed(login.hash, doors.hash_password))
+        print(_hashed(login.hash, logins.hash_password))
         return
     if login.new_token:
-        print(_added_token(login, standalone.new_token(), standalone.token_line))
+        print(_added_token(login, logins.new_token(), logins.token_line))
         return
     address, port = _address(bind)
     settings = standalone.Settings(

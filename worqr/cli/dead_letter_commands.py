@@ -8,17 +8,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 
-from worqr.cli import output
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.output import escape, escape_bytes, format_time, payload_fields, print_error, print_json, shorten
-from worqr.cli.parsing import QueueName, flag, parse_time, queue_by_name, time_option, unknown_queue_hint
-from worqr.cli.terminal import Column, number, show_table
+from worqr.cli.options import (
+    FROM_ENVIRONMENT,
+    ConnectOptions,
+    QueueName,
+    flag,
+    parse_time,
+    queue_by_name,
+    run_connected,
+    time_option,
+    unknown_queue_hint,
+)
+from worqr.cli.output import payload_fields, print_error, print_json, show_table
+from worqr.escaping import escape, escape_bytes
+from worqr.views.tables import COUNT, FAILED, Column, error_text
+from worqr.views.values import exact_time, shorten
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import Aside
     from worqr.mesh import Mesh
     from worqr.records import Failed
+
 
 Kind = Literal["failed", "broken"]
 Verb = Literal["retry", "drop"]
@@ -61,18 +72,11 @@ class Selection:
 
 
 ONLY_IDS: Final = Selection()
-COLUMNS: Final = (
-    Column("id", fit="fold"),
-    Column("failed at", "when", plain=format_time, shown=output.short_time),
-    Column("reason", always=True),
-    number("failures", "fails"),
-    number("stalls"),
-    number("timeouts", "t/o"),
-    Column("error", style="red", fit="cut", least=30, spare=True),
-    Column("task", style="dim", fit="cut", least=16, spare=True),
+ERRORS: Final = (
+    Column("count", "count", lambda row: row[2], COUNT),
+    Column("queue", "queue", lambda row: row[0], fit="fold"),
+    Column("error", "error", lambda row: row[1], style="red", fit="fold"),
 )
-QUEUE: Final = Column("queue", fit="fold")
-ERRORS: Final = (number("count", always=True), QUEUE, Column("error", style="red", fit="fold"))
 
 
 class _Commands:
@@ -133,7 +137,7 @@ class _Commands:
             for name, error, count in found:
                 print_json({"queue": name, "error": error, "count": count})
         elif found:
-            show_table(ERRORS, [(count, name, error) for name, error, count in found])
+            show_table(ERRORS, found)
         else:
             of = "" if queue is None else f" in queue {queue!r}"
             print_error(hint or f"no {NAMES[self._kind]} tasks{of}")
@@ -165,10 +169,8 @@ class _Commands:
         elif traceback:
             for record in found:
                 _print_details(record, named=named)
-        elif named:
-            show_table((QUEUE, *COLUMNS), [(record.queue, *_row(record)) for record in found])
         else:
-            show_table(COLUMNS, map(_row, found))
+            show_table(FAILED.columns if named else FAILED.columns[1:], found)
 
     def _change(self, verb: Verb, queue: str, ids: tuple[str, ...], choice: Selection, connect: ConnectOptions) -> None:
         choice.check(verb, ids)
@@ -202,15 +204,6 @@ class _Commands:
         return f"{text} (it may have been retried or deleted already); list them with `worqr {self._kind} {queue!r}`"
 
 
-def _row(record: Failed) -> tuple[object, ...]:
-    counts = (record.failures, record.stalls, record.timeouts)
-    return (record.id, record.at, record.reason, *counts, shorten(_error(record)), shorten(escape_bytes(record.task)))
-
-
-def _error(record: Failed) -> str:
-    return f"{record.error.type}: {record.error.message}" if record.error.message else record.error.type
-
-
 def _fields(record: Failed) -> dict[str, Any]:
     fields = asdict(record)
     del fields["task"]
@@ -219,9 +212,9 @@ def _fields(record: Failed) -> dict[str, Any]:
 
 def _print_details(record: Failed, *, named: bool) -> None:
     queue = f"{escape(record.queue)}  " if named else ""
-    print(f"{queue}{escape(record.id)}  {format_time(record.at)}  {record.reason}  worker {escape(record.worker)}")
+    print(f"{queue}{escape(record.id)}  {exact_time(record.at)}  {record.reason}  worker {escape(record.worker)}")
     print(f"    task: {shorten(escape_bytes(record.task))}")
-    for line in (record.error.traceback or _error(record)).split("\n"):
+    for line in (record.error.traceback or error_text(record.error)).split("\n"):
         if line:
             print(f"    {escape(line)}")
 

@@ -10,9 +10,9 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.output import escape
-from worqr.cli.parsing import duration_option, parse_duration
+from worqr.cli.options import duration_option, parse_duration
 from worqr.errors import UsageError
+from worqr.escaping import escape
 from worqr.http_server import BindAddress
 
 MOST_TEXT: Final = 500
@@ -32,7 +32,10 @@ def health(
     check: Annotated[Literal["live", "ready", "startup"], Parameter(help="The probe to ask.")] = "ready",
     timeout: Annotated[str, duration_option("Give up after this time.")] = "2s",
 ) -> None:
-    """Ask a worker that runs with --probe for its health. Exit code 1 if it is not well."""
+    """Ask a worker that runs with --probe for its health.
+
+    Exit code 1 if it is not well. The application is not imported.
+    """
     given = address or os.environ.get("WORQR_PROBE")
     if not given:
         raise InvalidArguments("missing ADDRESS: type that of `worqr run --probe`, or set WORQR_PROBE")

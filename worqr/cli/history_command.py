@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from worqr.cli import output
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.output import escape, format_time, print_error, print_json
-from worqr.cli.parsing import JsonLines, QueueName, queue_by_name, unknown_queue_hint
-from worqr.cli.terminal import Column, is_terminal, number, show_table
+from worqr.cli.options import (
+    FROM_ENVIRONMENT,
+    ConnectOptions,
+    JsonLines,
+    QueueName,
+    queue_by_name,
+    run_connected,
+    unknown_queue_hint,
+)
+from worqr.cli.output import is_terminal, print_error, print_json, show_table
 from worqr.client.inspection import MAX_MINUTES
+from worqr.escaping import escape
 from worqr.history_records import COUNTERS, History, HistoryPoint, RunTimes, sum_of_times
+from worqr.views.tables import HISTORY
+from worqr.views.values import span
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _NO_RECORD: Final = "·"
@@ -27,39 +36,6 @@ ROWS: Final = 12
 """Rows of the table on a terminal, at most: each is the sum of several points. In a pipe, each point is a row."""
 WIDEST: Final = 60
 """Characters of a curve, at most."""
-
-
-def _exact_millis(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f} s"
-
-
-def _time(title: str, short: str = "") -> Column:
-    return Column(title, short, plain=_exact_millis, shown=output.millis, right=True)
-
-
-HISTORY: Final = (
-    Column("until", plain=format_time, shown=output.short_time),
-    number("enqueued", "enq", always=True),
-    number("finished", "done", always=True),
-    number("retried", "retr"),
-    number("failed", "fail", "bold red"),
-    number("cancelled", "canc"),
-    number("timed out", "late"),
-    number("stalled", "stall"),
-    number("waiting", "wait", always=True),
-    number("running", "run"),
-    number("workers", "wrkrs"),
-    Column("oldest", plain=output.exact_seconds, shown=output.short_duration, right=True),
-    _time("run p50"),
-    _time("run p95"),
-    _time("wait p95"),
-    Column(
-        "record",
-        plain=lambda known: "-" if known else "none",
-        shown=lambda known: "" if known else "no record",
-        note=True,
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +110,12 @@ def _show(found: History, minutes: int) -> None:
             print(line)
         print()
         points = _merged(points)
-    show_table(HISTORY, map(_row, points))
+    show_table(HISTORY, points)
 
 
 def _span(minutes: int) -> str:
     hours, rest = divmod(minutes, 60)
     return f"{hours} h" if hours > 1 and not rest else f"{minutes} min"
-
-
-def _row(point: HistoryPoint) -> Sequence[object]:
-    counters = (point.enqueued, point.finished, point.retried, point.failed, point.cancelled, point.timed_out)
-    numbers = (*counters, point.stalled, point.waiting, point.running, point.workers)
-    shares = (point.runs.quantile(0.5), point.runs.quantile(0.95), point.waits.quantile(0.95))
-    return (point.at, *(each or 0 for each in numbers), point.age, *shares, not point.is_gap)
 
 
 def _curves(found: History, width: int) -> list[str]:
@@ -160,7 +129,7 @@ def _curves(found: History, width: int) -> list[str]:
     curves.append(_Curve("waiting", waiting, f"{points[-1].waiting or 0:,} now"))
     if (p95 := found.runs.quantile(0.95)) is not None:
         slow = [None if point.is_gap else point.runs.quantile(0.95) or 0.0 for point in points]
-        curves.append(_Curve("run p95", slow, output.millis(p95)))
+        curves.append(_Curve("run p95", slow, span(p95)))
     return [f"  {curve.title:9}{curve.line(max(10, width))}  {curve.total}" for curve in curves]
 
 

@@ -1,32 +1,161 @@
-"""``worqr status`` and ``worqr run-now``: commands about jobs that are named by their ids."""
+"""The commands about single tasks and jobs: ``worqr running``, ``jobs``, ``recent``, ``status`` and ``run-now``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from worqr.cli import output
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
-from worqr.cli.errors import CommandFailed
-from worqr.cli.output import escape, escape_bytes, format_time, payload_fields, print_error, print_json, shorten
-from worqr.cli.parsing import QueueName, flag, queue_by_name, unknown_queue_hint
-from worqr.cli.task_commands import error_text, status_fields, whole_characters
-from worqr.cli.terminal import Column, is_terminal, show_facts, show_table
+from worqr.cli.errors import CommandFailed, InvalidArguments
+from worqr.cli.options import (
+    FROM_ENVIRONMENT,
+    ConnectOptions,
+    JsonLines,
+    QueueName,
+    flag,
+    queue_by_name,
+    run_connected,
+    unknown_queue_hint,
+)
+from worqr.cli.output import (
+    is_terminal,
+    payload_fields,
+    print_error,
+    print_json,
+    print_list,
+    show_facts,
+    show_table,
+)
+from worqr.escaping import escape, escape_bytes
+from worqr.views.tables import ENDED, JOBS, RUNNING, TRIES, error_text
+from worqr.views.values import exact_time, percent, shorten
+from worqr.views.values import worker as short_worker
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
-    from worqr.records import Ended, Failed, JobRecord, TaskInfo, Try
+    from worqr.records import Ended, EndedRun, Failed, JobRecord, Status, TaskInfo, Try
+
+
+State = Literal["waiting", "scheduled", "blocked", "active"]
+
+
+MOST_RUNNING: Final = 1_000
+"""Running tasks of one queue that are listed."""
+
+
+def running(
+    queue: Annotated[str | None, Parameter(help="Only tasks of this queue. Default: all queues.")] = None,
+    /,
+    *,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """List running tasks, the longest-running first: their worker, start time, attempt and progress.
+
+    At most 1,000 per queue. The claim, which `worqr cancel --claim` takes, is shown in pipes and with --json.
+    """
+
+    async def command(mesh: Mesh) -> tuple[list[tuple[str, TaskInfo]], str]:
+        names = [queue] if queue else [info.name for info in await mesh.queues() if info.running]
+        found = [(name, task) for name in names for task in await queue_by_name(mesh, name).running(MOST_RUNNING)]
+        found.sort(key=lambda each: each[1].since or datetime.max.replace(tzinfo=UTC))
+        return found, "" if found or queue is None else await unknown_queue_hint(mesh, queue)
+
+    found, hint = run_connected(connect, command)
+    nothing = hint or ("no task is running" if queue is None else f"no task of queue {queue!r} is running")
+    print_list(RUNNING, found, lambda row: {"queue": row[0], **_json_fields(row[1])}, json=json, nothing=nothing)
+
+
+def jobs(
+    queue: QueueName,
+    /,
+    *,
+    state: Annotated[State, Parameter(help="List tasks in this state.")] = "waiting",
+    limit: Annotated[int, Parameter(help="List at most N tasks.", metavar="N")] = 100,
+    after: Annotated[
+        str,
+        Parameter(show_default=False, metavar="CURSOR", help="List the next page: the tasks after this cursor."),
+    ] = "",
+    newest: Annotated[bool, flag("List waiting tasks from the end: those that run last come first.")] = False,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """List the waiting, scheduled, blocked or running tasks of a queue, in the order in which they run."""
+    if newest and state != "waiting":
+        raise InvalidArguments(f"--newest lists waiting tasks only, not --state {state}")
+
+    async def command(mesh: Mesh) -> tuple[list[TaskInfo], str]:
+        found = await queue_by_name(mesh, queue).jobs(state=state, limit=limit, after=after, newest=newest)
+        return found, "" if found or after else await unknown_queue_hint(mesh, queue)
+
+    found, hint = run_connected(connect, command)
+    if json:
+        for task in found:
+            print_json({"queue": queue, **_json_fields(task)})
+        return
+    if found:
+        show_table(JOBS, found)
+    if len(found) == limit:
+        print_error(f"there may be more; for the next page add --after {found[-1].cursor!r}")
+    elif not found:
+        print_error(hint or f"no task of queue {queue!r} is {state}")
+
+
+def recent(
+    queue: QueueName,
+    /,
+    *,
+    limit: Annotated[int, Parameter(help="List at most N runs.", metavar="N")] = 100,
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """List the runs of a queue that ended last: how each ended, how long it took, and where it ran.
+
+    For queues that are served with recent=N.
+    """
+
+    async def command(mesh: Mesh) -> tuple[list[EndedRun], str]:
+        found = await queue_by_name(mesh, queue).recent(limit)
+        return found, "" if found else await unknown_queue_hint(mesh, queue)
+
+    found, hint = run_connected(connect, command)
+    why = (
+        "none has ended for a day, or its workers keep none; recent=100 in @mesh.task or peer.serve keeps the last 100"
+    )
+    nothing = hint or f"queue {queue!r} has no ended runs: {why}"
+    print_list(ENDED.columns, found, lambda run: {"queue": queue, **asdict(run)}, json=json, nothing=nothing)
+
+
+def status_fields(found: Status) -> dict[str, Any]:
+    """Return a status for JSON."""
+    fields = asdict(found)
+    error = None if found.error is None else {"type": found.error.type, "message": found.error.message}
+    return {**fields, "error": error}
+
+
+def _json_fields(task: TaskInfo) -> dict[str, Any]:
+    fields = status_fields(task)
+    del fields["task"]
+    if not task.cursor:
+        del fields["cursor"]
+    return {"id": fields.pop("id"), **fields, **payload_fields(whole_characters(task.task))}
+
+
+def whole_characters(task: bytes) -> bytes:
+    """Return the beginning of a payload, without an incomplete character at its end."""
+    for cut in range(4):
+        shorter = task[: len(task) - cut]
+        try:
+            shorter.decode()
+        except UnicodeDecodeError:
+            continue
+        return shorter
+    return task
+
 
 STATE_STYLES: Final = {"failed": "bold red", "cancelled": "yellow", "active": "green", "finished": "green"}
-TRIES: Final = (
-    Column("ended at", "ended", plain=format_time, shown=output.short_time),
-    Column("took", plain=output.exact_seconds, shown=output.short_duration, right=True),
-    Column("worker", shown=output.short_worker_id, fit="fold", least=13),
-    Column("reason"),
-    Column("error", style="red", fit="cut", least=30, spare=True),
-)
 
 
 def status(
@@ -107,30 +236,30 @@ def _show(record: JobRecord, *, named: bool) -> None:
     show_facts(facts, {"state": STATE_STYLES.get(record.status.state, ""), "error": "red"})
     if record.tries:
         print()
-        show_table(TRIES, [_try_row(each) for each in record.tries])
+        show_table(TRIES.columns, record.tries)
 
 
 def _facts(record: JobRecord) -> dict[str, str]:
     found = record.status
     terminal = is_terminal()
-    worker = output.short_worker_id(found.worker) if terminal else found.worker or "-"
+    worker = short_worker(found.worker) if terminal else found.worker or "-"
     return {
         "state": found.state,
         "attempts": str(found.attempts),
         "failures": str(found.failures),
         "error": shorten(error_text(found.error)),
         "waits": shorten(escape(found.waits_for)),
-        "next run": format_time(found.next_run),
-        "run at": "-" if found.next_run else format_time(found.run_at),
+        "next run": exact_time(found.next_run),
+        "run at": "-" if found.next_run else exact_time(found.run_at),
         "worker": worker,
-        "since": format_time(found.since),
-        "deadline": format_time(record.deadline),
+        "since": exact_time(found.since),
+        "deadline": exact_time(record.deadline),
         "cancelled": record.cancel_reason or "yes" if record.cancelling else "-",
-        "progress": "-" if found.progress is None else (output.percent if terminal else "{:g}".format)(found.progress),
+        "progress": "-" if found.progress is None else (percent if terminal else "{:g}".format)(found.progress),
         "message": shorten(found.message),
-        "dispatched": format_time(record.dispatched),
-        "expires": format_time(record.expires_at),
-        "blocked run": "-" if record.blocked is None else format_time(record.blocked.run_at),
+        "dispatched": exact_time(record.dispatched),
+        "expires": exact_time(record.expires_at),
+        "blocked run": "-" if record.blocked is None else exact_time(record.blocked.run_at),
         "lane": shorten(escape(record.lane)),
         "batch": "-" if record.batch is None else f"{record.batch.id} of queue {record.batch.queue}",
         "saved": f"{record.saved_size:,} bytes" if record.saved_size else "-",
@@ -138,11 +267,6 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "meta": shorten(" ".join(f"{name}={value}" for name, value in record.meta.items())),
         "task": "-" if record.size is None else shorten(escape_bytes(record.task)),
     }
-
-
-def _try_row(tried: Try) -> tuple[object, ...]:
-    why = escape(tried.error.message) if tried.reason == "retry" else error_text(tried.error)
-    return (tried.at, tried.seconds, tried.worker, tried.reason, shorten(why))
 
 
 # JSON
@@ -160,11 +284,11 @@ def _record_fields(record: JobRecord) -> dict[str, Any]:
         "ended": [_ended_fields(each) for each in record.ended],
         "blocked": None if record.blocked is None else _blocked_fields(record.blocked),
         "dead_letters": [_failed_fields(each) for each in record.dead_letters],
-        **_payload(record.task, record.size),
+        **_beginning(record.task, record.size),
     }
 
 
-def _payload(task: bytes, size: int | None) -> dict[str, str]:
+def _beginning(task: bytes, size: int | None) -> dict[str, str]:
     """Return the beginning of a payload, of which `size` bytes are stored, without an incomplete character at its end."""
     is_whole = size is None or len(task) == size
     return payload_fields(task if is_whole else whole_characters(task))
@@ -179,10 +303,10 @@ def _ended_fields(ended: Ended) -> dict[str, Any]:
 
 
 def _blocked_fields(blocked: TaskInfo) -> dict[str, Any]:
-    return {"run_at": blocked.run_at, "size": blocked.size, **_payload(blocked.task, blocked.size)}
+    return {"run_at": blocked.run_at, "size": blocked.size, **_beginning(blocked.task, blocked.size)}
 
 
 def _failed_fields(failed: Failed) -> dict[str, Any]:
     fields = asdict(failed)
     del fields["task"]
-    return {**fields, "meta": dict(failed.meta), **_payload(failed.task, None)}
+    return {**fields, "meta": dict(failed.meta), **_beginning(failed.task, None)}

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Final
 import trio
 from cyclopts import Parameter
 
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.output import escape
-from worqr.cli.parsing import parse_duration
+from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, parse_duration
 from worqr.errors import Unavailable, UsageError, WorqrError
+from worqr.escaping import escape
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+
 
 RETRY_AFTER: Final = 1.0
 """Seconds between two attempts to connect at the start."""
@@ -36,7 +36,10 @@ def metrics(
     ] = 300,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C."""
+    """Serve the metrics of the mesh for Prometheus, until SIGTERM or Ctrl-C.
+
+    Each scrape reads one snapshot. While the server is away, worqr_up is 0.
+    """
     try:
         importlib.import_module("worqr.metrics.prometheus")  # a scrape needs it: tell now if it is missing
     except ImportError as error:

@@ -1,97 +1,34 @@
-"""The output of the commands: plain tables, and lines of JSON. All text is made safe by `worqr.escaping`; nothing reads markup.
+"""The output of the commands: tables and lines of JSON. All text is made safe by `worqr.escaping`; nothing reads markup.
 
-Tables that fit a terminal are in `worqr.cli.terminal`.
+On a terminal, tables fit its width, leave out empty columns, and mark in colour what needs attention. In a pipe or a file, a
+table is plain: every column, every character, no colours. `worqr.views` has the columns.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import math
-import re
+import os
+import shutil
 import sys
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from worqr.escaping import escape as escape
-from worqr.escaping import escape_bytes as escape_bytes
+from worqr.escaping import escape
+from worqr.views.tables import EMPTY, Column, Table
 
 if TYPE_CHECKING:
-    from worqr.mesh_records import WorkerInfo
+    from rich.console import Console, RenderableType
+    from rich.table import Table as Grid
+    from rich.text import Text
 
-
-# Short forms of values for terminals: worker ids, times, durations, progress.
-
-
-WORKER_DIGITS: Final = 8
-"""Digits of a worker's id that terminals show: two workers of a fleet of 1,000 share them once in 8,000 fleets."""
-_WORKER: Final = re.compile(rf"((?:.*:)?[0-9a-f]{{{WORKER_DIGITS}}})[0-9a-f]{{24}}", re.DOTALL)
-_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
-
-
-def short_worker_id(id: str | None) -> str:
-    """Return the short form of a worker's id: ``shop:51924699``."""
-    match = _WORKER.fullmatch(id or "-")
-    return match[1] if match else id or "-"
-
-
-def short_time(when: datetime | None) -> str:
-    """Return a moment in this machine's time zone: today the time to the second, else the date and the minute."""
-    if when is None:
-        return "-"
-    local = when.astimezone()
-    if local.date() == datetime.now(local.tzinfo).date():
-        return local.strftime("%H:%M:%S")
-    return f"{local:%Y-%m-%d %H:%M}"
-
-
-def short_duration(seconds: float | None) -> str:
-    """Return a duration in its largest unit: ``3.4 s``, ``12 min``, ``3 h``, ``2 d``."""
-    if seconds is None:
-        return "-"
-    if math.isinf(seconds):
-        return "never"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def millis(seconds: float | None) -> str:
-    """Return a duration from milliseconds to days: ``12 ms``, ``3.4 s``, ``12 min``."""
-    if seconds is None or seconds >= 1:
-        return short_duration(seconds)
-    return f"{seconds * 1000:.0f} ms"
-
-
-def exact_seconds(value: float | None) -> str:
-    """Return a number of seconds as pipes and files get it: ``3.4 s``, ``7300.0 s``."""
-    return "-" if value is None else "never" if math.isinf(value) else f"{value:.1f} s"
-
-
-def percent(share: float | None) -> str:
-    """Return a progress from 0 to 1 in percent; any other number unchanged."""
-    if share is None:
-        return "-"
-    return f"{share:.0%}" if 0 <= share <= 1 else f"{share:g}"
-
-
-LONGEST_CELL: Final = 200
-"""Characters of a payload or a message in a table; JSON has the whole of it."""
-_GAP: Final = "  "
-
-
-def shorten(text: str) -> str:
-    """Return the beginning of a text that is too long for a table."""
-    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
-
-
-def format_time(when: datetime | None) -> str:
-    """Return a time in this machine's zone, to the second."""
-    return "-" if when is None else when.astimezone().isoformat(" ", "seconds")
+T = TypeVar("T")
+GAP: Final = "  "
+NARROWEST: Final = 20
+NOTE: Final = "yellow"
+NOTE_WIDTH: Final = 24
+"""Characters of a note beside its row, at least; in less room it stands below it."""
 
 
 def print_error(message: str, detail: str = "") -> None:
@@ -101,41 +38,12 @@ def print_error(message: str, detail: str = "") -> None:
         print(escape(detail.strip("\n"), keep="\n"), file=sys.stderr, flush=True)
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows in columns, numbers to the right, without cutting or wrapping anything."""
-    cells = [[escape(str(value)) for value in row] for row in rows]
-    numeric = [all(_is_number(row[i]) for row in cells) for i in range(len(header))]
-    lines = [list(header), *cells]
-    widths = [max(_width(line[i]) for line in lines) for i in range(len(header))]
-    for line in lines:
-        padded = [_pad(text, width, right=right) for text, width, right in zip(line, widths, numeric, strict=True)]
-        print(_GAP.join(padded).rstrip())
-
-
-def _is_number(text: str) -> bool:
-    return text == "-" or text.removesuffix(" s").replace(".", "", 1).isdigit()
-
-
-def _pad(text: str, width: int, *, right: bool) -> str:
-    fill = " " * (width - _width(text))
-    return fill + text if right else text + fill
-
-
-def _width(text: str) -> int:
-    """Return how many columns of a terminal the text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+# JSON
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one object on a line of its own."""
     print(json_line(value))
-
-
-def worker_fields(worker: WorkerInfo) -> dict[str, Any]:
-    """Return a worker for JSON, which has no infinity: ``beat_age`` is null if the heartbeat key has expired."""
-    return {**asdict(worker), "beat_age": None if math.isinf(worker.beat_age) else worker.beat_age}
 
 
 def json_line(value: Mapping[str, Any]) -> str:
@@ -162,3 +70,238 @@ def payload_fields(data: bytes) -> dict[str, str]:
         return {"task": data.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:
         return {"task": base64.b64encode(data).decode(), "encoding": "base64"}
+
+
+# Lists
+
+
+def print_list(
+    table: Table | Sequence[Column],
+    rows: Sequence[T],
+    fields: Callable[[T], Mapping[str, Any]],
+    *,
+    json: bool,
+    nothing: str,
+) -> None:
+    """Print a list as JSON Lines or as a table; `nothing` is the message about an empty one."""
+    if json:
+        for row in rows:
+            print_json(fields(row))
+    elif rows:
+        show_table(table, rows)
+    else:
+        print_error(nothing)
+
+
+def show_table(table: Table | Sequence[Column], rows: Sequence[object]) -> None:
+    """Print rows: for people if the standard output is a terminal, else plain."""
+    if is_terminal():
+        console = open_console()
+        for part in lay_out(table, rows, console.width):
+            console.print(part)
+        return
+    columns = (*table.columns, table.state) if isinstance(table, Table) else table
+    print_plain([column.title for column in columns], [[column.plain(row) for column in columns] for row in rows])
+
+
+def print_plain(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows in columns, numbers to the right, without cutting or wrapping anything."""
+    from rich.cells import cell_len
+
+    lines = [list(header), *([escape(str(value)) for value in row] for row in rows)]
+    for column in range(len(header)):
+        width = max(cell_len(line[column]) for line in lines)
+        right = all(_is_number(line[column]) for line in lines[1:])
+        for line in lines:
+            fill = " " * (width - cell_len(line[column]))
+            line[column] = fill + line[column] if right else line[column] + fill
+    for line in lines:
+        print(GAP.join(line).rstrip())
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text.removesuffix(" s").replace(".", "", 1).isdigit()
+
+
+def show_facts(facts: Mapping[str, str], styles: Mapping[str, str]) -> None:
+    """Print names and values below each other; on a terminal folded at its width, and coloured by `styles`."""
+    if is_terminal():
+        open_console().print(_facts(facts, styles))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name:{width}}{GAP}{escape(value)}")
+
+
+# The terminal
+
+
+def is_terminal() -> bool:
+    """Return True if the standard output is one."""
+    return sys.stdout.isatty()
+
+
+def has_colours() -> bool:
+    """Return False if the user does not want colours, or the terminal has none."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def open_console(*, follow_size: bool = False) -> Console:
+    """Return the standard output for text with styles. Nothing in it is read as markup.
+
+    Args:
+        follow_size: the console has the present size of the terminal each time it is used, not that of this call.
+    """
+    from rich.console import Console
+
+    return Console(
+        width=None if follow_size else max(NARROWEST, shutil.get_terminal_size().columns),
+        color_system="standard" if has_colours() else None,
+        force_terminal=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def printable(text: str) -> str:
+    """Return a text escaped, also for characters that the terminal's encoding lacks: so its width is that of the output."""
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = escape(text)
+    return shown if shown.isascii() else shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def has_ellipsis() -> bool:
+    """Return True if the terminal's encoding has the character for what was cut off."""
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+
+
+def one_line(text: str, style: str = "") -> Text:
+    """Return a text that is cut at the width of its place."""
+    from rich.text import Text
+
+    return Text(printable(text), style, no_wrap=True, overflow="ellipsis" if has_ellipsis() else "crop")
+
+
+# The layout of a table on a terminal. If it does not fit, notes move below their row, then long texts, then headings are
+# abbreviated. At last each row is a block of lines. rich folds, cuts and aligns the cells.
+
+
+def lay_out(table: Table | Sequence[Column], rows: Sequence[object], width: int) -> list[RenderableType]:
+    """Return what shows a table in at most `width` characters."""
+    columns = table.columns if isinstance(table, Table) else tuple(table)
+    notes = [printable(table.state_of(row)) if isinstance(table, Table) else "" for row in rows]
+    kept = [
+        column
+        for place, column in enumerate(columns)
+        if not column.hidden and (place == 0 or column.always or any(column.value(row) not in EMPTY for row in rows))
+    ]
+    for has_long, is_short, has_notes in ((1, 0, any(notes)), (1, 0, 0), (0, 0, 0), (0, 1, 0)):
+        beside = [column for column in kept if has_long or not column.below]
+        titles = [column.short if is_short and column.short else column.title for column in beside]
+        cells = [[printable(column.shown(row)) for column in beside] for row in rows]
+        widths = fit(beside, titles, cells, width - (len(GAP) + NOTE_WIDTH if has_notes else 0))
+        if widths is not None:
+            below = [] if has_long else [column for column in kept if column.below]
+            if has_notes:
+                widths.append(width - sum(widths) - len(GAP) * len(widths))
+            return [
+                grid(beside, widths, [titles + [""] * bool(has_notes)], "bold"),
+                *(
+                    part
+                    for row, texts, note in zip(rows, cells, notes, strict=True)
+                    for part in (
+                        grid(beside, widths, [texts + ([note] if has_notes else [])], row=row),
+                        *_below(below, row, "" if has_notes else note),
+                    )
+                ),
+            ]
+    return [part for row, note in zip(rows, notes, strict=True) for part in _block(kept, row, note)]
+
+
+def fit(
+    columns: Sequence[Column], titles: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> list[int] | None:
+    """Return the widths of the columns, taken from the widest that may shrink; None if that is not enough."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, texts)) for texts in zip(titles, *cells, strict=True)]
+    over = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    while over > 0:
+        able = [n for n, each in enumerate(columns) if each.fit != "whole" and widths[n] > each.least]
+        if not able:
+            return None
+        widths[max(able, key=widths.__getitem__)] -= 1
+        over -= 1
+    return widths
+
+
+def grid(
+    columns: Sequence[Column],
+    widths: Sequence[int],
+    rows: Iterable[Sequence[str]],
+    style: str = "",
+    row: object = None,
+    *,
+    one_line: bool = False,
+) -> Grid:
+    """Return rows of cells in columns of these widths, one more than there are columns for notes."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    found = Grid.grid(padding=(0, len(GAP), 0, 0))
+    for place, width in enumerate(widths):
+        column = columns[place] if place < len(columns) else None
+        cuts = one_line or (column is not None and column.fit == "cut")
+        found.add_column(
+            justify="right" if column is not None and column.form.right else "left",
+            width=width,
+            no_wrap=cuts,
+            overflow="fold" if not cuts else "ellipsis" if has_ellipsis() else "crop",
+        )
+    styles = [style or ("" if row is None else each.colour(row)) for each in columns]
+    for texts in rows:
+        found.add_row(*map(Text, texts, [*styles, style or NOTE]))
+    return found
+
+
+def _below(columns: Sequence[Column], row: object, note: str) -> Iterable[RenderableType]:
+    """Yield the lines below a row: its note, and the columns that have no room beside it."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if note:
+        yield Padding(Text(note, NOTE, overflow="fold"), (0, 0, 0, len(GAP)))
+    for column in columns:
+        if column.value(row) not in EMPTY:
+            text = one_line(column.shown(row), column.colour(row))
+            if column.fit != "cut":
+                text.no_wrap, text.overflow = False, "fold"
+            yield Padding(text, (0, 0, 0, len(GAP)))
+
+
+def _block(columns: Sequence[Column], row: object, note: str) -> Iterable[RenderableType]:
+    """Yield one row as a block of lines."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    first, *others = columns
+    yield Text(printable(first.shown(row)), "bold", overflow="fold")
+    yield from _below((), row, note)
+    named = {column.title: column for column in others if column.value(row) not in EMPTY}
+    if named:
+        facts = {title: column.shown(row) for title, column in named.items()}
+        yield Padding(_facts(facts, {title: each.colour(row) for title, each in named.items()}), (0, 0, 0, len(GAP)))
+
+
+def _facts(facts: Mapping[str, str], styles: Mapping[str, str]) -> Grid:
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    found = Grid.grid(padding=(0, len(GAP), 0, 0))
+    found.add_column(style="dim", no_wrap=True)
+    found.add_column(overflow="fold")
+    for name, value in facts.items():
+        found.add_row(name, Text(printable(value), styles.get(name, "")))
+    return found

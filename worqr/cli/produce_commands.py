@@ -12,10 +12,10 @@ import trio
 from cyclopts import Parameter
 
 from worqr.cli import STDIN
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.output import escape, escape_bytes, payload_fields, print_error, print_json
-from worqr.cli.parsing import (
+from worqr.cli.options import (
+    FROM_ENVIRONMENT,
+    ConnectOptions,
     QueueName,
     duration_option,
     flag,
@@ -24,12 +24,15 @@ from worqr.cli.parsing import (
     parse_pairs,
     parse_time,
     queue_by_name,
+    run_connected,
     text_like_json,
     time_option,
     warn_if_unserved,
 )
+from worqr.cli.output import payload_fields, print_error, print_json
 from worqr.client.room import PART
 from worqr.errors import Duplicate, WorqrError
+from worqr.escaping import escape, escape_bytes
 from worqr.ops import MAX_ITEMS
 from worqr.ops.replies import in_chunks
 from worqr.validation import encode_json
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from worqr.client.job import Job
     from worqr.client.queue import Queue
     from worqr.mesh import Mesh
+
 
 READ_SIZE: Final = 1024 * 1024
 KEEP_RESULT: Final = 300.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import importlib.util
 import json
 import logging
@@ -27,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeGuard
 from cyclopts import Parameter
 
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, InvalidArguments
+from worqr.cli.options import duration_option, flag, parse_duration
 from worqr.cli.output import print_error
-from worqr.cli.parsing import duration_option, flag, parse_duration
 from worqr.client.connections import EMBEDDED, url_or_default
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.service import EXIT_AFTER, LINE, PlainFormatter, Service, exit_after, refuse_run

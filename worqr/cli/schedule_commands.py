@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from worqr.cli import output
-from worqr.cli.connect_options import FROM_ENVIRONMENT, ConnectOptions, run_connected
 from worqr.cli.errors import CommandFailed
-from worqr.cli.output import escape, format_time, print_error, print_json
-from worqr.cli.parsing import JsonLines, warn_if_unserved
-from worqr.cli.terminal import Column, show_table
+from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, JsonLines, run_connected, warn_if_unserved
+from worqr.cli.output import print_json, print_list
+from worqr.escaping import escape
+from worqr.views.tables import SCHEDULES, schedule_times
+from worqr.views.values import exact_time
 
 if TYPE_CHECKING:
     from worqr.client.job import Job
     from worqr.cron import Schedule
     from worqr.mesh import Mesh
 
-ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
-COLUMNS: Final = (
-    Column("schedule", fit="fold"),
-    Column("times", fit="cut"),
-    Column("next run", plain=format_time, shown=output.short_time),
-    Column("last run", plain=format_time, shown=output.short_time, always=True),
-    Column(
-        "paused",
-        plain=lambda paused: "yes" if paused else "",
-        shown=lambda paused: "paused" if paused else "",
-        note=True,
-    ),
-    Column("note", fit="cut", note=True),
-)
 
+ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 schedules: App = App(name="schedules", help="List schedules, pause, resume or override one, or run its task now.")
 
 
@@ -47,26 +33,7 @@ def list_schedules(*, json: JsonLines = False, connect: ConnectOptions = FROM_EN
         return await mesh.schedules()
 
     found = run_connected(connect, command)
-    if json:
-        for schedule in found:
-            print_json(asdict(schedule))
-    elif not found:
-        print_error("no worker has declared a schedule")
-    else:
-        show_table(COLUMNS, map(_row, found))
-
-
-def _row(schedule: Schedule) -> Sequence[object]:
-    override = schedule.override
-    by = "" if override is None else f"overridden by {override.by or 'an operator'}"
-    note = "; ".join(each for each in (by, schedule.problem) if each)
-    return (schedule.name, _times(schedule), schedule.next_run, schedule.last_run, schedule.paused, note)
-
-
-def _times(schedule: Schedule) -> str:
-    if schedule.every:
-        return f"every {schedule.every:g} s"
-    return f"{schedule.cron} {schedule.timezone}" if schedule.cron else ""
+    print_list(SCHEDULES, found, asdict, json=json, nothing="no worker has declared a schedule")
 
 
 @schedules.command(name="pause")
@@ -136,7 +103,9 @@ def override_schedule(
     if json:
         print_json(asdict(found))
     else:
-        print(f"Schedule {escape(name)} now runs at {escape(_times(found))}; next run {format_time(found.next_run)}")
+        print(
+            f"Schedule {escape(name)} now runs at {escape(schedule_times(found))}; next run {exact_time(found.next_run)}"
+        )
 
 
 @schedules.command(name="reset")

@@ -9,17 +9,16 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.output import print_json
-from worqr.cli.parsing import flag
-from worqr.cli.terminal import Column, show_table
+from worqr.cli.options import flag
+from worqr.cli.output import print_json, show_table
 from worqr.errors import did_you_mean
 from worqr.lua import Script, all_scripts
+from worqr.views.tables import Column, column
 
 _FIELD: Final = re.compile(r"-- (?:KEYS\[|ARGV\[|RETURNS |RESEND |USES )")
 """The line after the guarantee in the header of a script."""
-SCRIPT: Final = Column("script")
-SHA: Final = Column("sha", fit="fold", least=20)
-DOES: Final = Column("does", fit="fold", words=True, least=24)
+SCRIPT: Final = column("name", title="script")
+SHA: Final = column("sha", fit="fold", least=20)
 
 
 def script(
@@ -68,9 +67,9 @@ def _print_all(scripts: list[Script], *, sha: bool, json: bool) -> None:
         for each in scripts:
             print_json({"name": each.name, "sha": each.sha, "does": guarantee(each)})
     elif sha:
-        show_table((SCRIPT, SHA), [(each.name, each.sha) for each in scripts])
+        show_table((SCRIPT, SHA), scripts)
     else:
-        show_table((SCRIPT, DOES), [(each.name, guarantee(each)) for each in scripts])
+        show_table((SCRIPT, Column("does", "does", guarantee, fit="fold", least=24)), scripts)
 
 
 def guarantee(script: Script) -> str:

@@ -14,8 +14,9 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed
-from worqr.cli.output import escape, print_error
+from worqr.cli.output import print_error
 from worqr.embedded import EmbeddedServer, find_server
+from worqr.escaping import escape
 
 PORT: Final = 6379
 """The port that a mesh without a URL connects to."""

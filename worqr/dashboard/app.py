@@ -1,6 +1,6 @@
 """`Dashboard`: the ASGI application. It checks each request before any handler runs, and answers errors with pages.
 
-The order of the checks: host, viewer, path, method, origin, right. Handlers are in `worqr.dashboard.routes`.
+The order of the checks: host, viewer, path, method, origin, right. `ROUTES` has the handler of each address.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from types import FunctionType, ModuleType
+from typing import Any, Final, Literal
 
 import jinja2
 from markupsafe import Markup
@@ -21,8 +22,9 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from worqr.client.client import acting_for
 from worqr.client.connections import EMBEDDED, url_or_default
-from worqr.dashboard import figures, state
-from worqr.dashboard.access import Access, Scope, Viewer, checked_access, viewer_of
+from worqr.dashboard import api, batch_pages, bulk, forms, live, live_texts, new_task, pages, server_page, state
+from worqr.dashboard.access import Access, Right, Scope, Viewer, checked_access, viewer_of
+from worqr.dashboard.api import scale, scrape
 from worqr.dashboard.bulk import BulkActs
 from worqr.dashboard.guard import (
     BY_TOKEN,
@@ -38,14 +40,12 @@ from worqr.dashboard.guard import (
     host_name,
     read_form,
 )
-from worqr.dashboard.looks import Looks
-from worqr.dashboard.notices import notice
-from worqr.dashboard.numbers import batch_state, lane_key, run_key
+from worqr.dashboard.live_texts import run_key
+from worqr.dashboard.pages import shard_of
 from worqr.dashboard.payloads import SECRET_NAMES, Mode, Redactor, Show
-from worqr.dashboard.routes import ROUTES, Route
-from worqr.dashboard.serving import shard_of
-from worqr.dashboard.state import MeshState, age_text, leader_text, source_text
-from worqr.dashboard.visit import Answer, Visit
+from worqr.dashboard.reads import Looks
+from worqr.dashboard.request import Answer, Visit, notice
+from worqr.dashboard.state import MeshState
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError, did_you_mean
 from worqr.escaping import escape
 from worqr.inside import declarations_of
@@ -55,6 +55,8 @@ from worqr.mesh import Mesh
 from worqr.records import TaskInfo
 from worqr.side_mesh import side_mesh
 from worqr.version import __version__
+from worqr.views import tables, values
+from worqr.views.tables import age_text
 
 # The templates: how they are loaded, and the functions that they use. Each value in a template is escaped.
 
@@ -71,25 +73,6 @@ NAVIGATION: Final = (
     ("/server", "Server"),
 )
 """The pages that the navigation names."""
-FIGURES: Final = (
-    *(
-        "count",
-        "rate",
-        "duration",
-        "brief",
-        "clock",
-        "in_zone",
-        "iso",
-        "since",
-        "until",
-        "size",
-        "percent",
-        "worker",
-        "plural",
-        "line",
-    ),
-)
-"""The functions of `worqr.dashboard.figures` that templates use as filters."""
 
 
 @cache
@@ -103,23 +86,19 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    filters: dict[str, Callable[..., Any]] = {name: getattr(figures, name) for name in FIGURES}
-    filters |= {"plain": escape, "age": age_text, "leader": leader_text, "source": source_text, "of_queue": _of_queue}
-    filters |= {
-        each.__name__: each
-        for each in (
-            state.hold_word,
-            state.hold_text,
-            state.pause_text,
-            state.limits_text,
-            state.lanes_text,
-            state.lane_hold_text,
-            state.batches_text,
-        )
-    }
-    filters |= {"soft": _soft, "batch_state": batch_state, "shard_of": shard_of}
+    filters: dict[str, Any] = {**functions_of(values), **functions_of(state)}
+    filters |= {"plain": escape, "age": age_text, "of_queue": _of_queue, "soft": _soft, "shard_of": shard_of}
+    filters |= {"batch_state": tables.batch_state, "schedule_notes": tables.schedule_notes}
+    filters |= {"batch_share": live_texts.batch_share, "ended_text": live_texts.ended_text}
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    made.globals["tables"] = tables  # pyright: ignore[reportUnknownMemberType]
     return made
+
+
+def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Return the public functions that a module defines."""
+    found = {name: each for name, each in vars(module).items() if isinstance(each, FunctionType)}
+    return {name: each for name, each in found.items() if each.__module__ == module.__name__ and name[0] != "_"}
 
 
 def _soft(name: str) -> Markup:
@@ -191,7 +170,7 @@ class Pages:
                 redactor=self._redactor,
                 traces=self._traces,
                 run_key=run_key,
-                lane_key=lane_key,
+                lane_key=tables.lane_key,
                 version=__version__,
                 **context,
             )
@@ -336,7 +315,7 @@ class Dashboard:
             return self._error(scope, refused.status, refused.why, visit, refused.headers)
         except Unavailable as error:
             self._looks.failed(error)
-            why = f"{escape(str(error))}. The figures come back when the server does."
+            why = f"{escape(str(error)).rstrip('.')}. The figures come back when the server does."
             return self._error(scope, 503, why, visit, {"retry-after": "5"})
         except RefusedByServer as error:
             return self._error(scope, 502, f"The server rejected the request: {escape(str(error))}", visit)
@@ -463,3 +442,74 @@ async def _lifespan(receive: Receive, send: Send) -> None:
         await send({"type": f"{message['type']}.complete"})
         if message["type"] == "lifespan.shutdown":
             return
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One address.
+
+    Attributes:
+        handler: makes the response.
+        method: the method that it accepts; with GET, also HEAD.
+        right: the right that a viewer needs.
+        connects: the handler connects to the server by itself: a stream while its client listens, a scrape because it reports a
+            server that is away.
+    """
+
+    handler: Callable[[Visit], Awaitable[Answer]]
+    method: Literal["GET", "POST"] = "GET"
+    right: Right = "look"
+    connects: bool = False
+
+
+ROUTES: Final[dict[str, Route]] = {
+    "/": Route(pages.overview),
+    "/queues": Route(pages.queues),
+    "/queue": Route(pages.queue),
+    "/lanes": Route(pages.lanes),
+    "/batches": Route(batch_pages.listed),
+    "/batch": Route(batch_pages.page),
+    "/job": Route(pages.job),
+    "/running": Route(pages.running),
+    "/failed": Route(pages.failed),
+    "/workers": Route(pages.workers),
+    "/worker": Route(pages.worker),
+    "/schedules": Route(pages.schedules),
+    "/log": Route(pages.log),
+    "/server": Route(server_page.page),
+    "/search": Route(pages.search),
+    "/payload": Route(pages.payload, right="payloads"),
+    "/api/v1/scale": Route(scale),
+    "/api/v1/job": Route(api.job),
+    "/api/v1/batch": Route(api.batch),
+    **{path: Route(partial(api.serve, read)) for path, read in api.READERS.items()},
+    "/metrics": Route(scrape, connects=True),
+    "/live": Route(live.stream, connects=True),
+    "/new": Route(new_task.page),
+    "/enqueue": Route(new_task.create, "POST", "enqueue"),
+    "/cancel": Route(forms.cancel, "POST", "cancel"),
+    "/retry": Route(forms.retry, "POST", "retry"),
+    "/run-now": Route(forms.run_now, "POST", "retry"),
+    "/drop": Route(forms.drop, "POST", "drop"),
+    "/confirm": Route(bulk.confirm),
+    "/bulk": Route(bulk.page),
+    "/retry-all": Route(bulk.START["retry"], "POST", "retry"),
+    "/drop-all": Route(bulk.START["drop"], "POST", "drop"),
+    "/run-all": Route(bulk.START["run"], "POST", "retry"),
+    "/cancel-all": Route(bulk.START["cancel"], "POST", "cancel"),
+    "/cancel-batch": Route(bulk.START["cancel-batch"], "POST", "cancel"),
+    "/retry-batch": Route(bulk.START["retry-batch"], "POST", "retry"),
+    "/delete": Route(bulk.START["delete"], "POST", "delete"),
+    "/stop-retry": Route(partial(bulk.stop, "retry"), "POST", "retry"),
+    "/stop-drop": Route(partial(bulk.stop, "drop"), "POST", "drop"),
+    "/pause": Route(forms.pause, "POST", "pause"),
+    "/resume": Route(forms.resume, "POST", "pause"),
+    "/limit": Route(forms.limit, "POST", "pause"),
+    "/lane-weight": Route(forms.weigh, "POST", "pause"),
+    "/schedule": Route(forms.pause_schedule, "POST", "schedules"),
+    "/worker-ask": Route(forms.ask_worker, "POST", "workers"),
+    "/worker-evict": Route(forms.evict_worker, "POST", "workers"),
+    "/schedule-run": Route(forms.run_schedule, "POST", "schedules"),
+    "/schedule-times": Route(forms.override_schedule, "POST", "schedules"),
+}
+"""The handlers of POST are in `worqr.dashboard.forms`, or beside their page."""

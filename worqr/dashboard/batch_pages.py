@@ -1,4 +1,4 @@
-"""The pages of batches: those of a queue, and one. Acts on a batch are in `worqr.dashboard.acts`, like those on many tasks.
+"""The pages of batches: those of a queue, and one. Acts on a batch are in `worqr.dashboard.forms`, like those on many tasks.
 
 A batch has jobs in several queues. A viewer who does not see all of these may look at it, without the names of the others, but
 may not act on it.
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Final
 from starlette.responses import Response
 
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.numbers import batch_numbers, batch_share, ended_text
-from worqr.dashboard.reading import with_state
+from worqr.dashboard.live_texts import batch_numbers
+from worqr.dashboard.pages import with_state
 from worqr.errors import NoResult
 
 if TYPE_CHECKING:
     from worqr.batches import BatchInfo
-    from worqr.dashboard.visit import Visit
+    from worqr.dashboard.request import Visit
+
 
 SHOWN: Final = 100
 """Batches on the page of a queue."""
@@ -28,8 +29,8 @@ async def listed(visit: Visit) -> Response:
     """The batches whose home is a queue."""
     queue = visit.queue(visit.text("queue"))
     found, _ = await with_state(visit, lambda: queue.batches(SHOWN + 1))
-    rows = [(info, ended_text(info), batch_share(info)) for info in found[:SHOWN]]
-    return visit.page("batches.html", live="", queue=queue.name, rows=rows, shown=SHOWN, more=len(found) > SHOWN)
+    rows, more = found[:SHOWN], len(found) > SHOWN
+    return visit.page("batches.html", live="", queue=queue.name, rows=rows, shown=SHOWN, more=more)
 
 
 async def page(visit: Visit) -> Response:

@@ -10,12 +10,12 @@ from typing import Final, Literal
 
 from worqr.client.inspection import read_histories
 from worqr.client.queue import queue_named
-from worqr.dashboard import figures
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.request import Visit
 from worqr.errors import RefusedByServer
 from worqr.history_records import History, HistoryPoint, sum_of_times
 from worqr.inside import client_of
 from worqr.keys import QueueKeys
+from worqr.views.values import count, rate, span
 
 # Charts from numbers: scales, ticks, and the paths of lines, bands and bars. Pure.
 #
@@ -357,12 +357,12 @@ def quantile(name: str, share: float) -> Callable[[Group], float | None]:
 PLANS: Final = (
     Plan(
         "Tasks per minute",
-        figures.rate,
+        rate,
         (Line("enqueued", per_minute("enqueued"), tone="quiet"), Line("finished", per_minute("finished"))),
     ),
     Plan(
         "Failures per minute",
-        figures.rate,
+        rate,
         (
             Line("retried", per_minute("retried"), "bars", "quiet"),
             Line("given up", per_minute("failed"), "bars", "bad"),
@@ -370,7 +370,7 @@ PLANS: Final = (
     ),
     Plan(
         "Run time",
-        figures.span,
+        span,
         (
             Line("p50", quantile("runs", 0.5), column="run time p50"),
             Line("p95", quantile("runs", 0.95), "band", column="run time p95"),
@@ -378,10 +378,10 @@ PLANS: Final = (
         ),
         seconds=True,
     ),
-    Plan("Waiting", figures.count, (Line("tasks", highest("waiting"), "area", column="waiting"),)),
+    Plan("Waiting", count, (Line("tasks", highest("waiting"), "area", column="waiting"),)),
     Plan(
         "Waiting time",
-        figures.span,
+        span,
         (
             Line("oldest task", oldest, "area"),
             Line("p95 of jobs", quantile("waits", 0.95), "dashed", "quiet", "wait of jobs p95"),
@@ -390,7 +390,7 @@ PLANS: Final = (
     ),
     Plan(
         "Running",
-        figures.count,
+        count,
         (
             Line("workers", highest("workers"), "dashed", "quiet"),
             Line("tasks", highest("running"), column="running"),
@@ -446,5 +446,5 @@ def sparkline_of(history: History, counter: str, what: str) -> Sparkline | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    text = f"{what} per minute: {figures.rate(known[-1])} now, at most {figures.rate(max(known))}"
+    text = f"{what} per minute: {rate(known[-1])} now, at most {rate(max(known))}"
     return Sparkline(sparkline(values), text)

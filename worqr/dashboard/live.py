@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import anyio
 
-from worqr.dashboard import acts, log_page, reading, serving, starts
-from worqr.dashboard.batches import unless_refused
-from worqr.dashboard.failures import MOST_QUEUES, failing_queues, names_to_count
+from worqr.dashboard import bulk, pages
+from worqr.dashboard.dead_letters import read_counts
 from worqr.dashboard.graphs import NAMES, Graphs, read_graphs
 from worqr.dashboard.guard import Message, Receive, Refused
-from worqr.dashboard.numbers import (
+from worqr.dashboard.live_texts import (
     JOB_NEWS,
     batch_numbers,
     header_numbers,
@@ -37,9 +36,10 @@ from worqr.dashboard.numbers import (
     state_numbers,
     without_old_lanes,
 )
-from worqr.dashboard.records_page import read_counts
+from worqr.dashboard.pages import MOST_QUEUES, failing_queues, names_to_count
+from worqr.dashboard.reads import unless_refused
+from worqr.dashboard.request import Answer, Visit
 from worqr.dashboard.state import MeshState, read_state
-from worqr.dashboard.visit import Answer, Visit
 from worqr.errors import NoResult, Unavailable, WorqrError
 from worqr.escaping import escape
 from worqr.log_events import emit
@@ -125,7 +125,7 @@ async def stream(visit: Visit) -> Answer:
     if view in ("queue", "job", "batch", "lanes"):
         visit.queue(visit.text("name" if view == "queue" else "queue"))
     if view == "bulk":
-        acts.numbers(visit)
+        bulk.act_numbers(visit)
     quick = view in ("queue", "job", "bulk", "batch", "lanes")
     redraw = partial(_job_again, visit) if view == "job" else None
     return EventStream(visit, partial(_READERS.get(view, _mesh), visit), QUICK if quick else SLOW, redraw)
@@ -137,30 +137,30 @@ async def _state(visit: Visit) -> MeshState:
 
 
 async def _mesh(visit: Visit) -> News:
-    state, start = await _state(visit), reading.start_of_page(visit)
-    part = slice(start, start + reading.PAGE)
+    state, start = await _state(visit), pages.start_of_page(visit)
+    part = slice(start, start + pages.PAGE)
     match visit.text("view"):
         case "queues":
-            return News(state_numbers(state, queues=reading.sorted_queues(visit, state, empty="hide")[0][part]))
+            return News(state_numbers(state, queues=pages.sorted_queues(visit, state, empty="hide")[0][part]))
         case "failed":
             news = News(state_numbers(state, queues=failing_queues(state)[:MOST_QUEUES]))
             return await _with_counts(visit, news, names_to_count(state), "failed")
         case "workers":
-            return News(state_numbers(state, workers=(await reading.filtered_workers(visit))[part]))
+            return News(state_numbers(state, workers=(await pages.filtered_workers(visit))[part]))
         case _:
-            return News(state_numbers(state, queues=state.busiest(2 * reading.SHORT_LIST)))
+            return News(state_numbers(state, queues=state.busiest(2 * pages.SHORT_LIST)))
 
 
 async def _queue(visit: Visit) -> News:
-    name, tab = visit.text("name"), visit.choice("tab", reading.TABS)
+    name, tab = visit.text("name"), visit.choice("tab", pages.TABS)
     queue, state = visit.queue(name), await _state(visit)
 
     async def read(_before: News | None) -> News:
-        info, shards = await serving.read_info(visit, name)
+        info, shards = await pages.read_info(visit, name)
         info = state.age_in(info)
-        texts = queue_numbers(info, full=True) | header_numbers(state) | serving.shard_numbers(name, shards)
+        texts = queue_numbers(info, full=True) | header_numbers(state) | pages.shard_numbers(name, shards)
         if tab == "running":
-            found, _ = await unless_refused(partial(queue.running, reading.PAGE), list[TaskInfo]())
+            found, _ = await unless_refused(partial(queue.running, pages.PAGE), list[TaskInfo]())
             numbers = running_numbers([(name, task) for task in found], visit.redactor, state.now())
             return News(texts | numbers, rows_of(info, tab, found))
         return News(texts, rows_of(info, tab, ()))
@@ -173,7 +173,7 @@ async def _queue(visit: Visit) -> News:
 def _draw(visit: Visit, graphs: Graphs) -> str:
     """Return the graphs of the queue of a stream as HTML."""
     shown = {"name": visit.text("name")}
-    span, tab = visit.choice("range", tuple(NAMES)), visit.choice("tab", reading.TABS)
+    span, tab = visit.choice("range", tuple(NAMES)), visit.choice("tab", pages.TABS)
     return visit.render("history.html", visit=visit, info=shown, tab=tab, graphs=graphs, range=span, ranges=NAMES)
 
 
@@ -188,7 +188,7 @@ async def _with_counts(visit: Visit, news: News, queues: Sequence[str], tab: str
 
 
 async def _log(visit: Visit) -> News:
-    state, entries = await _state(visit), await log_page.entries_of(visit, SLOW - 0.1, spare=True)
+    state, entries = await _state(visit), await pages.entries_of(visit, SLOW - 0.1, spare=True)
     return News(header_numbers(state), entries[0].id if entries else "")
 
 
@@ -208,7 +208,7 @@ async def _job_again(visit: Visit) -> dict[str, str]:
     """Return the page of a job that has changed, and a sentence about the change."""
     query = {name: visit.text(name) for name in ("queue", "id", "listed")}
     page = replace(visit, path="/job", query={name: value for name, value in query.items() if value})
-    context = await reading.read_job(page)
+    context = await pages.read_job(page)
     return {"html": visit.render("job_part.html", visit=page, **context), "text": JOB_NEWS[context["status"].state]}
 
 
@@ -231,7 +231,7 @@ async def _lanes(visit: Visit) -> News:
     name, state = visit.text("queue"), await _state(visit)
 
     async def read(before: News | None) -> News:
-        found = (await starts.lanes_of(visit))[: starts.SHOWN]
+        found = (await pages.lanes_of(visit))[: pages.LANES_SHOWN]
         texts = without_old_lanes(lane_numbers(name, found), {} if before is None else before.texts)
         return News(texts | header_numbers(state), lane_rows(found))
 
@@ -243,9 +243,9 @@ async def _running(visit: Visit) -> News:
     seen = tuple(visit.viewer.queues)
 
     async def read(_before: News | None) -> News:
-        served = await reading.served_by(visit, worker)
-        every, _ = await reading.running_tasks(visit, state, served, worker)
-        tasks = every[: reading.PAGE]
+        served = await pages.served_by(visit, worker)
+        every, _ = await pages.running_tasks(visit, state, served, worker)
+        tasks = every[: pages.PAGE]
         return News(running_numbers(tasks, visit.redactor, state.now()), [(name, task.claim) for name, task in tasks])
 
     news = await visit.looks.get(("running", worker, seen), read, within=SLOW - 0.1, spare=True)
@@ -253,7 +253,7 @@ async def _running(visit: Visit) -> News:
 
 
 async def _bulk(visit: Visit) -> News:
-    texts, state = acts.numbers(visit)
+    texts, state = bulk.act_numbers(visit)
     return News(texts, state)
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from worqr.dashboard.acts import note
+from worqr.dashboard.forms import note
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.notices import NEW, UNKNOWN, UNSENT, notice
-from worqr.dashboard.reading import look
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.pages import look
+from worqr.dashboard.request import NEW, UNKNOWN, UNSENT, Visit, notice
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.escaping import escape
 from worqr.inside import definition_of
@@ -28,6 +27,7 @@ from worqr.validation import encode_json
 
 if TYPE_CHECKING:
     from worqr.functions.definition import FunctionDefinition
+
 
 PAYLOAD: Final = "payload"
 ARGUMENT: Final = "arg."

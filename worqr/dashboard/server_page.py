@@ -12,11 +12,11 @@ from typing import Final, Literal
 import anyio.to_thread
 from starlette.responses import Response
 
-from worqr.dashboard import figures
-from worqr.dashboard.reading import with_state
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.pages import with_state
+from worqr.dashboard.request import Visit
 from worqr.inside import client_of
 from worqr.link import ServerReport, server_version
+from worqr.views import values
 
 # What the page of the server says: the values of INFO in words, whether they are as worqr needs them, and what to do.
 
@@ -86,7 +86,7 @@ def _server(info: Info) -> Iterator[Fact]:
         young = seconds < YOUNG
         yield Fact(
             "Running for",
-            figures.duration(seconds),
+            values.duration(seconds),
             "warn" if young else "",
             "It was started a moment ago." if young else "",
         )
@@ -115,7 +115,7 @@ def _memory(info: Info) -> Iterator[Fact]:
     if used is None:
         yield Fact("Memory", HIDDEN)
     elif not most:
-        yield Fact("Memory", f"{figures.size(used)}, without a limit", "", "Set maxmemory below what the machine has.")
+        yield Fact("Memory", f"{values.size(used)}, without a limit", "", "Set maxmemory below what the machine has.")
     else:
         full, much = used >= most, used > MUCH_MEMORY * most
         advice = (
@@ -124,7 +124,7 @@ def _memory(info: Info) -> Iterator[Fact]:
         level: Level = "bad" if full else "warn" if much else "good"
         yield Fact(
             "Memory",
-            f"{figures.size(used)} of {figures.size(most)} ({used / most:.0%})",
+            f"{values.size(used)} of {values.size(most)} ({used / most:.0%})",
             level,
             advice if much or full else "",
         )
@@ -189,7 +189,7 @@ def _last_save(info: Info) -> str | None:
     at, now = number(info, "rdb_last_save_time"), number(info, "server_time_usec")
     if at is None or now is None:
         return None
-    return f"{figures.since(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now / 1e6, UTC))} ago"
+    return f"{values.since(datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now / 1e6, UTC))} ago"
 
 
 def _replicas(info: Info) -> Iterator[Fact]:
@@ -209,9 +209,7 @@ def _replicas(info: Info) -> Iterator[Fact]:
         if state != "online":
             yield Fact("Replica", f"{place}, {state or 'state unknown'}", "warn", "It has no complete copy yet.")
         elif lag is not None and lag > LAGGING:
-            yield Fact(
-                "Replica", f"{place}, {figures.duration(lag)} behind", "warn", "A failover would lose that much."
-            )
+            yield Fact("Replica", f"{place}, {values.duration(lag)} behind", "warn", "A failover would lose that much.")
         else:
             yield Fact("Replica", f"{place}, in step", "good")
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from math import isinf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from worqr.dashboard import figures
 from worqr.escaping import escape
-from worqr.limits import HELD_BACK
 from worqr.mesh_records import AppInfo, LaneInfo, MeshInfo, QueueInfo, WorkerInfo
+from worqr.views import values
+from worqr.views.tables import OVERDUE, QUEUES, age_of, lane_notes
 
 if TYPE_CHECKING:
     from worqr.cron import Schedule
@@ -26,22 +26,11 @@ FAST: Final = 60.0
 """Seconds: a pause or a rate that ends sooner is no reason to stop workers."""
 
 
-def hold_word(info: QueueInfo) -> str:
-    """Return why tasks that wait do not start, in two or three words; empty if they may start. A pause has a tag of its own."""
-    return HELD_BACK[info.held_back] if info.waiting and info.paused is None else ""
-
-
-def hold_text(info: QueueInfo) -> str:
-    """Return the same with the time after which a task may start, if it is known."""
-    word = hold_word(info)
-    return f"{word}, for {figures.duration(info.held_for)}" if word and info.held_for is not None else word
-
-
 def pause_text(info: QueueInfo) -> str:
     """Return what the page of a queue says of its pause, without the reason; empty if there is none."""
     if info.paused is None:
         return ""
-    end = f" The pause ends in {figures.duration(info.held_for)}." if info.held_for is not None else ""
+    end = f" The pause ends in {values.duration(info.held_for)}." if info.held_for is not None else ""
     return f"No worker takes tasks of this queue.{end}"
 
 
@@ -54,7 +43,7 @@ def limits_text(info: QueueInfo) -> str:
     if info.held_back == "concurrency":
         held = " The limit is reached: a task starts when another one ends."
     elif info.held_back == "rate":
-        more = f": more tasks start in {figures.duration(info.held_for)}" if info.held_for is not None else ""
+        more = f": more tasks start in {values.duration(info.held_for)}" if info.held_for is not None else ""
         held = f" The rate is reached{more}."
     return f"In the whole mesh: {', '.join(map(str, info.limits))}{by}.{held}"
 
@@ -67,17 +56,14 @@ def lanes_text(info: QueueInfo) -> str:
     held = ""
     if info.held_lanes:
         known = info.held_back == "lanes" and info.held_for is not None
-        first = f"; the first may in {figures.duration(info.held_for)}" if known else ""
-        held = f" {figures.count(info.held_lanes)} of them may not start any now{first}."
-    return f"{figures.count(info.lanes)} {have} tasks.{held}"
+        first = f"; the first may in {values.duration(info.held_for)}" if known else ""
+        held = f" {values.count(info.held_lanes)} of them may not start any now{first}."
+    return f"{values.count(info.lanes)} {have} tasks.{held}"
 
 
 def lane_hold_text(lane: LaneInfo) -> str:
     """Return why a lane starts no task, and until when; empty if it may start one. A pause has a tag of its own."""
-    until = "" if lane.held_for is None else f"for {figures.duration(lane.held_for)}"
-    if lane.paused is not None:
-        return until
-    return ", ".join(filter(None, ("limit reached", until))) if lane.held else ""
+    return "; ".join(note.ends if lane.paused is not None else note.text for note in lane_notes(lane))
 
 
 def batches_text(info: QueueInfo) -> str:
@@ -85,7 +71,7 @@ def batches_text(info: QueueInfo) -> str:
     if not info.batches:
         return ""
     have = "batch has its" if info.batches == 1 else "batches have their"
-    return f"{figures.count(info.batches)} {have} home in this queue, ended ones included."
+    return f"{values.count(info.batches)} {have} home in this queue, ended ones included."
 
 
 def may_run(info: QueueInfo) -> int:
@@ -103,7 +89,6 @@ def may_run(info: QueueInfo) -> int:
 
 TOO_OLD: Final = 60.0
 """Seconds that a task may wait before the overview mentions its queue."""
-OVERDUE: Final = timedelta(seconds=60)
 FULL: Final = timedelta(minutes=5)
 """The time for which the workers of an application may be full before the overview mentions it."""
 RATED: Final = 120.0
@@ -240,27 +225,15 @@ def is_empty_failure_queue(info: QueueInfo) -> bool:
     return info.name.startswith("{") and info.name.endswith("}-fail") and not has_tasks and info.paused is None
 
 
-def age_of(info: QueueInfo) -> float | None:
-    """Return the seconds for which the oldest task of a queue has waited; None if it is not known."""
-    return info.oldest_job if info.age is None else info.age
-
-
-def age_text(info: QueueInfo | None) -> str:
-    """Return for how long the oldest task of a queue has waited: ``3 min``, or ``~3 min`` if that is an estimate."""
-    age = None if info is None else age_of(info)
-    about = "~" if info is not None and info.age is not None and info.age_estimated else ""
-    return f"{about}{figures.brief(age)}" if age is not None else figures.NONE
-
-
 def source_text(info: MeshInfo) -> str:
     """Return who read the figures, and how old they are."""
     who = "by the leader" if info.source == "leader" else "read directly"
-    return f"{who}, {figures.brief(info.age)} ago" if info.age >= 2 else who
+    return f"{who}, {values.brief(info.age)} ago" if info.age >= 2 else who
 
 
 def leader_text(info: MeshInfo) -> str:
     """Return the short form of the leader's id."""
-    return "none" if info.leader is None else figures.worker(info.leader)
+    return "none" if info.leader is None else values.worker(info.leader)
 
 
 def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
@@ -281,7 +254,7 @@ def needs_of(state: MeshState, schedules: Iterable[Schedule]) -> list[Need]:
     found += map(_need_of_worker, state.info.unhealthy)
     for schedule in schedules:
         if not schedule.paused and state.at - schedule.next_run > OVERDUE:
-            text = f"is overdue for {figures.since(schedule.next_run, state.at)}"
+            text = f"is overdue for {values.since(schedule.next_run, state.at)}"
             found.append(Need("bad", schedule.name, text, ("/schedules", {})))
     return sorted(found, key=lambda need: need.level != "bad")
 
@@ -290,37 +263,35 @@ def _need_of_app(name: str, app: AppInfo, now: datetime) -> Need | None:
     if app.full_since is None or now - app.full_since < FULL:
         return None
     places = "all places of its worker" if app.workers == 1 else f"all places of its {app.workers:,} workers"
-    text = f"{places} have been taken for {figures.since(app.full_since, now)}"
+    text = f"{places} have been taken for {values.since(app.full_since, now)}"
     return Need("warn", name or "no name", text, ("/workers", {"app": name}))
 
 
 def _need_of_worker(worker: WorkerInfo) -> Need:
     link = ("/worker", {"id": worker.id})
     if worker.state in ("missing", "dead"):
-        since = "" if isinf(worker.beat_age) else f" (the last one was {figures.duration(worker.beat_age)} ago)"
-        return Need("bad", figures.worker(worker.id), f"sends no heartbeat any more{since}", link)
-    return Need(
-        "warn", figures.worker(worker.id), f"has an event loop that is {figures.duration(worker.lag)} late", link
-    )
+        since = "" if isinf(worker.beat_age) else f" (the last one was {values.duration(worker.beat_age)} ago)"
+        return Need("bad", values.worker(worker.id), f"sends no heartbeat any more{since}", link)
+    return Need("warn", values.worker(worker.id), f"has an event loop that is {values.duration(worker.lag)} late", link)
 
 
 def _needs_of_queue(info: QueueInfo, rates: Rates | None, *, full: bool) -> list[Need]:
     link, found = ("/queue", {"name": info.name}), list[Need]()
-    waiting = figures.plural(info.waiting, "task waits", "tasks wait")
+    waiting = values.plural(info.waiting, "task waits", "tasks wait")
     if info.waiting and not info.workers and info.paused is None:
         found.append(Need("bad", info.name, f"{waiting}, and no worker serves the queue", link))
     if info.broken:
-        text = f"{figures.plural(info.broken, 'task')} with a payload that cannot be decoded"
+        text = f"{values.plural(info.broken, 'task')} with a payload that cannot be decoded"
         found.append(Need("bad", info.name, text, ("/queue", {"name": info.name, "tab": "broken"})))
     if rates is not None and rates.failed > FAILING * (rates.finished + rates.failed) > 0:
         text = f"{rates.failed / (rates.finished + rates.failed):.0%} of the tasks fail"
         found.append(Need("bad", info.name, text, ("/queue", {"name": info.name, "tab": "failed"})))
     if info.paused is not None:
-        until = "" if info.held_for is None else f" for {figures.duration(info.held_for)} more"
+        until = "" if info.held_for is None else f" for {values.duration(info.held_for)} more"
         found.append(Need("warn", info.name, f"is paused{until}", link, info.paused))
     if (age := age_of(info)) is not None and age > TOO_OLD and info.workers and info.paused is None:
         about = "about " if info.age is not None and info.age_estimated else ""
-        why = f" ({held})" if (held := hold_text(info)) else ", and all workers are full" if full else ""
-        text = f"the oldest task has waited for {about}{figures.duration(age)}{why}"
+        why = f" ({held})" if (held := QUEUES.state_of(info)) else ", and all workers are full" if full else ""
+        text = f"the oldest task has waited for {about}{values.duration(age)}{why}"
         found.append(Need("warn", info.name, text, link))
     return found

@@ -1,4 +1,4 @@
-"""The metrics of a whole mesh, from one look at the server. Nothing is counted here: the server has all totals.
+"""The values of the metrics of one peer, and of a whole mesh from one look at the server. Nothing is counted here.
 
 A mesh may have more queues than Prometheus should have series. `FleetMetrics` shows the most active ones by their names, and the
 others as one. A queue that was shown stays, so that its counters do not jump.
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -21,22 +21,57 @@ from worqr.client.fleet import Fleet
 from worqr.client.inspection import RunTotalsReader
 from worqr.client.schedules import all_schedules, schedule_of
 from worqr.cron import Schedule
-from worqr.inside import client_of
+from worqr.inside import client_of, readings_of
 from worqr.keys import RegistryKeys
 from worqr.link import Link, ServerStats, loop_name_here
-from worqr.mesh_records import MeshInfo, QueueInfo
+from worqr.mesh_records import Health, MeshInfo, QueueInfo
 from worqr.metrics.catalogue import Samples
 from worqr.ops import look_at_workers
-from worqr.run_counts import (
-    OUTCOMES,
-    RUN_BOUNDS,
-    RUN_FIELDS,
-    RUN_SUM,
-    WAIT_BOUNDS,
-    WAIT_FIELDS,
-    WAIT_SUM,
-)
+from worqr.peer.peer import PeerReadings
+from worqr.run_counts import OUTCOMES, RUN_BOUNDS, RUN_FIELDS, RUN_SUM, WAIT_BOUNDS, WAIT_FIELDS, WAIT_SUM
 from worqr.stored_values import readable
+
+
+class HasReadings(Protocol):
+    """A `Peer` or a `ThreadPeer`."""
+
+    def health(self) -> Health:
+        """Return its health, from any thread."""
+        ...
+
+    def _readings(self) -> PeerReadings | None: ...
+
+
+def peer_samples(peer: HasReadings) -> Samples:
+    """Return the metrics of a peer, without I/O and without waiting for the event loop. From any thread."""
+    readings = readings_of(peer)
+    health = peer.health() if readings is None else readings.health
+    found = Samples()
+    for name, value in (("alive", health.alive), ("ready", health.ready), ("running", health.running)):
+        found.add(f"worqr_peer_{name}", value)
+    found.add("worqr_peer_room", health.room)
+    found.add("worqr_peer_loop_lag_seconds", health.loop_lag)
+    if readings is not None:
+        _add_readings(found, readings)
+    return found
+
+
+def _add_readings(found: Samples, readings: PeerReadings) -> None:
+    found.add("worqr_peer_leads", readings.leads)
+    found.add("worqr_peer_concurrency", readings.concurrency)
+    found.add("worqr_peer_stuck", readings.stuck)
+    found.add("worqr_peer_beat_age_seconds", readings.beat_age)
+    found.add("worqr_peer_link_up", readings.link.up)
+    found.add("worqr_peer_requests_in_flight", readings.link.unanswered)
+    found.add("worqr_peer_children", readings.children)
+    found.add("worqr_peer_beats_failed_total", readings.beats_failed)
+    found.add("worqr_peer_reconnects_total", readings.link.reconnects)
+    found.add("worqr_peer_registrations_total", readings.registrations)
+    found.add("worqr_peer_loop_blocked_total", readings.loop_blocks)
+    found.add("worqr_peer_counts_lost_total", readings.counts_lost)
+    for (queue, outcome), n in sorted(readings.runs.items()):
+        found.add("worqr_peer_runs_total", n, queue, outcome)
+
 
 # The metrics of runs: outcomes, and how long runs took and jobs waited. Workers count them: `worqr.run_counts`.
 

@@ -15,7 +15,7 @@ except ImportError as _missing:
 
 from worqr.metrics import catalogue
 from worqr.metrics.catalogue import FLEET, PEER, Samples
-from worqr.metrics.peer import HasReadings, peer_samples
+from worqr.metrics.fleet import HasReadings, peer_samples
 
 _MAKERS: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 

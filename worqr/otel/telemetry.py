@@ -29,8 +29,7 @@ from worqr.link import loop_name_here
 from worqr.log_events import raise_ctrl_c, report_once
 from worqr.mesh import Mesh
 from worqr.metrics.catalogue import FLEET, PEER, HistogramSample, Metric, Samples
-from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader
-from worqr.metrics.peer import HasReadings, peer_samples
+from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, HasReadings, peer_samples
 from worqr.peer.context import Context
 from worqr.policy import Broken, Failure, Policy, Retry, decide_retry
 from worqr.remote_error import error_type as type_in_records

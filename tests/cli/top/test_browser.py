@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.cli.top.browser import QUIT, READ, Act, ActKind, Browser, Mode, acts_of
-from worqr.cli.top.command import split_keys
-from worqr.cli.top.views import Reading, Row, View, _failed_row, _lane_row, _queue_row, _running_row
+from worqr.cli.top import split_keys
+from worqr.cli.top.browser import QUIT, READ, Act, ActKind, Browser, Mode, Reading, Row, View, acts_of
 from worqr.mesh_records import LaneInfo, MeshInfo, QueueInfo
-from worqr.records import Failed, RemoteError, TaskInfo
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
@@ -28,7 +26,7 @@ def mesh_of(*infos: QueueInfo, at: datetime = NOW) -> MeshInfo:
 
 
 def queues(*infos: QueueInfo) -> Reading:
-    return Reading(mesh_of(*infos), [_queue_row(each) for each in infos])
+    return Reading(mesh_of(*infos), [Row(each.name, each, each.name) for each in infos])
 
 
 def names(browser: Browser) -> list[str]:
@@ -204,26 +202,12 @@ def test_l_opens_the_lanes_of_the_selected_queue_and_enter_stays_with_them(brows
     assert press(browser, "l") is None, "a worker has no queue"
 
 
-@pytest.mark.parametrize(
-    ("values", "state"),
-    [
-        ({}, ""),
-        ({"paused": "", "held": True}, "paused"),
-        ({"paused": "429", "held": True, "held_for": 2.0}, "paused: 429, for 2.0 s"),
-        ({"held": True}, "limit reached"),
-        ({"held": True, "held_for": 2.0}, "rate reached, for 2.0 s"),
-    ],
-)
-def test_the_state_of_a_lane_says_why_nothing_starts_and_until_when(values: dict[str, Any], state: str) -> None:
-    assert lane_row(**values).values == ("acme", "mails", 3, 1, 2, "2 at once", state)
-
-
-def lane_row(**values: Any) -> Row:
-    return _lane_row("mails", LaneInfo("acme", 3, 1, 2, (worqr.Limit(2),), **values))
+def lane_row() -> Row:
+    return Row("mails acme", ("mails", LaneInfo("acme", 3, 1, 2, (worqr.Limit(2),))), "mails")
 
 
 def worker_row() -> Row:
-    return Row("shop:w1", (), SimpleNamespace(id="shop:w1"))
+    return Row("shop:w1", SimpleNamespace(id="shop:w1"))
 
 
 def test_what_cannot_be_done_is_said(browser: Browser) -> None:
@@ -242,28 +226,3 @@ def test_read_only_refuses_every_act() -> None:
         assert press(browser, key) is None
         assert browser.notice == "nothing can be changed: worqr top runs with --read-only"
         assert browser.mode is Mode.BROWSE
-
-
-def test_a_row_of_each_view_names_what_it_shows() -> None:
-    task = TaskInfo(state="active", id=None, task=b"\x1b[2Jraw", worker="w", since=NOW)
-    running = _running_row("Q1", task, NOW)
-    assert running.values[0] == "\\x1b[2Jraw"
-    error = RemoteError("smtplib.SMTPServerDisconnected", "gone", "")
-    record = Failed("j1", "Q1", b"x", "failed", error, 1, 0, 0, "w", NOW, {})
-    assert _failed_row(record, NOW).values == ("j1", 0.0, "Q1", "failed", "SMTPServerDisconnected: gone", "x")
-
-
-@pytest.mark.parametrize(
-    ("values", "state"),
-    [
-        ({}, ""),
-        ({"held_back": "concurrency"}, "limit reached"),
-        ({"held_back": "rate", "held_for": 2.0}, "rate reached, for 2.0 s"),
-        ({"held_back": "lanes", "held_for": 120.0, "lanes": 2, "held_lanes": 2}, "all lanes held, for 2 min"),
-        ({"held_back": "paused", "paused": "429", "held_for": 2.0}, "paused for 2.0 s: 429"),
-        ({"held_back": "paused", "paused": ""}, "paused"),
-        ({"waiting": 1, "workers": 0, "held_back": "rate"}, "no worker"),
-    ],
-)
-def test_the_state_of_a_queue_says_why_nothing_starts_and_until_when(values: dict[str, Any], state: str) -> None:
-    assert _queue_row(info("q", **{"workers": 1, **values})).values[-1] == state

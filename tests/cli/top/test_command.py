@@ -248,7 +248,7 @@ async def test_a_worker_is_made_quiet_and_the_log_tells_it(environment: dict[str
             terminal.type("3")
             await terminal.wait(
                 lambda text: any(
-                    short in row[:20] and "quiet" in row and "asked" not in row for row in text.splitlines()[3:-1]
+                    short in row[:20] and "quiet" in row and "answered" not in row for row in text.splitlines()[3:-1]
                 )
             )
             terminal.type("wresume\r")
@@ -276,7 +276,7 @@ async def test_an_operator_looks_at_lanes_and_changes_one(environment: dict[str,
             await terminal.wait(lambda text: all(part in text for part in ("7 lanes  of mails", "initech", "weight")))
             terminal.type("w5\r")
             await terminal.wait("The weight of lane acme is 5")
-            await terminal.wait(lambda text: row_of(text, "acme") == ["acme", "mails", "2", "5"])
+            await terminal.wait(lambda text: row_of(text, "acme") == ["mails", "acme", "2", "5"])
             terminal.type("m2 100/1m\r")
             await terminal.wait("The limits of lane acme: 2 at once, 100 per minute")
             await terminal.wait(lambda text: "2 at once" in " ".join(row_of(text, "acme")))
@@ -303,7 +303,7 @@ async def test_an_operator_looks_at_lanes_and_changes_one(environment: dict[str,
             terminal.type("cacme\r")
             await terminal.wait("Cancelled 2 jobs of lane acme of queue mails")
             await terminal.wait(lambda text: not row_of(text, "acme"))
-            assert row_of(terminal.text, "initech") == ["initech", "mails", "1", "1"]
+            assert row_of(terminal.text, "initech") == ["mails", "initech", "1", "1"]
             terminal.type("\x1b")
             await terminal.wait("no worker")
             terminal.type("q")
@@ -332,8 +332,8 @@ async def test_a_running_job_of_a_lane_is_cancelled_with_it(environment: dict[st
 
 
 def row_of(text: str, name: str) -> list[str]:
-    """The words of the row that begins with `name`."""
-    return next((words for row in text.splitlines()[3:-1] if (words := row.split())[:1] == [name]), [])
+    """The words of the row of a lane."""
+    return next((words for row in text.splitlines()[3:-1] if (words := row.split())[1:2] == [name]), [])
 
 
 async def test_read_only_changes_nothing(environment: dict[str, str], mesh: worqr.Mesh) -> None:
@@ -358,7 +358,7 @@ def test_in_a_pipe_the_table_is_printed_once(cli: Command, mesh: worqr.Mesh) -> 
     assert (line["queue"], line["waiting"]) == ("mails", 2)
     [line] = cli("top", "--view", "lanes", "--json").json
     assert (line["queue"], line["name"], line["waiting"], line["weight"]) == ("mails", "acme", 1, 1)
-    assert cli("top", "--view", "lanes", "--once").lines[1].split() == ["acme", "mails", "1", "0", "1"]
+    assert cli("top", "--view", "lanes", "--once").lines[1].split() == ["mails", "acme", "1", "0", "1", "-", "-"]
     for view in ("running", "workers", "failed", "schedules"):
         assert cli("top", "--view", view, "--json").lines == []
     trio.run(_clear, mesh)

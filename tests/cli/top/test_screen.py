@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
-from tests.cli.top.test_browser import NOW, info, mesh_of, queues
-from worqr.cli.top.browser import Browser
-from worqr.cli.top.command import Header, Rates, draw, sparkline
-from worqr.cli.top.views import Reading, View, _lane_row
+from tests.cli.top.test_browser import NOW, info, lane_row, mesh_of, queues
+from worqr.cli.top import Header, Rates, draw, sparkline
+from worqr.cli.top.browser import Browser, Reading, View
 from worqr.mesh_records import LaneInfo
 
 
 def lines_of(browser: Browser, width: int, height: int, **header: str) -> list[str]:
     shown = Header(**{"prefix": "worqr", "mesh": None, "rates": Rates(), "problem": "", "more": "", **header})
-    return draw(browser, shown, width, height).plain.split("\n")
+    console = Console(width=width, color_system=None, markup=False, highlight=False)
+    lines = console.render_lines(draw(browser, shown, width, height), pad=False)
+    return ["".join(segment.text for segment in line) for line in lines]
 
 
 @given(
@@ -74,7 +77,8 @@ def test_the_footer_says_what_was_left_out_and_what_is_filtered() -> None:
 
 def test_what_is_typed_stays_in_sight_beside_a_long_question() -> None:
     browser = Browser(View.LANES)
-    browser.show(Reading(None, [_lane_row("mails", LaneInfo("lane-" + 60 * "x", 1, 0, 1))]))
+    lane = LaneInfo("lane-" + 60 * "x", 1, 0, 1)
+    browser.show(Reading(None, [replace(lane_row(), target=("mails", lane))]))
     for key in "m100/1m":
         browser.press(key)
     footer = lines_of(browser, 80, 24).pop()

@@ -1,4 +1,4 @@
-"""What the user of ``worqr top`` sees and types: the view, the selected row, the filter, a question. Pure: keys in, acts out."""
+"""What the user of ``worqr top`` sees and types: the table, the selected row, the filter, a question. Keys in, acts out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,147 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr.cli.errors import InvalidArguments
-from worqr.cli.output import short_worker_id
-from worqr.cli.parsing import parse_rate, queue_by_name
-from worqr.cli.top.views import COLUMNS, Reading, Row, View
+from worqr.cli.options import parse_rate, queue_by_name
 from worqr.errors import UsageError
 from worqr.limits import MOST_WEIGHT, Limit, check_limits, describe_limits
+from worqr.views.tables import (
+    FAILED,
+    LANES,
+    LOG,
+    QUEUES,
+    RUNNING,
+    SCHEDULES,
+    WORKERS,
+    Column,
+    of_pairs,
+)
+from worqr.views.values import worker as short_worker
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+    from worqr.mesh_records import MeshInfo, QueueInfo
+
+# The tables: what each reads from the mesh.
 
 
-# What an operator can do to a row of ``worqr top``: pause, cancel, retry, drop, ask a worker, set and limit a lane.
+FAILED_PER_QUEUE: Final = 50
+"""Newest failed tasks that are read of each queue."""
+LOG_ENTRIES: Final = 200
+"""Newest entries of the log that are read."""
+LANES_PER_QUEUE: Final = 1_000
+"""Lanes that are read of each queue: those with the most tasks."""
+QUEUES_READ: Final = 20
+"""Queues of which tasks or lanes are read at once, if none is chosen: those with the most of them."""
+
+
+class View(Enum):
+    """A table. The value is its title; the number of its key is its place."""
+
+    QUEUES = "queues"
+    RUNNING = "running"
+    WORKERS = "workers"
+    FAILED = "failed"
+    SCHEDULES = "schedules"
+    LOG = "log"
+    LANES = "lanes"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row.
+
+    Attributes:
+        key: identifies what the row shows, so that it stays selected when the table is read again.
+        target: what the row shows: a record, or a pair of the name of its queue and a record.
+        queue: the name of its queue; empty if it has none.
+    """
+
+    key: str
+    target: Any
+    queue: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read from the mesh at one moment. `more`: a remark if not everything was read."""
+
+    mesh: MeshInfo | None
+    rows: Sequence[Row]
+    more: str = ""
+
+
+COLUMNS: Final = {
+    View.QUEUES: (*QUEUES.columns, QUEUES.state),
+    View.RUNNING: RUNNING,
+    View.WORKERS: (*WORKERS.columns, WORKERS.state),
+    View.FAILED: FAILED.columns,
+    View.SCHEDULES: (*SCHEDULES.columns, SCHEDULES.state),
+    View.LOG: LOG.columns,
+    View.LANES: of_pairs((*LANES.columns, LANES.state)),
+}
+
+
+PAIRS: Final = (View.RUNNING, View.LANES)
+"""Tables whose rows are pairs of the name of a queue and a record."""
+
+
+async def read_view(mesh: Mesh, view: View, queue: str) -> Reading:
+    """Read a table. `queue`: only of this queue; empty: of all."""
+    info = await mesh.info()
+    match view:
+        case View.QUEUES:
+            more = f"{info.queues_left_out:,} quieter queues are left out" if info.queues_left_out else ""
+            return Reading(
+                info, [Row(each.name, each, each.name) for each in info.queues if queue in ("", each.name)], more
+            )
+        case View.WORKERS:
+            found = [each for each in await mesh.workers() if not queue or queue in each.queues]
+            return Reading(info, [Row(each.id, each) for each in found])
+        case View.SCHEDULES:
+            return Reading(info, [Row(each.name, each) for each in await mesh.schedules()])
+        case View.LOG:
+            entries = [entry for entry in reversed(await mesh.log(LOG_ENTRIES)) if queue in ("", entry.queue)]
+            return Reading(info, [Row(entry.id, entry, entry.queue) for entry in entries])
+        case _:
+            return await _read_queues(mesh, info, view, queue)
+
+
+async def _read_queues(mesh: Mesh, info: MeshInfo, view: View, queue: str) -> Reading:
+    """Read a table that is in several queues."""
+    names, more = _chosen(info.queues, queue, view)
+    queues = [(name, queue_by_name(mesh, name)) for name in names]
+    if view is View.RUNNING:
+        tasks = [(name, task) for name, each in queues for task in await each.running()]
+        tasks.sort(key=lambda pair: (pair[1].since is None, pair[1].since))
+        return Reading(
+            info, [Row(f"{name} {task.worker} {task.since}", (name, task), name) for name, task in tasks], more
+        )
+    if view is View.FAILED:
+        records = [record for _, each in queues for record in await each.failed.list(FAILED_PER_QUEUE)]
+        records.sort(key=lambda record: record.at, reverse=True)
+        return Reading(info, [Row(f"{each.queue} {each.id}", each, each.queue) for each in records], more)
+    found = {name: await each.lanes(limit=LANES_PER_QUEUE) for name, each in queues}
+    if not more and any(len(lanes) == LANES_PER_QUEUE for lanes in found.values()):
+        more = f"{LANES_PER_QUEUE:,} lanes of each queue, those with the most tasks"
+    rows = [Row(f"{name} {lane.name}", (name, lane), name) for name, lanes in found.items() for lane in lanes]
+    return Reading(info, rows, more)
+
+
+def _chosen(queues: Sequence[QueueInfo], queue: str, view: View) -> tuple[list[str], str]:
+    """Return the names of the queues whose tasks or lanes are read, and a remark if some are left out."""
+    if queue:
+        return [queue], ""
+
+    def size(info: QueueInfo) -> int:
+        return int(getattr(info, view.value))
+
+    full = sorted(filter(size, queues), key=size, reverse=True)
+    left_out = len(full) - QUEUES_READ
+    more = f"{left_out} more queues: open one on the first page" if left_out > 0 else ""
+    return [info.name for info in full[:QUEUES_READ]], more
+
+
+# What an operator can do to a row: pause, cancel, retry, drop, ask a worker, set and limit a lane.
 
 
 ACKNOWLEDGED_WITHIN: Final = 5.0
@@ -70,76 +200,73 @@ class Act:
 
 def acts_of(view: View, row: Row) -> dict[ActKind, Act]:
     """Return what can be done to a row of this view."""
-    if view is View.QUEUES:
-        return _acts_on_queue(row)
-    if view is View.RUNNING and row.target.id is not None:
-        job = str(row.target.id)
-        return {ActKind.CANCEL: Act(f"cancel job {job}", partial(_cancel, queue=row.queue, id=job))}
-    if view is View.FAILED:
-        entry = str(row.target.id)
-        what = f"{entry} of queue {row.queue}"
-        return {
-            ActKind.RETRY: Act(f"retry {what}", partial(_retry, queue=row.queue, id=entry)),
-            ActKind.DROP: Act(f"delete {what}", partial(_drop, queue=row.queue, id=entry)),
-        }
-    if view is View.WORKERS:
-        return {ActKind.SET: _act_on_worker(row)}
-    if view is View.LANES:
-        return _acts_on_lane(row)
-    if view is View.SCHEDULES:
-        paused, name = row.target.paused, row.target.name
-        question = f"{'resume' if paused else 'pause'} schedule {name}"
-        return {ActKind.PAUSE: Act(question, partial(_pause_schedule, name=name, paused=not paused))}
-    return {}
+    queue, target = row.queue, row.target
+    match view:
+        case View.QUEUES:
+            acts = {ActKind.PAUSE: _pausing(f"queue {queue}", target, partial(_pause, queue=queue, lane=None))}
+            if target.failed:
+                count = f"all {target.failed:,} failed tasks of queue {queue}"
+                acts |= _dead_letter_acts(count, queue, "", queue)
+            return acts
+        case View.RUNNING if target[1].id is not None:
+            job = str(target[1].id)
+            return {ActKind.CANCEL: Act(f"cancel job {job}", partial(_cancel, queue=queue, id=job))}
+        case View.FAILED:
+            return _dead_letter_acts(f"{target.id} of queue {queue}", queue, target.id)
+        case View.WORKERS:
+            question = f"worker {short_worker(target.id)}: quiet, resume, drain, auto or a number"
+            run = partial(_ask_worker, worker=target.id, word="quiet")
+            return {ActKind.SET: Act(question, run, choose=partial(_asking, target.id))}
+        case View.LANES:
+            return _acts_on_lane(queue, target[1])
+        case View.SCHEDULES:
+            return {
+                ActKind.PAUSE: _pausing(f"schedule {target.name}", target, partial(_pause_schedule, name=target.name))
+            }
+        case _:
+            return {}
 
 
-def _act_on_worker(row: Row) -> Act:
-    worker = row.target.id
-    question = f"worker {short_worker_id(worker)}: quiet, resume, drain, auto or a number"
-    return Act(question, partial(_ask_worker, worker=worker, word="quiet"), choose=partial(_asking, worker))
+def _pausing(what: str, target: Any, pause: Callable[..., Awaitable[str]]) -> Act:
+    """Return the act that pauses or resumes: `paused` of a queue or a lane is None or a reason, of a schedule a bool."""
+    paused = target.paused not in (None, False)
+    return Act(f"{'resume' if paused else 'pause'} {what}", partial(pause, what=what, paused=not paused))
 
 
-def _asking(worker: str, word: str) -> Act | None:
-    """Return the request to a worker that a word means: a mode, or how many tasks it runs at once."""
-    is_number = word.isascii() and word.isdecimal() and len(word) < 10 and int(word) > 0
-    if not is_number and word not in (*MODES, "auto"):
-        return None
-    return Act(f"ask worker {worker}: {word}", partial(_ask_worker, worker=worker, word=word))
-
-
-def _acts_on_queue(row: Row) -> dict[ActKind, Act]:
-    paused = row.target.paused is not None
-    acts = {
-        ActKind.PAUSE: Act(
-            f"{'resume' if paused else 'pause'} queue {row.queue}", partial(_pause, queue=row.queue, paused=not paused)
-        )
+def _dead_letter_acts(what: str, queue: str, id: str, name: str = "") -> dict[ActKind, Act]:
+    """Return the acts on one dead-letter record; without an id, on all of the queue."""
+    return {
+        ActKind.RETRY: Act(f"retry {what}", partial(_retry_or_drop, queue=queue, id=id, retries=True), name),
+        ActKind.DROP: Act(f"delete {what}", partial(_retry_or_drop, queue=queue, id=id, retries=False), name),
     }
-    if row.target.failed:
-        count = f"all {row.target.failed:,} failed tasks of queue {row.queue}"
-        acts[ActKind.RETRY] = Act(f"retry {count}", partial(_retry_all, queue=row.queue), row.queue)
-        acts[ActKind.DROP] = Act(f"delete {count}", partial(_drop_all, queue=row.queue), row.queue)
-    return acts
 
 
-def _acts_on_lane(row: Row) -> dict[ActKind, Act]:
-    lane, paused = row.target.name, row.target.paused is not None
-    what = f"lane {lane} of queue {row.queue}"
+def _acts_on_lane(queue: str, target: Any) -> dict[ActKind, Act]:
+    what, of_lane = f"lane {target.name} of queue {queue}", {"queue": queue, "lane": target.name}
     weight = f"weight of {what}: 1 to {MOST_WEIGHT:,}, 0: as declared"
     limit = f"limits of {what}: 5, 100/1m, both, none or clear"
-    of_lane = {"queue": row.queue, "lane": lane}
     return {
-        ActKind.PAUSE: Act(
-            f"{'resume' if paused else 'pause'} {what}", partial(_pause_lane, **of_lane, paused=not paused)
-        ),
-        ActKind.CANCEL: Act(f"cancel all jobs of {what}", partial(_cancel_lane, **of_lane), lane),
+        ActKind.PAUSE: _pausing(what, target, partial(_pause, **of_lane)),
+        ActKind.CANCEL: Act(f"cancel all jobs of {what}", partial(_cancel_lane, **of_lane), target.name),
         ActKind.SET: Act(weight, partial(_set_weight, **of_lane, weight=None), choose=partial(_weighting, **of_lane)),
         ActKind.LIMIT: Act(limit, partial(_set_limits, **of_lane, limits=None), choose=partial(_limiting, **of_lane)),
     }
 
 
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) < 10
+
+
+def _asking(worker: str, word: str) -> Act | None:
+    """Return the request to a worker that a word means: a mode, or how many tasks it runs at once."""
+    if word not in (*MODES, "auto") and not (_is_number(word) and int(word)):
+        return None
+    return Act(f"ask worker {worker}: {word}", partial(_ask_worker, worker=worker, word=word))
+
+
 def _weighting(word: str, *, queue: str, lane: str) -> Act | None:
     """Return the weight of a lane that a word means."""
-    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word) <= MOST_WEIGHT):
+    if not _is_number(word) or int(word) > MOST_WEIGHT:
         return None
     change = partial(_set_weight, queue=queue, lane=lane, weight=int(word) or None)
     return Act(f"set the weight of lane {lane}: {word}", change)
@@ -159,20 +286,19 @@ def _parse_limits(words: str) -> tuple[Limit, ...]:
     if not parts:
         raise InvalidArguments("type a limit")
     return check_limits(
-        [
-            Limit(int(part)) if part.isascii() and part.isdecimal() and len(part) < 10 else parse_rate(part, "a rate")
-            for part in parts
-        ],
-        "limits",
+        [Limit(int(part)) if _is_number(part) else parse_rate(part, "a rate") for part in parts], "limits"
     )
 
 
-async def _pause_lane(mesh: Mesh, *, queue: str, lane: str, paused: bool) -> str:
-    if paused:
-        await queue_by_name(mesh, queue).pause(REASON, lane=lane)
-    else:
-        await queue_by_name(mesh, queue).resume(lane=lane)
-    return f"{'Paused' if paused else 'Resumed'} lane {lane} of queue {queue}"
+async def _pause(mesh: Mesh, *, queue: str, lane: str | None, what: str, paused: bool) -> str:
+    target = queue_by_name(mesh, queue)
+    await (target.pause(REASON, lane=lane) if paused else target.resume(lane=lane))
+    return f"{'Paused' if paused else 'Resumed'} {what}"
+
+
+async def _pause_schedule(mesh: Mesh, *, name: str, what: str, paused: bool) -> str:
+    await mesh.pause_schedule(name, paused=paused)
+    return f"{'Paused' if paused else 'Resumed'} {what}"
 
 
 async def _cancel_lane(mesh: Mesh, *, queue: str, lane: str) -> str:
@@ -196,19 +322,6 @@ async def _set_limits(mesh: Mesh, *, queue: str, lane: str, limits: tuple[Limit,
     return f"The limits of lane {lane}: {describe_limits(limits)}"
 
 
-async def _pause(mesh: Mesh, *, queue: str, paused: bool) -> str:
-    if paused:
-        await queue_by_name(mesh, queue).pause(REASON)
-    else:
-        await queue_by_name(mesh, queue).resume()
-    return f"{'Paused' if paused else 'Resumed'} queue {queue}"
-
-
-async def _pause_schedule(mesh: Mesh, *, name: str, paused: bool) -> str:
-    await mesh.pause_schedule(name, paused=paused)
-    return f"{'Paused' if paused else 'Resumed'} schedule {name}"
-
-
 async def _ask_worker(mesh: Mesh, *, worker: str, word: str) -> str:
     if word in MODES:
         await mesh.ask_worker(worker, MODES[word])
@@ -228,22 +341,13 @@ async def _cancel(mesh: Mesh, *, queue: str, id: str) -> str:
     return f"Cancelled job {id}, which had not started" if count.waiting else f"Job {id} had ended already"
 
 
-async def _retry(mesh: Mesh, *, queue: str, id: str) -> str:
-    count = await queue_by_name(mesh, queue).failed.retry(id)
-    return f"Retried {id}" if count else f"{id} is no longer in the dead-letter queue"
-
-
-async def _drop(mesh: Mesh, *, queue: str, id: str) -> str:
-    count = await queue_by_name(mesh, queue).failed.drop(id)
-    return f"Deleted {id}" if count else f"{id} is no longer in the dead-letter queue"
-
-
-async def _retry_all(mesh: Mesh, *, queue: str) -> str:
-    return f"Retried {await queue_by_name(mesh, queue).failed.retry_all():,} tasks of queue {queue}"
-
-
-async def _drop_all(mesh: Mesh, *, queue: str) -> str:
-    return f"Deleted {await queue_by_name(mesh, queue).failed.drop_all():,} tasks of queue {queue}"
+async def _retry_or_drop(mesh: Mesh, *, queue: str, id: str, retries: bool) -> str:
+    """Retry or delete one dead-letter record; without an id, all of the queue."""
+    failed, did = queue_by_name(mesh, queue).failed, "Retried" if retries else "Deleted"
+    if not id:
+        return f"{did} {await (failed.retry_all if retries else failed.drop_all)():,} tasks of queue {queue}"
+    count = await (failed.retry if retries else failed.drop)(id)
+    return f"{did} {id}" if count else f"{id} is no longer in the dead-letter queue"
 
 
 class Mode(Enum):
@@ -432,11 +536,11 @@ class Browser:
     def _visible(self) -> Sequence[Row]:
         wanted = self.filter.casefold()
         columns = COLUMNS[self.view]
-        rows = [row for row in self._rows if not wanted or wanted in _text_of(row).casefold()]
+        rows = [row for row in self._rows if not wanted or wanted in _text_of(columns, row).casefold()]
         if self._sort is None:
             return rows
-        place = self._sort
-        return sorted(rows, key=lambda row: _sort_key(row.values[place]), reverse=columns[place].right)
+        by = columns[self._sort]
+        return sorted(rows, key=lambda row: _sort_key(by.value(row.target)), reverse=by.form.right)
 
     def _place(self, rows: Sequence[Row]) -> int:
         return next((place for place, row in enumerate(rows) if row.key == self._key), 0)
@@ -446,8 +550,9 @@ class Browser:
         return rows[self._place(rows)] if rows else None
 
 
-def _text_of(row: Row) -> str:
-    return " ".join(value for value in row.values if isinstance(value, str))
+def _text_of(columns: Sequence[Column], row: Row) -> str:
+    """Return the texts of a row, without its numbers and times."""
+    return " ".join(value for each in columns if isinstance(value := each.value(row.target), str))
 
 
 def _sort_key(value: Any) -> tuple[bool, Any]:

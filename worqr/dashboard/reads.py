@@ -1,21 +1,22 @@
-"""Looking at the server once for all who look: pages and streams share what was read a moment ago.
+"""Reading the server once for all who look: pages and streams share what was read a moment ago.
 
 Nothing is read in the background. The first request that needs newer figures reads them, and others wait for it meanwhile.
-So without requests there is no timer, no connection and no request to the server.
+So without requests there is no timer, no connection and no request to the server. Calls side by side are one batch.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 import anyio
 
-from worqr.errors import Unavailable, WorqrError
+from worqr.errors import RefusedByServer, Unavailable, WorqrError
+from worqr.escaping import escape
 from worqr.log_events import emit
 
 logger: logging.Logger = logging.getLogger("worqr.dashboard")  # a documented name
@@ -151,3 +152,46 @@ class Looks:
         for key in [key for key, look in self._looks.items() if not look.is_newer_than(KEPT)]:
             if not self._looks[key].lock.locked():
                 del self._looks[key]
+
+
+# Calls side by side, so that their requests go to the server in one batch.
+
+U = TypeVar("U")
+
+
+async def gathered(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Make calls side by side, so that they go to the server in one batch. Raise the error of the first that fails."""
+    if len(calls) == 1:
+        return [await calls[0]()]
+    found: dict[int, T] = {}
+    errors: list[Exception] = []
+
+    async def one(place: int, call: Callable[[], Awaitable[T]]) -> None:
+        try:
+            found[place] = await call()
+        except Exception as error:  # a group of errors would be reported as something unexpected
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for place, call in enumerate(calls):
+            group.start_soon(one, place, call)
+    if errors:
+        raise errors[0]
+    return [found[place] for place in range(len(calls))]
+
+
+async def unless_refused(call: Callable[[], Awaitable[T]], otherwise: U) -> tuple[T | U, str]:
+    """Make a call for one part of a page. If the server refuses it, return `otherwise` and the server's words, so that the other
+    parts are shown.
+    """
+    try:
+        return await call(), ""
+    except RefusedByServer as error:
+        return otherwise, escape(str(error))
+
+
+async def pair(first: Callable[[], Awaitable[T]], second: Callable[[], Awaitable[U]]) -> tuple[T, U]:
+    """Make two calls of different types side by side."""
+    calls: list[Callable[[], Awaitable[object]]] = [first, second]
+    one, other = await gathered(calls)
+    return cast("T", one), cast("U", other)

@@ -1,4 +1,4 @@
-"""The tables of the pages as JSON and as CSV, for other programs and for spreadsheets.
+"""What other programs read: the tables of the pages as JSON and CSV, the load of a queue, and the metrics for Prometheus.
 
 A table has the rows, the filters and the order of its page, and hides the same secrets. `READERS` has all tables. A page of a
 table has at most 200 rows; ``next`` of the JSON, and the header ``Link``, have the address of the next page.
@@ -17,23 +17,93 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from starlette.responses import Response
+import anyio
+from starlette.responses import JSONResponse, Response
 
-from worqr.dashboard import batch_pages, log_page, reading, records_page, serving
-from worqr.dashboard.acts import seen_acts, sentence
+from worqr.dashboard import batch_pages, dead_letters, pages
+from worqr.dashboard.bulk import seen_acts, sentence
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.pages import look
+from worqr.dashboard.reads import gathered
+from worqr.dashboard.request import Visit
+from worqr.dashboard.state import may_run
+from worqr.errors import Unavailable
 from worqr.escaping import escape
+from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
+from worqr.records import Failed, JobRecord, TaskInfo
+from worqr.views.tables import fields_of, picked
 
 if TYPE_CHECKING:
     from worqr.batches import BatchInfo
-    from worqr.cron import Schedule
     from worqr.dashboard.bulk import Bulk
     from worqr.dashboard.payloads import Redactor
     from worqr.mesh_records import LogEntry, WorkerInfo
-    from worqr.records import Failed, JobRecord, RemoteError, Status, TaskInfo, Try
+    from worqr.records import Failed, JobRecord, RemoteError, Status, TaskInfo
 
-MOST: Final = 200
+
+# JSON for other programs, behind the same gate as the pages: what a program that scales workers needs.
+
+
+MOST_PLACES: Final = 100_000
+
+
+async def scale(visit: Visit) -> Response:
+    """Return how much there is to do on one queue, also while no worker runs. Tasks that a pause or a limit holds do not count.
+
+    With `places`, the number of tasks that one worker runs at the same time, also return how many workers are wanted.
+    """
+    queue, places = visit.queue(visit.text("queue")), visit.number("places", 0, 1, MOST_PLACES)
+    state = await look(visit)
+    info = state.age_in(await queue.info())
+    load = may_run(info)
+    found: dict[str, Any] = {"queue": queue.name, "load": load, "age": info.age or 0.0, "workers": info.workers}
+    found |= {"held_back": info.held_back, "held_for": info.held_for}
+    if places:
+        found["wanted"] = math.ceil(load / places)
+    return JSONResponse(found)
+
+
+# ``/metrics``: the metrics of the mesh for Prometheus, behind the same gate as the pages.
+
+
+MAX_QUEUES: Final = 300
+"""Queues that are shown by name; the others are summed up."""
+
+
+class FleetSource:
+    """Reads the mesh for scrapes, and remembers which queues it has shown by name."""
+
+    def __init__(self, visit: Visit) -> None:
+        self._mesh = visit.mesh
+        self._reader = FleetReader(visit.mesh, gathered)
+        self.metrics: FleetMetrics = FleetMetrics(MAX_QUEUES)
+
+    async def read(self, _before: object) -> FleetSnapshot | None:
+        """Look at the mesh; None if its server does not reply."""
+        with anyio.move_on_after(GIVE_UP_AFTER):
+            try:
+                async with self._mesh.connect():
+                    return await self._reader.read()
+            except Unavailable:
+                return None
+        return None
+
+
+async def scrape(visit: Visit) -> Response:
+    """Return the metrics of the mesh. If its server is away, ``worqr_up`` is 0, and no other metric is there."""
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Metrics are for viewers who see all queues only.")
+    try:
+        from worqr.metrics.prometheus import exposition, fleet_collector
+    except ImportError as error:
+        raise Refused(501, f"{error}.") from None
+    source = visit.looks.kept("metrics", partial(FleetSource, visit))
+    snapshot: FleetSnapshot | None = await visit.looks.get("metrics", source.read)
+    body, content_type = exposition(fleet_collector(source.metrics.samples(snapshot)), "")
+    return Response(body, media_type=None, headers={"content-type": content_type})
+
+
+MOST_ROWS: Final = 200
 """Rows of one page of a table."""
 ROWS: Final = 50
 """The same, if the address has no ``limit``."""
@@ -133,7 +203,7 @@ def _plain(value: object) -> object:
 
 
 def _limit(visit: Visit) -> int:
-    return visit.number("limit", ROWS, 1, MOST)
+    return visit.number("limit", ROWS, 1, MOST_ROWS)
 
 
 def _page(visit: Visit, every: Sequence[Any], row: Callable[[Any], Row]) -> Rows:
@@ -145,13 +215,13 @@ def _page(visit: Visit, every: Sequence[Any], row: Callable[[Any], Row]) -> Rows
 
 async def queues(visit: Visit) -> Rows:
     """The list of queues."""
-    state = await reading.look(visit)
+    state = await pages.look(visit)
 
     def row(info: Any) -> Row:
         rates, paused = state.rates.get(info.name), _reason(info.paused, visit.redactor)
         return {**asdict(info), "paused": paused, "rates": NO_RATES if rates is None else asdict(rates)}
 
-    return _page(visit, reading.sorted_queues(visit, state, empty="show")[0], row)
+    return _page(visit, pages.sorted_queues(visit, state, empty="show")[0], row)
 
 
 async def tasks(visit: Visit) -> Rows:
@@ -161,8 +231,8 @@ async def tasks(visit: Visit) -> Rows:
     if state == "running":
         found = await queue.running(limit)
     elif state == "waiting":
-        newest = visit.choice("order", reading.ORDERS) == "end"
-        found = await serving.waiting_tasks(visit, queue.name, limit + 1, newest=newest)
+        newest = visit.choice("order", pages.ORDERS) == "end"
+        found = await pages.waiting_tasks(visit, queue.name, limit + 1, newest=newest)
     else:
         found = await queue.jobs(state=state, limit=limit + 1, after=visit.text("after"))  # type: ignore[arg-type]
     rows = [task_row(queue.name, task, visit.redactor) for task in found[:limit]]
@@ -177,8 +247,8 @@ async def lanes(visit: Visit) -> Rows:
 
 async def running(visit: Visit) -> Rows:
     """The running tasks of all queues."""
-    state, worker = await reading.look(visit), visit.text("worker")
-    found, refused = await reading.running_tasks(visit, state, await reading.served_by(visit, worker), worker)
+    state, worker = await pages.look(visit), visit.text("worker")
+    found, refused = await pages.running_tasks(visit, state, await pages.served_by(visit, worker), worker)
     if refused and not found:
         raise Refused(502, f"The server refuses to show the running tasks: {next(iter(refused.values()))}")
     return Rows([task_row(name, task, visit.redactor) for name, task in found[: _limit(visit)]], {})
@@ -190,17 +260,17 @@ async def ended(visit: Visit) -> Rows:
     return Rows([{"queue": queue.name, **asdict(run)} for run in await queue.recent(_limit(visit))], {})
 
 
-async def dead_letters(visit: Visit) -> Rows:
+async def records(visit: Visit) -> Rows:
     """The dead-letter records of a queue."""
     queue = visit.queue(visit.text("queue"))
-    found = await records_page.read_records(visit, queue, visit.choice("list", ("failed", "broken")), _limit(visit))
+    found = await dead_letters.read_records(visit, queue, visit.choice("list", ("failed", "broken")), _limit(visit))
     rows = [record_row(record, visit.redactor) for record in found["records"]]
     return Rows(rows, {"older": found["records"][-1].at.isoformat()} if found["more"] else {})
 
 
 async def workers(visit: Visit) -> Rows:
     """The workers."""
-    found, _ = await reading.with_state(visit, partial(reading.filtered_workers, visit))
+    found, _ = await pages.with_state(visit, partial(pages.filtered_workers, visit))
     return _page(visit, found, partial(worker_row, visit))
 
 
@@ -208,13 +278,13 @@ async def schedules(visit: Visit) -> Rows:
     """The schedules."""
     if not visit.viewer.sees_all:
         raise Refused(403, "Schedules are shown to viewers who see all queues only.")
-    found, _ = await reading.with_state(visit, partial(reading.all_schedules, visit))
-    return _page(visit, found, schedule_row)
+    found, _ = await pages.with_state(visit, partial(pages.all_schedules, visit))
+    return _page(visit, found, fields_of)
 
 
 async def log(visit: Visit) -> Rows:
     """The log of the mesh."""
-    found, _ = await reading.with_state(visit, partial(log_page.chosen_entries, visit))
+    found, _ = await pages.with_state(visit, partial(pages.chosen_entries, visit))
     return _page(visit, found, partial(entry_row, visit.redactor))
 
 
@@ -255,7 +325,7 @@ READERS: Final[dict[str, Callable[[Visit], Awaitable[Rows]]]] = {
     "/api/v1/batches": batches,
     "/api/v1/running": running,
     "/api/v1/ended": ended,
-    "/api/v1/dead-letters": dead_letters,
+    "/api/v1/dead-letters": records,
     "/api/v1/workers": workers,
     "/api/v1/schedules": schedules,
     "/api/v1/log": log,
@@ -275,64 +345,40 @@ def _reason(reason: str | None, redactor: Redactor) -> str | None:
     return None if reason is None else redactor.text(reason)
 
 
+STATUS: Final = "state worker since run_at next_run progress attempts failures"
+RECORD: Final = "queue id at reason failures stalls timeouts worker size"
+JOB: Final = (
+    "queue id dispatched expires_at claim deadline cancelling stalls timeouts size lane saved_size options meta twins"
+)
+
+
 def _status(status: Status, redactor: Redactor) -> Row:
-    return {
-        "state": status.state,
-        "worker": status.worker,
-        "since": status.since,
-        "run_at": status.run_at,
-        "next_run": status.next_run,
-        "progress": status.progress,
-        "message": redactor.text(status.message),
-        "attempts": status.attempts,
-        "failures": status.failures,
-        "error": _error(status.error, redactor),
-    }
+    texts = {"message": redactor.text(status.message), "error": _error(status.error, redactor)}
+    return picked(status, STATUS) | texts
+
+
+def _stored(record: TaskInfo | Failed | JobRecord, redactor: Redactor, queue: str) -> Row:
+    """Return the beginning of a payload, as pages show it, and `meta` without its secrets."""
+    found: Row = {"payload": redactor.payload(record.task, record.size, queue=queue).line}
+    if not isinstance(record, TaskInfo):
+        found["meta"] = {name: redactor.meta(name, value) for name, value in record.meta.items()}
+    return found
 
 
 def task_row(queue: str, task: TaskInfo, redactor: Redactor) -> Row:
-    """Return a task. ``payload`` is the beginning of it, as pages show it."""
-    return {
-        "queue": queue,
-        "id": task.id,
-        "claim": task.claim,
-        **_status(task, redactor),
-        "deadline": task.deadline,
-        "cancelling": task.cancelling,
-        "place": task.place,
-        "lane": task.lane or None,
-        "size": task.size,
-        "payload": redactor.payload(task.task, task.size, queue=queue).line,
-    }
+    """Return a task."""
+    fields = picked(task, "id claim deadline cancelling place size") | {"lane": task.lane or None}
+    return {"queue": queue} | _status(task, redactor) | fields | _stored(task, redactor, queue)
 
 
 def record_row(record: Failed, redactor: Redactor) -> Row:
     """Return a dead-letter record."""
-    return {
-        "queue": record.queue,
-        "id": record.id,
-        "at": record.at,
-        "reason": record.reason,
-        "error": _error(record.error, redactor),
-        "failures": record.failures,
-        "stalls": record.stalls,
-        "timeouts": record.timeouts,
-        "worker": record.worker,
-        "meta": {name: redactor.meta(name, value) for name, value in record.meta.items()},
-        "size": record.size,
-        "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
-    }
+    return picked(record, RECORD) | {"error": _error(record.error, redactor)} | _stored(record, redactor, record.queue)
 
 
 def worker_row(visit: Visit, worker: WorkerInfo) -> Row:
     """Return a worker, with those of its queues that the viewer sees."""
-    beat_age = None if math.isinf(worker.beat_age) else worker.beat_age
-    return {**asdict(worker), "beat_age": beat_age, "queues": sorted(filter(visit.viewer.sees, worker.queues))}
-
-
-def schedule_row(schedule: Schedule) -> Row:
-    """Return a schedule."""
-    return asdict(schedule)
+    return {**fields_of(worker), "queues": sorted(filter(visit.viewer.sees, worker.queues))}
 
 
 def entry_row(redactor: Redactor, entry: LogEntry) -> Row:
@@ -343,9 +389,8 @@ def entry_row(redactor: Redactor, entry: LogEntry) -> Row:
 def batch_row(visit: Visit, info: BatchInfo) -> Row:
     """Return a batch, with those of its queues that the viewer sees."""
     queue, job = batch_pages.seen_follow_up(visit, info) or (None, None)
-    return {
-        **{name: getattr(info, name) for name in ("queue", "id", "state", "jobs", "finished", "failed", "cancelled")},
-        **{name: getattr(info, name) for name in ("pending", "succeeded", "endings", "created", "ended")},
+    numbers = "queue id state jobs finished failed cancelled pending succeeded endings created ended"
+    return picked(info, numbers) | {
         "cancel_reason": _reason(info.cancel_reason, visit.redactor),
         "queues": batch_pages.seen_queues(visit, info),
         "follow_up": {"queue": queue, "id": job},
@@ -355,47 +400,22 @@ def batch_row(visit: Visit, info: BatchInfo) -> Row:
 
 def act_row(act: Bulk) -> Row:
     """Return an act on many tasks, and how far it is."""
-    order, progress = act.order, act.progress
-    return {
-        "id": act.id,
-        "act": order.verb,
-        "queue": order.queue,
-        "batch": order.batch or None,
-        "who": order.who,
-        "began": act.began,
-        "state": progress.state,
-        "tried": progress.tried,
-        "total": progress.total,
-        "changed": progress.changed,
-        "outcome": sentence(act),
-    }
-
-
-def _try(each: Try, redactor: Redactor) -> Row:
-    fields = {"at": each.at, "seconds": each.seconds, "worker": each.worker, "reason": each.reason}
-    return {**fields, "error": _error(each.error, redactor)}
+    order, about = act.order, {"id": act.id, "act": act.order.verb, "began": act.began, "outcome": sentence(act)}
+    about |= {"queue": order.queue, "batch": order.batch or None, "who": order.who}
+    return about | picked(act.progress, "state tried total changed")
 
 
 def job_fields(record: JobRecord, redactor: Redactor) -> Row:
     """Return what is stored about a job."""
+    tries = [
+        picked(each, "at seconds worker reason") | {"error": _error(each.error, redactor)} for each in record.tries
+    ]
     return {
-        "queue": record.queue,
-        "id": record.id,
+        **picked(record, JOB),
         **_status(record.status, redactor),
-        "dispatched": record.dispatched,
-        "expires_at": record.expires_at,
-        "claim": record.claim,
-        "deadline": record.deadline,
-        "cancelling": record.cancelling,
-        "stalls": record.stalls,
-        "timeouts": record.timeouts,
+        **_stored(record, redactor, record.queue),
         "options": dict(record.options),
-        "meta": {name: redactor.meta(name, value) for name, value in record.meta.items()},
-        "size": record.size,
-        "payload": redactor.payload(record.task, record.size, queue=record.queue).line,
         "twins": list(record.twins),
-        "lane": record.lane,
-        "saved_size": record.saved_size,
-        "tries": [_try(each, redactor) for each in record.tries],
+        "tries": tries,
         "dead_letters": [record_row(each, redactor) for each in record.dead_letters],
     }

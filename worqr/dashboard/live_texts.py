@@ -1,6 +1,6 @@
 """The texts that change while a page is open, by the key that its template gives them. Pure.
 
-A template shows `text` of the same functions, so a page does not change at its first update.
+A template shows the texts of the same functions, so a page does not change at its first update.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from datetime import datetime
 from typing import Final
 
 from worqr.batches import BatchInfo
-from worqr.dashboard import figures
 from worqr.dashboard.payloads import Redactor
 from worqr.dashboard.state import (
     MeshState,
-    age_text,
     batches_text,
     lane_hold_text,
     lanes_text,
@@ -26,6 +24,8 @@ from worqr.dashboard.state import (
 )
 from worqr.mesh_records import LaneInfo, QueueInfo, WorkerInfo
 from worqr.records import Status, TaskInfo
+from worqr.views import values
+from worqr.views.tables import APPS, DEAD, LANES, QUEUES, WORKERS, age_text, lane_key
 
 MOST_GONE: Final = 3000
 """Texts of lanes without tasks that a stream still has."""
@@ -44,24 +44,21 @@ def state_numbers(
     """Return the totals, and the numbers of the queues and workers that a page shows."""
     texts = total_numbers(state)
     for info in queues:
-        texts |= queue_numbers(info)
         rates = state.rates.get(info.name)
-        texts[f"queue.{info.name}.rate"] = figures.rate(None if rates is None else rates.finished)
+        texts |= queue_numbers(info) | {f"queue.{info.name}.rate": values.rate(rates.finished if rates else None)}
     for worker in workers:
-        texts |= worker_numbers(worker)
-    for name, app in state.apps.items():
-        texts[f"app.{name}.workers"] = figures.count(app.workers)
-        texts[f"app.{name}.running"] = figures.count(app.running)
-        texts[f"app.{name}.room"] = figures.count(app.room)
+        texts |= WORKERS.live(worker, "running room beat_age lag")
+    for app in state.apps.items():
+        texts |= APPS.live(app, "workers running room")
     return texts
 
 
 def total_numbers(state: MeshState) -> dict[str, str]:
     """Return the totals of the overview."""
-    texts = {f"total.{name}": figures.count(number) for name, number in state.total.items()}
+    texts = {f"total.{name}": values.count(number) for name, number in state.total.items()}
     texts |= header_numbers(state) | {"total.age": age_text(state.oldest)}
     for name in ("finished_rate", "failed_rate"):
-        texts[f"total.{name}"] = figures.rate(state.total[name])
+        texts[f"total.{name}"] = values.rate(state.total[name])
     return texts
 
 
@@ -72,13 +69,11 @@ def header_numbers(state: MeshState) -> dict[str, str]:
 
 def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     """Return the numbers of a queue; with the totals if `full`."""
-    start = f"queue.{info.name}"
-    names = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers")
-    texts = {f"{start}.{name}": figures.count(getattr(info, name)) for name in names}
-    texts[f"{start}.dead"] = figures.count(info.failed + info.broken)
-    texts[f"{start}.age"] = age_text(info)
+    start = QUEUES.key(info)
+    texts = QUEUES.live(info, "waiting scheduled blocked running failed broken workers")
+    texts |= {f"{start}.dead": DEAD.on_page(info), f"{start}.age": age_text(info)}
     if full:
-        texts |= {f"{start}.count.{name}": figures.count(number) for name, number in info.counts.items()}
+        texts |= {f"{start}.count.{name}": values.count(number) for name, number in info.counts.items()}
         texts |= hold_numbers(info)
     return texts
 
@@ -98,16 +93,10 @@ def lane_numbers(queue: str, lanes: Iterable[LaneInfo]) -> dict[str, str]:
     """Return what changes on the page of the lanes of a queue while its rows stay."""
     texts: dict[str, str] = {}
     for lane in lanes:
-        start = lane_key(queue, lane.name)
-        texts[f"{start}.waiting"] = figures.count(lane.waiting)
-        texts[f"{start}.running"] = figures.count(lane.running)
-        texts[f"{start}.hold"] = lane_hold_text(lane)
+        key = lane_key(queue, lane.name)
+        found = LANES.pick("waiting running")
+        texts |= {f"{key}.{each.name}": each.on_page(lane) for each in found} | {f"{key}.hold": lane_hold_text(lane)}
     return texts
-
-
-def lane_key(queue: str, lane: str) -> str:
-    """Return a key for a lane. The name of a queue has no braces, so no two lanes have the same."""
-    return f"lane.{{{queue}}}.{lane}"
 
 
 def lane_rows(lanes: Iterable[LaneInfo]) -> object:
@@ -135,26 +124,15 @@ def signature(rows: object) -> str:
     return f"{zlib.crc32(repr(rows).encode()):08x}"
 
 
-def worker_numbers(worker: WorkerInfo) -> dict[str, str]:
-    """Return the numbers of a worker."""
-    start = f"worker.{worker.id}"
-    return {
-        f"{start}.running": figures.count(worker.running),
-        f"{start}.room": figures.count(worker.room),
-        f"{start}.beat": figures.brief(worker.beat_age),
-        f"{start}.lag": figures.brief(worker.lag),
-    }
-
-
 def running_numbers(tasks: Iterable[tuple[str, TaskInfo]], redactor: Redactor, now: datetime) -> dict[str, str]:
     """Return how far running tasks are."""
     texts: dict[str, str] = {}
     for queue, task in tasks:
         start = run_key(queue, task)
-        texts[f"{start}.for"] = figures.since(task.since, now)
-        texts[f"{start}.percent"] = figures.percent(task.progress)
+        texts[f"{start}.for"] = values.since(task.since, now)
+        texts[f"{start}.percent"] = values.percent(task.progress)
         texts[f"{start}.bar"] = bar(task.progress)
-        texts[f"{start}.message"] = figures.line(redactor.text(task.message or ""))
+        texts[f"{start}.message"] = values.line(redactor.text(task.message or ""))
     return texts
 
 
@@ -172,12 +150,12 @@ def job_numbers(status: Status, redactor: Redactor, now: datetime) -> dict[str, 
     """Return what changes on the page of a job while its state stays."""
     return {
         "job.state": status.state,
-        "job.for": figures.since(status.since, now),
-        "job.percent": figures.percent(status.progress),
+        "job.for": values.since(status.since, now),
+        "job.percent": values.percent(status.progress),
         "job.bar": bar(status.progress),
-        "job.message": figures.line(redactor.text(status.message or "")),
-        "job.attempts": figures.count(status.attempts),
-        "job.failures": figures.count(status.failures),
+        "job.message": values.line(redactor.text(status.message or "")),
+        "job.attempts": values.count(status.attempts),
+        "job.failures": values.count(status.failures),
     }
 
 
@@ -199,13 +177,6 @@ JOB_NEWS: Final = {
 """What an open page of a job says when the state has become another one."""
 
 
-def batch_state(info: BatchInfo) -> str:
-    """Return the state of a batch for people: how an ended batch ended."""
-    if info.state != "ended":
-        return info.state
-    return "finished" if info.succeeded else "failed" if info.cancel_reason is None else "cancelled"
-
-
 def batch_share(info: BatchInfo) -> str:
     """Return how many of the jobs have ended, from 0 to 1."""
     return bar((info.jobs - info.pending) / info.jobs if info.jobs else None)
@@ -213,11 +184,11 @@ def batch_share(info: BatchInfo) -> str:
 
 def ended_text(info: BatchInfo) -> str:
     """Return how many of the jobs have ended, as text."""
-    return f"{figures.count(info.jobs - info.pending)} of {figures.count(info.jobs)}"
+    return f"{values.count(info.jobs - info.pending)} of {values.count(info.jobs)}"
 
 
 def batch_numbers(info: BatchInfo) -> dict[str, str]:
     """Return the texts that change on the page of a batch while its state stays."""
     counts = {name: getattr(info, name) for name in ("jobs", "pending", "finished", "failed", "cancelled")}
-    texts = {f"batch.{name}": figures.count(number) for name, number in counts.items()}
+    texts = {f"batch.{name}": values.count(number) for name, number in counts.items()}
     return texts | {"batch.ended": f"{ended_text(info)} jobs have ended", "batch.bar": batch_share(info)}

@@ -1,4 +1,4 @@
-"""The dead-letter records of a queue: which of them a viewer chooses, and one page of these."""
+"""The dead-letter records of a queue: which of them a viewer chooses, one page of these, and counts by type of error."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from worqr import ops
 from worqr.client.batch import failed_members
-from worqr.dashboard.batches import gathered
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.reads import gathered
+from worqr.dashboard.request import Visit
 from worqr.errors import NoResult
 from worqr.inside import client_of
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS
+from worqr.records import Failed
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import Aside
     from worqr.client.queue import Queue
-    from worqr.records import Failed
 
 
 # Counts the records of dead-letter queues by the type of their error: some thousands in one look, and the rest in the next
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 4
 """Requests of one look, for 1,000 records each. The server takes about 1.4 ms for one."""
-LASTS: Final = 30.0
+COUNT_LASTS: Final = 30.0
 """Seconds after which records are counted anew."""
 
 
@@ -74,7 +74,7 @@ async def read_counts(visit: Visit, queues: Sequence[str], which: Literal["faile
 
     async def read(before: ErrorCounts | None) -> ErrorCounts:
         now = time.monotonic()
-        if before is None or (not before.left and now - before.began > LASTS):
+        if before is None or (not before.left and now - before.began > COUNT_LASTS):
             before = ErrorCounts({}, await _first_places(visit, queues), now)
         return await _counted_on(visit, before, which) if before.left else before
 
@@ -168,7 +168,7 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
     chosen, older, job = Chosen.of(visit, tab), time_of(visit, "older"), visit.text("job").strip()
     batch = {"queue": visit.text("home"), "id": visit.text("batch")} if visit.text("batch") else None
     before = min((when for when in (chosen.before, older) if when is not None), default=None)
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(_page, visit, queue, chosen, before, job, size)]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(_one_page, visit, queue, chosen, before, job, size)]
     if visit.text("count") == "errors":
         calls.append(partial(read_counts, visit, [queue.name], chosen.which))
     records, *counted = await gathered(calls)
@@ -184,7 +184,7 @@ async def read_records(visit: Visit, queue: Queue, tab: str, size: int = RECORDS
     }
 
 
-async def _page(
+async def _one_page(
     visit: Visit, queue: Queue, chosen: Chosen, before: datetime | None, job: str, size: int
 ) -> Sequence[Failed]:
     if not job:

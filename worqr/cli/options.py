@@ -1,13 +1,16 @@
-"""Parse the values on a command line: durations, times, pairs, arguments. Pure."""
+"""The options that commands share: how their values are parsed, which queue they name, and the connection to the mesh."""
 
 from __future__ import annotations
 
+import getpass
 import json
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
@@ -64,12 +67,12 @@ def flag(help: str) -> Parameter:
 
 
 def duration_option(help: str) -> Parameter:
-    """An option whose value is a duration; `worqr.cli.parsing.parse_duration` reads it."""
+    """An option whose value is a duration; `parse_duration` reads it."""
     return Parameter(help=help, metavar="DURATION")
 
 
 def time_option(help: str) -> Parameter:
-    """An option whose value is a time; `worqr.cli.parsing.parse_time` reads it."""
+    """An option whose value is a time; `parse_time` reads it."""
     return Parameter(help=help, metavar="TIME")
 
 
@@ -77,7 +80,7 @@ QueueName = Annotated[str, Parameter(help="Name of the queue.")]
 JsonLines = Annotated[bool, flag("Print JSON Lines: one object per entry, with all fields.")]
 
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 
 
@@ -92,7 +95,7 @@ def parse_duration(text: str | None, what: str) -> float | None:
         raise InvalidArguments(
             f"{what} must be a duration such as 90 (seconds), 10m or 1h30m (units: ms, s, m, h, d, w), got {text!r}"
         )
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
 def parse_rate(text: str, what: str) -> Limit:
@@ -158,3 +161,72 @@ def text_like_json(text: str) -> str | None:
     except ValueError:
         return None
     return None if isinstance(found, str) or (found is None and value != "null") else name
+
+
+T = TypeVar("T")
+
+
+@Parameter(name="*", group="Connection")
+@dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    """The server, the mesh on it, and how long to wait for the server."""
+
+    url: Annotated[
+        str | None,
+        Parameter(
+            metavar="URL",
+            help="URL of the server. Default: $WORQR_URL, then $REDIS_URL, then redis://localhost:6379/0.",
+        ),
+    ] = None
+    prefix: Annotated[
+        str,
+        Parameter(metavar="NAME", env_var="WORQR_PREFIX", help="Prefix of the mesh's keys, as in Mesh(prefix=...)."),
+    ] = "worqr"
+    patience: Annotated[str, duration_option("Give up if the server does not respond for this long.")] = "5s"
+    who: Annotated[
+        str | None,
+        Parameter(
+            name="--as",
+            metavar="NAME",
+            help="Your name for `worqr log`, which shows who paused, cancelled or deleted. Default: the user of this process.",
+        ),
+    ] = None
+
+
+FROM_ENVIRONMENT: Final = ConnectOptions()
+"""No option was given: the environment names the mesh."""
+
+
+def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T]]) -> T:
+    """Connect, run `command` with the mesh, and return its result. Raise the errors of ``Mesh.connect`` and of `command`."""
+    import trio
+
+    from worqr.client.connections import EMBEDDED, url_or_default
+    from worqr.inside import client_of
+    from worqr.mesh import Mesh
+
+    if not (log := logging.getLogger("worqr")).handlers:
+        log.addHandler(logging.NullHandler())  # the error has the text that the log would have
+    mesh = Mesh(
+        connect.url, prefix=connect.prefix, app="cli", patience=parse_duration(connect.patience, "--patience") or 0
+    )
+
+    if url_or_default(mesh.url) == EMBEDDED:
+        raise InvalidArguments(
+            f"{EMBEDDED} is a private server that would start and end with this command: run `worqr server` in another terminal, "
+            "and set WORQR_URL to the URL that it prints"
+        )
+    client_of(mesh).act_as(_user() if connect.who is None else connect.who)
+
+    async def connected() -> T:
+        async with mesh.connect():
+            return await command(mesh)
+
+    return trio.run(connected)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run a process as a user without a name
+        return ""

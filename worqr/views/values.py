@@ -1,4 +1,4 @@
-"""Numbers and times as the pages show them. Pure. Templates and live updates use the same functions, so both show the same."""
+"""How numbers, times, sizes and ids are written: short on terminals and pages, exact in pipes and files. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from worqr.escaping import escape
 NONE: Final = "–"
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 LONGEST_ZONE: Final = 100
-_WORKER: Final = re.compile(r"(.*:)([0-9a-f]{8})[0-9a-f]{24}", re.DOTALL)
+WORKER_DIGITS: Final = 8
+"""Digits of a worker's id that are shown: two workers of a fleet of 1,000 share them once in 8,000 fleets."""
+_WORKER: Final = re.compile(rf"((?:.*:)?[0-9a-f]{{{WORKER_DIGITS}}})[0-9a-f]{{24}}", re.DOTALL)
+LONGEST_CELL: Final = 200
+"""Characters of a payload or a message in a table of a terminal; JSON has the whole of it."""
 
 
 def count(number: float | None) -> str:
@@ -25,15 +29,9 @@ def rate(per_second: float | None) -> str:
     """Return a rate with two significant digits: ``0.4``, ``12``."""
     if per_second is None:
         return NONE
-    return (
-        "0"
-        if per_second < 0.005
-        else f"{per_second:.2f}"
-        if per_second < 1
-        else f"{per_second:,.3g}"
-        if (per_second < 100)
-        else f"{per_second:,.0f}"
-    )
+    if per_second < 1:
+        return "0" if per_second < 0.005 else f"{per_second:.2f}"
+    return f"{per_second:,.3g}" if per_second < 100 else f"{per_second:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
@@ -78,11 +76,7 @@ def in_zone(when: datetime | None, zone: str) -> str:
         return NONE
     try:
         there = ZoneInfo(zone) if len(zone) <= LONGEST_ZONE else UTC
-    except (
-        KeyError,
-        ValueError,
-        OSError,
-    ):  # an unknown one, or the name of no zone; or the database of zones is missing
+    except (KeyError, ValueError, OSError):  # unknown, no name of a zone, or the database of zones is missing
         there = UTC
     return f"{when.astimezone(there):%Y-%m-%d %H:%M:%S %Z}"
 
@@ -125,7 +119,7 @@ def percent(share: float | None) -> str:
 def worker(id: str | None) -> str:
     """Return the short form of a worker's id: ``shop:51924699``."""
     match = _WORKER.fullmatch(id or "")
-    return f"{match[1]}{match[2]}" if match else id or NONE
+    return match[1] if match else id or NONE
 
 
 def plural(number: int, one: str, many: str = "") -> str:
@@ -137,3 +131,28 @@ def line(text: str, most: int = 160) -> str:
     """Return a text of unknown origin in one line, escaped."""
     shown = escape(text[: most + 1].replace("\n", " "))
     return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text that is too long for a table of a terminal."""
+    return text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 1] + "…"
+
+
+def short_time(when: datetime | None) -> str:
+    """Return a moment in this machine's time zone: today the time to the second, else the date and the minute."""
+    if when is None:
+        return "-"
+    local = when.astimezone()
+    if local.date() == datetime.now(local.tzinfo).date():
+        return local.strftime("%H:%M:%S")
+    return f"{local:%Y-%m-%d %H:%M}"
+
+
+def exact_time(when: datetime | None) -> str:
+    """Return a time in this machine's zone, to the second."""
+    return "-" if when is None else when.astimezone().isoformat(" ", "seconds")
+
+
+def exact_seconds(seconds: float) -> str:
+    """Return a duration as pipes and files get it: ``3.4 s``, ``7300.0 s``."""
+    return "never" if math.isinf(seconds) else f"{seconds:.1f} s"

@@ -1,34 +1,114 @@
-"""The handlers of the pages that show something. Each makes few requests, and each list has pages."""
+"""The pages that show something: a handler for each. Each makes few requests, and each list has pages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from starlette.responses import Response
 
+from worqr import ops
+from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
 from worqr.client.queue import queue_named
 from worqr.cron import Schedule
-from worqr.dashboard import serving
-from worqr.dashboard.batches import gathered as gathered
-from worqr.dashboard.batches import pair, unless_refused
-from worqr.dashboard.graphs import HOUR, NAMES, read_graphs, read_sparklines
+from worqr.dashboard.dead_letters import read_counts, read_records
+from worqr.dashboard.graphs import DAY, HOUR, NAMES, read_graphs, read_sparklines
 from worqr.dashboard.guard import Refused
-from worqr.dashboard.numbers import job_rows, rows_of, signature
-from worqr.dashboard.records_page import read_records
-from worqr.dashboard.state import MeshState, age_of, is_empty_failure_queue, needs_of, read_state
-from worqr.dashboard.visit import Visit
+from worqr.dashboard.live_texts import job_rows, lane_rows, rows_of, signature
+from worqr.dashboard.reads import FRESH, gathered, pair, unless_refused
+from worqr.dashboard.request import Visit
+from worqr.dashboard.state import MeshState, is_empty_failure_queue, needs_of, read_state
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.mesh_records import LogEntry, QueueInfo, WorkerInfo, is_in_use
+from worqr.keys import QueueKeys
+from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
-from worqr.records import MOST_RECENT, EndedRun, JobRecord, Matches, Status, TaskInfo
+from worqr.records import MOST_RECENT, EndedRun, Failed, JobRecord, Matches, Status, TaskInfo
 from worqr.shard_layout import MAX_SHARDS
+from worqr.views import values
+from worqr.views.tables import age_of
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+    from worqr.ops import ServedPolicy
+
+
+# The page of all failed tasks: the newest error of each queue, and on demand the types of errors in all queues.
+
+
+MOST_QUEUES: Final = 20
+"""Queues whose records are read for the page."""
+MOST_TYPES: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTable:
+    """How many records have which type of error, by queue. Rows and columns are sorted, those with the most records first."""
+
+    queues: Sequence[str]
+    rows: Sequence[tuple[str, int, Sequence[int]]]
+    """The type of the error, its sum, and its number in each queue."""
+    types_left_out: int
+
+
+async def failed(visit: Visit) -> Response:
+    """The queues with dead-letter records, the newest record of each, and their error types if the viewer asks for them."""
+    state = await look(visit)
+    found = failing_queues(state)
+    shown = found[:MOST_QUEUES]
+
+    async def newest(name: str) -> tuple[list[Failed], str]:
+        return await unless_refused(partial(queue_named(visit.mesh.queue, name).failed.list, 1), list[Failed]())
+
+    names = [info.name for info in shown]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(newest, name) for name in names]
+    calls.append(partial(read_sparklines, visit, names, DAY, "failed", "Failed"))
+    if visit.text("count") == "errors":
+        calls.append(partial(read_counts, visit, names_to_count(state), "failed"))
+    found_all = await gathered(calls)  # all of them at once, so that they are one batch
+    newests, (sparks, *counted) = found_all[: len(names)], found_all[len(names) :]
+    return visit.page(
+        "failed.html",
+        live=visit.link("/live", view="failed", count=visit.text("count")),
+        found=list(zip(shown, newests, strict=True)),
+        sparks=sparks,
+        left_out=len(found) - len(shown),
+        errors=error_table(counted[0].counts) if counted else None,
+        counted=counted[0] if counted else None,
+        total=sum(info.failed for info in shown),
+    )
+
+
+def names_to_count(state: MeshState) -> list[str]:
+    """Return the queues whose records the page counts."""
+    return [info.name for info in failing_queues(state)[:MOST_QUEUES] if info.failed]
+
+
+def failing_queues(state: MeshState) -> list[QueueInfo]:
+    """Return the queues with dead-letter records, those with the most first."""
+    found = [info for info in state.queues if info.failed or info.broken]
+    return sorted(found, key=lambda info: (-(info.failed + info.broken), info.name))
+
+
+def error_table(counts: Mapping[str, Mapping[str, int]]) -> ErrorTable:
+    """Return the table of the counts of each queue."""
+    by_queue = {name: found for name, found in counts.items() if found}
+    queues = sorted(by_queue, key=lambda name: (-sum(by_queue[name].values()), name))
+    sums: dict[str, int] = {}
+    for found in by_queue.values():
+        for error, number in found.items():
+            sums[error] = sums.get(error, 0) + number
+    errors = sorted(sums, key=lambda error: (-sums[error], error))
+    rows = [(error, sums[error], [by_queue[name].get(error, 0) for name in queues]) for error in errors[:MOST_TYPES]]
+    return ErrorTable(queues, rows, len(errors) - len(rows))
+
+
+def check_sees_all(visit: Visit) -> None:
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Schedules are for viewers who see all queues only.")
 
 
 # What was asked of a worker, and what can be done about it, as sentences.
@@ -223,10 +303,10 @@ async def queue(visit: Visit) -> Response:
     queue = visit.queue(visit.text("name"))
     tab = visit.choice("tab", TABS)
     span = visit.choice("range", tuple(NAMES))
-    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), partial(serving.read_info, visit, queue.name)]
+    calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), partial(read_info, visit, queue.name)]
     calls += [partial(unless_refused, partial(_tasks_of, visit, queue, tab), dict[str, Any]())]
     calls += [partial(read_graphs, visit, queue.name, span)]
-    calls += [partial(unless_refused, partial(serving.read_serving, visit, queue.name), None)]
+    calls += [partial(unless_refused, partial(read_serving, visit, queue.name), None)]
     state, (info, shards), (context, refused), graphs, (served, unserved) = await gathered(calls)
     info = state.age_in(info)
     context |= {"graphs": graphs, "range": span, "ranges": NAMES, "refused": refused}
@@ -236,7 +316,7 @@ async def queue(visit: Visit) -> Response:
         "shards": shards,
         "shard": visit.number("shard", 0, 1, MAX_SHARDS),
     }
-    context["shard_texts"] = serving.shard_numbers(info.name, shards)
+    context["shard_texts"] = shard_numbers(info.name, shards)
     context["left_out"] = info.running - PAGE if tab == "running" else 0
     unknown = not (is_in_use(info) or any(info.counts.values()) or visit.text("done"))
     context |= {"unknown": unknown, "near": nearest(info.name, state) if unknown else ""}
@@ -264,7 +344,7 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
         return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
     order = visit.choice("order", ORDERS)
     if tab == "waiting":
-        tasks = await serving.waiting_tasks(visit, queue.name, PAGE + 1, newest=order == "end")
+        tasks = await waiting_tasks(visit, queue.name, PAGE + 1, newest=order == "end")
     else:
         tasks = await queue.jobs(state=_state(tab), limit=PAGE + 1, after=visit.text("after"))
     return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after"), "order": order}
@@ -450,3 +530,270 @@ def _searches(visit: Visit, word: str) -> list[Callable[[], Awaitable[Found]]]:
     splits = [(word[:place], word[place + 1 :]) for place, letter in enumerate(word) if letter == ":"][:MOST_COLONS]
     named = [partial(in_queue, name, rest) for name, rest in splits if name and rest and visit.viewer.sees(name)]
     return [everywhere, *named]
+
+
+# The page of the log of the mesh: what has happened, and what operators did.
+
+
+LOG_PAGE: Final = 100
+"""Entries of one page."""
+MOST_ENTRIES: Final = 1000
+"""Entries that are read, the newest: as many as one request returns."""
+
+
+async def log(visit: Visit) -> Response:
+    """One page of the log, newest first, filtered by kind, queue and person."""
+    entries, _ = await with_state(visit, partial(entries_of, visit))
+    chosen, found = chosen_fields(visit), matching(visit, entries)
+    start = start_of_page(visit, LOG_PAGE)
+    return visit.page(
+        "log.html",
+        live=visit.link("/live", view="log"),
+        found=found[start : start + LOG_PAGE],
+        total=len(found),
+        start=start,
+        size=LOG_PAGE,
+        chosen=chosen,
+        kinds=sorted(({entry.kind for entry in entries} | {chosen["kind"]}) - {""}),
+        people=sorted(({entry.who for entry in entries} | {chosen["who"]}) - {""}),
+        cut=len(entries) == MOST_ENTRIES,
+    )
+
+
+async def chosen_entries(visit: Visit) -> list[LogEntry]:
+    """Return the entries that match the filter of the address."""
+    return matching(visit, await entries_of(visit))
+
+
+def chosen_fields(visit: Visit) -> dict[str, str]:
+    return {name: visit.text(name).strip() for name in ("kind", "queue", "who")}
+
+
+def matching(visit: Visit, entries: Iterable[LogEntry]) -> list[LogEntry]:
+    chosen = chosen_fields(visit)
+    return [entry for entry in entries if all(getattr(entry, name) == value for name, value in chosen.items() if value)]
+
+
+async def entries_of(visit: Visit, within: float = FRESH, *, spare: bool = False) -> list[LogEntry]:
+    """Return the newest entries that this viewer may see, the newest first.
+
+    A viewer who does not see all queues sees only what is about those that they see.
+    """
+
+    async def read(_before: list[LogEntry] | None) -> list[LogEntry]:
+        return (await visit.mesh.log(MOST_ENTRIES))[::-1]
+
+    entries = await visit.looks.get("log", read, within=within, spare=spare)
+    if visit.viewer.sees_all:
+        return entries
+    return [entry for entry in entries if entry.queue and visit.viewer.sees(entry.queue)]
+
+
+# Who serves a queue and with which handler options, and the shards of a queue, for its page.
+#
+# Workers store their options when they enter a queue. The server keeps those of a worker until it leaves.
+
+
+NOT_KNOWN: Final = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerTexts:
+    """The handler options of some workers, as texts for a row of a table."""
+
+    failures: str
+    timeouts: str
+    stalls: str
+    backoff: str
+    timeout: str
+    errors: str
+    kept: str
+    results: str
+    handler: str
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Workers with the same options. `workers`: the first of them by id. `number`: how many they are."""
+
+    number: int
+    workers: Sequence[str]
+    options: HandlerTexts
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """All that serve a queue, most workers first.
+
+    Attributes:
+        left_out: how many workers were not looked at.
+    """
+
+    groups: Sequence[Served]
+    left_out: int = 0
+
+    @property
+    def differing(self) -> set[str]:
+        """The names of the options that are not the same for all workers."""
+        known = [group.options for group in self.groups]
+        names = (each.name for each in fields(HandlerTexts))
+        return {name for name in names if len({getattr(each, name) for each in known}) > 1}
+
+
+def serving_of(found: Sequence[ServedPolicy], left_out: int = 0) -> Serving:
+    """Return the options of workers as texts."""
+    return Serving([Served(each.number, each.workers, options_of(each.fields)) for each in found], left_out)
+
+
+def options_of(stored: Mapping[str, str]) -> HandlerTexts:
+    """Return handler options as texts. What is not stored, or is no number, is not known."""
+    lowest, highest = _stored_time(stored, "min_backoff"), _stored_time(stored, "max_backoff")
+    only, never = stored.get("retry_on", ""), stored.get("fail_on", "")
+    known = "max_failures" in stored
+    errors = [f"only {only}" if only else "", f"never {never}" if never else ""]
+    return HandlerTexts(
+        failures=_stored_number(stored, "max_failures"),
+        timeouts=_stored_number(stored, "max_timeouts"),
+        stalls=_stored_number(stored, "max_stalls"),
+        backoff=NOT_KNOWN if NOT_KNOWN in (lowest, highest) else f"{lowest} to {highest}",
+        timeout=_stored_time(stored, "timeout") if "timeout" in stored or not known else "none",
+        errors="; ".join(filter(None, errors)) or ("all" if known else NOT_KNOWN),
+        kept=_stored_number(stored, "keep_failed"),
+        results=_stored_time(stored, "result_ttl") if "result_ttl" in stored else "not kept",
+        handler={"1": "handler", "0": "none"}.get(stored.get("on_failure", ""), NOT_KNOWN),
+    )
+
+
+def _stored_number(stored: Mapping[str, str], name: str) -> str:
+    value = stored.get(name, "")
+    return values.count(int(value)) if value.isascii() and value.isdecimal() and len(value) < 16 else NOT_KNOWN
+
+
+def _stored_time(stored: Mapping[str, str], name: str) -> str:
+    value = stored.get(name, "")
+    if not (value.isascii() and value.isdecimal() and len(value) < 16):
+        return NOT_KNOWN
+    seconds = int(value) / 1000
+    return values.duration(seconds) if seconds.is_integer() else f"{seconds:g} s"
+
+
+async def read_serving(visit: Visit, name: str) -> Serving:
+    """Return who serves a queue. Workers serve all shards of a queue, so the first shard tells."""
+    client = client_of(visit.mesh)
+    shards = await client.sharding.shards(QueueKeys.of(visit.mesh.prefix, name))
+    return serving_of(*await client.ask(ops.list_policies(shards[0])))
+
+
+async def read_info(visit: Visit, name: str) -> tuple[QueueInfo, list[QueueInfo]]:
+    """Return the counters of a queue, and those of each of its shards; of a queue with one shard only the former."""
+    client, keys = client_of(visit.mesh), QueueKeys.of(visit.mesh.prefix, name)
+    found = await ask_each(client, await client.sharding.shards(keys), ops.inspect)
+    shards = [merge_queue_info(f"{keys.display_name} {n}", [each]) for n, each in enumerate(found, 1)]
+    return merge_queue_info(keys.display_name, found), shards if len(shards) > 1 else []
+
+
+async def waiting_tasks(visit: Visit, name: str, limit: int, *, newest: bool) -> list[TaskInfo]:
+    """Return one page of the waiting tasks of a queue, or of the shard whose number the field `shard` is.
+
+    Raises:
+        Refused: the queue has no such shard.
+    """
+    client = client_of(visit.mesh)
+    shards, number = (
+        await client.sharding.shards(QueueKeys.of(visit.mesh.prefix, name)),
+        visit.number("shard", 0, 1, MAX_SHARDS),
+    )
+    if number > len(shards):
+        raise Refused(404, f"The queue has {values.plural(len(shards), 'shard')}.")
+    chosen = shards[number - 1 : number] if number else shards
+    return await list_jobs(client, chosen, "waiting", limit, visit.text("after"), newest=newest)
+
+
+def shard_of(task: TaskInfo) -> int:
+    """Return the number of the shard in which a listed task waits, from 1 on. Its cursor begins with the state and the shard."""
+    return int(task.cursor.split(" ")[1]) + 1
+
+
+def shard_numbers(name: str, shards: Sequence[QueueInfo]) -> dict[str, str]:
+    """Return the numbers of the shards of a queue that change while its page is open."""
+    names = ("waiting", "scheduled", "running", "failed")
+    return {
+        f"shard.{name}.{n}.{each}": values.count(getattr(info, each) + (info.broken if each == "failed" else 0))
+        for n, info in enumerate(shards, 1)
+        for each in names
+    }
+
+
+# The page of the lanes of a queue.
+
+
+LANES_SHOWN: Final = 100
+"""Lanes on the page: those with the most tasks."""
+
+
+async def lanes_of(visit: Visit) -> list[LaneInfo]:
+    """Return the lanes of the queue that the address names, one more than the page shows if there are more."""
+    return await visit.queue(visit.text("queue")).lanes(limit=LANES_SHOWN + 1)
+
+
+async def lanes(visit: Visit) -> Response:
+    """The lanes of a queue."""
+    queue = visit.queue(visit.text("queue"))
+    found, state = await with_state(visit, lambda: lanes_of(visit))
+    shown, more = found[:LANES_SHOWN], len(found) > LANES_SHOWN
+    live = visit.link("/live", view="lanes", queue=queue.name, seen=signature(lane_rows(shown)))
+    return visit.page("lanes.html", live=live, state=state, queue=queue.name, found=shown, shown=LANES_SHOWN, more=more)
+
+
+# The page of schedules.
+
+
+NEXT: Final = 5
+"""Times that the page of one schedule lists."""
+LAST: Final = 20
+"""Runs that it lists."""
+
+
+async def schedules(visit: Visit) -> Response:
+    """All schedules; or one with its next times, if the address names it."""
+    check_sees_all(visit)
+    found, _ = await with_state(visit, partial(all_schedules, visit))
+    name = visit.text("name")
+    if not name:
+        return visit.page("schedules.html", live="", found=found)
+    one = next((each for each in found if each.name == name), None)
+    if one is None:
+        raise Refused(404, "There is no schedule of this name.")
+    upcoming, why = _next_runs(one)
+    ended, refused = await _last_runs(visit, one)
+    return visit.page(
+        "schedule.html",
+        live="",
+        schedule=one,
+        upcoming=upcoming,
+        why=why,
+        info={"name": one.queue},
+        ended=ended,
+        ended_refused=refused,
+    )
+
+
+async def _last_runs(visit: Visit, schedule: Schedule) -> tuple[list[EndedRun], str]:
+    """Return the last runs of a schedule that workers have kept; or the words of a server that refuses them."""
+    if not schedule.queue:
+        return [], ""
+    read = partial(queue_named(visit.mesh.queue, schedule.queue).recent, MOST_RECENT)
+    runs, refused = await unless_refused(read, list[EndedRun]())
+    return [run for run in runs if run.id == f"cron:{schedule.name}"][:LAST], refused
+
+
+def _next_runs(schedule: Schedule) -> tuple[list[datetime], str]:
+    """Return the next times; or why they are not known."""
+    if schedule.paused:
+        return [], "The schedule is paused."
+    if schedule.problem:
+        return [], "They are not known, because of the problem above."
+    try:
+        return schedule.next_runs(NEXT), ""
+    except UsageError as error:  # the extra is missing
+        return [], str(error)

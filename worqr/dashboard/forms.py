@@ -1,0 +1,297 @@
+"""The handlers of forms: each is one kind of call of the public API, and returns to its page with the exact outcome.
+
+Clicking twice changes nothing more: a job that was cancelled, retried or dropped is not found the second time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from starlette.responses import Response
+
+from worqr.dashboard.guard import Refused
+from worqr.dashboard.pages import all_workers, check_sees_all
+from worqr.dashboard.reads import gathered
+from worqr.dashboard.request import LONGEST_VALUE, UNKNOWN, UNSENT, Visit
+from worqr.errors import Unavailable
+from worqr.inside import client_of
+from worqr.limits import Limit
+
+if TYPE_CHECKING:
+    from worqr.client.dead_letters import Aside
+    from worqr.records import CancelCount
+
+
+# What may start: limits and weights.
+
+
+async def limit(visit: Visit) -> Response:
+    """Set the limits of a queue or of a lane, or return to those of the code."""
+    queue, lane = visit.queue(visit.text("queue")), visit.text("lane") or None
+    clears, limits = visit.text("clear") == "yes", _limits(visit)
+    if clears == bool(limits):
+        raise Refused(
+            400, "Fill in how many may run at once, or how many may start in how many seconds; or clear the limit."
+        )
+
+    async def act() -> str:
+        if clears:
+            await queue.clear_limit(lane=lane)
+            return "limit-cleared"
+        await queue.set_limit(*limits, lane=lane)
+        return "limit"
+
+    return await done(visit, act)
+
+
+def _limits(visit: Visit) -> list[Limit]:
+    """Return the limits of the form. Raises Refused, and UsageError for numbers that a limit cannot have."""
+    concurrency, rate, per = (_whole(visit, name) for name in ("concurrency", "rate", "per"))
+    if (rate is None) != (per is None):
+        raise Refused(400, "A rate needs both: how many tasks may start, and in how many seconds.")
+    found = [] if concurrency is None else [Limit(concurrency)]
+    return found if rate is None or per is None else [*found, Limit(rate=rate, per=per)]
+
+
+def _whole(visit: Visit, name: str) -> int | None:
+    value = visit.text(name).strip()
+    if value and not (value.isascii() and value.isdecimal() and len(value) <= 9):
+        raise Refused(400, f"{name!r} must be a whole number.")
+    return int(value) if value else None
+
+
+async def weigh(visit: Visit) -> Response:
+    """Set the weight of a lane; without a number, return to that of the code."""
+    queue, lane, weight = visit.queue(visit.text("queue")), visit.text("lane"), _whole(visit, "weight")
+
+    async def act() -> str:
+        await queue.set_weight(lane, weight)
+        return "weight"
+
+    return await done(visit, act)
+
+
+# Schedules: pause, resume, run now, other times, and back to the times of the code.
+
+
+async def pause_schedule(visit: Visit) -> Response:
+    """Pause or resume a schedule."""
+    check_sees_all(visit)
+    name, paused = visit.text("name"), visit.choice("paused", ("yes", "no")) == "yes"
+
+    async def act() -> str:
+        await visit.mesh.pause_schedule(name, paused=paused)
+        return "schedule-pause" if paused else "schedule-resume"
+
+    return await done(visit, act)
+
+
+async def run_schedule(visit: Visit) -> Response:
+    """Enqueue the task of a schedule now."""
+    check_sees_all(visit)
+    name = visit.text("name")
+
+    async def act() -> str:
+        job = await visit.mesh.run_schedule(name)
+        return "schedule-busy" if job.outcome == "unchanged" else "schedule-run"
+
+    return await done(visit, act)
+
+
+async def override_schedule(visit: Visit) -> Response:
+    """Give a schedule other times, or those of its code."""
+    check_sees_all(visit)
+    name, reset = visit.text("name"), visit.choice("reset", ("no", "yes")) == "yes"
+    cron, timezone = visit.text("cron").strip(), visit.text("timezone").strip()
+
+    async def act() -> str:
+        if reset:
+            await visit.mesh.override_schedule(name, None)
+            return "schedule-reset"
+        await visit.mesh.override_schedule(name, cron, timezone=timezone or None)
+        return "schedule-override"
+
+    return await done(visit, act)
+
+
+# The forms of a worker: quiet, resume, drain, another concurrency, and its eviction.
+
+
+MODES: Final[dict[str, Literal["quiet", "resume", "drain"]]] = {"quiet": "quiet", "resume": "resume", "drain": "drain"}
+
+
+async def ask_worker(visit: Visit) -> Response:
+    """Ask a worker for something."""
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Requests to workers are for viewers who see all queues only.")
+    worker, what = visit.text("id"), visit.choice("what", ("quiet", "resume", "drain", "concurrency"))
+    mode = MODES.get(what)
+    concurrency = _concurrency(visit.text("n").strip()) if mode is None else None
+
+    async def act() -> str:
+        await visit.mesh.ask_worker(worker, mode, concurrency=concurrency)
+        return "worker-asked"
+
+    return await done(visit, act)
+
+
+def _concurrency(word: str) -> int | Literal["auto"]:
+    if word == "auto":
+        return "auto"
+    if not (word.isascii() and word.isdecimal() and len(word) < 10 and int(word)):
+        raise Refused(400, "The number of tasks must be a whole number, at least 1, or: auto.")
+    return int(word)
+
+
+async def evict_worker(visit: Visit) -> Response:
+    """Declare a worker dead whose process is gone. The form repeats the number of its process, because it may not be."""
+    if not visit.viewer.sees_all:
+        raise Refused(403, "Workers are evicted by viewers who see all queues only.")
+    found = [each for each in await all_workers(visit) if each.id == visit.text("id")]
+    if not found:
+        raise Refused(400, "There is no worker with this id: it has left, or it was evicted before.")
+    if visit.text("typed").strip() != str(found[0].pid):
+        raise Refused(400, f"Nothing was done. To confirm, type the number of the process: {found[0].pid}.")
+
+    async def act() -> str:
+        await visit.mesh.evict(found[0].id)
+        return "worker-evicted"
+
+    return await done(visit, act)
+
+
+ACKNOWLEDGED_WITHIN: Final = 5.0
+"""Seconds for which a cancel waits for the runs to end."""
+LONGEST_PAUSE: Final = 366 * 86400
+"""Seconds."""
+MOST_IDS: Final = 100
+"""Tasks of one act, so that it never holds up the server."""
+
+
+def _ids(visit: Visit) -> list[str]:
+    ids = _values(visit, "id")
+    if not ids:
+        raise Refused(400, "No task was chosen. Tick the box of at least one, then try again.")
+    return ids
+
+
+def _values(visit: Visit, name: str) -> list[str]:
+    """Return the values of a field that a form may have several times."""
+    found = [value for field, value in visit.form if field == name and value]
+    if max(map(len, found), default=0) > LONGEST_VALUE:
+        raise Refused(400, f"{name!r} is longer than {LONGEST_VALUE} characters.")
+    if len(found) > MOST_IDS:
+        raise Refused(400, f"At most {MOST_IDS} tasks at a time. For more, act on all tasks that a list shows.")
+    return found
+
+
+async def done(visit: Visit, act: Callable[[], Awaitable[str]]) -> Response:
+    """Return to the page of the form, also if the server has not answered."""
+    try:
+        done = await act()
+    except Unavailable as error:
+        done = UNSENT if error.sent is False else UNKNOWN
+    return visit.see_other(done)
+
+
+async def note(visit: Visit, kind: str, queue: str, ids: Sequence[str] = (), count: int = 0, text: str = "") -> None:
+    """Write an act into the log of the mesh, unless the call of the API does so."""
+    job = ids[0] if len(ids) == 1 else ""
+    await client_of(visit.mesh).note(kind, queue=queue, job=job, count=count, text=text)
+
+
+def reason_of(visit: Visit) -> str:
+    """Return the name of the viewer, with the reason in the form."""
+    words = visit.text("reason").strip()
+    return f"{visit.viewer.name}: {words}" if words else visit.viewer.name
+
+
+async def cancel(visit: Visit) -> Response:
+    """Cancel jobs, and wait until their runs have ended."""
+    queue, reason, claims = visit.queue(visit.text("queue")), reason_of(visit), _values(visit, "claim")
+    ids = [] if claims else _ids(visit)
+
+    async def one(job: str) -> CancelCount:
+        return await queue.job(job).cancel(reason=reason, wait=ACKNOWLEDGED_WITHIN)
+
+    async def plain() -> CancelCount:
+        return await queue.cancel_claims(*claims, reason=reason, wait=ACKNOWLEDGED_WITHIN)
+
+    async def act() -> str:
+        began = time.monotonic()
+        counts = await gathered([partial(one, job) for job in ids] + ([plain] if claims else []))
+        ms = round((time.monotonic() - began) * 1000)
+        sums = [sum(getattr(each, name) for each in counts) for name in ("waiting", "running", "acknowledged")]
+        await note(visit, "cancelled", queue.name, ids, sums[0] + sums[1], visit.text("reason").strip())
+        return ":".join(map(str, ("cancel", *sums, ms)))
+
+    return await done(visit, act)
+
+
+def _aside(visit: Visit) -> Aside:
+    queue = visit.queue(visit.text("queue"))
+    return queue.failed if visit.choice("list", ("failed", "broken")) == "failed" else queue.broken
+
+
+async def retry(visit: Visit) -> Response:
+    """Put dead-letter records back into their queue."""
+    aside, ids = _aside(visit), _ids(visit)
+
+    async def act() -> str:
+        count = await aside.retry(*ids)
+        if not count:
+            await note(visit, "retried", visit.text("queue"), ids)
+        return f"retry:{count}:{len(ids)}"
+
+    return await done(visit, act)
+
+
+async def run_now(visit: Visit) -> Response:
+    """Make scheduled jobs due now."""
+    queue, ids = visit.queue(visit.text("queue")), _ids(visit)
+
+    async def act() -> str:
+        count = await queue.run_now(*ids)
+        await note(visit, "run_now", queue.name, ids, count)
+        return f"run:{count}:{len(ids)}"
+
+    return await done(visit, act)
+
+
+async def drop(visit: Visit) -> Response:
+    """Delete dead-letter records."""
+    aside, ids = _aside(visit), _ids(visit)
+
+    async def act() -> str:
+        count = await aside.drop(*ids)
+        if not count:
+            await note(visit, "dropped", visit.text("queue"), ids)
+        return f"drop:{count}:{len(ids)}"
+
+    return await done(visit, act)
+
+
+async def pause(visit: Visit) -> Response:
+    """Pause a queue or a lane, until it is resumed or for some seconds."""
+    queue, lane, reason = visit.queue(visit.text("queue")), visit.text("lane") or None, reason_of(visit)
+    seconds = visit.number("duration", -1, 0, LONGEST_PAUSE)
+
+    async def act() -> str:
+        await queue.pause(reason, duration=None if seconds < 0 else seconds, lane=lane)
+        return "pause" if lane is None else "lane-pause"
+
+    return await done(visit, act)
+
+
+async def resume(visit: Visit) -> Response:
+    """Resume a queue or a lane."""
+    queue, lane = visit.queue(visit.text("queue")), visit.text("lane") or None
+
+    async def act() -> str:
+        await queue.resume(lane=lane)
+        return "resume" if lane is None else "lane-resume"
+
+    return await done(visit, act)
