@@ -186,7 +186,8 @@ class ThreadDriver(Driver):
     """The driver for any number of plain threads."""
 
     def __init__(self) -> None:
-        self._state = self.entered = _Entered()
+        self._state = _Entered()
+        self.entered: AbstractContextManager[object] = self._state
         self._roles = threading.Lock()  # guards the choice of the driving thread; held for a moment
         self._reactor: Reactor | None = None
         self._timers = Timers(run_callback)
@@ -241,7 +242,8 @@ class ThreadDriver(Driver):
 
     def poison(self) -> None:
         self._waiting.clear()
-        self._state = self.entered = _Entered()  # the parent's threads may have held the old locks
+        self._state = _Entered()  # the parent's threads may have held the old locks
+        self.entered = self._state
         self._roles = threading.Lock()
         self._driving = None
         self._free()
