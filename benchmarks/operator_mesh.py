@@ -13,10 +13,10 @@ import redis
 from benchmarks.measuring import Plan
 from benchmarks.server import command
 from worqr import ops
+from worqr.command import Command
 from worqr.job_options import encode_options
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.records import RemoteError
-from worqr.script_call import Call
 
 PREFIX = "worqr"
 DAY = 86_400
@@ -89,7 +89,7 @@ class LargeMesh:
 
     def _register(self) -> None:
         """Workers that send no heartbeat, and never count as dead."""
-        registry, calls = RegistryKeys(PREFIX), list[Call[Any]]()
+        registry, calls = RegistryKeys(PREFIX), list[Command[Any]]()
         for n in range(self.size.workers - 1):
             worker = f"host-{n % 50:02d}:{n:032x}"
             facts = [
@@ -118,7 +118,7 @@ class LargeMesh:
             self._send(ops.fail_task(keys, worker, claim, FAILURE) for claim in claims)
         self._send([ops.stop_work(keys, worker)])
 
-    def _send(self, calls: Iterable[Call[Any]]) -> list[Any]:
+    def _send(self, calls: Iterable[Command[Any]]) -> list[Any]:
         """Send calls in pipelines of moderate size, and return what they return."""
         found: list[Any] = []
         every = iter(calls)

@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from worqr import ops
+from worqr.command import Command
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys
 from worqr.lua import all_scripts
-from worqr.script_call import Call
 
 PRODUCER = "bare"
 ASKED_BY_CLIENTS = frozenset({"evalsha", "ping", "subscribe", "unsubscribe"})
@@ -50,7 +50,7 @@ def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping
         pipe.execute()
 
 
-def command(call: Call[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...]:
+def command(call: Command[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...]:
     """The link's request for `call`: script, number of keys, keys, arguments."""
     numbering = (PRODUCER, number, lowest) if call.numbered else ()
     return (call.script.sha, 1, call.base, *numbering, *call.args)

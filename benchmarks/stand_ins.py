@@ -15,8 +15,8 @@ import redis
 
 from benchmarks.server import command
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.script_call import Call
 
 KEEPALIVE_MS = 3000
 ROOM = 100
@@ -38,7 +38,7 @@ class StandIns:
         self._requests = 0
         self._beats = 0
 
-    def _send(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def _send(self, calls: Sequence[Command[Any]]) -> list[Any]:
         """Send one pipeline; return the replies as the calls decode them."""
         pipe = self._client.pipeline(transaction=False)
         for call in calls:
@@ -46,7 +46,7 @@ class StandIns:
             pipe.evalsha(*command(call, self._requests, self._requests))
         return [call.read(reply) for call, reply in zip(calls, pipe.execute(), strict=True)]
 
-    def _start(self, worker: str) -> Call[ops.StartReply]:
+    def _start(self, worker: str) -> Command[ops.StartReply]:
         self._numbers[worker] += 1
         return ops.start_tasks(self._keys, worker, self._numbers[worker], ROOM)
 

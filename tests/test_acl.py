@@ -32,12 +32,12 @@ from tests.support.servers import Server
 from tests.test_keys import in_batches, in_lanes, makers, plain
 from tests.test_lua import WRITES
 from worqr import ops
+from worqr.command import Command
 from worqr.cron import Definition
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts, script
 from worqr.metrics.fleet import FleetReader
 from worqr.ops import OutboxMessage
-from worqr.script_call import Call
 from worqr.validation import is_coroutine_function
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "permissions.md"
@@ -274,7 +274,7 @@ def seated(users: Users) -> Desk:
     return Desk(users.client, users.prefix)
 
 
-def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Call[Any]]]:
+def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Command[Any]]]:
     """What the calls of the scene leave out: the other side of an option."""
     kept, other, failures = (
         {"result_ttl": "60000"},

@@ -13,8 +13,8 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.client import inspection
 from worqr.client.inspection import SETTLED_AFTER, RunTotalsReader
+from worqr.command import Command
 from worqr.keys import QueueKeys
-from worqr.script_call import Call
 
 Q2 = "Q2"
 
@@ -47,7 +47,7 @@ async def test_a_queue_is_read_while_its_counters_move_and_a_while_longer(
         reader, now, asked = RunTotalsReader(mesh._client), [1000.0], []
         call_all = mesh._client.link.call_all
 
-        async def counted(calls: Sequence[Call[Any]]) -> list[Any]:
+        async def counted(calls: Sequence[Command[Any]]) -> list[Any]:
             asked.append([call.base for call in calls])
             return await call_all(calls)
 

@@ -10,10 +10,10 @@ import pytest
 import trio
 
 from tests.support.patience import PATIENCE
+from worqr.command import Command
 from worqr.errors import UsageError
 from worqr.link import Link
 from worqr.lua import Script
-from worqr.script_call import Call
 
 
 def script(name: str, body: str, flags: str = "") -> Script:
@@ -37,23 +37,23 @@ APPEND = script(
 )
 
 
-def echo(text: str, read: Callable[[list[Any]], Any] = lambda reply: reply[1].decode()) -> Call[Any]:
-    return Call(ECHO, "t:{Q}", (text,), read)
+def echo(text: str, read: Callable[[list[Any]], Any] = lambda reply: reply[1].decode()) -> Command[Any]:
+    return Command(ECHO, "t:{Q}", (text,), read)
 
 
 ECHO_CALL = echo("a")
 
 
-def log(prefix: str, text: str) -> Call[int]:
+def log(prefix: str, text: str) -> Command[int]:
     """RPUSH, so that the order of arrival can be looked at."""
     queue = f"{prefix}:{{Q}}"
-    return Call(LOG, queue, (text,), lambda reply: reply[1])
+    return Command(LOG, queue, (text,), lambda reply: reply[1])
 
 
-def append(prefix: str, text: str, queue: str = "Q") -> Call[list[Any]]:
+def append(prefix: str, text: str, queue: str = "Q") -> Command[list[Any]]:
     """A numbered RPUSH: answers [ok or again, length, number, lowest]."""
     base = f"{prefix}:{{{queue}}}"
-    return Call(APPEND, base, (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
+    return Command(APPEND, base, (text,), lambda reply: [reply[0].decode(), *reply[1:]], numbered=True)
 
 
 async def until(condition: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:

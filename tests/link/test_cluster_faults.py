@@ -21,6 +21,7 @@ from tests.link.scripts import ECHO_CALL, Outcomes, append, echo, lines, until
 from tests.link.test_subscriptions import SubscriptionListener, listener
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
+from worqr.command import Command
 from worqr.errors import ClaimLost, RefusedByServer, Unavailable, WorqrBug
 from worqr.link import Link, LinkSettings, WorkerHandle
 from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint
@@ -30,7 +31,6 @@ from worqr.link.requests import GUILTY_AFTER, Held, Request
 from worqr.link.session import BatchResult, slot_of
 from worqr.link.settings import Endpoint
 from worqr.link.thread_driver import ThreadDriver, run_blocking
-from worqr.script_call import Call
 
 LOW, HIGH = "Q0", "Q2"
 """Queues in the first and in the second half of all slots; the registry is in the second."""
@@ -332,7 +332,7 @@ async def test_a_beat_that_is_redirected_has_the_nodes_asked(
     doubted = threading.Event()
     invalidate = ShardEndpoint.invalidate
     monkeypatch.setattr(ShardEndpoint, "invalidate", lambda self: doubted.set() or invalidate(self))
-    call, beats = Call(ECHO_CALL.script, "{worqr}", ("a",), str), list[str]()
+    call, beats = Command(ECHO_CALL.script, "{worqr}", ("a",), str), list[str]()
     heartbeat = link.heartbeat(
         make=lambda _number, _turning: call, replied=beats.append, every=0.05, block_limit=60, describe=lambda: ""
     )
@@ -474,7 +474,7 @@ async def test_a_pipe_that_dies_of_a_bug_ends_the_link(
         raise Boom("here")
 
     with pytest.raises(WorqrBug, match="Boom: here"), trio.fail_after(PATIENCE):
-        await link.call(Call(echo("a").script, "t:{Q0}", ("a",), read))
+        await link.call(Command(echo("a").script, "t:{Q0}", ("a",), read))
     await outcomes.wait(2)
     assert any(isinstance(error, WorqrBug) for _, error in outcomes.all)
     with pytest.raises(WorqrBug):

@@ -19,12 +19,12 @@ from tests.support.clusters import Cluster, Node, cluster, cluster_of_module, fa
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import NotReplicated, RefusedByServer, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.link.session import slot_of
 from worqr.lua import Script
-from worqr.script_call import Call
 
 assert cluster, cluster_of_module  # fixtures
 
@@ -324,7 +324,7 @@ async def test_no_script_runs_on_half_a_slot(cluster: Cluster, link: Link) -> No
     target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
     source.ask("MIGRATE", "127.0.0.1", target.port, "t:{Q0}:a", 0, 5000)
-    call = Call(HALF, "t:{Q0}", (), lambda reply: reply[1])
+    call = Command(HALF, "t:{Q0}", (), lambda reply: reply[1])
     found: list[int] = []
 
     async def look() -> None:
@@ -344,7 +344,7 @@ async def test_no_script_runs_on_half_a_slot(cluster: Cluster, link: Link) -> No
 async def test_a_beat_follows_its_slot(cluster: Cluster, link: Link) -> None:
     home = cluster.owner("{worqr}")
     beats: list[str] = []
-    call = Call(Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1] .. ':beat')}"), "{worqr}", (), str)
+    call = Command(Script("beat", "#!lua\nreturn {'ok', redis.call('INCR', KEYS[1] .. ':beat')}"), "{worqr}", (), str)
     heartbeat = link.heartbeat(
         make=lambda _number, _turning: call, replied=beats.append, every=0.1, block_limit=60, describe=lambda: ""
     )

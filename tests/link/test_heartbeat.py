@@ -17,12 +17,12 @@ from tests.link.scripts import Outcomes, echo, lines, script, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
+from worqr.command import Command
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
 from worqr.link.heartbeat import LoopMonitor, LoopState, Sent
 from worqr.link.log_thread import LogThread
 from worqr.link.opening import resolver_for
 from worqr.link.settings import LinkSettings
-from worqr.script_call import Call
 
 pytestmark = pytest.mark.leaves("beat")  # the key that is renewed here, which expires
 
@@ -47,9 +47,9 @@ class Beats:
             describe=lambda: "culprit()",
         )
 
-    def make(self, n: int, turning: bool) -> Call[int]:
+    def make(self, n: int, turning: bool) -> Command[int]:
         self.made.append((n, turning))
-        return Call(BEAT, f"{{{self.prefix}}}", (n,), lambda reply: int(reply[1]))
+        return Command(BEAT, f"{{{self.prefix}}}", (n,), lambda reply: int(reply[1]))
 
     async def wait(self, count: int, within: float = PATIENCE) -> None:
         await until(lambda: len(self.replies) >= count, within, f"{count} replies, there are {len(self.replies)}")
@@ -264,7 +264,7 @@ async def test_an_outage_is_tried_twice_a_second(link_to: LinkTo, own_server: Se
 async def test_what_make_read_or_replied_raise_never_stops_the_beat(link: Link, prefix: str) -> None:
     calls = 0
 
-    def make(n: int, turning: bool) -> Call[Any]:
+    def make(n: int, turning: bool) -> Command[Any]:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:

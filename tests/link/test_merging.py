@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import worqr
-import worqr.script_call
+import worqr.command
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
@@ -19,7 +19,7 @@ from worqr.lua import script
 Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")
 
 
-def _requests(*calls: worqr.script_call.Call[int]) -> tuple[RequestQueue, list[Request]]:
+def _requests(*calls: worqr.command.Command[int]) -> tuple[RequestQueue, list[Request]]:
     request_queue = RequestQueue()
     requests = [Request(call, 30.0, 0.0) for call in calls]
     for request in requests:
@@ -45,7 +45,7 @@ def test_none_overtakes_what_its_own_queue_was_asked_before() -> None:
 
 
 @pytest.mark.parametrize("odd", [ops.enqueue(Q1, [b"b"], front=True), ops.enqueue(Q1, [b"b"], max_length=5)])
-def test_what_has_conditions_of_its_own_stays_alone(odd: worqr.script_call.Call[int]) -> None:
+def test_what_has_conditions_of_its_own_stays_alone(odd: worqr.command.Command[int]) -> None:
     request_queue, _ = _requests(ops.enqueue(Q1, [b"a"]), odd, ops.enqueue(Q1, [b"c"]))
     assert [request.call.args[2:] for request in request_queue.take()] == [(b"a",), (b"b",), (b"c",)]
 

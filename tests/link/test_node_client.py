@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.link.scripts import script
+from worqr.command import Command, Merge
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, connector, driver, node, session
 from worqr.link.connector import State
@@ -30,7 +31,6 @@ from worqr.link.node import NodeClient
 from worqr.link.opening import ServerInfo, resolver_for
 from worqr.link.session import Phase
 from worqr.link.settings import Endpoint
-from worqr.script_call import Call, Merge
 
 DO = script("do", "return 1")
 ERRORS = (
@@ -196,14 +196,14 @@ class ServerModel:
         return b"*2\r\n+ok\r\n:%d\r\n" % len(ids)
 
 
-def joined(calls: Any) -> Call[int]:
+def joined(calls: Any) -> Command[int]:
     first = calls[0]
-    return Call(DO, first.base, tuple(arg for call in calls for arg in call.args), first.read, True)
+    return Command(DO, first.base, tuple(arg for call in calls for arg in call.args), first.read, True)
 
 
-def call(base: str, name: str, *, numbered: bool, merges: bool, replicas: int) -> Call[int]:
+def call(base: str, name: str, *, numbered: bool, merges: bool, replicas: int) -> Command[int]:
     merge = Merge(1, joined, 1) if merges and numbered else None
-    return Call(DO, base, (name,), lambda reply: int(reply[1]), numbered, len(name), merge, replicas)
+    return Command(DO, base, (name,), lambda reply: int(reply[1]), numbered, len(name), merge, replicas)
 
 
 class Chaos(RuleBasedStateMachine):

@@ -12,10 +12,10 @@ import trio
 from tests.link.conftest import LinkTo
 from tests.link.scripts import ECHO, Outcomes, append, echo, kill_connections, lines, log, script, until
 from tests.support.servers import Server
+from worqr.command import Command
 from worqr.errors import ClaimSettled, QueueFull, RefusedByServer, Unavailable, UsageError, WorqrBug
 from worqr.link import Link
 from worqr.link.session import Session
-from worqr.script_call import Call
 
 
 async def test_every_task_gets_its_own_answer(link: Link) -> None:
@@ -63,7 +63,7 @@ async def test_what_waits_travels_in_one_pipeline(link: Link) -> None:
 
 async def test_a_task_of_many_megabytes_comes_back_whole(link: Link) -> None:
     big = bytes(range(256)) * (12 * 4096)
-    call = Call(ECHO, "t:{Q}", (big,), lambda reply: reply[1], size=len(big))
+    call = Command(ECHO, "t:{Q}", (big,), lambda reply: reply[1], size=len(big))
     small: list[str] = []
 
     async def ask() -> None:
@@ -81,7 +81,7 @@ async def test_an_argument_that_cannot_be_sent_harms_nobody_else(link: Link, bad
     before, after = Outcomes(), Outcomes()
     link.post(echo("before"), before)
     broken = Outcomes()
-    link.post(Call(ECHO, "t:{Q}", (bad,), lambda reply: reply, numbered=True), broken)
+    link.post(Command(ECHO, "t:{Q}", (bad,), lambda reply: reply, numbered=True), broken)
     link.post(echo("after"), after)
     await after.wait(1)
     assert (before.values, after.values) == (["before"], ["after"])
@@ -122,7 +122,7 @@ async def test_a_foreign_type_refuses_that_call_alone(link: Link, server: Server
 async def test_a_script_that_raises_is_refused_without_its_arguments(link: Link) -> None:
     bad = script("bad", "return KEYS[1] .. nil")
     with pytest.raises(RefusedByServer) as caught:
-        await link.call(Call(bad, "t:{Q}", ("secret",), lambda reply: reply))
+        await link.call(Command(bad, "t:{Q}", ("secret",), lambda reply: reply))
     assert "bad" in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -130,7 +130,7 @@ async def test_a_script_that_raises_is_refused_without_its_arguments(link: Link)
 async def test_a_script_that_does_not_compile_is_refused(link: Link) -> None:
     bad = script("torn", "return (")
     outcomes = Outcomes()
-    link.post(Call(bad, "t:{Q}", (), lambda reply: reply), outcomes)
+    link.post(Command(bad, "t:{Q}", (), lambda reply: reply), outcomes)
     link.post(echo("a"), outcomes)
     await outcomes.wait(2)
     errors = {type(error): str(error) for _, error in outcomes.all if error}

@@ -14,12 +14,12 @@ from tests.link.scripts import Outcomes, append, echo, lines, script, until
 from tests.support.sentinels import raw
 from tests.support.servers import Server
 from tests.support.troubles import TROUBLES, Trouble, troubled_server
+from worqr.command import Command
 from worqr.errors import RefusedByServer, Unavailable
-from worqr.script_call import Call
 
 pytestmark = pytest.mark.one_server
 
-PEEK = Call(script("peek", "return ARGV[1]", " flags=no-writes"), "t:{Q}", ("x",), lambda reply: reply)
+PEEK = Command(script("peek", "return ARGV[1]", " flags=no-writes"), "t:{Q}", ("x",), lambda reply: reply)
 """To one that writes, a replica says READONLY first."""
 
 

@@ -16,11 +16,11 @@ from tests.support.proxy import FaultProxy
 from tests.support.replicated import Pair, follow, mine, own_pair, pair, pair_of_module, promote, wait_for_replicas
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
 from worqr.link import Link, LinkSettings, TrioDriver, requests
 from worqr.link.requests import FIRST_SLICE, LONGEST_SLICE, Replication, Request
-from worqr.script_call import Call
 
 assert all((mine, own_pair, pair, pair_of_module))  # fixtures
 
@@ -33,7 +33,7 @@ Say = Callable[[float], None]
 ProxyTo = Callable[[Server], FaultProxy]
 
 
-def enqueue(prefix: str, *tasks: bytes, replicas: int = 1, queue: str = "Q1") -> Call[int]:
+def enqueue(prefix: str, *tasks: bytes, replicas: int = 1, queue: str = "Q1") -> Command[int]:
     return ops.enqueue(QueueKeys(prefix, queue), tasks, replicas=replicas)
 
 
@@ -104,7 +104,7 @@ async def test_a_refusal_does_not_wait(link_to: LinkTo, pair: Pair, mine: str) -
     bounded = ops.enqueue(QueueKeys(mine, "Q1"), [b"a", b"b"], max_length=1, replicas=1)
     with pytest.raises(QueueFull), trio.fail_after(PATIENCE / 2):
         await link.call(bounded)
-    broken = Call(script("broken", "error('no')"), "t:{Q}", (), lambda reply: reply, replicas=1)
+    broken = Command(script("broken", "error('no')"), "t:{Q}", (), lambda reply: reply, replicas=1)
     with pytest.raises(RefusedByServer), trio.fail_after(PATIENCE / 2):
         await link.call(broken)
 

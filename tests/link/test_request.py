@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from tests.link.scripts import ECHO
 from worqr import lua
+from worqr.command import Command
 from worqr.link import requests
 from worqr.link.requests import FORGET_AFTER, Request, SequenceNumbers
-from worqr.script_call import Call
 
 
 def give(numbers: SequenceNumbers, base: str) -> int:
     """The number of a new request of this base."""
-    return numbers.give(Request(Call(ECHO, base, (), str, numbered=True), 1.0, 0.0))
+    return numbers.give(Request(Command(ECHO, base, (), str, numbered=True), 1.0, 0.0))
 
 
 def test_numbers_are_per_base_and_start_at_one() -> None:

@@ -12,9 +12,9 @@ import msgspec
 
 from tests.ops.driver import Desk, job
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys, keys_at
 from worqr.ops import BatchRow, Dispatched, OutboxMessage
-from worqr.script_call import Call
 
 KEEP = 60_000
 """ms, longer than a test can take."""
@@ -73,7 +73,7 @@ class Opened:
             self.desk.call(self.close_part(base, version))
             relay(self.desk, keys_at(self.desk.prefix, base))
 
-    def close_part(self, base: str, version: int = 1) -> Call[str]:
+    def close_part(self, base: str, version: int = 1) -> Command[str]:
         """The call that tells a part that the batch is sealed."""
         return ops.close_part(keys_at(self.desk.prefix, base), self.token, version, *self.told)
 
@@ -83,7 +83,7 @@ class Opened:
 
     def cancel_part(
         self, queue: QueueKeys | None = None, version: int = 1, cursor: str = "0", reason: str = REASON
-    ) -> Call[str | None]:
+    ) -> Command[str | None]:
         """The call that cancels members of a part."""
         part = self.desk.q if queue is None else queue
         return ops.cancel_part(part, self.token, version, *self.told, reason, cursor)
@@ -155,7 +155,7 @@ def messages(desk: Desk, queue: QueueKeys | None = None) -> list[OutboxMessage]:
     )
 
 
-def delivery(desk: Desk, message: OutboxMessage) -> Call[Any]:
+def delivery(desk: Desk, message: OutboxMessage) -> Command[Any]:
     """The call that delivers a message; a cancel in one step."""
     base, *parts = message.parts
     target, told = keys_at(desk.prefix, base.decode()), [bytes(part).decode("latin-1") for part in parts]

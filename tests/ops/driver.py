@@ -19,11 +19,11 @@ from tests.support.leaks import Entry, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts
 from worqr.ops import Dispatched, StartReply
 from worqr.records import RemoteError
-from worqr.script_call import Call
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class Desk:
 
     # Sending
 
-    def send(self, call: Call[Any], *, number: int | None = None, lowest: int | None = None) -> list[Any]:
+    def send(self, call: Command[Any], *, number: int | None = None, lowest: int | None = None) -> list[Any]:
         """The raw reply. Numbered calls count from 1 per base, each with itself as the lowest that is unanswered."""
         args = call.args
         if call.numbered:
@@ -150,19 +150,19 @@ class Desk:
         reply: list[Any] = self.client.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
         return reply
 
-    def sent(self, call: Call[Any]) -> tuple[Script, tuple[str, ...]]:
+    def sent(self, call: Command[Any]) -> tuple[Script, tuple[str, ...]]:
         """The script and the KEYS that are sent for a call."""
         return call.script, (call.base,)
 
-    def call(self, call: Call[T]) -> T:
+    def call(self, call: Command[T]) -> T:
         """The value that `call` returns to its caller."""
         return call.read(self.send(call))
 
-    def resend(self, call: Call[Any]) -> list[Any]:
+    def resend(self, call: Command[Any]) -> list[Any]:
         """The raw reply to the last call's number once more."""
         return self.send(call, number=self.numbers[call.base])
 
-    def late(self, call: Call[Any]) -> list[Any]:
+    def late(self, call: Command[Any]) -> list[Any]:
         """The raw reply to a copy that comes when its number is below the lowest, for the first time."""
         skipped = self.numbers[call.base] = self.numbers.get(call.base, 0) + 1
         if call.base == self.q.base:
@@ -177,7 +177,7 @@ class Desk:
         self.client.hset(self.q.counts, "fence", FENCE)
         self.client.expire(self.q.counts, 1000)
 
-    def commands_of(self, call: Call[Any]) -> list[str]:
+    def commands_of(self, call: Command[Any]) -> list[str]:
         """Send a call, and return the commands of its script, as the server sees them."""
         found: list[str] = []
         with self.client.monitor() as monitor:
@@ -190,7 +190,7 @@ class Desk:
                     found.append(line["command"])
         return found
 
-    def touched_by(self, call: Call[Any]) -> set[str]:
+    def touched_by(self, call: Command[Any]) -> set[str]:
         """Send a call, and return the keys of its commands without a space in their names, as the server sees them."""
         words = {word for command in self.commands_of(call) if command[:3] != "PUB" for word in command.split(" ")}
         return {word for word in words if re.fullmatch(rf"\{{?{self.prefix}\b[^\\@*]*", word)}

@@ -13,9 +13,9 @@ import redis
 from tests.ops.driver import FENCE
 from tests.ops.job_rules import DELAY, LATER, NOW
 from tests.support.patience import PATIENCE
+from worqr.command import Command
 from worqr.keys import LaneKeys, QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
-from worqr.script_call import Call
 
 _SNAPSHOT = """
 local reads = {list = 'LRANGE', set = 'SMEMBERS', hash = 'HGETALL', zset = 'ZRANGE', string = 'GET'}
@@ -78,7 +78,7 @@ class World:
 
     # Sending
 
-    def send(self, call: Call[Any], *, again: bool = False) -> list[Any]:
+    def send(self, call: Command[Any], *, again: bool = False) -> list[Any]:
         """The raw reply; `again`: to a copy of the last numbered request."""
         args = call.args
         if call.numbered:

@@ -13,9 +13,9 @@ from tests.ops.batches import OTHER, REASON, TOKEN, Opened, follow_up, opened
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
 from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
 from worqr.ops import OutboxMessage, ScheduleRow, Tick
-from worqr.script_call import Call
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""
@@ -185,7 +185,7 @@ def member_of(q: QueueKeys) -> dict[str, Any]:
     return {"token": SCATTERED, "home": q.base, "id": "open", "number": 1, "keep": "60000"}
 
 
-CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Call[Any]]] = {
+CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "cancel_batch": lambda q, g, scene: ops.cancel_batch(q, "open", SCATTERED, REASON),
     "cancel_part": lambda q, g, scene: ops.cancel_part(q, SCATTERED, 1, q.base, "open", "60000", REASON),
     "check_batches": lambda q, g, scene: ops.check_batches(q),
@@ -352,7 +352,7 @@ def prepared(desk: Desk, scene: Scene, name: str) -> Scene:
     return replace(scene, keys=_everything(desk), numbers=dict(desk.numbers), starts=dict(desk.starts))
 
 
-def next_call(desk: Desk, scene: Scene, name: str) -> Call[Any]:
+def next_call(desk: Desk, scene: Scene, name: str) -> Command[Any]:
     """The call of the script `name`, which will have something to do."""
     if name in BEFORE:
         BEFORE[name](desk)

@@ -14,51 +14,51 @@ from tests.ops.batches import TOKEN, Opened, delivery, follow_up, messages, open
 from tests.ops.driver import BOOM, FUTURE, Desk, fields_of
 from tests.ops.schedules import TASK, T
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys
 from worqr.lua import all_scripts, script
-from worqr.script_call import Call
 
-Way = Callable[[Desk, Opened], "Call[Any]"]
+Way = Callable[[Desk, Opened], "Command[Any]"]
 """Adds the member x, and returns the call that ends it."""
 
 
-def finished(desk: Desk, batch: Opened) -> Call[Any]:
+def finished(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.finish_tasks(desk.q, "A", [batch.run("A", "x")])
 
 
-def failed(desk: Desk, batch: Opened) -> Call[Any]:
+def failed(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.fail_task(desk.q, "A", batch.run("A", "x"), BOOM)
 
 
-def broken(desk: Desk, batch: Opened) -> Call[Any]:
+def broken(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.fail_task(desk.q, "A", batch.run("A", "x"), BOOM, broken=True)
 
 
-def failed_too_often(desk: Desk, batch: Opened) -> Call[Any]:
+def failed_too_often(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.retry_task(desk.q, "A", batch.run("A", "x"), BOOM, counter="failures", limit=1)
 
 
-def timed_out_too_often(desk: Desk, batch: Opened) -> Call[Any]:
+def timed_out_too_often(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.retry_task(desk.q, "A", batch.run("A", "x"), BOOM, counter="timeouts", limit=1)
 
 
-def stalled_too_often(desk: Desk, batch: Opened) -> Call[Any]:
+def stalled_too_often(desk: Desk, batch: Opened) -> Command[Any]:
     batch.run("A", "x", fields={"max_stalls": "1"})
     return ops.fail_worker(desk.q, "A")
 
 
-def expired(desk: Desk, batch: Opened) -> Call[Any]:
+def expired(desk: Desk, batch: Opened) -> Command[Any]:
     desk.enter("A")
     batch.add("x", expires="0")
     return ops.start_tasks(desk.q, "A", 1, 1)
 
 
-def cancelled_waiting(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_waiting(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x")
     return ops.cancel_job(desk.q, "x", "")
 
 
-def cancelled_scheduled(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_scheduled(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x", run_at=FUTURE)
     return ops.cancel_job(desk.q, "x", "")
 
@@ -70,94 +70,94 @@ def marked(desk: Desk, batch: Opened, **options: Any) -> int:
     return held
 
 
-def cancelled_and_stopped(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_and_stopped(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.stop_tasks(desk.q, "A", [marked(desk, batch)])
 
 
-def cancelled_and_finished(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_and_finished(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.finish_tasks(desk.q, "A", [marked(desk, batch)])
 
 
-def cancelled_and_failed(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_and_failed(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.fail_task(desk.q, "A", marked(desk, batch), BOOM)
 
 
-def cancelled_and_retried(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_and_retried(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.retry_task(desk.q, "A", marked(desk, batch), BOOM, counter="failures", limit=9)
 
 
-def cancelled_and_left(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_and_left(desk: Desk, batch: Opened) -> Command[Any]:
     marked(desk, batch)
     return ops.stop_work(desk.q, "A", 9)
 
 
-def cancelled_and_swept(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_and_swept(desk: Desk, batch: Opened) -> Command[Any]:
     marked(desk, batch)
     return ops.fail_worker(desk.q, "A")
 
 
-def claim_cancelled(desk: Desk, batch: Opened) -> Call[Any]:
+def claim_cancelled(desk: Desk, batch: Opened) -> Command[Any]:
     held = batch.run("A", "x")
     desk.call(ops.cancel_claims(desk.q, [held], reason=""))
     return ops.stop_tasks(desk.q, "A", [held])
 
 
-def replaced_while_it_ran(desk: Desk, batch: Opened) -> Call[Any]:
+def replaced_while_it_ran(desk: Desk, batch: Opened) -> Command[Any]:
     """By a job of no batch, which waits until the run has ended."""
     held = batch.run("A", "x")
     assert desk.dispatch("x", exists="cancel").outcome == "blocked"
     return ops.stop_tasks(desk.q, "A", [held])
 
 
-def deleted_with_its_queue(desk: Desk, batch: Opened) -> Call[Any]:
+def deleted_with_its_queue(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x")
     desk.call(ops.delete_queue(desk.q))
     return ops.purge_queue(desk.q)
 
 
-def deleted_while_scheduled(desk: Desk, batch: Opened) -> Call[Any]:
+def deleted_while_scheduled(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x", run_at=FUTURE)
     desk.call(ops.delete_queue(desk.q))
     return ops.purge_queue(desk.q)
 
 
-def deleted_in_its_lane(desk: Desk, batch: Opened) -> Call[Any]:
+def deleted_in_its_lane(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x", lane="gold")
     desk.call(ops.delete_queue(desk.q))
     return ops.purge_queue(desk.q)
 
 
-def cancelled_with_all(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_with_all(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x")
     desk.call(ops.cancel_all(desk.q))
     return ops.purge_queue(desk.q)
 
 
-def given_back_after_a_deletion(desk: Desk, batch: Opened) -> Call[Any]:
+def given_back_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
     held = batch.run("A", "x")
     desk.call(ops.delete_queue(desk.q))
     return ops.stop_tasks(desk.q, "A", [held])
 
 
-def left_after_a_deletion(desk: Desk, batch: Opened) -> Call[Any]:
+def left_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
     batch.run("A", "x")
     desk.call(ops.delete_queue(desk.q))
     return ops.stop_work(desk.q, "A", 9)
 
 
-def dispatched_again_after_a_deletion(desk: Desk, batch: Opened) -> Call[Any]:
+def dispatched_again_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x")
     desk.call(ops.delete_queue(desk.q))
     return ops.dispatch_jobs(desk.q, [({"id": "x"}, b"b")])
 
 
-def fired_after_a_deletion(desk: Desk, batch: Opened) -> Call[Any]:
+def fired_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("cron:s")
     desk.call(ops.delete_queue(desk.q))
     return ops.fire_schedule(desk.q, "s", T, judged_at=T, run_at=T, overlap="skip", task=TASK, meta="")
 
 
-def put_back_after_a_deletion(desk: Desk, batch: Opened) -> Call[Any]:
+def put_back_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
     """A dead-letter record of no batch takes the id."""
     held = desk.run("A", "x")
     desk.fail("A", held)
@@ -166,36 +166,36 @@ def put_back_after_a_deletion(desk: Desk, batch: Opened) -> Call[Any]:
     return ops.retry_aside(desk.q, "failed", [held])
 
 
-def cancelled_with_its_lane(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_with_its_lane(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x", lane="gold")
     return ops.cancel_lane(desk.q, "gold")
 
 
-def scheduled_and_cancelled_with_its_lane(desk: Desk, batch: Opened) -> Call[Any]:
+def scheduled_and_cancelled_with_its_lane(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x", lane="gold", run_at=FUTURE)
     return ops.cancel_lane(desk.q, "gold")
 
 
-def cancelled_with_its_batch(desk: Desk, batch: Opened) -> Call[Any]:
+def cancelled_with_its_batch(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("x")
     return batch.cancel_part()
 
 
-def without_a_task(desk: Desk, batch: Opened) -> Call[Any]:
+def without_a_task(desk: Desk, batch: Opened) -> Command[Any]:
     """Something has deleted the payload of its record."""
     held = batch.run("A", "x")
     desk.client.hdel(desk.q.active("x"), "task")
     return ops.fail_task(desk.q, "A", held, BOOM)
 
 
-def without_a_record(desk: Desk, batch: Opened) -> Call[Any]:
+def without_a_record(desk: Desk, batch: Opened) -> Command[Any]:
     """A failover has lost a record that was just written."""
     batch.add("x")
     desk.client.delete(desk.q.job("x"))
     return batch.close_part(desk.q.base)
 
 
-def without_a_record_while_it_ran(desk: Desk, batch: Opened) -> Call[Any]:
+def without_a_record_while_it_ran(desk: Desk, batch: Opened) -> Command[Any]:
     held = batch.run("A", "x")
     desk.client.delete(desk.q.active("x"))
     desk.call(ops.finish_tasks(desk.q, "A", [held]))
@@ -230,7 +230,7 @@ def text_of(counts: dict[str, int]) -> str:
     return " ".join(str(counts.get(name, 0)) for name in names)
 
 
-def send_twice(desk: Desk, call: Call[Any]) -> None:
+def send_twice(desk: Desk, call: Command[Any]) -> None:
     """The second time as the link sends a request again."""
     if call.numbered:
         first = desk.send(call)

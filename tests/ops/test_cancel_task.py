@@ -7,12 +7,12 @@ import pytest
 
 from tests.ops.driver import FUTURE, Desk, Expires, claim, digest, payloads, reference
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER
 from worqr.ops import CancelReply
-from worqr.script_call import Call
 
 
-def with_budget(call: Call[CancelReply], budget: int) -> Call[CancelReply]:
+def with_budget(call: Command[CancelReply], budget: int) -> Command[CancelReply]:
     return replace(call, args=(*call.args[:-3], budget, budget, call.args[-1]))
 
 

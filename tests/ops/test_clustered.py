@@ -13,16 +13,16 @@ from tests.ops.driver import Desk
 from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
 from tests.support.clusters import open_node
 from tests.support.patience import PATIENCE
+from worqr.command import Command
 from worqr.keys import NONEXISTENT
 from worqr.link.session import as_sent, slot_of
 from worqr.lua import Script, all_scripts
-from worqr.script_call import Call
 
 
 class ClusterDesk(Desk):
     """Sends what a link to a cluster sends."""
 
-    def sent(self, call: Call[Any]) -> tuple[Script, tuple[str, ...]]:
+    def sent(self, call: Command[Any]) -> tuple[Script, tuple[str, ...]]:
         script, keys = as_sent(call, clustered=True)
         assert keys == (call.base, call.base + NONEXISTENT)
         assert len({slot_of(key) for key in keys}) == 1

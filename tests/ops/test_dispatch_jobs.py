@@ -22,9 +22,9 @@ from tests.ops.driver import (
     reference,
 )
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER
 from worqr.ops import Dispatched
-from worqr.script_call import Call
 
 GIVEN = " fail_on jitter max_backoff max_failures max_stalls max_timeouts min_backoff result_ttl retry_on timeout "
 """All names of a policy, as Update(policy=True) sends them."""
@@ -690,7 +690,7 @@ def test_claims_after_it_are_above_its_numbers(desk: Desk) -> None:
 
 def test_options_that_are_no_map_are_an_error_before_anything_is_written(desk: Desk) -> None:
     call = ops.dispatch_jobs(desk.q, [job("a"), job("b")])
-    broken: Call[Any] = Call(call.script, call.base, (*call.args[:3], b"\xc1", b"b"), call.read, True)
+    broken: Command[Any] = Command(call.script, call.base, (*call.args[:3], b"\xc1", b"b"), call.read, True)
     with desk.nothing_changes(), pytest.raises(redis.ResponseError):
         desk.send(broken)
 

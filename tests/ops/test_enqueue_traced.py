@@ -8,13 +8,13 @@ import redis
 
 from tests.ops.driver import FENCE, Desk, Expires, fields_of, record, reference
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER
-from worqr.script_call import Call
 
 META = '{"traceparent":"00-1-2-01"}'
 
 
-def traced(desk: Desk, *tasks: bytes, **options: Any) -> Call[int]:
+def traced(desk: Desk, *tasks: bytes, **options: Any) -> Command[int]:
     return ops.enqueue_traced(ops.enqueue(desk.q, tasks, **options), META)
 
 

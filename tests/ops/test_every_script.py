@@ -15,9 +15,9 @@ from tests.ops.scene import AFAR, CALLS, SCATTERED, Scene, fingerprint, next_cal
 from tests.ops.schedules import declared
 from tests.support.clusters import open_node
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys
 from worqr.lua import all_scripts, script
-from worqr.script_call import Call
 
 FILL_MEMORY = {
     *(
@@ -44,7 +44,7 @@ def test_there_is_a_call_for_every_script() -> None:
     assert set(CALLS) == {each.name for each in all_scripts()}
 
 
-def keys_of(desk: Desk, call: Call[Any]) -> list[str]:
+def keys_of(desk: Desk, call: Command[Any]) -> list[str]:
     """Keys that the script has touched in this call, and others that it may know the name of."""
     keys = desk.q if call.base == desk.q.base else desk.g
     names = [name for name, what in vars(type(keys)).items() if isinstance(what, property)]
@@ -75,7 +75,7 @@ def batch_keys(keys: QueueKeys) -> list[tuple[str, str]]:
     return [*made, (":batches", batches.batches), (":outbox", batches.outbox)]
 
 
-def accepted(desk: Desk, call: Call[Any]) -> bool:
+def accepted(desk: Desk, call: Command[Any]) -> bool:
     """False if the server refused it because of a key of a foreign type; no other refusal is expected."""
     try:
         desk.send(call)
@@ -171,28 +171,28 @@ def test_a_numbered_request_that_comes_again_or_late_changes_nothing(desk: Desk,
     assert fingerprint(desk) == before
 
 
-def refuse_a_dispatch(desk: Desk) -> Call[Any]:
+def refuse_a_dispatch(desk: Desk) -> Command[Any]:
     desk.dispatch("there")
     return ops.dispatch_jobs(desk.q, [job("new"), job("there", exists="raise")], all_or_none=True)
 
 
-def refuse_to_clear(desk: Desk, call: Call[Any]) -> Call[Any]:
+def refuse_to_clear(desk: Desk, call: Command[Any]) -> Command[Any]:
     desk.put(b"a")
     desk.call(ops.delete_queue(desk.q))
     return call
 
 
-def refuse_another_version(desk: Desk) -> Call[Any]:
+def refuse_another_version(desk: Desk) -> Command[Any]:
     desk.client.set(desk.g.version, "2")
     return ops.start_worker(desk.g, "new", keepalive_ms=KEEPALIVE, facts=[])
 
 
-def refuse_more_tasks(desk: Desk) -> Call[Any]:
+def refuse_more_tasks(desk: Desk) -> Command[Any]:
     desk.put(b"a")
     return ops.enqueue(desk.q, [b"b"], max_length=1)
 
 
-REFUSED: dict[str, tuple[Callable[[Desk], Call[Any]], Callable[[Desk], object]]] = {
+REFUSED: dict[str, tuple[Callable[[Desk], Command[Any]], Callable[[Desk], object]]] = {
     "cancel_all": (lambda desk: refuse_to_clear(desk, ops.cancel_all(desk.q)), lambda desk: purge(desk)),
     "delete_queue": (lambda desk: refuse_to_clear(desk, ops.delete_queue(desk.q)), lambda desk: purge(desk)),
     "dispatch_jobs": (refuse_a_dispatch, lambda desk: desk.call(ops.cancel_job(desk.q, "there", ""))),

@@ -7,13 +7,13 @@ import pytest
 from tests.ops.driver import Desk, Expires, claim, reference
 from tests.ops.schedules import HOUR, MINUTE, TASK, T, now
 from worqr import ops
-from worqr.script_call import Call
+from worqr.command import Command
 
 ID = "cron:s"
 OVERLAPS = ("skip", "queue", "cancel")
 
 
-def fire(desk: Desk, nominal: int = T, **more: Any) -> Call[str]:
+def fire(desk: Desk, nominal: int = T, **more: Any) -> Command[str]:
     options = {"judged_at": nominal, "run_at": nominal, "overlap": "skip", "task": TASK, **more}
     return ops.fire_schedule(desk.q, options.pop("name", "s"), nominal, **options)
 

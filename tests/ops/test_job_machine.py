@@ -33,12 +33,12 @@ from tests.ops.job_world import EXPIRING, World, differences, wire
 from tests.support.machines import run_machine
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.job_states import LIVE, State, moves
 from worqr.keys import MARKER
 from worqr.limits import DECLARES_NOTHING
 from worqr.ops import MAX_ITEMS
 from worqr.records import RemoteError
-from worqr.script_call import Call
 
 FAR, FARTHER, PAST = 10**14, 2 * 10**14, 5_000
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
@@ -317,15 +317,15 @@ class JobMachine(RuleBasedStateMachine):
         raw = sum(id_of(item) is None for item in line)
         assert raw + len(live) + len(held) == self.model.born - self.model.ended, "a task is lost, or there twice"
 
-    def do(self, call: Call[Any], data: st.DataObject | None = None) -> Any:
+    def do(self, call: Command[Any], data: st.DataObject | None = None) -> Any:
         """What `call` answers; with `data` perhaps twice, to a copy of the same request."""
         return call.read(self._send(call, data))
 
-    def raw(self, call: Call[Any], expected: list[Any], data: st.DataObject | None = None) -> None:
+    def raw(self, call: Command[Any], expected: list[Any], data: st.DataObject | None = None) -> None:
         assert wire(self._send(call, data)) == wire(expected)
         self.check()
 
-    def _send(self, call: Call[Any], data: st.DataObject | None) -> list[Any]:
+    def _send(self, call: Command[Any], data: st.DataObject | None) -> list[Any]:
         reply = self.world.send(call)
         if data is not None and data.draw(st.booleans()):
             assert self.world.send(call, again=True) == reply

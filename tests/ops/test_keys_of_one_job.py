@@ -15,9 +15,9 @@ from tests.ops.driver import Desk, claim, digest, reference
 from tests.ops.scene import CALLS, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER, QueueKeys
 from worqr.lua import script
-from worqr.script_call import Call
 
 STEMS = (":job:", ":active:", ":claim:", ":aside:", ":twins:", ":taken:", ":result:", ":older_result:")
 LISTS = ("waiting", ":suspects", ":due", ":blocked", ":failed", ":broken", ":cancelling", ":claims:A", ":claims:C")
@@ -35,7 +35,7 @@ REFUSED = {
 """What names the one job that is meant. All other scripts go on."""
 
 
-def touched(desk: Desk, call: Call[Any], scene: Scene) -> list[str]:
+def touched(desk: Desk, call: Command[Any], scene: Scene) -> list[str]:
     """The keys of single jobs that the script reads or writes, as the server sees it."""
     known = [key.decode() for key, _, _ in scene.keys]
     commands = [command for command in desk.commands_of(call) if not command.startswith("PUB")]

@@ -19,9 +19,9 @@ import worqr.lua
 from tests.ops.driver import BOOM, Desk, claim, job, payloads, reference
 from tests.support.patience import PATIENCE
 from worqr import ops
+from worqr.command import Command
 from worqr.limits import DECLARES_NOTHING
 from worqr.lua.assembler import assemble, library
-from worqr.script_call import Call
 
 MINUTE = "60000"
 
@@ -114,7 +114,7 @@ def test_a_cancelled_run_makes_room(two: Desk) -> None:
 
 
 @pytest.mark.parametrize("how", [ops.fail_worker, ops.stop_work])
-def test_the_claims_of_a_worker_that_is_gone_make_room(two: Desk, how: Callable[..., Call[Any]]) -> None:
+def test_the_claims_of_a_worker_that_is_gone_make_room(two: Desk, how: Callable[..., Command[Any]]) -> None:
     with two.listening(two.q.wake_channel("B")) as heard:
         assert two.call(how(two.q, "A", 1)).more
         assert limited(two) == {claim(1)}

@@ -17,8 +17,8 @@ import pytest
 from tests.ops.driver import Desk, claim, reference
 from tests.ops.scene import CALLS, Scene, prepared, reset_scene, set_scene
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER
-from worqr.script_call import Call
 
 ODD = (
     b"",
@@ -78,7 +78,7 @@ def kind_of(name: str) -> str:
     return found[0] if found else name
 
 
-def touched(desk: Desk, call: Call[Any], scene: Scene) -> dict[str, list[bytes]]:
+def touched(desk: Desk, call: Command[Any], scene: Scene) -> dict[str, list[bytes]]:
     """The keys of the scene by their kind, of those kinds of which the script reads or writes a key, as the server sees it."""
     seen = [f"{command} " for command in desk.commands_of(call)]
     kinds: dict[str, list[bytes]] = {}

@@ -9,8 +9,8 @@ import redis
 
 from tests.ops.driver import Desk
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import WorqrBug
-from worqr.script_call import Call
 
 
 def kept(desk: Desk) -> set[int]:
@@ -119,6 +119,6 @@ def test_a_number_that_is_none_is_refused_and_where_it_is_stored_it_stops_nothin
     lambda desk: ops.map_work(desk.g, "A", "Q1"),
 ])  # fmt: skip
 def test_late_is_never_taken_for_success(desk: Desk, make: Any) -> None:
-    call: Call[Any] = make(desk)
+    call: Command[Any] = make(desk)
     with pytest.raises(WorqrBug, match="given up or answered before"):
         call.read([b"late"])

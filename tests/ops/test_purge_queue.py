@@ -8,8 +8,8 @@ import pytest
 
 from tests.ops.driver import FUTURE, Desk, job, reference
 from worqr import ops
+from worqr.command import Command
 from worqr.keys import MARKER, QueueKeys
-from worqr.script_call import Call
 
 
 def test_empties_the_trash_in_steps(desk: Desk) -> None:
@@ -47,7 +47,7 @@ def test_takes_the_records_of_the_jobs_along(desk: Desk) -> None:
     ("clear", "why"),
     [(ops.delete_queue, b"the queue was deleted"), (partial(ops.cancel_all, reason="no paper"), b"no paper")],
 )
-def test_tells_whoever_waits_why(desk: Desk, clear: Callable[[QueueKeys], Call[Any]], why: bytes) -> None:
+def test_tells_whoever_waits_why(desk: Desk, clear: Callable[[QueueKeys], Command[Any]], why: bytes) -> None:
     options = {"id": "x", "fields": {"result_ttl": "60000"}}
     [job] = desk.call(
         ops.dispatch_jobs(

@@ -13,9 +13,9 @@ import redis
 
 from tests.ops.driver import FUTURE, Desk, Expires, job
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import QueueFull
 from worqr.keys import RoomKeys
-from worqr.script_call import Call
 
 
 def wait(desk: Desk, name: str, *tasks: bytes, max_length: int) -> None:
@@ -235,7 +235,7 @@ def test_an_option_of_another_form_is_refused_before_anything_is_stored(desk: De
         desk.dispatch("a", waiter=waiter)
 
 
-WAYS: dict[str, Callable[[Desk], Call[object]]] = {
+WAYS: dict[str, Callable[[Desk], Command[object]]] = {
     "start_tasks": lambda desk: ops.start_tasks(desk.q, "A", 1, 1),
     "enqueue": lambda desk: ops.enqueue(desk.q, [b"x"], max_length=9, waiter="B-7"),
     "dispatch_jobs": lambda desk: ops.dispatch_jobs(desk.q, [job("b", max_length=9, waiter="B-7 1")]),

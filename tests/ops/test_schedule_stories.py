@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.ops.driver import Desk
 from worqr import ops
+from worqr.command import Command
 from worqr.cron import AHEAD_MS, Definition, Trigger, due_firings
 from worqr.keys import QueueKeys
 from worqr.ops import Tick
-from worqr.script_call import Call
 from worqr.testing.clock import bench_scripts
 
 T = TypeVar("T")
@@ -105,10 +105,10 @@ class Scripts:
         for moved in bench_scripts().values():
             desk.client.script_load(moved.source)
 
-    def call(self, call: Call[T], now: int) -> T:
+    def call(self, call: Command[T], now: int) -> T:
         self.desk.client.set(f"{self.registry.base}:clock", f"0 {now}", px=60_000)
         moved = bench_scripts()[call.script.sha]
-        return self.desk.call(Call(moved, call.base, call.args, call.read, call.numbered))
+        return self.desk.call(Command(moved, call.base, call.args, call.read, call.numbered))
 
     def declare(self, now: int) -> None:
         self.call(ops.declare_schedules(self.registry, [("s", b"x")], replace=True), now)

@@ -6,7 +6,7 @@ import msgspec
 
 from tests.ops.driver import Desk, policy
 from worqr import ops
-from worqr.script_call import Call
+from worqr.command import Command
 
 
 def test_puts_the_worker_into_the_fence_with_its_policy(desk: Desk) -> None:
@@ -72,7 +72,7 @@ def test_who_keeps_results_is_known_until_it_has_left(desk: Desk) -> None:
     assert desk.state()[":result_ttls"] == ["A"]
 
 
-def calls(desk: Desk, call: Call[Any]) -> int:
+def calls(desk: Desk, call: Command[Any]) -> int:
     """How many commands the script of `call` needs."""
     desk.client.config_resetstat()
     desk.send(call)

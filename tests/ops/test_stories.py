@@ -153,7 +153,7 @@ class Chaos:
     def leave(self) -> None:
         self.gone(lambda worker: ops.stop_work(self.desk.q, worker, 2))
 
-    def gone(self, step: Callable[[str], ops.Call[ops.ReleasedClaims]]) -> None:
+    def gone(self, step: Callable[[str], ops.Command[ops.ReleasedClaims]]) -> None:
         """In steps, with a cancel in between; afterwards it comes back."""
         worker = self.worker()
         while self.desk.call(step(worker)).more:

@@ -23,13 +23,13 @@ from tests.ops.schedules import (
     set_clock_ahead,
 )
 from worqr import ops
+from worqr.command import Command
 from worqr.ops import DueSchedules, ScheduleRow, Tick
-from worqr.script_call import Call
 
 FAR = 7_000_000_000_000
 
 
-def tick(desk: Desk, was: ScheduleRow, **more: Any) -> Call[DueSchedules]:
+def tick(desk: Desk, was: ScheduleRow, **more: Any) -> Command[DueSchedules]:
     return ops.tick_schedules(desk.g, [Tick(was, **{"last": T + 1000, "next": FAR, "check_at": FAR, **more})])
 
 

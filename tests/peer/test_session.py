@@ -20,6 +20,7 @@ from tests.support.leaks import dump
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.handler_options import HandlerOptions, Handling, handling, policy_for, refuse_unknown
 from worqr.keys import QueueKeys
 from worqr.link import Link, boottime
@@ -28,7 +29,6 @@ from worqr.ops import Beat
 from worqr.peer.options import JoinOptions
 from worqr.peer.session import OperatorRequests, Registration
 from worqr.policy import Policy
-from worqr.script_call import Call
 
 
 async def test_two_heartbeats_of_three_may_be_lost(new_mesh: NewMesh, server: Server, prefix: str) -> None:
@@ -124,12 +124,12 @@ def test_the_answer_of_a_beat_counts_from_when_it_was_sent() -> None:
 
     registration = Registration("w")
     registration.alive_at = 0
-    early = registration.record_replies(Call(Any, "", (), read))
+    early = registration.record_replies(Command(Any, "", (), read))
     between = boottime()
     time.sleep(0.002)
     early.read([True])
     assert 0 < registration.alive_at <= between
-    registration.record_replies(Call(Any, "", (), read)).read([False])
+    registration.record_replies(Command(Any, "", (), read)).read([False])
     assert registration.alive_at == -math.inf, "the loop has not heard of it yet, but the claims are gone"
 
 

@@ -28,7 +28,7 @@ UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 STDIN: Final = "\0-"
 """Replaces a single ``-``, which cyclopts would read as an option. No argument of a process can contain it."""
-GROUPS: Final = {
+GROUPS: Final[dict[str, dict[str, str]]] = {
     "Run": {"run": "run", "server": "server", "demo": "demo"},
     "Enqueue": dict.fromkeys(("enqueue", "dispatch", "call"), "produce_commands"),
     "Inspect": {
@@ -56,7 +56,7 @@ GROUPS: Final = {
     },
 }
 """Every command, and the module of its function or app, whose docstring or `help` is the help of the command."""
-COMMANDS: Final = tuple(name for commands in GROUPS.values() for name in commands)
+COMMANDS: Final[tuple[str, ...]] = tuple(name for commands in GROUPS.values() for name in commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

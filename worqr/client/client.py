@@ -18,11 +18,11 @@ from worqr.client.inspection import MeshInfoReader
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
+from worqr.command import Command
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, WorqrError
 from worqr.keys import RegistryKeys
 from worqr.link import Link
-from worqr.script_call import Call
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ class Client:
         connection.note_queue(self.settings, queue)
         return connection.link
 
-    async def ask(self, call: Call[T]) -> T:
+    async def ask(self, call: Command[T]) -> T:
         """Send one request and wait for its reply."""
         return await self.connections.for_current_loop().link.call(call)
 

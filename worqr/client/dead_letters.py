@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from worqr import ops
 from worqr.client.inspection import ask_each
 from worqr.client.notifications import sleep
+from worqr.command import Command
 from worqr.job_options import check_id
 from worqr.keys import QueueKeys
 from worqr.ops import HEAD_BYTES, MAX_ITEMS, DeadLetterClaim, DeadLetterList, DeadLetterPage
 from worqr.records import Failed
 from worqr.remote_error import failed_record
-from worqr.script_call import Call
 from worqr.stored_values import whole
 from worqr.validation import check_count, check_text, to_ms
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ClaimsByShard = list[tuple[QueueKeys, list[DeadLetterClaim]]]
 """The claims under which tasks failed, by shard."""
 Entries = list[Failed]
-Change = Callable[[QueueKeys, DeadLetterList, Sequence[DeadLetterClaim]], Call[int]]
+Change = Callable[[QueueKeys, DeadLetterList, Sequence[DeadLetterClaim]], Command[int]]
 """Makes the request that changes some entries."""
 Progress = Callable[[int, int], object]
 PIECE: Final = 10
@@ -186,7 +186,7 @@ class Aside:
         if chosen.error:
             return sum(len(claims) for _, claims in await self._claims(chosen, None))
 
-        def number(keys: QueueKeys) -> Call[DeadLetterPage]:
+        def number(keys: QueueKeys) -> Command[DeadLetterPage]:
             return ops.list_aside(keys, self._which, 0, before_ms=chosen.before_ms, since_ms=chosen.since_ms)
 
         return sum(page.number for page in await ask_each(self._client, await self._shards(), number))

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
 from worqr.history_records import MINUTE_RECORDS, TEN_MINUTE_RECORDS, History, add_points, history_points
 from worqr.job_states import DISPLAY_NAMES
@@ -46,7 +47,6 @@ from worqr.ops import (
     list_queues,
 )
 from worqr.records import Status, TaskInfo
-from worqr.script_call import Call
 from worqr.stored_values import as_bytes, exact, readable, whole
 from worqr.validation import check_between, check_count, check_text, from_ms, moment
 
@@ -108,7 +108,7 @@ async def _page(
 
 def _ask(
     keys: QueueKeys, limit: int, after_claim: int, worker: str = "", before_claim: int = 0, only: str = ""
-) -> ops.Call[ops.RunningPage]:
+) -> ops.Command[ops.RunningPage]:
     return ops.list_running(
         keys, limit, after_worker=worker, after_claim=max(0, after_claim), before_claim=before_claim, only=only
     )
@@ -161,7 +161,7 @@ COUNTED_ONCE: Final = frozenset({"paused", "resumed"})
 """Totals of operations that each shard counts. For a queue of several shards they count once."""
 
 
-async def queue_names(ask: Callable[[Call[QueuesPage]], Awaitable[QueuesPage]], keys: RegistryKeys) -> list[str]:
+async def queue_names(ask: Callable[[Command[QueuesPage]], Awaitable[QueuesPage]], keys: RegistryKeys) -> list[str]:
     """Return the names of all queues that are served, hold something, or were used lately.
 
     A page begins with the most recently noted names. A name that is noted again between two pages is missing in the later page.
@@ -410,7 +410,7 @@ class _Span:
         step: Step = 1 if minutes <= MINUTE_RECORDS else 10
         return cls(step, -(-minutes // step))
 
-    def request(self, keys: QueueKeys) -> Call[StoredHistory]:
+    def request(self, keys: QueueKeys) -> Command[StoredHistory]:
         return ops.read_history(keys, self.step, self.number)
 
     def history(self, name: str, replies: Sequence[StoredHistory]) -> History:
@@ -449,7 +449,7 @@ MAX_COMPARED: Final = 1000
 """Names that are compared at most with the name of a queue without a worker. Each takes about 20 us."""
 
 
-async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+async def ask_each(client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Command[T]]) -> list[T]:
     """Send one request to each of these shards, all at once, and return the replies."""
     if len(shards) == 1:
         return [await client.ask(make(shards[0]))]
@@ -512,7 +512,7 @@ def _as_position(cursor: str) -> str:
 
 def _list_call(
     keys: QueueKeys, *, state: NotRunning, most: int, starts: Mapping[QueueKeys, str], newest: bool
-) -> Call[JobPage]:
+) -> Command[JobPage]:
     """Return the request for one page of a shard, after its cursor in `starts`. Some positions have no such task any more."""
     unstarted: Unstarted = "due" if state == "scheduled" else state
     return ops.list_jobs(keys, unstarted, most, after=starts.get(keys, ""), from_end=newest)
@@ -575,7 +575,7 @@ async def readable_infos(client: Client, known: Iterable[QueueKeys]) -> tuple[li
 
 
 async def ask_readable(
-    client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Call[T]]
+    client: Client, shards: Sequence[QueueKeys], make: Callable[[QueueKeys], Command[T]]
 ) -> tuple[dict[QueueKeys, T], dict[QueueKeys, RefusedByServer]]:
     """Send one request to each of these shards, all at once. Return the replies, and the errors of those that the server refuses.
 

@@ -18,11 +18,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import WorqrError
 from worqr.keys import QueueKeys, keys_at
 from worqr.log_events import emit
 from worqr.ops import MESSAGES_AT_ONCE, BatchCheck, OutboxMessage
-from worqr.script_call import Call
 from worqr.stored_values import exact, whole
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ MOST_DIGITS: Final = 15
 class Ask(Protocol):
     """Sends one request, and waits for its reply."""
 
-    async def __call__(self, call: Call[T]) -> T:
+    async def __call__(self, call: Command[T]) -> T:
         """Return the reply to the call."""
         ...
 

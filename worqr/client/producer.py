@@ -21,6 +21,7 @@ import msgspec
 from worqr import ops
 from worqr.client.job import Job, Outcome, Results
 from worqr.client.room import PART, check_fits
+from worqr.command import Command
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.ids import with_random_ids
 from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, wait_in, without_replicas
@@ -28,7 +29,6 @@ from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
 from worqr.remote_error import meta_of
-from worqr.script_call import Call as Request
 from worqr.tracing import Carrier, Operation, Tracing, meta_of_plain_tasks, meta_with
 from worqr.validation import check_task, encode_json
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # `Call`: one call of a function as a value, with its arguments encoded. Functions (`worqr.functions.function`) make calls.
 #
-# Not to be confused with `worqr.script_call.Call`, which is a request to the server.
+# Not to be confused with `worqr.command.Command`, which is a request to the server.
 
 
 R_co = TypeVar("R_co", covariant=True)
@@ -225,21 +225,21 @@ class Producer:
 
     async def _request(
         self, keys: QueueKeys, tasks: Sequence[bytes], given: RawOptions, replicas: int
-    ) -> Callable[[str], Request[int]]:
+    ) -> Callable[[str], Command[int]]:
         """Return what makes the request for an enqueue, with the name under which it waits for room (empty: it does not)."""
         bound = given.max_length
         if bound is not None:
             bound = await self._client.sharding.max_length_per_shard(keys, bound)
         check_fits(keys, len(tasks), bound, given.wait)
 
-        def make(waiter: str) -> Request[int]:
+        def make(waiter: str) -> Command[int]:
             return self._traced(
                 ops.enqueue(keys, tasks, front=given.front, max_length=bound, waiter=waiter, replicas=replicas)
             )
 
         return make
 
-    def _traced(self, request: Request[int]) -> Request[int]:
+    def _traced(self, request: Command[int]) -> Command[int]:
         """Return an enqueue of plain tasks, with the context of the current trace if the mesh sends it with plain tasks."""
         meta = None if self._tracing is None else meta_of_plain_tasks(self._tracing)
         return request if meta is None else ops.enqueue_traced(request, meta)
@@ -427,7 +427,7 @@ class Producer:
         self, calls: Sequence[Call[Any]], late: NotReplicated | None
     ) -> tuple[list[int], NotReplicated | None]:
         """Send calls as raw tasks, those that wait for room one part after the other; return how many were stored."""
-        requests: list[tuple[str, Request[int]]] = []
+        requests: list[tuple[str, Command[int]]] = []
         parts: list[tuple[QueueKeys, list[bytes], RawOptions, int]] = []
         sharding = self._client.sharding
         for (name, given), of_queue in _grouped(
@@ -456,7 +456,7 @@ class Producer:
     ) -> tuple[Found, NotReplicated | None]:
         """Send calls as jobs; return the outcome of each, by its position, with its shard."""
         calls = [self._created(call) for call in calls]
-        requests: list[tuple[str, Request[list[Dispatched]]]] = []
+        requests: list[tuple[str, Command[list[Dispatched]]]] = []
         positions: list[tuple[int, QueueKeys]] = []
         waiting: list[tuple[QueueKeys, float, list[Positioned]]] = []
         for keys, of_shard in await self._by_shard(calls):
@@ -533,7 +533,7 @@ class Producer:
 
     async def _dispatch_of(
         self, keys: QueueKeys, calls: Sequence[Positioned], waiter: str = ""
-    ) -> Request[list[Dispatched]]:
+    ) -> Command[list[Dispatched]]:
         """Return the request that dispatches calls in a shard."""
         sharding, replicas = self._client.sharding, 0
         jobs: list[NewJob] = []
@@ -563,7 +563,7 @@ class Producer:
         check_task(call.task, self._client.settings.max_payload)
 
     async def _send_all(
-        self, requests: Sequence[tuple[str, Request[T]]], late: NotReplicated | None = None
+        self, requests: Sequence[tuple[str, Command[T]]], late: NotReplicated | None = None
     ) -> tuple[list[T], NotReplicated | None]:
         """Send requests together and wait for all replies, in order; raise the first error after all have replied.
 

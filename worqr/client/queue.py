@@ -34,6 +34,7 @@ from worqr.client.inspection import (
 from worqr.client.job import Job, job_record
 from worqr.client.notifications import cancel_and_wait, sleep
 from worqr.client.sync import sending, sent_by
+from worqr.command import Command
 from worqr.errors import UsageError
 from worqr.foreign import QUEUE, no_such_attribute
 from worqr.history_records import History
@@ -61,7 +62,6 @@ from worqr.limits import (
 from worqr.mesh_records import LaneInfo, QueueInfo
 from worqr.ops import MAX_ITEMS, CancelReply, LaneRow
 from worqr.records import MOST_RECENT, CancelCount, EndedRun, JobRecord, Matches, TaskInfo, decode_run
-from worqr.script_call import Call
 from worqr.shard_layout import shard_of
 from worqr.stored_values import readable
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds
@@ -289,7 +289,7 @@ class Queue:
         """
         return await info_at(self._client, self._keys)
 
-    async def _ask_all(self, make: Callable[[QueueKeys], Call[T]]) -> list[T]:
+    async def _ask_all(self, make: Callable[[QueueKeys], Command[T]]) -> list[T]:
         """Send one request to each shard, all at once, and return the replies."""
         return await ask_each(self._client, await self._client.sharding.shards(self._keys), make)
 

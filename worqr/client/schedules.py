@@ -221,7 +221,7 @@ def _unknown_error(name: str, rows: list[ScheduleRow]) -> UsageError:
 
 
 async def all_schedules(
-    ask: Callable[[ops.Call[ops.Schedules]], Awaitable[ops.Schedules]], keys: RegistryKeys
+    ask: Callable[[ops.Command[ops.Schedules]], Awaitable[ops.Schedules]], keys: RegistryKeys
 ) -> tuple[list[ScheduleRow], int]:
     """Return all schedules of the mesh by name, and the server's time. They are read page by page."""
     pages = [await ask(ops.list_schedules(keys))]

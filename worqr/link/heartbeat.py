@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+from worqr.command import Command
 from worqr.errors import Unavailable, WorqrError
 from worqr.link.driver import Driver
 from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
@@ -41,7 +42,6 @@ from worqr.link.opening import (
 )
 from worqr.link.session import as_sent
 from worqr.link.settings import LinkSettings
-from worqr.script_call import Call
 
 # `BeatConnection`: the connection of a keepalive, with the beats that wait for their replies.
 
@@ -53,7 +53,7 @@ R = TypeVar("R")
 class Sent(Generic[R]):
     """A command that waits for its reply: a beat, or a SCRIPT LOAD (`call` is None)."""
 
-    call: Call[R] | None
+    call: Command[R] | None
     at: float  # on the clock of `boottime`
     deadline: float  # on the monotonic clock
     again: bool = False  # it was sent before, and the server did not have the script
@@ -95,7 +95,7 @@ class BeatConnection(WireHolder, Generic[R]):
             return self.hold(wire)
         return self.wire
 
-    def send(self, call: Call[R], *, again: bool = False) -> None:
+    def send(self, call: Command[R], *, again: bool = False) -> None:
         """Send a beat; `again`: load its script in front of it."""
         wire = self.open()
         script, keys = as_sent(call, clustered=self._settings.clustered)
@@ -307,7 +307,7 @@ class Heartbeat(Generic[R]):
         settings: LinkSettings,
         driver: Driver,
         *,
-        make: Callable[[int, bool], Call[R]],
+        make: Callable[[int, bool], Command[R]],
         replied: Callable[[R], None],
         every: float,
         block_limit: float,

@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import trio
 
+from worqr.command import Command
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
@@ -42,7 +43,6 @@ from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
 from worqr.link.thread_driver import ThreadDriver, in_sync
 from worqr.link.trio_driver import TrioDriver
-from worqr.script_call import Call
 
 # Detect the event loop of this thread, and return the matching driver.
 #
@@ -323,7 +323,7 @@ class Link:
         await self.driver.wait(waiter)
         waiter.raise_error()
 
-    async def call(self, call: Call[T], *, patience: float | None = None) -> T:
+    async def call(self, call: Command[T], *, patience: float | None = None) -> T:
         """Send `call` and wait for its value. After a lost connection it is resent until the server replies.
 
         If you cancel the call before it is written, it is withdrawn. After that it may take effect, and its reply is dropped.
@@ -350,7 +350,7 @@ class Link:
         value: T = request.value
         return value
 
-    async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
+    async def call_all(self, calls: Sequence[Command[T]]) -> list[T]:
         """Send `calls` together, wait for all of them, and return their values in order. Cancellation works as for `call`.
 
         Raises:
@@ -378,7 +378,7 @@ class Link:
 
     def post(
         self,
-        call: Call[T],
+        call: Command[T],
         deliver: Callable[[T | None, Exception | None], None],
         *,
         owner: WorkerHandle | None = None,
@@ -417,7 +417,7 @@ class Link:
     def heartbeat(
         self,
         *,
-        make: Callable[[int, bool], Call[R]],
+        make: Callable[[int, bool], Command[R]],
         replied: Callable[[R], None],
         every: float,
         block_limit: float,

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from worqr.command import Command
 from worqr.errors import ClaimLost, NotReplicated, Unavailable, WorqrBug, WorqrError
 from worqr.link.driver import Waiter, settle_all, wake_all
 from worqr.link.log_thread import boottime
-from worqr.script_call import Call
 
 # One call to the server: its deadline, its number and its outcome. No I/O; the driver's loop uses it.
 #
@@ -90,7 +90,7 @@ class Request(Waiter):
 
     def __init__(
         self,
-        call: Call[Any],
+        call: Command[Any],
         patience: float,
         now: float,
         owner: WorkerHandle | None = None,
@@ -100,7 +100,7 @@ class Request(Waiter):
         self.abandoned = False
         self.wake: Callable[[], object] | None = None if deliver is None else partial(_deliver, self, deliver)
         self.error: Exception | None = None
-        self.call: Call[Any] = call
+        self.call: Command[Any] = call
         self.owner: WorkerHandle | None = owner
         self.patience: float = patience
         self.deadline: float = now + patience

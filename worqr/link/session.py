@@ -31,6 +31,7 @@ from typing import Any, Final, cast
 
 import hiredis
 
+from worqr.command import Command
 from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError, has_foreign_type
 from worqr.keys import NONEXISTENT
 from worqr.link.connector import Transport, pause_after
@@ -39,7 +40,6 @@ from worqr.link.log_thread import boottime
 from worqr.link.opening import loading, pack
 from worqr.link.requests import MergedRequest, Request, RequestQueue, mark_written
 from worqr.lua import Script
-from worqr.script_call import Call
 from worqr.stored_values import as_bytes
 
 # The wire form of calls and replies. No I/O.
@@ -60,7 +60,7 @@ NOT_YET: Final = object()
 """The result of a parser's `gets` when no whole reply has arrived."""
 
 
-def as_sent(call: Call[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...]]:
+def as_sent(call: Command[Any], *, clustered: bool) -> tuple[Script, tuple[str, ...]]:
     """Return the script of `call` and its KEYS: the base, and in a cluster the key that never exists."""
     if clustered:
         return call.script.sharded, (call.base, call.base + NONEXISTENT)

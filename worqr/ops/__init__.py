@@ -12,6 +12,7 @@ Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id, and
 
 from __future__ import annotations
 
+from worqr.command import Command
 from worqr.ops.batches import (
     MAX_PARTS,
     MESSAGES_AT_ONCE,
@@ -209,7 +210,6 @@ from worqr.ops.tasks import (
     start_tasks,
     stop_tasks,
 )
-from worqr.script_call import Call
 
 __all__ = [
     "ANY_BEAT",
@@ -251,8 +251,8 @@ __all__ = [
     "BatchCheck",
     "BatchRow",
     "Beat",
-    "Call",
     "CancelReply",
+    "Command",
     "DeadLetterClaim",
     "DeadLetterList",
     "DeadLetterPage",

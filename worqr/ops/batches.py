@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from worqr.command import Argument, Command
 from worqr.keys import QueueKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
-from worqr.script_call import Argument, Call
 from worqr.stored_values import exact, whole
 
 MAX_PARTS: Final = 1000
@@ -123,7 +123,7 @@ def open_batch(
     keep_ms: int,
     parent: Mapping[str, object] | None = None,
     facts: Mapping[str, bytes | str],
-) -> Call[Literal["ok", "exists", "closed"]]:
+) -> Command[Literal["ok", "exists", "closed"]]:
     """Store the record of a batch. `parent`: the option `batch` of the batch that it is a member of. `facts` only has the base of
     another queue for a follow-up there, see `hold_follow_ups`.
     """
@@ -137,7 +137,7 @@ def open_batch(
     return new_call("open_batch", keys.base, args, read, numbered=True, size=sum(len(value) for value in flat))
 
 
-def open_part(keys: QueueKeys, id: str, token: str, part: str, *, inside: bool = False) -> Call[OpenedPart]:
+def open_part(keys: QueueKeys, id: str, token: str, part: str, *, inside: bool = False) -> Command[OpenedPart]:
     """Open the part of the queue with the base `part`, so that jobs can be added there. An empty `token` is that of any batch.
 
     `inside`: a running job of the batch adds the jobs, which it may do after the seal.
@@ -162,7 +162,7 @@ def open_part(keys: QueueKeys, id: str, token: str, part: str, *, inside: bool =
     return new_call("open_part", keys.base, (id, token, part, MAX_PARTS, int(inside)), read)
 
 
-def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:
+def seal_batch(keys: QueueKeys, id: str, token: str) -> Command[Sealed | None]:
     """Note that nothing more is added to a batch from outside. None: it is unknown."""
 
     def read(reply: Reply) -> Sealed | None:
@@ -175,18 +175,18 @@ def seal_batch(keys: QueueKeys, id: str, token: str) -> Call[Sealed | None]:
 
 def report_part(
     keys: QueueKeys, id: str, token: str, part: str, version: int, *, closed: bool, counts: str
-) -> Call[str]:
+) -> Command[str]:
     """Report the state of a part to the home of its batch. `counts`: as in `PartRow`, with spaces."""
     args = (id, token, part, version, int(closed), counts)
     return new_call("report_part", keys.base, args, expect_ok)
 
 
-def cancel_batch(keys: QueueKeys, id: str, token: str, reason: str) -> Call[str]:
+def cancel_batch(keys: QueueKeys, id: str, token: str, reason: str) -> Command[str]:
     """Cancel a batch: ok, ended or unknown. An empty `token` is that of any batch."""
     return new_call("cancel_batch", keys.base, (id, token, reason), expect("ok", "ended", "unknown"))
 
 
-def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
+def check_batches(keys: QueueKeys) -> Command[tuple[bool, list[BatchCheck]]]:
     """Do what the leader does for batches whose check is due; return whether more are due, and which parts are to be told."""
 
     def read(reply: Reply) -> tuple[bool, list[BatchCheck]]:
@@ -201,7 +201,7 @@ def check_batches(keys: QueueKeys) -> Call[tuple[bool, list[BatchCheck]]]:
     return new_call("check_batches", keys.base, (_CHECKS_AT_ONCE,), read)
 
 
-def read_batch(keys: QueueKeys, id: str) -> Call[BatchRow | None]:
+def read_batch(keys: QueueKeys, id: str) -> Command[BatchRow | None]:
     """Return what is stored about a batch; None: it is unknown."""
 
     def read(reply: Reply) -> BatchRow | None:
@@ -210,7 +210,7 @@ def read_batch(keys: QueueKeys, id: str) -> Call[BatchRow | None]:
     return new_call("read_batch", keys.base, (id,), read)
 
 
-def list_batches(keys: QueueKeys, first: int = 0, limit: int = 100) -> Call[tuple[int, list[BatchRow]]]:
+def list_batches(keys: QueueKeys, first: int = 0, limit: int = 100) -> Command[tuple[int, list[BatchRow]]]:
     """Return the number of batches at home in a queue, and `limit` of them from the rank `first` on."""
 
     def read(reply: Reply) -> tuple[int, list[BatchRow]]:
@@ -220,14 +220,14 @@ def list_batches(keys: QueueKeys, first: int = 0, limit: int = 100) -> Call[tupl
     return new_call("list_batches", keys.base, (first, limit), read)
 
 
-def close_part(keys: QueueKeys, token: str, version: int, home: str, id: str, keep: str) -> Call[str]:
+def close_part(keys: QueueKeys, token: str, version: int, home: str, id: str, keep: str) -> Command[str]:
     """Tell a part that nothing more is added to its batch from outside."""
     return new_call("close_part", keys.base, (token, version, home, id, keep), expect_ok)
 
 
 def cancel_part(
     keys: QueueKeys, token: str, version: int, home: str, id: str, keep: str, reason: str, cursor: str = "0"
-) -> Call[str | None]:
+) -> Command[str | None]:
     """Cancel members of a part; return the cursor for the next call, None if all were cancelled."""
 
     def read(reply: Reply) -> str | None:
@@ -237,7 +237,7 @@ def cancel_part(
     return new_call("cancel_part", keys.base, args, read)
 
 
-def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]]:
+def read_part(keys: QueueKeys, token: str) -> Command[tuple[int, Mapping[str, str]]]:
     """Return how many members of a batch have not ended in a queue, and the fields of the part."""
 
     def read(reply: Reply) -> tuple[int, Mapping[str, str]]:
@@ -247,19 +247,19 @@ def read_part(keys: QueueKeys, token: str) -> Call[tuple[int, Mapping[str, str]]
     return new_call("read_part", keys.base, (token,), read)
 
 
-def hold_follow_ups(keys: QueueKeys, token: str, home: str, id: str, facts: Mapping[str, bytes | str]) -> Call[str]:
+def hold_follow_ups(keys: QueueKeys, token: str, home: str, id: str, facts: Mapping[str, bytes | str]) -> Command[str]:
     """Store follow-ups of a batch in their queue, which is not the `home` of the batch, before the batch is opened."""
     flat = tuple(part for fact in facts.items() for part in fact)
     size = sum(len(value) for value in flat)
     return new_call("hold_follow_ups", keys.base, (token, home, id, _UNOPENED_MS, *flat), expect_ok, size=size)
 
 
-def keep_follow_ups(keys: QueueKeys, token: str, kept_for_ms: int) -> Call[str]:
+def keep_follow_ups(keys: QueueKeys, token: str, kept_for_ms: int) -> Command[str]:
     """Tell a queue for how many ms it is to hold the follow-ups of a batch. 0: until the next such request."""
     return new_call("keep_follow_ups", keys.base, (token, kept_for_ms), expect_ok)
 
 
-def put_follow_up(keys: QueueKeys, token: str, kind: str, ending: int, facts: bytes) -> Call[str]:
+def put_follow_up(keys: QueueKeys, token: str, kind: str, ending: int, facts: bytes) -> Command[str]:
     """Enqueue the follow-up that this queue holds for the ending with this number, if it is not enqueued yet: ok, stored, or
     unknown.
     """
@@ -267,7 +267,7 @@ def put_follow_up(keys: QueueKeys, token: str, kind: str, ending: int, facts: by
     return new_call("put_follow_up", keys.base, args, expect("ok", "stored", "unknown"))
 
 
-def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[OutboxMessage]]:
+def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Command[list[OutboxMessage]]:
     """Return messages of a queue for other queues, about `limit`."""
 
     def read(reply: Reply) -> list[OutboxMessage]:
@@ -277,7 +277,7 @@ def take_outbox(keys: QueueKeys, limit: int = MESSAGES_AT_ONCE) -> Call[list[Out
     return new_call("take_outbox", keys.base, (limit,), read)
 
 
-def drop_outbox(keys: QueueKeys, delivered: Sequence[OutboxMessage]) -> Call[str]:
+def drop_outbox(keys: QueueKeys, delivered: Sequence[OutboxMessage]) -> Command[str]:
     """Delete delivered messages, unless their topics have newer ones."""
     flat = tuple(part for each in delivered for part in (each.topic, each.message))
     return new_call("drop_outbox", keys.base, flat, expect_ok)

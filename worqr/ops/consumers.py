@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from worqr.command import Argument, Command
 from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING
 from worqr.ops.replies import MAX_ITEMS, Reply, new_call, status_word, text, texts
-from worqr.script_call import Argument, Call
 
 _CHANGES: Final[tuple[Literal["", "limits", "lanes"], ...]] = ("", "limits", "lanes")
 
@@ -37,7 +37,7 @@ def start_work(
     limits: str = DECLARES_NOTHING,
     lanes: str | bytes = DECLARES_NOTHING,
     options: str = "",
-) -> Call[Literal["", "limits", "lanes"]]:
+) -> Command[Literal["", "limits", "lanes"]]:
     """Let the worker claim tasks of the queue; return what that has changed.
 
     "limits": other limits hold now, and perhaps other rules of lanes. "lanes": only the workers' rules of its lanes are others.
@@ -60,7 +60,7 @@ def _read_released(reply: Reply) -> ReleasedClaims:
     return ReleasedClaims(status_word(reply) == "more", int(reply[1]), int(reply[2]), int(reply[3]))
 
 
-def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
+def stop_work(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Command[ReleasedClaims]:
     """Stop serving the queue; call again while there is more."""
     return new_call("stop_work", keys.base, (worker, limit), _read_released, numbered=True)
 
@@ -74,7 +74,7 @@ class FoundClaims:
     keys: list[str]
 
 
-def find_claims(keys: QueueKeys, cursor: str, budget: int, older_ms: int) -> Call[FoundClaims | None]:
+def find_claims(keys: QueueKeys, cursor: str, budget: int, older_ms: int) -> Command[FoundClaims | None]:
     """Look at some keys of the server, or of the node of this queue, for claims of any queue that are older than that.
 
     Returns None if the user may not look at the names of all keys.
@@ -89,7 +89,7 @@ def find_claims(keys: QueueKeys, cursor: str, budget: int, older_ms: int) -> Cal
     return new_call("find_claims", keys.base, (cursor, budget, pattern, older_ms), read)
 
 
-def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Sequence[int]) -> Call[int]:
+def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Sequence[int]) -> Command[int]:
     """Give those claims that no worker holds to `worker`, which is no worker of the registry. Returns how many these are.
 
     `known`: all workers of the registry.
@@ -98,6 +98,6 @@ def adopt_claims(keys: QueueKeys, worker: str, known: Iterable[str], claims: Seq
     return new_call("adopt_claims", keys.base, args, lambda reply: int(reply[1]) if status_word(reply) == "ok" else 0)
 
 
-def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Call[ReleasedClaims]:
+def fail_worker(keys: QueueKeys, worker: str, limit: int = MAX_ITEMS) -> Command[ReleasedClaims]:
     """Give a dead worker's claims back to the queue; call again while there is more."""
     return new_call("fail_worker", keys.base, (worker, limit), _read_released)

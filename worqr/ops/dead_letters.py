@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from worqr.command import Command
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, status_word, text
-from worqr.script_call import Call
 from worqr.stored_values import exact, whole
 
 MAX_HEADS: Final = 1024 * 1024
@@ -51,7 +51,7 @@ def list_aside(
     since_ms: int | None = None,
     head: int | None = None,
     batch: str = "",
-) -> Call[DeadLetterPage]:
+) -> Command[DeadLetterPage]:
     """Return one page of records, newest first.
 
     With a `limit` of 0, only their number; with `bare`, only their claims. `head`: only so many bytes of larger payloads; None:
@@ -89,7 +89,7 @@ def _fields(flat: Sequence[Any]) -> dict[str, bytes]:
     return {text(name): value for name, value in pairs(flat)}
 
 
-def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Call[list[DeadLetterClaim]]:
+def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Command[list[DeadLetterClaim]]:
     """Return the claims under which up to MAX_ITEMS jobs failed, newest first. An id that is given twice yields two claims."""
 
     def read(reply: Reply) -> list[DeadLetterClaim]:
@@ -103,19 +103,19 @@ def _count(reply: Reply) -> int:
     return int(reply[1])
 
 
-def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Call[int]:
+def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Command[int]:
     """Turn up to MAX_ITEMS records into jobs; return how many."""
     return new_call("retry_aside", keys.base, (which, *claims), _count, numbered=True)
 
 
-def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Call[int]:
+def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Command[int]:
     """Drop up to MAX_ITEMS records; return how many."""
     return new_call("drop_aside", keys.base, (which, *claims), _count, numbered=True)
 
 
 def count_errors(
     keys: QueueKeys, which: DeadLetterList, rank: int, limit: int = MAX_ITEMS
-) -> Call[tuple[bool, dict[str, int]]]:
+) -> Command[tuple[bool, dict[str, int]]]:
     """Count `limit` records by the type of their error, from a rank on; and return whether there are more behind them."""
 
     def read(reply: Reply) -> tuple[bool, dict[str, int]]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from worqr.command import Command
 from worqr.errors import WorqrBug
 from worqr.history_records import Record, decode_record, decode_records
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word
-from worqr.script_call import Call
 from worqr.stored_values import exact, whole
 
 HISTORY_EXPIRE_S: Final = 8 * 86400
@@ -37,7 +37,7 @@ def _record(stored: bytes) -> Record:
 
 def sample_queue(
     keys: QueueKeys, *, create: bool = False, since: int = 0, age_ms: int | None = None
-) -> Call[Record | None]:
+) -> Command[Record | None]:
     """Store a record in the history of a queue, and return it; None if the queue has no history.
 
     Args:
@@ -54,7 +54,7 @@ def sample_queue(
     return new_call("sample_queue", keys.base, args, read)
 
 
-def read_history(keys: QueueKeys, step: Step, number: int) -> Call[StoredHistory]:
+def read_history(keys: QueueKeys, step: Step, number: int) -> Command[StoredHistory]:
     """Return the last records of a queue: those of this many minutes, or of ten times as many."""
 
     def read(reply: Reply) -> StoredHistory:
@@ -64,12 +64,12 @@ def read_history(keys: QueueKeys, step: Step, number: int) -> Call[StoredHistory
     return new_call("read_history", keys.base, (step, number), read)
 
 
-def drop_history(keys: QueueKeys) -> Call[str]:
+def drop_history(keys: QueueKeys) -> Command[str]:
     """Delete the history of a queue."""
     return new_call("drop_history", keys.base, (), expect_ok)
 
 
-def note_histories(keys: RegistryKeys, names: Sequence[str] = (), *, dropped: str = "") -> Call[dict[str, int]]:
+def note_histories(keys: RegistryKeys, names: Sequence[str] = (), *, dropped: str = "") -> Command[dict[str, int]]:
     """Note that these queues have a history, and that one has none any more. Return all that have one, with the minute of the
     last note of each.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
+from worqr.command import Command
 from worqr.keys import QueueKeys
 from worqr.limits import Limit, parse_limits
 from worqr.ops.jobs import JobState
@@ -25,7 +26,6 @@ from worqr.ops.replies import (
     waits_for_of,
     wholes,
 )
-from worqr.script_call import Call
 from worqr.stored_values import exact, finite, readable, whole
 
 Unstarted = Literal["waiting", "due", "blocked"]
@@ -89,7 +89,7 @@ class Inspected:
     due_soon: int = 0
 
 
-def inspect(keys: QueueKeys) -> Call[Inspected]:
+def inspect(keys: QueueKeys) -> Command[Inspected]:
     """Return a snapshot of the queue's counters."""
 
     def read(reply: Reply) -> Inspected:
@@ -114,7 +114,7 @@ def _totals(flat: Sequence[Any]) -> dict[str, int]:
     return {text(name): number for name, value in pairs(flat) if (number := whole(value)) is not None}
 
 
-def read_runs(keys: QueueKeys) -> Call[dict[str, int]]:
+def read_runs(keys: QueueKeys) -> Command[dict[str, int]]:
     """Return the totals of the runs of a queue, by field (`worqr.run_counts.FIELDS`)."""
 
     def read(reply: Reply) -> dict[str, int]:
@@ -139,7 +139,7 @@ class ServedPolicy:
 
 def list_policies(
     keys: QueueKeys, limit: int = MAX_ITEMS, named: int = _NAMED_WORKERS
-) -> Call[tuple[list[ServedPolicy], int]]:
+) -> Command[tuple[list[ServedPolicy], int]]:
     """Return the handler options of up to `limit` workers, those of most workers first; and how many workers are left out."""
 
     def group(number: int, kept: list[bytes | None], workers: list[bytes]) -> ServedPolicy:
@@ -176,7 +176,7 @@ class FoundTask:
     claims: list[int]
 
 
-def find_task(keys: QueueKeys, task: bytes, most: int) -> Call[FoundTask]:
+def find_task(keys: QueueKeys, task: bytes, most: int) -> Command[FoundTask]:
     """Return where the tasks with this payload are: up to `most` that wait, that run, and that became jobs."""
 
     def read(reply: Reply) -> FoundTask:
@@ -188,7 +188,7 @@ def find_task(keys: QueueKeys, task: bytes, most: int) -> Call[FoundTask]:
     return new_call("find_task", keys.base, args, read, size=len(task))
 
 
-def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
+def list_ended(keys: QueueKeys, limit: int) -> Command[list[bytes]]:
     """Return up to `limit` of the runs that ended last (`worqr.records`), the last one first."""
 
     def read(reply: Reply) -> list[bytes]:
@@ -198,7 +198,7 @@ def list_ended(keys: QueueKeys, limit: int) -> Call[list[bytes]]:
     return new_call("list_ended", keys.base, (limit,), read)
 
 
-def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Call[tuple[int, list[bytes]]]:
+def list_tasks(keys: QueueKeys, limit: int, *, from_front: bool = False) -> Command[tuple[int, list[bytes]]]:
     """Count the waiting tasks; return up to `limit` payloads, newest first or in the order in which workers take them."""
 
     def read(reply: Reply) -> tuple[int, list[bytes]]:
@@ -274,7 +274,7 @@ def list_running(
     after_claim: int = 0,
     before_claim: int = 0,
     only: str = "",
-) -> Call[RunningPage]:
+) -> Command[RunningPage]:
     """Return the longest-running tasks of some workers, those after `after_worker`. The claims limit which tasks count; 0: no
     limit. `only`: the one worker whose tasks count; empty: all.
     """
@@ -299,7 +299,7 @@ class JobPage:
 
 def list_jobs(
     keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "", from_end: bool = False
-) -> Call[JobPage]:
+) -> Command[JobPage]:
     """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`. `from_end`: waiting jobs
     from the end of each list.
     """
@@ -319,7 +319,7 @@ def list_jobs(
     return new_call("list_jobs", keys.base, (state, limit, after, MAX_BYTES, int(from_end)), read)
 
 
-def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Call[list[int]]:
+def list_marks(keys: QueueKeys, claims: Sequence[int]) -> Command[list[int]]:
     """Return those of up to MAX_ITEMS claims whose cancellation was requested and is not settled yet."""
 
     def read(reply: Reply) -> list[int]:

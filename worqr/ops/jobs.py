@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from worqr.command import Argument, Command, Merge
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import CancelReply
@@ -24,7 +25,6 @@ from worqr.ops.replies import (
     wholes,
 )
 from worqr.records import RemoteError
-from worqr.script_call import Argument, Call, Merge
 from worqr.stored_values import finite, whole
 
 # Everything that is stored about one job, and its whole payload.
@@ -78,7 +78,7 @@ def _stored(entry: Sequence[Any]) -> Stored:
     return Stored(int(entry[0]), _fields(entry[1:]))
 
 
-def read_job(keys: QueueKeys, id: str) -> Call[Everything]:
+def read_job(keys: QueueKeys, id: str) -> Command[Everything]:
     """Return all records of an id, its last two results, and its newest dead-letter records."""
 
     def read(reply: Reply) -> Everything:
@@ -97,7 +97,7 @@ def read_job(keys: QueueKeys, id: str) -> Call[Everything]:
     return new_call("read_job", keys.base, (id, HEAD_BYTES, READ_BYTES, MANY_RECORDS), read)
 
 
-def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Call[bytes | None]:
+def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Command[bytes | None]:
     """Return the whole payload of the task that an id or a claim names; None if there is no such task."""
 
     def read(reply: Reply) -> bytes | None:
@@ -138,7 +138,7 @@ def _read_all(reply: Reply) -> list[Dispatched]:
 
 def dispatch_jobs(
     keys: QueueKeys, jobs: Sequence[NewJob], *, all_or_none: bool = False, replicas: int = 0
-) -> Call[list[Dispatched]]:
+) -> Command[list[Dispatched]]:
     """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused."""
     args: list[Argument] = [int(all_or_none)]
     for options, task in jobs:
@@ -147,14 +147,14 @@ def dispatch_jobs(
     merge: Merge[list[Dispatched]] | None = None
     if not all_or_none:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
-    return Call(_DISPATCH, keys.base, tuple(args), _read_all, True, size, merge, replicas)
+    return Command(_DISPATCH, keys.base, tuple(args), _read_all, True, size, merge, replicas)
 
 
-def _join(calls: Sequence[Call[list[Dispatched]]]) -> Call[list[Dispatched]]:
+def _join(calls: Sequence[Command[list[Dispatched]]]) -> Command[list[Dispatched]]:
     """Return one dispatch with the jobs of several dispatches, in their order."""
     first = calls[0]
     args = (first.args[0], *(arg for call in calls for arg in call.args[1:]))
-    return Call(_DISPATCH, first.base, args, first.read, True, sum(call.size for call in calls))
+    return Command(_DISPATCH, first.base, args, first.read, True, sum(call.size for call in calls))
 
 
 def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
@@ -177,7 +177,7 @@ class Promoted(NamedTuple):
     needs_relay: bool
 
 
-def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[Promoted]:
+def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Command[Promoted]:
     """Move up to `limit` due jobs into the queue."""
 
     def read(reply: Reply) -> Promoted:
@@ -187,7 +187,7 @@ def promote_due(keys: QueueKeys, limit: int = MAX_ITEMS) -> Call[Promoted]:
     return new_call("promote_due", keys.base, (limit,), read)
 
 
-def promote_jobs(keys: QueueKeys, ids: Sequence[str]) -> Call[int]:
+def promote_jobs(keys: QueueKeys, ids: Sequence[str]) -> Command[int]:
     """Make up to MAX_ITEMS scheduled jobs due now; return how many were."""
 
     def read(reply: Reply) -> int:
@@ -197,7 +197,7 @@ def promote_jobs(keys: QueueKeys, ids: Sequence[str]) -> Call[int]:
     return new_call("promote_jobs", keys.base, tuple(ids), read, numbered=True)
 
 
-def cancel_job(keys: QueueKeys, id: str, reason: str) -> Call[CancelReply]:
+def cancel_job(keys: QueueKeys, id: str, reason: str) -> Command[CancelReply]:
     """Cancel a job in any state."""
 
     def read(reply: Reply) -> CancelReply:
@@ -215,7 +215,7 @@ class ResultReply:
     values: list[Any]
 
 
-def read_result(keys: QueueKeys, id: str, number: int) -> Call[ResultReply]:
+def read_result(keys: QueueKeys, id: str, number: int) -> Command[ResultReply]:
     """Return how the job ended, or whether its result will be kept; `number` as in `Dispatched`, 0: the newest dispatch."""
 
     def read(reply: Reply) -> ResultReply:
@@ -240,7 +240,7 @@ class JobState:
     waits_for: str = ""
 
 
-def job_status(keys: QueueKeys, id: str, number: int) -> Call[JobState]:
+def job_status(keys: QueueKeys, id: str, number: int) -> Command[JobState]:
     """Return the state of the job; `number` as in `Dispatched`, 0: the newest dispatch."""
 
     def read(reply: Reply) -> JobState:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from worqr.command import Command
 from worqr.keys import QueueKeys
 from worqr.ops.operators import CANCEL_PAGE, CancelReply
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text, wholes
-from worqr.script_call import Call
 from worqr.stored_values import exact, whole
 
 FIRST_CANCEL_STEP: Final = "due 0"
@@ -34,7 +34,7 @@ class LaneRow:
     held: bool
 
 
-def list_lanes(keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS) -> Call[tuple[list[LaneRow], bool]]:
+def list_lanes(keys: QueueKeys, after: str = "", limit: int = MAX_ITEMS) -> Command[tuple[list[LaneRow], bool]]:
     """Return one page of the lanes that come after the name `after`, and whether there are more.
 
     The first page also has lanes without tasks that run some, are paused, or have rules of an operator.
@@ -59,7 +59,7 @@ def set_lane(
     setting: Literal["weight", "limit", "pause", "resume"],
     value: str = "",
     duration_ms: int | None = None,
-) -> Call[str]:
+) -> Command[str]:
     """Set the weight or the limit (``*``: what workers declare) of a lane, or pause it with a reason, or resume it."""
     args = (lane, setting, value, "-" if duration_ms is None else duration_ms)
     return new_call("set_lane", keys.base, args, expect_ok, numbered=True)
@@ -67,7 +67,7 @@ def set_lane(
 
 def cancel_lane(
     keys: QueueKeys, lane: str, after: str = FIRST_CANCEL_STEP, *, reason: str = "", budget: int = CANCEL_PAGE
-) -> Call[CancelReply]:
+) -> Command[CancelReply]:
     """Cancel tasks of a lane; call again with `after` while there is more."""
 
     def read(reply: Reply) -> CancelReply:

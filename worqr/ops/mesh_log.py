@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from worqr.command import Command
 from worqr.keys import RegistryKeys
 from worqr.mesh_records import LogEntry
 from worqr.ops.replies import Reply, expect_ok, new_call, pairs, status_word, text
-from worqr.script_call import Call
 from worqr.stored_values import whole
 from worqr.validation import from_ms
 
@@ -25,13 +25,13 @@ def note_event(
     job: str = "",
     count: int | None = None,
     text: str = "",
-) -> Call[str]:
+) -> Command[str]:
     """Append an entry."""
     args = (kind, who, queue, worker, job, "" if count is None else count, text[:MAX_LOG_TEXT])
     return new_call("note_event", keys.base, args, expect_ok, numbered=True)
 
 
-def list_events(keys: RegistryKeys, limit: int, after: str = "") -> Call[list[LogEntry]]:
+def list_events(keys: RegistryKeys, limit: int, after: str = "") -> Command[list[LogEntry]]:
     """Return the newest entries, or those after the entry with the id `after`; the oldest first."""
 
     def read(reply: Reply) -> list[LogEntry]:

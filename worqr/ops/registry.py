@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from worqr.command import Command
 from worqr.errors import WrongVersion
 from worqr.keys import RegistryKeys
 from worqr.ops.mesh_log import MAX_LOG_TEXT
 from worqr.ops.replies import Reply, expect, expect_ok, names_of, new_call, pairs, status_word, text, texts
-from worqr.script_call import Call
 from worqr.stored_values import exact, finite, whole
 
 # The snapshot of the mesh: the leader's scan stores it, and programs that look at the mesh read it.
@@ -33,13 +33,13 @@ class StoredSnapshot:
     memory: float | None = None
 
 
-def post_scan(keys: RegistryKeys, waiting: Sequence[str], snapshot: bytes = b"") -> Call[str]:
+def post_scan(keys: RegistryKeys, waiting: Sequence[str], snapshot: bytes = b"") -> Command[str]:
     """Announce the queues with waiting tasks to every heartbeat, and store the snapshot, if there is one."""
     args: tuple[bytes | str | int, ...] = (WAITING_EXPIRE_S, SNAPSHOT_EXPIRE_S, snapshot, *waiting)
     return new_call("post_scan", keys.base, args, expect_ok, size=len(snapshot))
 
 
-def read_snapshot(keys: RegistryKeys) -> Call[StoredSnapshot]:
+def read_snapshot(keys: RegistryKeys) -> Command[StoredSnapshot]:
     """Return the newest snapshot, and let the leader go on writing snapshots."""
 
     def read(reply: Reply) -> StoredSnapshot:
@@ -145,7 +145,7 @@ def _check_version(keys: RegistryKeys, reply: Reply) -> None:
 
 def start_worker(
     keys: RegistryKeys, worker: str, *, keepalive_ms: int, facts: Sequence[tuple[str, str | int]], text: str = ""
-) -> Call[str]:
+) -> Command[str]:
     """Register a worker. With keepalive_ms 0, it never counts as dead."""
 
     def read(reply: Reply) -> str:
@@ -171,7 +171,7 @@ def keep_worker_alive(
     quiet: bool = False,
     stale_lease: str = "",
     answer: str = "",
-) -> Call[Beat]:
+) -> Command[Beat]:
     """Send one heartbeat. With lease_ms 0, do not ask for the lease. `stale_lease`: one to take over, because its holder does not
     renew it. `answer`: to the last request of an operator.
     """
@@ -187,7 +187,7 @@ def keep_worker_alive(
     return new_call("keep_worker_alive", keys.base, args, read)
 
 
-def ask_worker(keys: RegistryKeys, worker: str, mode: str, concurrency: str) -> Call[bool]:
+def ask_worker(keys: RegistryKeys, worker: str, mode: str, concurrency: str) -> Command[bool]:
     """Ask a worker to be quiet, to resume or to drain, or for another concurrency; '' for neither. False: it is unknown."""
 
     def read(reply: Reply) -> bool:
@@ -201,23 +201,23 @@ def _still_mapped(reply: Reply) -> list[str]:
     return names_of(reply[1:]) if status_word(reply) == "busy" else []
 
 
-def stop_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
+def stop_worker(keys: RegistryKeys, worker: str) -> Command[list[str]]:
     """Leave the registry; return the queues that are still mapped. If there are any, stop them first: nothing was done."""
     return new_call("stop_worker", keys.base, (worker,), _still_mapped)
 
 
-def map_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
+def map_work(keys: RegistryKeys, worker: str, queue: str) -> Command[str]:
     """Note that the worker is about to serve the queue: ok, or dead."""
     args = (worker, queue, QUEUES_EXPIRE_S)
     return new_call("map_work", keys.base, args, expect("ok", "dead"), numbered=True)
 
 
-def unmap_work(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
+def unmap_work(keys: RegistryKeys, worker: str, queue: str) -> Command[str]:
     """Note that the worker no longer serves the queue."""
     return new_call("unmap_work", keys.base, (worker, queue), expect_ok, numbered=True)
 
 
-def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
+def look_at_workers(keys: RegistryKeys) -> Command[WorkerHeartbeats]:
     """List the registered workers with their heartbeats."""
 
     def read(reply: Reply) -> WorkerHeartbeats:
@@ -229,18 +229,18 @@ def look_at_workers(keys: RegistryKeys) -> Call[WorkerHeartbeats]:
 
 def condemn_worker(
     keys: RegistryKeys, worker: str, heartbeat: bytes | None, *, who: str = "", text: str = ""
-) -> Call[str]:
+) -> Command[str]:
     """Declare the worker dead if `heartbeat` is still its own (None: missing; ANY_BEAT: any). Returns ok, alive or gone."""
     args = (worker, heartbeat or b"", who, text[:MAX_LOG_TEXT])
     return new_call("condemn_worker", keys.base, args, expect("ok", "alive", "gone"))
 
 
-def forget_worker(keys: RegistryKeys, worker: str) -> Call[list[str]]:
+def forget_worker(keys: RegistryKeys, worker: str) -> Command[list[str]]:
     """End a worker's recovery; return the queues that are still mapped, which must be failed and unmapped first."""
     return new_call("forget_worker", keys.base, (worker,), _still_mapped)
 
 
-def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Call[WorkersPage]:
+def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Command[WorkersPage]:
     """Return one page of the workers, by id: those after `after`, up to `last`."""
 
     def read(reply: Reply) -> WorkersPage:
@@ -257,7 +257,7 @@ def list_workers(keys: RegistryKeys, after: str = "", last: str = "") -> Call[Wo
     return new_call("list_workers", keys.base, args, read)
 
 
-def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) -> Call[QueuesPage]:
+def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) -> Command[QueuesPage]:
     """Names of queues, the most recently noted first: the first page, or the page after `after`."""
 
     def read(reply: Reply) -> QueuesPage:
@@ -272,7 +272,7 @@ def list_queues(keys: RegistryKeys, after: tuple[bytes, bytes] | None = None) ->
     return new_call("list_queues", keys.base, (QUEUES_AT_ONCE + 1, noted, name), read)
 
 
-def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
+def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Command[list[str]]:
     """Forget names of empty queues, at most FORGET_AT_ONCE; return the names that are no longer known.
 
     Forgets none while more than `MANY_DYING` dead workers are being recovered.
@@ -286,12 +286,12 @@ def forget_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
     return new_call("forget_queues", keys.base, args, read)
 
 
-def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Call[str]:
+def note_queues(keys: RegistryKeys, names: Sequence[str]) -> Command[str]:
     """Note that queues are in use now, so that their names are found."""
     return new_call("note_queues", keys.base, (QUEUES_EXPIRE_S, *names), expect_ok)
 
 
-def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict[str, int]]:
+def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Command[dict[str, int]]:
     """Store the number of shards of queues that have none stored yet; return the stored numbers."""
 
     def read(reply: Reply) -> dict[str, int]:
@@ -302,7 +302,7 @@ def declare_shards(keys: RegistryKeys, declared: Mapping[str, int]) -> Call[dict
     return new_call("declare_shards", keys.base, flat, read, numbered=True)
 
 
-def list_shards(keys: RegistryKeys) -> Call[dict[str, int | None]]:
+def list_shards(keys: RegistryKeys) -> Command[dict[str, int | None]]:
     """Return the number of shards of each queue that has several; raise WrongVersion. Every new connection calls it first.
 
     A number that cannot be read is None.
@@ -315,12 +315,12 @@ def list_shards(keys: RegistryKeys) -> Call[dict[str, int | None]]:
     return new_call("list_shards", keys.base, (WIRE_VERSION,), read)
 
 
-def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Call[str]:
+def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Command[str]:
     """Forget that the queue has `known` shards. Returns ok, or changed."""
     read = expect("ok", "changed")
     return new_call("drop_shards", keys.base, (queue, known), read, numbered=True)
 
 
-def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Call[str]:
+def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Command[str]:
     """Start the recovery of a worker that serves the queue but is not registered. Returns ok, or alive."""
     return new_call("adopt_worker", keys.base, (worker, queue), expect("ok", "alive"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
+from worqr.command import Argument, Command
 from worqr.errors import WorqrBug
 from worqr.lua import script
 from worqr.records import RemoteError
-from worqr.script_call import Argument, Call
 from worqr.stored_values import exact, whole
 
 T = TypeVar("T")
@@ -30,9 +30,9 @@ def new_call(
     *,
     numbered: bool = False,
     size: int = 0,
-) -> Call[T]:
-    """Return a call of the script `name`; the other arguments are those of `Call`."""
-    return Call(script(name), base, args, read, numbered, size)
+) -> Command[T]:
+    """Return a call of the script `name`; the other arguments are those of `Command`."""
+    return Command(script(name), base, args, read, numbered, size)
 
 
 def status_word(reply: Reply) -> str:

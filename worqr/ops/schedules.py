@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from worqr.command import Argument, Command
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
-from worqr.script_call import Argument, Call
 from worqr.stored_values import TIME_DIGITS, exact, whole
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
@@ -109,7 +109,7 @@ class DueSchedules:
     clock_set_back: bool = False
 
 
-def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool) -> Call[str]:
+def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool) -> Command[str]:
     """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not stored."""
     args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S]
     for name, definition in definitions:
@@ -118,7 +118,7 @@ def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes
     return new_call("declare_schedules", keys.base, tuple(args), expect_ok, numbered=True, size=size)
 
 
-def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]:
+def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Command[list[str]]:
     """Note that up to a page of schedules are still declared; return the names of those that are not stored."""
 
     def read(reply: Reply) -> list[str]:
@@ -128,7 +128,7 @@ def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Call[list[str]]
     return new_call("renew_schedules", keys.base, (SCHEDULES_EXPIRE_S, *names), read)
 
 
-def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[Schedules]:
+def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[Schedules]:
     """Return one page of all schedules, and the server's time."""
 
     def read(reply: Reply) -> Schedules:
@@ -171,7 +171,7 @@ def _time(value: bytes | None) -> int | None:
 
 def tick_schedules(
     keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0
-) -> Call[DueSchedules]:
+) -> Command[DueSchedules]:
     """Store the progress of up to a page of schedules, unless another process changed them; return the page that is due."""
     args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led]
     for tick in ticks:
@@ -200,7 +200,7 @@ def _due_row(
     return _row(exact(name), {what: value for what, value in facts.items() if value is not None})
 
 
-def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, int]]:
+def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[tuple[str, int]]:
     """Move schedules back after the clock was set back; return the next cursor ("0": done), and how many were in the future."""
 
     def read(reply: Reply) -> tuple[str, int]:
@@ -210,7 +210,7 @@ def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Call[tuple[str, i
     return new_call("rewind_schedules", keys.base, (cursor, SCHEDULES_AT_ONCE), read)
 
 
-def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]:
+def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Command[bool]:
     """Pause or resume a schedule; return False if no schedule has this name."""
 
     def read(reply: Reply) -> bool:
@@ -220,7 +220,7 @@ def pause_schedule(keys: RegistryKeys, name: str, *, paused: bool) -> Call[bool]
     return new_call("pause_schedule", keys.base, args, read, numbered=True)
 
 
-def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Call[str]:
+def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Command[str]:
     """Store other times of a schedule, or none if `override` is empty: ok, same (nothing was changed) or unknown."""
 
     def read(reply: Reply) -> str:
@@ -229,7 +229,7 @@ def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Call[st
     return new_call("override_schedule", keys.base, (name, override), read, numbered=True)
 
 
-def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call[list[str]]:
+def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Command[list[str]]:
     """Drop schedules that no worker declared while the mesh had a leader for `unseen_ms`; return up to `limit` names."""
 
     def read(reply: Reply) -> list[str]:
@@ -241,7 +241,7 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Call
 
 def fire_schedule(
     keys: QueueKeys, name: str, nominal: int, *, judged_at: int, run_at: int, overlap: str, task: bytes, meta: str = ""
-) -> Call[str]:
+) -> Command[str]:
     """Enqueue one firing.
 
     The reply is ok, skipped, busy (try again), fired (a later firing was decided before) or again (this firing was enqueued

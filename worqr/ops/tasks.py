@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from worqr.command import Argument, Command, Merge
 from worqr.errors import at_max_length
 from worqr.keys import QueueKeys
 from worqr.lua import script
@@ -23,7 +24,6 @@ from worqr.ops.replies import (
 )
 from worqr.records import RemoteError
 from worqr.remote_error import fields_as_json
-from worqr.script_call import Argument, Call, Merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def enqueue(
     max_length: int | None = None,
     waiter: str = "",
     replicas: int = 0,
-) -> Call[int]:
+) -> Command[int]:
     """Add up to MAX_ITEMS tasks to the queue; return how many. Its reader raises QueueFull.
 
     If the queue is full, and a `waiter` is given, the server notes that it waits for room.
@@ -70,29 +70,29 @@ def enqueue(
         merge = _ONE if len(tasks) == 1 else Merge(len(tasks), _join_enqueues, len(tasks))
     size = len(tasks[0]) if len(tasks) == 1 else sum(map(len, tasks))
     base = keys.base
-    return Call(_ENQUEUE, base, args, read, True, size, merge, replicas)
+    return Command(_ENQUEUE, base, args, read, True, size, merge, replicas)
 
 
 _ENQUEUE = script("enqueue")
 
 
-def _join_enqueues(calls: Sequence[Call[int]]) -> Call[int]:
+def _join_enqueues(calls: Sequence[Command[int]]) -> Command[int]:
     """Return one enqueue of the tasks of several enqueues, in their order."""
     first = calls[0]
     args = (*first.args[:2], *(task for call in calls for task in call.args[2:]))
-    return Call(_ENQUEUE, first.base, args, first.read, True, sum(call.size for call in calls))
+    return Command(_ENQUEUE, first.base, args, first.read, True, sum(call.size for call in calls))
 
 
 _ONE = Merge(1, _join_enqueues, 1)
 
 
-def enqueue_traced(plain: Call[int], meta: str) -> Call[int]:
+def enqueue_traced(plain: Command[int], meta: str) -> Command[int]:
     """Return an `enqueue` as a call that stores its tasks with the context of a trace, as their `meta`."""
     args = (*plain.args[:2], meta, *plain.args[2:])
     return replace(plain, script=script("enqueue_traced"), args=args, merge=None)
 
 
-def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Call[StartReply]:
+def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Command[StartReply]:
     """Claim up to `wanted` tasks; with 0, only pass a wake-up on to another worker."""
 
     def read(reply: Reply) -> StartReply:
@@ -117,7 +117,7 @@ Result = tuple[str, bytes]
 
 def finish_tasks(
     keys: QueueKeys, worker: str, claims: Sequence[int], results: Mapping[int, Result] | None = None
-) -> Call[dict[int, str]]:
+) -> Command[dict[int, str]]:
     """End up to MAX_ITEMS claims as finished; return the claims for which that failed (cancelled, mine, lost)."""
     kept: list[Argument] = []
     for claim, (kind, value) in (results or {}).items():
@@ -127,12 +127,12 @@ def finish_tasks(
     return new_call("finish_tasks", keys.base, args, _read_refusals, size=size)
 
 
-def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Call[dict[int, str]]:
+def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Command[dict[int, str]]:
     """Give up to MAX_ITEMS claims back to the front of the queue; return the claims for which that failed."""
     return new_call("stop_tasks", keys.base, (worker, *claims), _read_refusals)
 
 
-def file_tasks(keys: QueueKeys, worker: str, lanes: Mapping[int, str]) -> Call[dict[int, str]]:
+def file_tasks(keys: QueueKeys, worker: str, lanes: Mapping[int, str]) -> Command[dict[int, str]]:
     """Put up to MAX_ITEMS claims at the back of their lanes, uncounted; return the claims for which that failed.
 
     Args:
@@ -155,7 +155,7 @@ def retry_task(
     delay_ms: int = 0,
     run_at_ms: int | None = None,
     pause_ms: int | None = None,
-) -> Call[str]:
+) -> Command[str]:
     """Put the task at the back of the queue, now or when it is due. If `counter` reaches `limit`, fail it.
 
     With `pause_ms`, put it at the front, uncounted, and pause the queue.
@@ -168,7 +168,7 @@ def retry_task(
     return new_call("retry_task", keys.base, args, read)
 
 
-def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Call[str]:
+def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Command[str]:
     """Move the task to the dead-letter queue."""
     kind = "broken" if broken else "failed"
     args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
@@ -176,7 +176,7 @@ def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, b
     return new_call("fail_task", keys.base, args, read)
 
 
-def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Call[int]:
+def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, float | None, str]]) -> Command[int]:
     """Store the progress and message of runs, as (claim, progress, message); return how many of these claims still run."""
     args: list[Argument] = [worker]
     for claim, progress, message in reports:
@@ -188,7 +188,7 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
     return new_call("note_progress", keys.base, tuple(args), read)
 
 
-def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes) -> Call[str]:
+def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes) -> Command[str]:
     """Store the bytes that a run saves, or the result of a step, for later runs of its job: ok, full or lost.
 
     Args:
@@ -205,7 +205,7 @@ def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str,
 
 def note_runs(
     keys: QueueKeys, worker: str, number: int, counts: Mapping[str, int], ended: Sequence[bytes] = (), keep: int = 0
-) -> Call[str]:
+) -> Command[str]:
     """Add counts of runs (`worqr.run_counts`) to the totals of the queue: ok, or gone.
 
     Args:
@@ -220,7 +220,7 @@ def note_runs(
     return new_call("note_runs", keys.base, args, expect("ok", "gone"))
 
 
-def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[tuple[list[int], list[int]] | None]:
+def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Command[tuple[list[int], list[int]] | None]:
     """Return the (marked, gone) claims of the worker; None if it does not serve the queue."""
 
     def read(reply: Reply) -> tuple[list[int], list[int]] | None:
@@ -232,7 +232,7 @@ def reconcile(keys: QueueKeys, worker: str, named: Sequence[int] = ()) -> Call[t
     return new_call("reconcile", keys.base, (worker, *named), read)
 
 
-def list_own_claims(keys: QueueKeys, worker: str) -> Call[list[int] | None]:
+def list_own_claims(keys: QueueKeys, worker: str) -> Command[list[int] | None]:
     """Return up to `MAX_ITEMS` claims of the worker, oldest first; None if it does not serve the queue."""
 
     def read(reply: Reply) -> list[int] | None:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import trio
 
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import ClaimLost
 from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING, NO_RULES
@@ -45,7 +46,6 @@ from worqr.peer.task_log import logger as task_log
 from worqr.policy import Broken, Policy
 from worqr.records import CancelReason
 from worqr.remote_error import remote_error
-from worqr.script_call import Call
 from worqr.shard_layout import shard_of
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def filed_in_lanes(
     if not lanes:
         return runs
 
-    def make(claims: Sequence[int]) -> Call[dict[int, str]]:
+    def make(claims: Sequence[int]) -> Command[dict[int, str]]:
         return ops.file_tasks(keys, registration.worker, {claim: lanes[claim] for claim in claims})
 
     settles.send(keys, registration, list(lanes), make, lambda _ended, _failure: None)

@@ -13,6 +13,7 @@ import trio
 from trio_util import periodic
 
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import ClaimLost, Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.handler_options import PATIENT, Handling, RunsIn, is_async, policy_for
 from worqr.keys import QueueKeys, RegistryKeys, check_name
@@ -43,7 +44,6 @@ from worqr.peer.settler import FIRST_PAUSE, LONGEST_PAUSE, Settler, Settles
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.task_log import RUN
 from worqr.policy import RetryPolicy, shown_fields
-from worqr.script_call import Call
 from worqr.tracebacks import is_a, leaves_of, one_line
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class Departures:
         self._open.pop((departure.registration, departure.keys.name), None)
         departure.done.set()
 
-    async def _send_until_accepted(self, departure: Departure, make: Callable[[], Call[T]]) -> T:
+    async def _send_until_accepted(self, departure: Departure, make: Callable[[], Command[T]]) -> T:
         """Send a request until the server accepts it.
 
         Raises:
@@ -183,7 +183,7 @@ class Departures:
             await trio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _send(self, departure: Departure, call: Call[T]) -> tuple[T | None, Exception | None]:
+    async def _send(self, departure: Departure, call: Command[T]) -> tuple[T | None, Exception | None]:
         answered = trio.Event()
         answers: list[tuple[T | None, Exception | None]] = []
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, cast
 import trio
 
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import ClaimLost, ClaimSettled, Unavailable, UsageError
 from worqr.keys import QueueKeys
 from worqr.log_events import emit
@@ -32,7 +33,6 @@ from worqr.peer.task_log import log_failure
 from worqr.policy import Failure, Policy, Retry, RetryDecision, decide_retry
 from worqr.records import CancelReason, Outcome
 from worqr.remote_error import error_from_text
-from worqr.script_call import Call
 from worqr.tracebacks import is_a
 from worqr.validation import Seconds, check_count, seconds
 
@@ -203,7 +203,7 @@ class Claim(Context):
         else:
             await self.finish()
 
-    async def _settle(self, call: Call[Any], outcome: Outcome | None = None) -> Any:
+    async def _settle(self, call: Command[Any], outcome: Outcome | None = None) -> Any:
         """Send the request that settles this claim. The claim counts as settled from now on, whatever the reply.
 
         `outcome`: how the run is counted; None: not at all.

@@ -67,7 +67,7 @@ class Registration(WorkerHandle):
         """Seconds for which the Trio loop has had no turn; from any thread."""
         return 0.0 if self.heartbeat is None else self.heartbeat.lag
 
-    def record_replies(self, call: ops.Call[Beat]) -> ops.Call[Beat]:
+    def record_replies(self, call: ops.Command[Beat]) -> ops.Command[Beat]:
         """Return a heartbeat whose reply sets `alive_at`.
 
         Called in the heartbeat thread, before it sends the heartbeat.
@@ -264,7 +264,7 @@ class Session:
         settings, engine = self._settings, self._engine
         scheduler, leader = engine.scheduler, engine.leader
 
-        def make(n: int, turning: bool) -> ops.Call[Beat]:
+        def make(n: int, turning: bool) -> ops.Command[Beat]:
             """Called in the heartbeat thread."""
             call = ops.keep_worker_alive(
                 *(self._keys, registration.worker, n),

@@ -20,6 +20,7 @@ import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
+from worqr.command import Command
 from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link, WorkerHandle
@@ -35,7 +36,6 @@ from worqr.policy import Failure, RetryDecision, decide_retry
 from worqr.records import Outcome, RemoteError, StoredRun, encode_run
 from worqr.remote_error import error_from_text, with_stderr
 from worqr.run_counts import OUTCOMES, RunCounts, waited_ms
-from worqr.script_call import Call
 from worqr.tracebacks import format_error, is_a, one_line
 from worqr.validation import qualname_of
 
@@ -195,7 +195,7 @@ class Settler:
                 self._send(each, claims, ops.stop_tasks)
         self._scheduler.dispatch()
 
-    def _send(self, consumer: QueueConsumer, claims: list[int], settle: Callable[..., Call[Any]]) -> None:
+    def _send(self, consumer: QueueConsumer, claims: list[int], settle: Callable[..., Command[Any]]) -> None:
         registration = consumer.registration
         if registration is None or registration.dead:
             return
@@ -271,7 +271,7 @@ class Settler:
         if self._observer is not None:
             self._observer(Context(run), TimeoutError(error))
 
-    def _send_one(self, run: Run[QueueConsumer], call: Call[str]) -> None:
+    def _send_one(self, run: Run[QueueConsumer], call: Command[str]) -> None:
         def answered(word: str | None, _failure: Exception | None) -> None:
             _answered(self._cancelled, run.host, None if word is None else {run.fence: word}, None)
 
@@ -305,14 +305,14 @@ def _answered(
 def finisher(consumer: QueueConsumer, registration: Registration, results: Mapping[int, Result]) -> Make:
     """Return a function that makes the call which finishes some claims, with their results."""
 
-    def make(claims: Sequence[int]) -> Call[dict[int, str]]:
+    def make(claims: Sequence[int]) -> Command[dict[int, str]]:
         kept = {claim: results[claim] for claim in claims if claim in results}
         return ops.finish_tasks(consumer.keys, registration.worker, claims, kept)
 
     return make
 
 
-def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteError) -> Call[str]:
+def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteError) -> Command[str]:
     """Return the call that ends a claim whose run raised. `error`: that of the decision, as text."""
     keys, worker = run.host.keys, run.registration.worker
     if decision.kind != "retry":
@@ -327,7 +327,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteE
     )
 
 
-def unsettled_call(run: Run[QueueConsumer], why: str) -> Call[str]:
+def unsettled_call(run: Run[QueueConsumer], why: str) -> Command[str]:
     """Return the call that ends a claim as failed, because settling its run raised an error. It reads nothing of its job."""
     error, policy = error_from_text("Unsettled", f"worqr could not settle the run as it ended: {why}"), run.policy
     return ops.retry_task(
@@ -338,7 +338,7 @@ def unsettled_call(run: Run[QueueConsumer], why: str) -> Call[str]:
     )
 
 
-def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Call[str]:
+def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Command[str]:
     """Return the call that ends a claim whose run took too long. Its task is tried again after `delay` seconds."""
     error = error_from_text(TIMEOUT, why)
     if run.offloaded is not None and run.offloaded.killed_output:
@@ -369,7 +369,7 @@ LONGEST_PAUSE = 30.0
 CROWDED = 1000
 """Number of refused settles of one queue above which this peer requests no more tasks there, because it could not settle them."""
 
-Make = Callable[[Sequence[int]], Call[Any]]
+Make = Callable[[Sequence[int]], Command[Any]]
 Answered = Callable[[Any, Exception | None], object]
 
 

@@ -16,12 +16,12 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from worqr.command import Argument, Command
 from worqr.keys import RegistryKeys
 from worqr.link import Heartbeat, Link, WorkerHandle
 from worqr.lua import Script, all_scripts
 from worqr.ops import list_schedules
 from worqr.ops.replies import expect_ok, text
-from worqr.script_call import Argument, Call
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -60,17 +60,17 @@ def bench_scripts() -> dict[str, Script]:
 class BenchLink(Link):
     """A link that runs the scripts of a bench."""
 
-    async def call(self, call: Call[T], *, patience: float | None = None) -> T:
+    async def call(self, call: Command[T], *, patience: float | None = None) -> T:
         """As `Link.call`."""
         return await super().call(_with_bench_script(call), patience=patience)
 
-    async def call_all(self, calls: Sequence[Call[T]]) -> list[T]:
+    async def call_all(self, calls: Sequence[Command[T]]) -> list[T]:
         """As `Link.call_all`."""
         return await super().call_all([_with_bench_script(call) for call in calls])
 
     def post(
         self,
-        call: Call[T],
+        call: Command[T],
         deliver: Callable[[T | None, Exception | None], None],
         *,
         owner: WorkerHandle | None = None,
@@ -79,37 +79,37 @@ class BenchLink(Link):
         """As `Link.post`."""
         super().post(_with_bench_script(call), deliver, owner=owner, patience=patience)
 
-    def heartbeat(self, *, make: Callable[[int, bool], Call[R]], **options: Any) -> Heartbeat[R]:
+    def heartbeat(self, *, make: Callable[[int, bool], Command[R]], **options: Any) -> Heartbeat[R]:
         """As `Link.heartbeat`."""
         return super().heartbeat(make=lambda number, turning: _with_bench_script(make(number, turning)), **options)
 
 
-def _with_bench_script(call: Call[T]) -> Call[T]:
+def _with_bench_script(call: Command[T]) -> Command[T]:
     """Return `call` with the script of the bench; the call itself if it does not read the time."""
     script = bench_scripts().get(call.script.sha)
     return call if script is None or script is call.script else call.with_script(script)
 
 
-def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Call[str]:
+def set_clock(keys: RegistryKeys, ahead_ms: int, stopped_ms: int | None) -> Command[str]:
     """Set how far the clock is ahead; or stop it at a time, with `stopped_ms`."""
     setting = f"{ahead_ms}" if stopped_ms is None else f"{ahead_ms} {stopped_ms}"
-    return Call(_own("set_clock"), keys.base, (setting,), expect_ok)
+    return Command(_own("set_clock"), keys.base, (setting,), expect_ok)
 
 
-def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Call[tuple[str, list[tuple[str, int]]]]:
+def find_keys(keys: RegistryKeys, pattern: str, cursor: str) -> Command[tuple[str, list[tuple[str, int]]]]:
     """Return the next cursor, and some keys with the times at which they expire, in ms; -1: never."""
 
     def read(reply: list[Any]) -> tuple[str, list[tuple[str, int]]]:
         found = reply[2:]
         return text(reply[1]), [(text(key), int(at)) for key, at in zip(found[::2], found[1::2], strict=True)]
 
-    return Call(_own("find_keys"), keys.base, (cursor, pattern), read)
+    return Command(_own("find_keys"), keys.base, (cursor, pattern), read)
 
 
-def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Call[str]:
+def expire_keys(keys: RegistryKeys, moments: Sequence[tuple[str, int]]) -> Command[str]:
     """Set when keys expire, in ms. A time in the past deletes the key."""
     args = tuple[Argument, ...](chain.from_iterable(moments))
-    return Call(_own("expire_keys"), keys.base, args, expect_ok)
+    return Command(_own("expire_keys"), keys.base, args, expect_ok)
 
 
 async def keys_like(link: Link, keys: RegistryKeys, pattern: str) -> list[tuple[str, int]]:

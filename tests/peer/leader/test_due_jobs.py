@@ -333,7 +333,7 @@ async def running(q: worqr.Queue) -> int:
 async def test_only_the_peer_that_leads_enqueues_what_is_due(leads: bool) -> None:
     called: list[str] = []
 
-    async def call(call: ops.Call[Any], *, patience: float) -> Any:
+    async def call(call: ops.Command[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
         called.append(call.script.name)
         return ops.Promoted(0, None, needs_relay=False)

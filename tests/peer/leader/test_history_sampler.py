@@ -208,7 +208,7 @@ class DeskLink:
         self.sent: Counter[str] = Counter()
         self.fails: dict[str, Exception] = {}
 
-    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+    async def call(self, call: ops.Command[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
         self.sent[call.script.name] += 1
         if error := self.fails.get(call.script.name):
@@ -347,7 +347,7 @@ async def test_one_that_leads_again_in_the_middle_of_a_record_begins_anew(leader
     await leader.scan(2.9, Q1=found(5), Q2=found(5))
     call = leader.link.call
 
-    async def begin_again(request: ops.Call[Any], *, patience: float) -> Any:
+    async def begin_again(request: ops.Command[Any], *, patience: float) -> Any:
         leader.sampler.begin()
         return await call(request, patience=patience)
 

@@ -40,7 +40,7 @@ class HalfACluster:
     def post(self, *_args: object, **_more: object) -> None:
         """An entry in the log of the mesh goes nowhere."""
 
-    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+    async def call(self, call: ops.Command[Any], *, patience: float) -> Any:
         name = call.script.name
         self.asked[name, call.base] += 1
         if call.base == "p:{Q0}":
@@ -105,7 +105,7 @@ class Broken:
     def post(self, *_args: object, **_more: object) -> None:
         """An entry in the log of the mesh goes nowhere."""
 
-    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+    async def call(self, call: ops.Command[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
         self.looks += 1
         return WorkerHeartbeats("run", {}, [])
@@ -175,7 +175,7 @@ class Missing:
     def post(self, *_args: object, **_more: object) -> None:
         """An entry in the log of the mesh goes nowhere."""
 
-    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+    async def call(self, call: ops.Command[Any], *, patience: float) -> Any:
         await trio.lowlevel.checkpoint()
         return WorkerHeartbeats("run", {"W1": None}, [])
 

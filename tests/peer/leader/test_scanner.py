@@ -60,7 +60,7 @@ class StuckScan:
     def post(self, *_args: object, **_more: object) -> None:
         """An entry in the log of the mesh goes nowhere."""
 
-    async def call(self, call: ops.Call[Any], *, patience: float) -> Any:
+    async def call(self, call: ops.Command[Any], *, patience: float) -> Any:
         name = call.script.name
         self.asked[name] += 1
         if name in self.stuck:
@@ -187,7 +187,7 @@ async def test_all_names_are_listed_page_by_page_also_those_that_are_noted_meanw
     client.expire(queues, 1000)
     asked = 0
 
-    async def ask(call: ops.Call[Any]) -> Any:
+    async def ask(call: ops.Command[Any]) -> Any:
         nonlocal asked
         asked += 1
         if asked == 3:

@@ -79,7 +79,7 @@ class Reading:
     more: str = ""
 
 
-COLUMNS: Final = {
+COLUMNS: Final[dict[View, tuple[Column, ...]]] = {
     View.QUEUES: (*QUEUES.columns, QUEUES.state),
     View.RUNNING: RUNNING,
     View.WORKERS: (*WORKERS.columns, WORKERS.state),

@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from trio_util import RepeatedEvent
 
+from worqr.command import Command
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link, boottime
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.session import LEASE
-from worqr.script_call import Call
 
 NODE_PATIENCE = 0.5
 """Seconds that a chore waits for a queue of a cluster. Its node may be unavailable while the registry is not."""
@@ -118,10 +118,10 @@ class Chore:
         """Return the keys of a queue of this mesh."""
         return QueueKeys.of(self._keys.prefix, name)
 
-    async def _ask(self, call: Call[T]) -> T:
+    async def _ask(self, call: Command[T]) -> T:
         """Send a request, and return the reply. Raise Unavailable after the time in which another peer could lead."""
         return await self._link.call(call, patience=LEASE)
 
-    async def _ask_queue(self, call: Call[T]) -> T:
+    async def _ask_queue(self, call: Command[T]) -> T:
         """Send a request about a queue, whose node may be unavailable while the registry is not."""
         return await self._link.call(call, patience=self._patience)

@@ -1,4 +1,4 @@
-"""One script call as data. Pure; `ops` builds these calls, the link sends them."""
+"""One command of the mesh to the server, as data: a script and its arguments. Pure; `ops` makes them, the link sends them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Merge(Generic[T_co]):
     """
 
     items: int
-    join: Callable[[Sequence[Call[Any]]], Call[Any]]
+    join: Callable[[Sequence[Command[Any]]], Command[Any]]
     shared_result: T_co | None = None
     pick: Callable[[Any, int], T_co] | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Call(Generic[T_co]):
+class Command(Generic[T_co]):
     """One call of one script, checked and ready to be packed. Set once; not frozen, because that would double its cost.
 
     Attributes:
@@ -57,13 +57,13 @@ class Call(Generic[T_co]):
     merge: Merge[T_co] | None = None
     replicas: int = 0
 
-    def with_script(self, script: Script) -> Call[T_co]:
+    def with_script(self, script: Script) -> Command[T_co]:
         """Return this call with another script, which takes the same arguments.
 
         It is not joined with other calls: the joined call would have the original script.
         """
         return replace(self, script=script, merge=None)
 
-    def without_replicas(self) -> Call[T_co]:
+    def without_replicas(self) -> Command[T_co]:
         """Return this call as one that does not wait for replicas."""
         return replace(self, replicas=0)
