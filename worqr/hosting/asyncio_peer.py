@@ -22,6 +22,7 @@ from worqr.handler_options import HandlerOptions, ListHandlerOptions
 from worqr.hosting.peer_factory import PeerFactory
 from worqr.hosting.peer_thread import (
     PeerThread,
+    is_exiting,
     leave_and_wait,
     no_health,
     stop_at_exit,
@@ -32,7 +33,6 @@ from worqr.inside import engine_of
 from worqr.mesh_records import Health
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.executors.asyncio_loop import HostLoop
-from worqr.peer.interpreter_exit import is_exiting
 from worqr.peer.options import GRACE, check_concurrency
 from worqr.peer.peer import Peer
 from worqr.validation import KEEP_FAILED, Seconds, seconds

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from contextvars import Context as Variables
 from functools import partial
+from importlib import import_module
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -38,11 +39,50 @@ from worqr.inside import readings_of
 from worqr.log_events import emit
 from worqr.mesh_records import Health
 from worqr.peer.error_throttle import wait_done
-from worqr.peer.interpreter_exit import call_at_exit
 from worqr.peer.options import GRACE
 from worqr.peer.peer import Peer, PeerReadings
 from worqr.tracebacks import text_of
 from worqr.validation import Seconds, seconds
+
+# The exit of the interpreter: whether it has begun, and callbacks at its beginning, while threads can still be started. That is
+# before threads are joined and before ``atexit``.
+
+_callbacks: Final[list[Callable[[], None]]] = []
+_begun: Final = threading.Event()
+
+
+def call_at_exit(callback: Callable[[], None]) -> None:
+    """Call `callback` at the end of the main thread, while threads can still be started.
+
+    Python has such a function for its own pools, under a private name. If that is missing, ``atexit`` is used: it runs later,
+    after threads were joined.
+
+    Raises:
+        UsageError: the interpreter is exiting.
+    """
+    try:
+        if callback not in _callbacks:
+            import_module(
+                "concurrent.futures.thread"
+            )  # it waits for handlers when it exits, so `callback` must run before
+            register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+            register(lambda: _run(callback))
+            _callbacks.append(callback)
+    except RuntimeError as error:
+        raise UsageError("the interpreter is exiting: no peer can start") from error
+    if _begun.is_set():
+        raise UsageError("the interpreter is exiting: no peer can start")
+
+
+def is_exiting() -> bool:
+    """Return True once the interpreter has begun to exit: no loop of the main thread runs again."""
+    return _begun.is_set()
+
+
+def _run(callback: Callable[[], None]) -> None:
+    _begun.set()
+    callback()
+
 
 # Wait on an event loop, asyncio's or Trio's, for the thread of a peer. For `ThreadPeer` and `asyncio_peer`.
 

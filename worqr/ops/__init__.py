@@ -4,8 +4,8 @@ Each function has the name of its script in ``lua/``, whose header documents the
 side only. A reply is a list whose first item is a status word. A refusal raises an error; every other word becomes a value.
 
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id, and all that is stored about it),
-`dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole, and its snapshot),
-`mesh_log` (its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`, `batches`,
+`dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole, its snapshot and
+its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`, `batches`,
 `inspection` (read a queue), `replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
@@ -112,7 +112,6 @@ from worqr.ops.jobs import (
     read_result,
 )
 from worqr.ops.lanes import FIRST_CANCEL_STEP, LaneRow, cancel_lane, list_lanes, set_lane
-from worqr.ops.mesh_log import MAX_LOG_TEXT, list_events, note_event
 from worqr.ops.operators import (
     CANCEL_PAGE,
     SCAN_LIMIT,
@@ -131,6 +130,7 @@ from worqr.ops.registry import (
     FORGET_AT_ONCE,
     INFO_EXPIRE_S,
     MANY_DYING,
+    MAX_LOG_TEXT,
     NOTE_EVERY,
     QUEUES_AT_ONCE,
     QUEUES_EXPIRE_S,
@@ -155,11 +155,13 @@ from worqr.ops.registry import (
     forget_queues,
     forget_worker,
     keep_worker_alive,
+    list_events,
     list_queues,
     list_shards,
     list_workers,
     look_at_workers,
     map_work,
+    note_event,
     note_queues,
     post_scan,
     read_snapshot,

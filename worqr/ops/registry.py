@@ -1,4 +1,4 @@
-"""The mesh as a whole: registered workers, heartbeats, the leader's lease, served queues, queues with waiting tasks."""
+"""The mesh as a whole: registered workers, heartbeats, the leader's lease, names of queues, the log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Final
 from worqr.command import Command
 from worqr.errors import WrongVersion
 from worqr.keys import RegistryKeys
-from worqr.ops.mesh_log import MAX_LOG_TEXT
+from worqr.mesh_records import LogEntry
 from worqr.ops.replies import Reply, expect, expect_ok, names_of, new_call, pairs, status_word, text, texts
 from worqr.stored_values import exact, finite, whole
+from worqr.validation import from_ms
 
 # The snapshot of the mesh: the leader's scan stores it, and programs that look at the mesh read it.
 
 
+MAX_LOG_TEXT: Final = 300
+"""Characters of a text in the log."""
 WAITING_EXPIRE_S: Final = 10
 SNAPSHOT_EXPIRE_S: Final = 15
 WATCHED_EXPIRE_S: Final = 30
@@ -324,3 +327,50 @@ def drop_shards(keys: RegistryKeys, queue: str, known: int) -> Command[str]:
 def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Command[str]:
     """Start the recovery of a worker that serves the queue but is not registered. Returns ok, or alive."""
     return new_call("adopt_worker", keys.base, (worker, queue), expect("ok", "alive"))
+
+
+# The log of the mesh: what has happened in it, for people.
+
+
+def note_event(
+    keys: RegistryKeys,
+    kind: str,
+    *,
+    who: str = "",
+    queue: str = "",
+    worker: str = "",
+    job: str = "",
+    count: int | None = None,
+    text: str = "",
+) -> Command[str]:
+    """Append an entry."""
+    args = (kind, who, queue, worker, job, "" if count is None else count, text[:MAX_LOG_TEXT])
+    return new_call("note_event", keys.base, args, expect_ok, numbered=True)
+
+
+def list_events(keys: RegistryKeys, limit: int, after: str = "") -> Command[list[LogEntry]]:
+    """Return the newest entries, or those after the entry with the id `after`; the oldest first."""
+
+    def read(reply: Reply) -> list[LogEntry]:
+        status_word(reply)
+        found = [
+            _entry(text(entry), {text(name): text(value) for name, value in pairs(fields)})
+            for entry, fields in reply[1:]
+        ]
+        return found if after else found[::-1]
+
+    return new_call("list_events", keys.base, (limit, after), read)
+
+
+def _entry(id: str, fields: dict[str, str]) -> LogEntry:
+    return LogEntry(
+        id=id,
+        at=from_ms(whole(id.partition("-")[0], 0)),
+        kind=fields.get("kind", ""),
+        who=fields.get("who", ""),
+        queue=fields.get("queue", ""),
+        worker=fields.get("worker", ""),
+        job=fields.get("job", ""),
+        count=whole(fields.get("n")),
+        text=fields.get("text", ""),
+    )
