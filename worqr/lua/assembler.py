@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Final
 
 _TOKEN: Final = re.compile(
@@ -145,7 +145,7 @@ def definitions(text: str) -> list[Definition]:
         raise ValueError("a file has only definitions, and begins with something else")
     return [
         _definition(words[start:end], later=_is_later(words[:start]))
-        for start, end in zip(starts, [*starts[1:], len(words)], strict=True)
+        for start, end in pairwise([*starts, len(words)])
     ]
 
 
@@ -173,10 +173,7 @@ def library(modules: Iterable[str]) -> dict[str, Definition]:
     """
     known: dict[str, Definition] = {}
     for module in modules:
-        own = {each.name for each in transactions(module)}
-        for each in definitions(module):
-            if each.name in own:
-                continue
+        for each in definitions(_TRANSACTION.sub("", module)):
             if each.name in known:
                 raise ValueError(f"{each.name!r} is defined twice")
             known[each.name] = each
