@@ -160,7 +160,7 @@ def test_every_option_of_a_dispatch_is_in_the_table() -> None:
     }
     from worqr.job_options import encode_options
 
-    table = rows(PAGE, "Options of dispatch_jobs")
+    table = rows("wire-scripts.md", "Options of dispatch_jobs")
     named = {word for row in table for word in words(row[0])}
     assert set(encode_options(every)) <= named
     read = {name for name in named if re.search(rf"\bo\.{name}\b", script("dispatch_jobs").source)}

@@ -165,7 +165,7 @@ def test_the_counters_are_those_of_the_scripts() -> None:
     assert named == counted
 
 
-# wire.md
+# wire.md, wire-jobs.md, wire-scripts.md
 
 
 def shapes(keys: QueueKeys | RegistryKeys | BatchKeys, arguments: dict[str, Any]) -> set[str]:
@@ -185,12 +185,10 @@ def test_every_key_and_channel_is_on_the_page() -> None:
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})
     text = (REFERENCE / "wire.md").read_text("utf-8")
-    assert {key for key in there - {"{worqr}"} if f"`{key}`" not in text} == set()
-    written = {
-        f"worqr:{{Q1}}{end}" for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.source)
-    }
-    written -= {f"worqr:{{Q1}}{end}" for end in (":parts", ":members")}  # they follow the key of a batch, and of a part
-    assert {key for key in written if f"`{key}`" not in text} == set()
+    assert {key for key in there - {"", "{worqr}"} if f"`{key}`" not in text} == set()
+    written = {end for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.source)}
+    written -= {":parts", ":members", ":follow_ups"}  # they follow the key of a batch, and of a part
+    assert {end for end in written if f"`worqr:{{Q1}}{end}`" not in text and f"`{{worqr}}{end}`" not in text} == set()
 
 
 async def test_every_field_of_a_record_is_on_the_page(server: Server, prefix: str) -> None:
@@ -234,13 +232,13 @@ async def test_every_field_of_a_record_is_on_the_page(server: Server, prefix: st
                 await claim.fail("why")
             look(client)
             await queue.failed.drop_all()
-    named = set(re.findall(r"`(\w+)`", section("wire.md", "Records")))
+    named = set(re.findall(r"`(\w+)`", section("wire-jobs.md", "Records")))
     assert len(seen) > 30
     assert seen - named == set()
 
 
 def test_every_script_is_on_the_page_and_no_other() -> None:
-    named = {word for row in rows("wire.md", "Scripts") for word in words(row[0])}
+    named = {word for row in rows("wire-scripts.md", "Scripts") for word in words(row[0])}
     assert named == {script.name for script in all_scripts()}
     assert {name for name in named if not hasattr(ops, name)} == set()
 
