@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis.crc import key_slot
 
@@ -232,9 +233,10 @@ def listed() -> dict[str, re.Pattern[str]]:
     }
 
 
-def words_of(name: str) -> int:
-    """How many parts of a name are words, not places for something."""
-    return sum(not PLACES.match(part) for part in name.split(":"))
+def detail_of(name: str) -> tuple[int, int]:
+    """How many parts of a name are words, not places for something; and how many parts it has."""
+    parts = name.split(":")
+    return sum(not PLACES.match(part) for part in parts), len(parts)
 
 
 def touched_by_all(desk: Desk) -> Iterator[tuple[str, set[str]]]:
@@ -249,11 +251,12 @@ def touched_by_all(desk: Desk) -> Iterator[tuple[str, set[str]]]:
     desk.call(ops.delete_queue(desk.q))
     desk.call(ops.set_limits(desk.q, "100 100/60000"))
     desk.put(b"limited")
-    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, limits="", lanes=b""))
+    rules = msgspec.msgpack.encode({"limit": "1 5/60000"})
+    desk.call(ops.start_work(desk.q, "A", max_stalls=3, keep_failed=9, last=0, limits="", lanes=rules))
     for lane in "abbb":
         desk.dispatch(None, lane=lane)
     desk.starts["A"] += 1
-    yield "start_tasks", desk.touched_by(ops.start_tasks(desk.q, "A", desk.starts["A"], 1))
+    yield "start_tasks", desk.touched_by(ops.start_tasks(desk.q, "A", desk.starts["A"], 9))
 
 
 def test_every_key_that_a_script_touches_is_in_the_wire_reference(desk: Desk) -> None:
@@ -264,7 +267,7 @@ def test_every_key_that_a_script_touches_is_in_the_wire_reference(desk: Desk) ->
         for key in keys:
             spelled = re.sub(r"^:\{Q2\}|^:\{Q1\}-fail", ":{Q1}", key.replace(desk.prefix, "", 1))
             found = sorted(
-                (each for each, pattern in listed().items() if pattern.fullmatch(spelled)), key=words_of, reverse=True
+                (each for each, pattern in listed().items() if pattern.fullmatch(spelled)), key=detail_of, reverse=True
             )
             assert found, (name, key)
             seen.add(found[0])

@@ -471,20 +471,20 @@ async def test_plain_redis_py_puts_many_in_at_once(server: Server, mesh: worqr.M
 def test_a_producer_goes_by_what_the_page_says(server: Server, clean: None) -> None:
     client = server.client()
     enqueue = client.register_script(script("enqueue").source)
-    keys = ["worqr:{Q1}:producer:me", "worqr:{Q1}"]
-    assert enqueue(keys, [1, 1, -1, 0, b"a", b"b"]) == [b"ok", 2]
-    assert enqueue(keys, [1, 1, -1, 0, b"a", b"b"]) == [b"ok", 2], "answered the same"
+    keys = ["worqr:{Q1}"]
+    assert enqueue(keys, ["me", 1, 1, -1, 0, b"a", b"b"]) == [b"ok", 2]
+    assert enqueue(keys, ["me", 1, 1, -1, 0, b"a", b"b"]) == [b"ok", 2], "answered the same"
     assert client.lrange("worqr:{Q1}", 0, -1) == [b"b", b"a"], "and not done again"
-    assert enqueue(keys, [2, 2, 2, 0, b"c"]) == [b"full", 2]
+    assert enqueue(keys, ["me", 2, 2, 2, 0, b"c"]) == [b"full", 2]
     client.rpop("worqr:{Q1}")
-    assert enqueue(keys, [2, 2, 2, 0, b"c"]) == [b"full", 2], "a refusal is kept, too"
-    assert enqueue(keys, [3, 3, 2, 0, b"c"]) == [b"ok", 1]
-    assert enqueue(keys, [2, 2, -1, 0, b"late"]) == [b"late"]
-    assert 3500 < client.ttl(keys[0]) <= 3600
-    assert enqueue(["worqr:{Q1}:producer:other", keys[1]], [1, 1, -1, 0, b"d"]) == [b"ok", 1]
+    assert enqueue(keys, ["me", 2, 2, 2, 0, b"c"]) == [b"full", 2], "a refusal is kept, too"
+    assert enqueue(keys, ["me", 3, 3, 2, 0, b"c"]) == [b"ok", 1]
+    assert enqueue(keys, ["me", 2, 2, -1, 0, b"late"]) == [b"late"]
+    assert 3500 < client.ttl("worqr:{Q1}:producer:me") <= 3600
+    assert enqueue(keys, ["other", 1, 1, -1, 0, b"d"]) == [b"ok", 1]
     client.script_flush()
     with pytest.raises(redis.exceptions.NoScriptError):
-        client.evalsha(script("enqueue").sha, 2, *keys, 4, 4, -1, 0, b"e")
+        client.evalsha(script("enqueue").sha, 1, *keys, "me", 4, 4, -1, 0, b"e")
     assert client.lrange("worqr:{Q1}", 0, -1) == [b"d", b"c", b"b"]
 
 
@@ -495,13 +495,13 @@ def test_a_request_without_numbers_is_an_error_before_anything_is_written(
     client = server.client()
     for name, rest in (("enqueue", [-1, 0, b"a"]), ("dispatch_jobs", [0, b"\x80", b"a"])):
         with pytest.raises(redis.ResponseError, match="must be whole numbers"):
-            client.register_script(script(name).source)(["worqr:{Q1}:producer:me", "worqr:{Q1}"], [*numbers, *rest])
+            client.register_script(script(name).source)(["worqr:{Q1}"], ["me", *numbers, *rest])
     assert not list(client.scan_iter("worqr:{Q1}*"))
 
 
 async def test_a_job_of_plain_redis_py_has_what_its_options_say(server: Server, mesh: worqr.Mesh) -> None:
     dispatch = server.client().register_script(script("dispatch_jobs").source)
-    keys = ["worqr:{Q1}:producer:me", "worqr:{Q1}"]
+    keys = ["worqr:{Q1}"]
     options = {
         "id": "x",
         "delay": 0,
@@ -512,9 +512,9 @@ async def test_a_job_of_plain_redis_py_has_what_its_options_say(server: Server, 
         "fields": {"result_ttl": "60000", "timeout": "5000", "max_failures": "2"},
     }
     job = [msgspec.msgpack.encode(options), b"task"]
-    word, (outcome, name, _) = dispatch(keys, [1, 1, 0, *job])
+    word, (outcome, name, _) = dispatch(keys, ["me", 1, 1, 0, *job])
     assert (word, outcome, name) == (b"ok", b"created", b"x")
-    word, (outcome, name, _) = dispatch(keys, [2, 2, 1, *job])
+    word, (outcome, name, _) = dispatch(keys, ["me", 2, 2, 1, *job])
     assert (word, outcome, name) == (b"refused", b"duplicate", b"x")
     runs = Runs()
     async with serving(mesh, "Q1", runs):
@@ -523,7 +523,7 @@ async def test_a_job_of_plain_redis_py_has_what_its_options_say(server: Server, 
         assert (context.id, context.meta, context.task) == ("x", {"a": "b"}, b"task")
         assert await mesh.queue("Q1").job("x").result(PATIENCE) is None
     with pytest.raises(redis.ResponseError):
-        dispatch(keys, [3, 3, 0, b"\xc1 is no MessagePack", b"task"])
+        dispatch(keys, ["me", 3, 3, 0, b"\xc1 is no MessagePack", b"task"])
     assert server.client().exists("worqr:{Q1}", "worqr:{Q1}:job:x") == 0
 
 
@@ -612,7 +612,7 @@ async def test_meta_that_is_none_harms_nobody(server: Server, mesh: worqr.Mesh) 
     async with serving(mesh, "Q1", handler):
         for n, meta in enumerate(("", "no JSON", "[]", '{"a": 7}', '{"a": "b"}'), 1):
             options = msgspec.msgpack.encode({"id": f"x{n}", "meta": meta})
-            assert dispatch(["worqr:{Q1}:producer:me", "worqr:{Q1}"], [n, n, 0, options, b"a"])[0] == b"ok"
+            assert dispatch(["worqr:{Q1}"], ["me", n, n, 0, options, b"a"])[0] == b"ok"
         q = mesh.queue("Q1")
         await eventually(lambda: failed(q), 5)
         assert sorted(map(str, seen)) == ["{'a': 'b'}", *["{}"] * 4]

@@ -727,7 +727,7 @@ async def test_a_right_that_the_server_refuses_is_a_page(
 ) -> None:
     await connected.queue("mails").enqueue(b"1")
     with server.client() as client:
-        rights = (f"%R~{prefix}:*", f"~{{{prefix}}}:*", "&*", "+@all", "-@dangerous", "+info")
+        rights = (f"%R~{prefix}:*", f"~{{{prefix}}}*", "&*", "+@all", "-@dangerous", "+info")
         client.acl_setuser("viewer", enabled=True, reset=True, passwords=["+s3cr3t"])
         client.execute_command("ACL", "SETUSER", "viewer", *rights)
         try:

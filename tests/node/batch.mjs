@@ -19,15 +19,13 @@ async function script(name, keys, args) {
   return first;
 }
 
-const batch = `${home}:batch:${id}`;
 const facts = ["then", home, "then_options", Buffer.from(encode({})), "then_task", "all done", "meta", '{"by": "node"}'];
 const numbers = ["1", "1"]; // the one request of this producer to the home that has a number
-const opening = [...numbers, id, token, "3600000", "60000", "", ...facts];
-console.log(...(await script("open_batch", [`${home}:producer:${producer}`, home, batch, `${home}:batches`], opening)));
+const opening = [producer, ...numbers, id, token, "3600000", "60000", "", ...facts];
+console.log(...(await script("open_batch", [home], opening)));
 
 for (const part of [home, queue]) {
-  const keys = [home, batch, `${batch}:parts`, `${home}:batches`];
-  const [word, version, sealed, , keep, on_failed] = await script("open_part", keys, [id, token, part, "1000"]);
+  const [word, version, sealed, , keep, on_failed] = await script("open_part", [home], [id, token, part, "1000"]);
   console.log(word, version, sealed);
   const option = { token, home, id, number: Number(version), keep };
   if (sealed) option.sealed = true;
@@ -39,10 +37,10 @@ for (const part of [home, queue]) {
   }
 }
 
-const [word, state, keep, ...parts] = await script("seal_batch", [home, batch, `${home}:batches`], [id, token]);
+const [word, state, keep, ...parts] = await script("seal_batch", [home], [id, token]);
 console.log(word, state, parts.length);
 for (let n = 0; n < parts.length; n += 2) {
   const [base, version] = [parts[n], parts[n + 1]];
-  console.log(...(await script("close_part", [base, `${base}:part:${token}`], [token, version, home, id, keep])));
+  console.log(...(await script("close_part", [base], [token, version, home, id, keep])));
 }
 await redis.close();

@@ -17,6 +17,7 @@ from worqr import ops
 from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys
 from worqr.lua import all_scripts, script
+from worqr.lua.assembler import transactions
 
 Way = Callable[[Desk, Opened], "Command[Any]"]
 """Adds the member x, and returns the call that ends it."""
@@ -444,7 +445,8 @@ def test_the_follow_up_of_an_end_in_a_start_does_not_take_its_numbers(desk: Desk
 # The code
 
 
-FOLDER = Path(worqr.lua.__file__).parent
+FILES = [path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua")]
+BODIES = {each.name: each.body for text in FILES for each in transactions(text)}
 ENDING = [each.name for each in all_scripts() if "note_member(" in each.source]
 """Scripts that may note what happens to a member, by what is linked into them."""
 
@@ -464,7 +466,7 @@ def counts_members(source: str, body: str) -> bool:
 
 @pytest.mark.parametrize("name", ENDING)
 def test_a_script_that_may_end_a_member_counts_members(name: str) -> None:
-    source, body = script(name).source, (FOLDER / f"{name}.lua").read_text("utf-8")
+    source, body = script(name).source, BODIES[name]
     assert counts_members(source, body)
     called = ("count_members", *ENDERS)
     assert not counts_members(source, re.sub(rf"\b({'|'.join(called)})\(", "", body))

@@ -267,7 +267,7 @@ if n > 0 then
 end
 return {n, leaves_at and leaves_at - now or -1, redis.call('LLEN', key)}
 """,
-    library(path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("_*.lua"))),
+    library(path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua"))),
 )
 
 

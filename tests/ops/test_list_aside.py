@@ -109,10 +109,10 @@ def test_only_those_with_an_error_of_a_type(desk: Desk) -> None:
 def test_looks_at_no_more_than_its_budget_and_goes_on_behind_it(desk: Desk) -> None:
     held = set_aside(desk, *[b"a"] * 6, errors=("Rare", *["Common"] * 5))
     call = ops.list_aside(desk.q, "failed", 9, error="Rare")
-    page = desk.call(replace(call, args=(9, 4, *call.args[2:])))
+    page = desk.call(replace(call, args=("failed", 9, 4, *call.args[3:])))
     assert (claims(page), page.more, page.after) == ([], True, str(held[2]))
     call = ops.list_aside(desk.q, "failed", 9, error="Rare", after=page.after, after_ms=page.after_ms)
-    page = desk.call(replace(call, args=(9, 4, *call.args[2:])))
+    page = desk.call(replace(call, args=("failed", 9, 4, *call.args[3:])))
     assert (claims(page), page.more) == ([held[0]], False)
 
 
