@@ -82,7 +82,7 @@ async def test_the_scripts_that_are_printed_wake_who_sleeps(
         base, runs = f"worqr:{{{queue}}}", Runs()
         node = cluster.owner(base)
         sha = {name: node.look.script_load(source) for name, source in sources.items()}
-        keys = (2, f"{base}:producer:me", base)
+        keys = (2, base, f"{base}:never", "me")
         async with serving(mesh, queue, runs):
             for _ in range(2):  # the second is a copy
                 assert node.ask("EVALSHA", sha["enqueue"], *keys, 1, 1, -1, 0, "a") == [b"ok", 1]
@@ -101,30 +101,27 @@ async def test_the_scripts_that_are_printed_wake_who_sleeps(
 async def test_a_batch_of_printed_scripts_has_members_on_all_nodes(
     cluster: Cluster, mesh: worqr.Mesh, command: Command
 ) -> None:
-    def ask(base: str, name: str, keys: list[str], *args: object) -> Any:
+    def ask(base: str, name: str, *args: object) -> Any:
         node = cluster.owner(base)
         sha = node.look.script_load(command("script", name, "--cluster").out)
-        return node.look.evalsha(sha, len(keys), *keys, *args)
+        return node.look.evalsha(sha, 2, base, f"{base}:never", *args)
 
     bases, token = [f"worqr:{{{queue}}}" for queue in QUEUES], "0123456789abcdef"
-    home, batch, batches = bases[0], f"{bases[0]}:batch:b", f"{bases[0]}:batches"
-    held = [bases[1], f"{bases[1]}:part:{token}:follow_ups"]
+    home = bases[0]
     follow_up = ("then_options", b"\x80", "then_task", b"next")
-    assert ask(bases[1], "hold_follow_ups", held, home, "b", 604_800_000, *follow_up) == [b"ok"]
-    keys = [f"{home}:producer:me", home, batch, batches]
-    assert ask(home, "open_batch", keys, 1, 1, "b", token, 60_000, 60_000, "", "then", bases[1]) == [b"ok"]
+    assert ask(bases[1], "hold_follow_ups", token, home, "b", 604_800_000, *follow_up) == [b"ok"]
+    assert ask(home, "open_batch", "me", 1, 1, "b", token, 60_000, 60_000, "", "then", bases[1]) == [b"ok"]
     for base in bases:
-        opened = ask(home, "open_part", [home, batch, f"{batch}:parts", batches], "b", token, base, 1000)
+        opened = ask(home, "open_part", "b", token, base, 1000)
         assert opened == [b"ok", b"1", 0, token.encode(), b"60000", b""]
         member = {"token": token, "home": home, "id": "b", "number": 1, "keep": "60000"}
         options = msgspec.msgpack.encode({"id": "x", "batch": member})
-        _, (outcome, *_) = ask(base, "dispatch_jobs", [f"{base}:producer:you", base], 1, 1, 0, options, b"job")
+        _, (outcome, *_) = ask(base, "dispatch_jobs", "you", 1, 1, 0, options, b"job")
         assert outcome == b"created"
-    _, state, keep, *parts = ask(home, "seal_batch", [home, batch, batches], "b", token)
+    _, state, keep, *parts = ask(home, "seal_batch", "b", token)
     assert (state, len(parts)) == (b"sealed", 6)
     for base, version in zip(parts[::2], parts[1::2], strict=True):
-        part = [base.decode(), f"{base.decode()}:part:{token}"]
-        assert ask(part[0], "close_part", part, token, version, home, "b", keep) == [b"ok"]
+        assert ask(base.decode(), "close_part", token, version, home, "b", keep) == [b"ok"]
     runs = [Runs() for _ in QUEUES]
     async with serving(mesh, QUEUES[0], runs[0]), serving(mesh, QUEUES[1], runs[1]), serving(mesh, QUEUES[2], runs[2]):
         info = await mesh.queue(QUEUES[0]).batch("b").wait(PATIENCE)

@@ -374,14 +374,14 @@ class Layer(NamedTuple):
 
 
 SPINE: Final = (
-    Layer("outside", "command line, dashboard, test benches, OpenTelemetry", "cli dashboard testing otel"),
+    Layer("outside", "command line, dashboard, test benches, OpenTelemetry", "cli dashboard testing otel views"),
     Layer("mesh", "Mesh puts the layers together", "mesh side_mesh"),
     Layer("hosting", "a worker in a thread, in asyncio, or as a service", "hosting"),
     Layer("peer", "a worker: claiming, running, settling, leading, leaving", "peer"),
     Layer("functions", "@mesh.task, registries, schedules", "functions"),
     Layer("client", "queues, jobs, dead letters: producing and operating", "client"),
     Layer("link", "connections, resending, heartbeats, Sentinel, cluster", "link"),
-    Layer("operations", "one function for each script: keys, arguments, reply", "ops"),
+    Layer("operations", "one function for each script: arguments, reply", "ops"),
     Layer("values and scripts", "errors, keys, options, policies; the Lua scripts", "errors keys policy lua"),
 )
 """The layers from the top to the bottom. ``tests/test_diagrams.py`` compares them with those of ``tests/test_layering.py``."""

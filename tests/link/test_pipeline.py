@@ -111,7 +111,7 @@ async def test_what_read_raises_is_the_outcome_of_that_call_alone(link: Link) ->
 async def test_a_foreign_type_refuses_that_call_alone(link: Link, server: Server, prefix: str) -> None:
     with server.client() as client:
         client.set(f"{prefix}:{{Q}}", "not a list")
-    with pytest.raises(RefusedByServer, match=r"log: WRONGTYPE .* find it with `redis-cli TYPE KEY`") as caught:
+    with pytest.raises(RefusedByServer, match=r"log: WRONGTYPE .* Find it with `redis-cli TYPE KEY`") as caught:
         await link.call(log(prefix, "secret payload"))
     assert f"{prefix}:{{Q}}" in str(caught.value)
     assert "secret" not in str(caught.value)

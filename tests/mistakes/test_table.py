@@ -64,4 +64,4 @@ a pickled payload
 
 def test_its_tests_are_there() -> None:
     for folder, name in re.findall(r"^    (\w+): (\w+)$", ELSEWHERE, re.MULTILINE):
-        assert any(f"def {name}(" in file.read_text("utf-8") for file in (TESTS / folder).glob("test_*.py")), name
+        assert any(f"def {name}(" in file.read_text("utf-8") for file in (TESTS / folder).rglob("test_*.py")), name

@@ -178,7 +178,7 @@ class Desk:
         return trio.CancelScope()
 
     def post(self, call: Any, deliver: Callable[..., None], **_options: Any) -> None:
-        _, _, lines, *flat = call.args
+        _, _, _, lines, *flat = call.args
         self.ended.append(lines.splitlines())
         name = call.base.partition("{")[2].rstrip("}")
         self.sent.append((name, dict(zip(flat[::2], flat[1::2], strict=True))))

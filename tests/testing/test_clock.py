@@ -57,7 +57,7 @@ def test_everything_that_a_link_sends_is_made_the_bench_s() -> None:
         name
         for name, method in vars(Link).items()
         if not name.startswith("_")
-        and "Call[" in str([*getattr(method, "__annotations__", {}).values()]).replace("Callable[", "")
+        and "Command[" in str([*getattr(method, "__annotations__", {}).values()]).replace("Callable[", "")
     }
     assert sends == {"call", "call_all", "post", "heartbeat"}
     assert sends <= vars(BenchLink).keys()

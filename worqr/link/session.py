@@ -331,8 +331,9 @@ class Session:
                     text += "; " + LOAD_REMEDY
             case ErrorAction.REFUSED if has_foreign_type(refused):
                 text += (
-                    f". Another program has written a key that begins with {request.call.base}: list them with `redis-cli "
-                    f"--scan --pattern '{request.call.base}*'`, find it with `redis-cli TYPE KEY`, and rename or delete it"
+                    f". Another program has written one of these keys, or another key that begins with {request.call.base}: "
+                    f"{', '.join(request.call.base + each for each in request.call.script.suffixes)}. "
+                    "Find it with `redis-cli TYPE KEY`, and rename or delete it"
                 )
             case ErrorAction.FULL:
                 return QueueFull(

@@ -25,6 +25,7 @@ from worqr.lua.assembler import Definition, Transaction, assemble, library, tran
 
 _FOLDER = Path(__file__).parent
 _NUMBERED = re.compile(r"^-- NUMBERED$", re.MULTILINE)
+_SUFFIX = re.compile(r"\b(?:queue|mesh) \.\. '(:[\w:]+)'")
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _SHARDED = (
     (
@@ -76,6 +77,13 @@ class Script:
     def header(self) -> str:
         """The header: guarantee, ARGV, RETURNS, RESEND."""
         return _transactions()[self.name].header
+
+    @property
+    def suffixes(self) -> list[str]:
+        """What the transaction itself appends to the base to make its keys; an asterisk stands for an id. For messages."""
+        known = _transactions().get(self.name)
+        found = _SUFFIX.findall(known.body) if known else ()
+        return ["", *sorted({f"{each}*" if each.endswith(":") else each for each in found})]
 
     def __repr__(self) -> str:
         return f"<Script {self.name}>"

@@ -144,8 +144,7 @@ def definitions(text: str) -> list[Definition]:
     if any(kind not in {"space", "comment"} for kind, _ in words[: starts[0] if starts else None]):
         raise ValueError("a file has only definitions, and begins with something else")
     return [
-        _definition(words[start:end], later=_is_later(words[:start]))
-        for start, end in pairwise([*starts, len(words)])
+        _definition(words[start:end], later=_is_later(words[:start])) for start, end in pairwise([*starts, len(words)])
     ]
 
 
