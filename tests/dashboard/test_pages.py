@@ -1005,6 +1005,7 @@ async def test_all_pages_count_undecodable_tasks_as_failed(connected: worqr.Mesh
 async def test_the_server_of_a_mesh_without_a_url_is_named(
     server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("WORQR_URL", raising=False)
     for variable in ("REDIS_URL", "WORQR_URL"):
         monkeypatch.setenv(variable, server.tcp_url.replace("://", f"://{variable}:s3cr3t@"))
         site = Site(worqr.Mesh(prefix=prefix, patience=0.5), viewer=None)
