@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ):  # run in the background of a script; children would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("WORQR_PATIENCE", "20s")  # commands start beside many other processes
     config.addinivalue_line("markers", "one_server: what is tested does not depend on the kind of server")
     config.addinivalue_line(
         "markers", "sweep(keep): an exhaustive test; without --all a random sample of its cases runs"

@@ -182,7 +182,14 @@ class ConnectOptions:
         str,
         Parameter(metavar="NAME", env_var="WORQR_PREFIX", help="Prefix of the mesh's keys, as in Mesh(prefix=...)."),
     ] = "worqr"
-    patience: Annotated[str, duration_option("Give up if the server does not respond for this long.")] = "5s"
+    patience: Annotated[
+        str,
+        Parameter(
+            metavar="DURATION",
+            env_var="WORQR_PATIENCE",
+            help="Give up if the server does not respond for this long. A busy machine needs more.",
+        ),
+    ] = "5s"
     who: Annotated[
         str | None,
         Parameter(
