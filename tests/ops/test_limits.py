@@ -467,13 +467,11 @@ def test_a_key_of_a_foreign_type_stops_a_start_before_it_writes(desk: Desk, key:
         desk.start("A", 1)
 
 
-def test_a_window_of_a_foreign_type_stops_a_start_before_it_writes(desk: Desk) -> None:
+def test_a_window_of_a_foreign_type_has_counted_no_start_and_is_replaced(desk: Desk) -> None:
     desk.enter("A")
     limit(desk, f"- 2/{MINUTE}")
-    desk.put(b"a")
+    desk.put(b"a", b"b", b"c")
     desk.client.set(desk.q.starts(MINUTE), "of another application")
-    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        desk.start("A", 1)
-    desk.client.sadd(desk.q.hungry, "A")
-    desk.put(b"b")  # a wake-up must not spoil what is stored
-    assert desk.waiting() == [b"a", b"b"]
+    assert len(desk.start("A", 3).entries) == 2
+    assert desk.waiting() == [b"c"]
+    assert desk.client.ttl(desk.q.starts(MINUTE)) > 0

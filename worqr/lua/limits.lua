@@ -51,10 +51,11 @@ local function start_entry(entry)
 end
 
 -- Returns how many starts the last `period` ms had, when the oldest of them leaves the period (ms since 1970), and how many
--- entries are not needed any more. The newest entry that is older than the period is the one that totals are counted from.
+-- entries are not needed any more. The newest entry that is older than the period is the one that totals are counted from. A key
+-- of another type has counted no start: a queue may have one key for each lane, too many to look at before the first write.
 local function starts_within(key, period, now)
   local before, passed, step = nil, 0, 2
-  local entries = redis.call('LRANGE', key, -step, -1)
+  local entries = own(redis.pcall('LRANGE', key, -step, -1)) or {}
   while #entries > 0 do
     for i = #entries, 1, -1 do
       local moment, total = start_entry(entries[i])
@@ -70,9 +71,13 @@ local function starts_within(key, period, now)
   return 0, nil, math.max(0, passed - 1)
 end
 
--- Counts `n` starts at `now`. Moments are rounded up, so that a start never leaves the period early.
+-- Counts `n` starts at `now`. Moments are rounded up, so that a start never leaves the period early. A key of another type is
+-- replaced.
 local function add_starts(key, period, n, now)
   local _, _, unneeded = starts_within(key, period, now)
+  if not own(redis.pcall('LLEN', key)) then
+    redis.call('DEL', key)
+  end
   if unneeded > 0 then
     redis.call('RPOP', key, unneeded)
   end
