@@ -63,10 +63,13 @@ def browser(port: int, *programs: Child) -> Iterator[httpx.Client]:
         yield client
 
 
-def use(client: httpx.Client, viewer: str) -> None:
-    """Look at pages and pause a queue, as somebody who is logged in."""
-    page = client.get("/worqr/queues")
-    assert page.status_code == 200, page.text
+def use(client: httpx.Client, viewer: str, program: Child) -> None:
+    """Look at pages and pause a queue, as somebody who is logged in. The program has just begun to connect: its first page may
+    be the one that says so."""
+    deadline = time.monotonic() + PATIENCE
+    while (page := client.get("/worqr/queues")).status_code == 503 and time.monotonic() < deadline:
+        assert "has not replied" in page.text, page.text
+    assert page.status_code == 200, (page.text, program.errors)
     assert f"<dd>{viewer}</dd>" in page.text
     addresses = re.findall(r'(?:href|src|action)="([^"]+)"', page.text)
     assert all(address.startswith(("/worqr/", "#")) for address in addresses), addresses
@@ -105,7 +108,7 @@ def test_fastapi_on_uvicorn(run: Run, server: Server) -> None:
         assert client.post("/login", data={"name": "ada", "password": "wrong"}).headers["location"] == "/login"
         assert client.get("/worqr/queues").status_code == 303
         assert client.post("/login", data={"name": "ada", "password": PASSWORD}).headers["location"] == "/worqr/"
-        use(client, "ada")
+        use(client, "ada", program)
         end_while_a_stream_is_open(client, program)
 
 
@@ -121,7 +124,7 @@ def test_starlette_on_hypercorn_with_trio(run: Run, server: Server) -> None:
         origin = {"origin": str(client.base_url).rstrip("/")}
         assert client.post("/worqr/pause", data={"queue": "mails"}, headers=origin).status_code == 403
         client.auth = ("ada", PASSWORD)
-        use(client, "ada")
+        use(client, "ada", program)
         end_while_a_stream_is_open(client, program)
 
 
@@ -141,7 +144,7 @@ def test_django_on_uvicorn_with_its_own_login(run: Run, server: Server, tmp_path
         answer = client.post("/admin/login/", data=form)
         assert (answer.status_code, answer.headers["location"]) == (302, "/worqr/")
         assert client.cookies["sessionid"]
-        use(client, "ada")
+        use(client, "ada", program)
         assert client.get("/worqrx").status_code == 404  # of Django
         end_while_a_stream_is_open(client, program)
 
@@ -200,5 +203,5 @@ def test_behind_nginx_below_a_path(nginx: str, run: Run, server: Server, tmp_pat
         assert client.get("/worqr/queues", headers={"x-forwarded-user": "ada"}).status_code == 401
         client.auth = ("ada", PASSWORD)
         client.headers["x-forwarded-user"] = "eve"  # nginx replaces it
-        use(client, "ada")
+        use(client, "ada", program)
         end_while_a_stream_is_open(client, program)
