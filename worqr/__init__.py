@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import Duplicate as Duplicate
     from worqr.errors import JobCancelled as JobCancelled
     from worqr.errors import JobFailed as JobFailed
+    from worqr.errors import NoJob as NoJob
     from worqr.errors import NoResult as NoResult
     from worqr.errors import NotReplicated as NotReplicated
     from worqr.errors import PayloadTooLarge as PayloadTooLarge
@@ -47,6 +48,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WorqrBug as WorqrBug
     from worqr.errors import WorqrError as WorqrError
     from worqr.errors import WrongVersion as WrongVersion
+    from worqr.functions.child_job import ChildJob as ChildJob
+    from worqr.functions.child_job import gather as gather
+    from worqr.functions.child_job import gather_now as gather_now
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
     from worqr.functions.function import Bound as Bound
@@ -57,6 +61,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.functions.registry import Registry as Registry
     from worqr.functions.registry import ScheduleOptions as ScheduleOptions
     from worqr.functions.registry import TaskDecorator as TaskDecorator
+    from worqr.functions.steps import Step as Step
     from worqr.handler_options import HandlerOptions as HandlerOptions
     from worqr.handler_options import ListHandlerOptions as ListHandlerOptions
     from worqr.history_records import History as History
@@ -78,19 +83,28 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.mesh_records import WorkerInfo as WorkerInfo
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
-    from worqr.peer.context import step as step
-    from worqr.peer.context import step_now as step_now
+    from worqr.peer.durable import LifetimeOver as LifetimeOver
+    from worqr.peer.durable import Suspended as Suspended
+    from worqr.peer.durable import sleep as sleep
+    from worqr.peer.durable import sleep_now as sleep_now
+    from worqr.peer.durable import sleep_until as sleep_until
+    from worqr.peer.durable import sleep_until_now as sleep_until_now
+    from worqr.peer.durable import wait_for as wait_for
+    from worqr.peer.durable import wait_for_now as wait_for_now
     from worqr.peer.lifespans import Middleware as Middleware
     from worqr.peer.manual_consumer import Claim as Claim
     from worqr.peer.manual_consumer import Claims as Claims
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
+    from worqr.peer.steps import step as step
+    from worqr.peer.steps import step_now as step_now
     from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
     from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
+    from worqr.policy import StepFailed as StepFailed
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
     from worqr.records import EndedRun as EndedRun
@@ -114,14 +128,16 @@ _HOMES = {
     "worqr.client.sync": "sync sync_block",
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.errors": (
-        "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoResult NotReplicated "
+        "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoJob NoResult NotReplicated "
         "PayloadTooLarge QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError "
         "WrongVersion"
     ),
+    "worqr.functions.child_job": "ChildJob gather gather_now",
     "worqr.functions.function": (
         "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction"
     ),
     "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
+    "worqr.functions.steps": "Step",
     "worqr.handler_options": "HandlerOptions ListHandlerOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.peer_thread": "ThreadPeer",
@@ -129,12 +145,14 @@ _HOMES = {
     "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
-    "worqr.peer.context": "Context current step step_now",
+    "worqr.peer.context": "Context current",
+    "worqr.peer.durable": ("LifetimeOver Suspended sleep sleep_now sleep_until sleep_until_now wait_for wait_for_now"),
     "worqr.peer.lifespans": "Middleware",
     "worqr.peer.manual_consumer": "Claim Claims",
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
-    "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy",
+    "worqr.peer.steps": "step step_now",
+    "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy StepFailed",
     "worqr.records": "CancelCount Ended EndedRun Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

@@ -159,6 +159,19 @@ class JobCancelled(WorqrError):
         self.reason: str = reason
 
 
+class NoJob(WorqrError):
+    """Nothing was sent: no workflow of this id waits or runs. A send never starts one.
+
+    Attributes:
+        state: What became of it: ``finished``, ``failed`` (it is in the dead-letter queue), ``cancelled``, ``gone`` (nothing is
+            stored about it), or ``plain`` (the job is no workflow).
+    """
+
+    def __init__(self, message: str, state: str = "gone") -> None:
+        super().__init__(message)
+        self.state: str = state
+
+
 class BatchEnded(WorqrError):
     """The batch takes no more jobs: it has ended, or was cancelled. Nothing was stored."""
 

@@ -158,7 +158,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         if name in options
     }
     found["batch_size"], found["batch_wait"] = check_batch(where, options)
-    if (lanes := found.get("lanes")) is not None and lanes.by is not None and where != "task":
+    if (lanes := found.get("lanes")) is not None and lanes.by is not None and where not in {"task", "workflow"}:
         raise UsageError(
             f"{where}() takes lanes without `by`, because its tasks are bytes without parameters: dispatch each with its lane, "
             "as in queue.dispatch(task, lane='customer-7')"
@@ -170,7 +170,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         result_ttl=options.get("result_ttl"),
         on_failure=found.get("on_failure") is not None,
     )
-    return Handling(policy, _failing(options), **found)
+    return Handling(replace(policy, workflow=where == "workflow"), _failing(options), **found)
 
 
 def _count_or_none(value: object, what: str) -> int | None:

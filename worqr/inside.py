@@ -8,7 +8,8 @@ object. These functions return that object. No other code reads it from outside.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from contextvars import ContextVar
+from typing import Any, Final, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 C_contra = TypeVar("C_contra", contravariant=True)
@@ -46,6 +47,11 @@ class _HasEngine(Protocol[T_co]):
 class _HasRun(Protocol[T_co]):
     @property
     def _run(self) -> T_co: ...
+
+
+class _HasOptions(Protocol[T_co]):
+    @property
+    def _options(self) -> T_co: ...
 
 
 class _HasReadings(Protocol[T_co]):
@@ -87,6 +93,15 @@ def run_of(context: _HasRun[T_co]) -> T_co:
     return context._run
 
 
+def options_of(call: _HasOptions[T_co]) -> T_co:
+    """Return the encoded options of a call."""
+    return call._options
+
+
 def readings_of(peer: _HasReadings[T_co]) -> T_co:
     """Return the state of a peer as numbers; None before it has joined."""
     return peer._readings()
+
+
+current_run: Final[ContextVar[Any]] = ContextVar("worqr.run")
+"""The run that this code belongs to. It is set in the slot before the handler begins."""

@@ -15,7 +15,7 @@ from worqr.client.client import Client
 from worqr.client.connections import CONNECT, JOIN, ClientSettings, async_block, check_loop
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import queues_of
-from worqr.client.job import Job
+from worqr.client.job import Delivery, Job, read_address, send_value
 from worqr.client.producer import Call, named_call
 from worqr.client.queue import Queue
 from worqr.client.schedules import ScheduleControls
@@ -289,6 +289,35 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls,
         return (await queues_of(self._client))[0]
 
     # Functions
+
+    @sending
+    def send(
+        self, address: str, name: str, value: object = None, /, *, again: bool = False
+    ) -> Coroutine[Any, Any, Delivery]:
+        """Send a value to one workflow, by its address: for links, forms and web-hooks. See `Job.send`.
+
+        Args:
+            address: What ``worqr.current().address`` was in the workflow. It means this dispatch of the id, and no later one.
+            name: The name of the event.
+            value: What JSON can encode, bytes, or None; at most 64 KiB.
+            again: Send it although a value of this name lies there that no wait has taken.
+
+        Returns:
+            As `Job.send`.
+
+        Raises:
+            NoJob: The workflow has ended, or another one has its id now.
+            UsageError: The address, the name or the value is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        queue, life, job = read_address(address)
+
+        async def sent() -> Delivery:
+            keys = QueueKeys(self._client.settings.prefix, check_name(queue))
+            shard = await self._client.sharding.shard_of_id(keys, job)
+            return await send_value(self._client, shard, job, name, value, life=life, again=again)
+
+        return sent_by("mesh.send", sent())
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Call[Any]:
         """Return a call of a function that another program declares, by its name. Nothing is sent.

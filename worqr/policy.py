@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, cast
 from urllib.parse import quote, unquote
 
-from worqr.errors import UsageError
+from worqr.errors import JobCancelled, JobFailed, UsageError, WorqrError
 from worqr.foreign import RATE_LIMITED, RETRY, RETRY_POLICY, explained_class
 from worqr.records import RemoteError
 from worqr.tracebacks import bases_of, is_a, leaves_of
@@ -116,6 +116,45 @@ class _FinalUsageError(UsageError, Failure):
 
     __module__ = "worqr"
     __qualname__ = "UsageError"
+
+
+class StepFailed(WorqrError, Failure):
+    """A step with a retry policy has failed for good. Each run of the job raises it at the same place, so a handler can catch it
+    and compensate. Uncaught, it moves the job to the dead-letter queue.
+
+    Attributes:
+        step: The name of the step.
+        error: The error of its last try.
+    """
+
+    __module__ = "worqr"
+
+    def __init__(self, message: str, step: str, error: RemoteError) -> None:
+        WorqrError.__init__(self, message)
+        self.step: str = step
+        self.error: RemoteError = error
+
+
+class ChildFailed(JobFailed, Failure):
+    """A job that a workflow has started has failed for good. People see it as a `JobFailed`. Uncaught, it is final, because each
+    run of the workflow raises it.
+    """
+
+    __module__ = "worqr"
+    __qualname__ = "JobFailed"
+
+    def __init__(self, message: str, error: RemoteError) -> None:
+        JobFailed.__init__(self, message, error)
+
+
+class ChildCancelled(JobCancelled, Failure):
+    """A job that a workflow has started was cancelled. People see it as a `JobCancelled`."""
+
+    __module__ = "worqr"
+    __qualname__ = "JobCancelled"
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        JobCancelled.__init__(self, message, reason)
 
 
 @explained_class(RATE_LIMITED)
@@ -283,6 +322,8 @@ class Policy:
     result_ttl: float = 0.0
     keep_failed: int = KEEP_FAILED
     on_failure: bool = False
+    workflow: bool = False
+    """The handler may wait durably."""
 
     def with_overrides(self, record: Mapping[str, str]) -> Policy:
         """Return this policy, with the fields of a job's record in place of its own.

@@ -91,7 +91,7 @@ def decode_run(raw: bytes) -> StoredRun | None:
         return None
 
 
-CancelReason = Literal["cancel", "timeout", "lost", "leaving"]
+CancelReason = Literal["cancel", "timeout", "lost", "leaving", "suspended"]
 """Why a run is being cancelled."""
 
 

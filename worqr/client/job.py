@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar, cast
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -19,7 +20,7 @@ from worqr import ops
 from worqr.batches import ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
-from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError, WorqrError
+from worqr.errors import JobCancelled, JobFailed, NoJob, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import DISPLAY_NAMES, ENDS, LIVE
 from worqr.keys import QueueKeys
@@ -29,7 +30,8 @@ from worqr.policy import POLICY_FIELDS
 from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 from worqr.remote_error import failed_record, fields_of, meta_of
 from worqr.stored_values import finite, whole
-from worqr.validation import Seconds, check_text, from_ms, seconds
+from worqr.tracebacks import text_of
+from worqr.validation import Seconds, check_text, encode_json, from_ms, seconds
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -225,6 +227,97 @@ EXPLAIN_WITHIN: Final = 2.0
 """Seconds in which the state of the job is read for the text of `ResultTimeout`."""
 LONGEST_ERROR: Final = 200
 """Characters of the last error in the message of `ResultTimeout`."""
+
+
+# Sending a value to a workflow
+
+
+Delivery = Literal["woke", "stored", "already", "full"]
+"""What became of a value that was sent to a workflow."""
+MAX_SENT: Final = 64 * 1024
+"""The most bytes of a value that is sent to a workflow."""
+
+
+async def send_value(
+    client: Client,
+    keys: QueueKeys,
+    id: str,
+    name: str,
+    value: object,
+    *,
+    number: int = 0,
+    life: int = 0,
+    again: bool = False,
+) -> Delivery:
+    """Send a value to a workflow; see `Job.send`. `number`, `life`: of a dispatch, of an address; 0: any."""
+    encoded = _encoded(check_event(name), value)
+    request = ops.send_event(keys, id, name, encoded, number=number, life=life, again=again)
+    sent = await client.ask(request)
+    if sent.status == "none":
+        where = f"{id!r} of queue {keys.display_name!r}"
+        why = (
+            "is no workflow, which alone can wait for events"
+            if sent.state == "plain"
+            else _ENDED.get(sent.state, "is gone")
+        )
+        raise NoJob(f"the job {where} {why}: nothing was sent", sent.state)
+    return cast("Delivery", sent.status)
+
+
+_ENDED: Final = {
+    "finished": "has finished",
+    "failed": "has failed, and is in the dead-letter queue",
+    "cancelled": "was cancelled",
+}
+
+
+def _encoded(name: str, value: object) -> bytes:
+    """Return a value as it is stored: its kind, a space, and its bytes. Raises UsageError if it is none that can be sent."""
+    try:
+        if value is None:
+            found = b"none "
+        elif isinstance(value, bytes | bytearray | memoryview):
+            found = b"bytes " + cast("bytes", value)
+        else:
+            found = b"json " + encode_json(value)
+    except Exception as error:  # any error from encoding a user's type
+        raise UsageError(f"the value of {name!r} is neither bytes nor JSON: {text_of(error, 500)}") from error
+    if len(found) > MAX_SENT:
+        raise UsageError(
+            f"the value of {name!r} has {len(found):,} bytes, and at most {MAX_SENT:,} can be sent: send what names it (an id)"
+        )
+    return found
+
+
+MAX_EVENT: Final = 200
+"""The most bytes of the name of an event."""
+
+
+def check_event(name: object) -> str:
+    """Return the name of an event. Raises UsageError if it is not valid."""
+    text = check_text(name, "the name of an event")
+    if not 0 < len(text.encode()) <= MAX_EVENT or any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise UsageError(
+            f"the name of an event must have 1 to {MAX_EVENT} bytes, without control characters, not {text[:200]!r}"
+        )
+    return text
+
+
+def address_of(queue: str, life: int, id: str) -> str:
+    """Return the address of one life of a job, for links: it has letters, digits and ``-._~%`` alone."""
+    return f"{quote(queue, safe='')}~{life}~{quote(id, safe='')}"
+
+
+def read_address(address: object) -> tuple[str, int, str]:
+    """Return the queue, the life and the id of an address.
+
+    Raises:
+        UsageError: it is none.
+    """
+    parts = check_text(address, "an address").split("~")
+    if len(parts) != 3 or not parts[1].isdecimal() or not parts[0] or not parts[2]:
+        raise UsageError(f"{address!r} is no address: it comes from worqr.current().address, in a workflow")
+    return unquote(parts[0]), int(parts[1]), unquote(parts[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +524,30 @@ class Job(Generic[R]):
             raise UsageError(
                 f"the stored result of {self!r} is not JSON ({error}): another program has written it"
             ) from None
+
+    async def send(self, name: str, value: object = None, /, *, again: bool = False) -> Delivery:
+        """Send a value to the workflow, which takes it with ``await worqr.wait_for(name, type)``, now or later.
+
+        A send never starts a job. A handle from a dispatch sends to that dispatch alone; a handle made from an id, to whoever
+        has the id now: for links and forms, use ``worqr.current().address`` and ``mesh.send``.
+
+        Args:
+            name: The name of the event, 1 to 200 bytes.
+            value: What JSON can encode, bytes, or None; at most 64 KiB.
+            again: Send it although a value of this name lies there that no wait has taken.
+
+        Returns:
+            ``woke``: the workflow waits for it, and runs again. ``stored``: it will find it. ``already``: a value lies there
+            that no wait has taken; nothing was stored. ``full``: 1,000 values lie there, or the job has no room.
+
+        Raises:
+            NoJob: There is no such job, it has ended, or it is no workflow.
+            UsageError: The name or the value is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await send_value(
+            self._client, await self._shard(), self.id, name, value, number=self._number, again=again
+        )
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel the job: delete it if it waits, cancel its handler if it runs.

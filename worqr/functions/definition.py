@@ -60,7 +60,7 @@ class FunctionDefinition:
             self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
         self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
         bound = {} if options.max_length is None else {"max_length": options.max_length}
-        self.defaults: Mapping[str, object] = bound
+        self.defaults: Mapping[str, object] = {**bound, "workflow": True} if options.policy.workflow else bound
         self.handler: Callable[[bytes], Any] = self._make_handler()
         self._was_large = False
         self._unchecked_results = CHECKED_RESULTS

@@ -18,7 +18,9 @@ from worqr.client.job import Job
 from worqr.client.producer import Call
 from worqr.client.queue import Queue
 from worqr.client.sync import mark_sending, sending, sent_by
+from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
+from worqr.functions.child_job import ChildJob, check_child_name
 from worqr.functions.definition import FunctionDefinition
 from worqr.job_options import RAW_OPTIONS, NoSuchOption, Update, check_id, encode_options
 from worqr.policy import RetryPolicy
@@ -40,6 +42,7 @@ class Bound(Generic[P, R]):
         self._definition = definition
         self._options = options
         self._short = f"{definition.name.rpartition('.')[2]}.options(...)"  # for messages
+        self._child_name = ""
 
     @sending
     def dispatch(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R]]:
@@ -65,6 +68,38 @@ class Bound(Generic[P, R]):
         definition = self._definition
         producer = definition.require_client().producer
         return sent_by(f"{self._short}.dispatch", producer.dispatch(definition.call(self._options, args, kwargs)))
+
+    def run(self, /, *args: P.args, **kwargs: P.kwargs) -> ChildJob[R]:
+        """Start a call as a job of the workflow that calls this. Await what is returned for its result.
+
+        The job is started once, however often the workflow runs: its id is made of that of the workflow, the name of the function
+        and the arguments. It is sent when the workflow waits for something, or ends; it runs on if nobody awaits it.
+
+        Args:
+            *args: The function's arguments.
+            **kwargs: The function's arguments.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: Outside a workflow; another task of the run makes the same call; an argument has the wrong type; or an
+                option is one of `id`, `unique_for`, `if_exists` and `batch`.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+        """
+        definition = self._definition
+        return ChildJob(definition, definition.call(self._options, args, kwargs), self._child_name)
+
+    def named(self, name: str) -> Bound[P, R]:
+        """Return this function under a name for `run`, which its arguments do not add to: ``pack.named("again").run(7)``.
+
+        Args:
+            name: The name of the call in its workflow, 1 to 150 bytes.
+
+        Raises:
+            UsageError: The name is not valid.
+        """
+        found: Bound[P, R] = Bound(self._definition, self._options)
+        found._child_name = check_child_name(name)
+        return found
 
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return a call as a value, for ``enqueue_many``, ``dispatch_many``, schedules and tests. Nothing is sent.
@@ -122,6 +157,8 @@ class PlainBound(Bound[P, R]):
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         definition = self._definition
+        if definition.options.policy.workflow:
+            raise UsageError(f"a workflow is a job: use `await {self._short}.dispatch(...)`")
         producer = definition.require_client().producer
         return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
 

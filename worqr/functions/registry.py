@@ -22,7 +22,8 @@ from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
-from worqr.handler_options import RunsIn, check_runs_in, handling, is_async
+from worqr.functions.steps import Step
+from worqr.handler_options import HandlerOptions, RunsIn, check_runs_in, handling, is_async
 from worqr.inside import definition_of
 from worqr.job_options import NoSuchOption
 from worqr.keys import check_name
@@ -55,6 +56,7 @@ class Declarations:
         self.schedules: dict[str, Definition] = {}
         self.client: Client | None = client
         self._names: dict[str, str] = {}
+        self._steps: dict[str, Callable[..., Any]] = {}
         self._parent: tuple[Declarations, str] | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -75,6 +77,14 @@ class Declarations:
         self._forget_older(declared.name, declared.fn)
         self._check_all_free((declared.name, *declared.aliases))
         self._register(function)
+
+    def add_step(self, step: Step[P, R], fn: Callable[P, R]) -> Step[P, R]:
+        """Add a step. Raises UsageError if its name is taken here."""
+        older = self._steps.get(step.name)
+        if older is not None and not _is_defined_anew(older, fn):
+            raise UsageError(f"there is a step {step.name!r} already: give one of them name=")
+        self._steps[step.name] = fn
+        return step
 
     def _forget_older(self, name: str, fn: Callable[..., Any]) -> None:
         """Remove the older definition of a function that is defined again, here and in all registries that include this one."""
@@ -311,6 +321,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
+    from typing_extensions import Unpack
 
     BatchSize = TypeVarWithDefault("BatchSize", bound=int | None, default=None)
     BatchSize_co = TypeVarWithDefault("BatchSize_co", bound=int | None, default=None, covariant=True)
@@ -416,7 +427,13 @@ class Registry:
             UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option does not exist or is
                 not valid.
         """
-        handler_options = handling("task", options)
+        return self._task(fn, {"name": name, "aliases": aliases, **options})
+
+    def _task(self, fn: Any, options: Mapping[str, Any], *, workflow: bool = False) -> Any:
+        """Declare a function, or return the decorator that does."""
+        name, aliases = options.get("name"), options.get("aliases", ())
+        others_given = {each: value for each, value in options.items() if each not in {"name", "aliases"}}
+        handler_options = handling("workflow" if workflow else "task", others_given)
         if name is not None:
             check_name(name, "function name")
         if isinstance(aliases, str):
@@ -435,6 +452,65 @@ class Registry:
             )
             self._declarations.add(function)
             return function
+
+        return declare if fn is None else declare(fn)
+
+    @overload
+    def workflow(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncFunction[P, R]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def workflow(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
+    @overload
+    def workflow(
+        self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[HandlerOptions]
+    ) -> TaskDecorator: ...
+    def workflow(self, fn: Any = None, /, **options: Any) -> Any:
+        """Declare a function that may wait: for two weeks, for a person, for the results of other jobs. Its calls are jobs.
+
+        It is a task as `task` declares it, and takes the same options. When it only waits, it is suspended; when a wait has
+        ended, it runs again from the top, and each finished step and wait returns at once what it has returned before.
+
+        Args:
+            fn: The function.
+            **options: As of `task`: `name`, `aliases`, and `HandlerOptions`. A workflow takes no list.
+
+        Returns:
+            The function as a `Function`; with options, a decorator.
+
+        Raises:
+            UsageError: As `task`.
+        """
+        for each in ("batch_size", "batch_wait"):
+            if each in options:
+                raise UsageError(f"a workflow takes one call at a time: leave out {each}")
+        return self._task(fn, options, workflow=True)
+
+    @overload
+    def step(self, fn: Callable[P, R], /) -> Step[P, R]: ...
+    @overload
+    def step(
+        self, /, *, name: str = ..., retry: RetryPolicy = ..., timeout: Seconds = ...
+    ) -> Callable[[Callable[P, R]], Step[P, R]]: ...
+    def step(
+        self, fn: Any = None, /, *, name: str = "", retry: RetryPolicy | None = None, timeout: Seconds | None = None
+    ) -> Any:
+        """Declare a function as a step of workflows: each job calls it once for the same arguments, however often the job runs.
+
+        Args:
+            fn: The function. In async workflows, an async one.
+            name: The name of the step, unique in this registry. Default: the qualified name of the function.
+            retry: How often and when to try again, in this job; then the step has failed for good, and raises `StepFailed` in
+                each run. Default: its error is that of the run, and the next run calls it again.
+            timeout: Seconds, or a timedelta, that a try of an async function may take. Default: no limit.
+
+        Returns:
+            The function as a `Step`; with options, a decorator.
+
+        Raises:
+            UsageError: The name is taken, a parameter has a type that cannot be serialized, or an option is not valid.
+        """
+
+        def declare(fn: Callable[..., Any]) -> Step[..., Any]:
+            return self._declarations.add_step(Step(fn, name or getattr(fn, "__qualname__", ""), retry, timeout), fn)
 
         return declare if fn is None else declare(fn)
 

@@ -212,6 +212,7 @@ from worqr.ops.tasks import (
     start_tasks,
     stop_tasks,
 )
+from worqr.ops.workflows import NotedChild, Sent, Suspended, Wait, note_child, refuse_event, send_event, suspend_task
 
 __all__ = [
     "ANY_BEAT",

@@ -188,7 +188,9 @@ def note_progress(keys: QueueKeys, worker: str, reports: Sequence[tuple[int, flo
     return new_call("note_progress", keys.base, tuple(args), read)
 
 
-def save_state(keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes) -> Command[str]:
+def save_state(
+    keys: QueueKeys, worker: str, claim: int, number: int, step: str, value: bytes, *, progress: bool = False
+) -> Command[str]:
     """Store the bytes that a run saves, or the result of a step, for later runs of its job: ok, full or lost.
 
     Args:

@@ -37,7 +37,7 @@ from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, StartReply
+from worqr.ops import MAX_ITEMS, NotedChild, StartReply
 from worqr.peer.executors.offloaded import Handler
 from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
@@ -600,6 +600,15 @@ class QueueConsumer:
         """Send what a run saves. From any thread."""
         return self._services.reports.save(run, save)
 
+    @property
+    def base(self) -> str:
+        """The base of the keys of the queue, or of this shard of it."""
+        return self.keys.base
+
+    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
+        """Note that the run of a workflow starts a job. From any thread."""
+        return self._services.reports.note_child(run, key, base, id)
+
     # Ending
 
     def ended(self, run: Run[Any]) -> None:
@@ -670,6 +679,27 @@ class HandlerConsumer(QueueConsumer):
         start = self._services.slots.run
         for run in runs:
             start(run)
+
+    def resume(self, run: Run[Any], ends: Mapping[str, bytes]) -> None:
+        """Run a workflow again with the claim that it still holds, because waits of it ended while it was being suspended.
+
+        Args:
+            run: the run that was suspended.
+            ends: how the waits have ended: fields of the job's record.
+        """
+        if self.lifecycle.phase >= Phase.DRAINING or run.registration.dead:
+            self._settles.give_back(self.keys, run.registration, [run.fence])
+            self.ended(run)
+            return
+        assert run.record is not None
+        record = {**run.record.current(), **{name.encode(): value for name, value in ends.items()}}
+        again = self.run_class(
+            self, run.registration, run.fence, [part for pair in record.items() for part in pair], monotonic()
+        )
+        if run.fence not in self.running:  # its units were freed, because the server had refused the suspension
+            self.take(1)
+        self.running[run.fence] = again
+        self.accept([again])
 
 
 class ActiveConsumers:

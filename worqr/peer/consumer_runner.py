@@ -29,6 +29,7 @@ from worqr.peer.consumer import (
     QueueOptions,
     lane_in_shard,
 )
+from worqr.peer.durable import as_workflow
 from worqr.peer.error_throttle import ErrorThrottle, sleep_aligned
 from worqr.peer.executors.executors import Executors
 from worqr.peer.executors.offloaded import Handler, named_after
@@ -551,6 +552,8 @@ class ConsumerRunner:
         shards = await self._check_free(check_name(queue))
         async with AsyncExitStack() as stack:
             place = self._executors.resolve_runs_in(handler, how.runs_in)
+            if how.policy.workflow and place != "process":  # a process does so itself
+                handler = as_workflow(handler)
             consumers = self._new_consumers(shards, *self._executors.prepare(handler, how.runs_in), how, place)
             if how.on_failure is not None:
                 failing = await self._failure_consumers(shards[0], how)

@@ -13,14 +13,17 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import trio
 
+from worqr import inside
 from worqr.call_list import Outcomes
 from worqr.errors import UsageError
-from worqr.ops import Result
+from worqr.handler_options import is_async
+from worqr.ops import NotedChild, Result, Wait
 from worqr.policy import POLICY_FIELDS, Broken, Failure, Policy, decide_retry
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import Description, describe, failed_record
@@ -29,6 +32,7 @@ from worqr.tracebacks import is_a, text_of
 from worqr.validation import check_text, encode_json, name_of, qualname_of
 
 if TYPE_CHECKING:
+    from worqr.peer.durable import Flow
     from worqr.peer.list_run import ListRun
     from worqr.peer.session import Registration
 
@@ -49,6 +53,8 @@ MAX_STEP_NAME: Final = 200
 
 _MAKING: Final = threading.Lock()
 _STEP: Final = b"step:"
+_END: Final = b"end:"
+_TRY: Final = b"try:"
 _REMEDY: Final = "keep the data in your database, and save its key"
 FULL: Final = (
     f"a job can save at most {MAX_KEPT:,} bytes in all, and a step counts as at least {STEP_BYTES:,}: {_REMEDY}"
@@ -105,6 +111,19 @@ def encode_step(name: str, result: object) -> bytes:
     return encoded
 
 
+class End(NamedTuple):
+    """How a wait of a workflow, or a job that it has started, has ended."""
+
+    outcome: str
+    value: bytes
+
+    @classmethod
+    def read(cls, stored: bytes) -> End:
+        """Return the end that a record has: outcome, time, number of entries, and value, with spaces between them."""
+        outcome, _, rest = stored.partition(b" ")
+        return cls(outcome.decode("ascii", "replace"), rest.split(b" ", 2)[-1])
+
+
 class SavedState:
     """What one run knows of what its job has saved. From any thread."""
 
@@ -117,13 +136,33 @@ class SavedState:
             for name, value in record.items()
             if name.startswith(_STEP)
         }
+        self._ends = {
+            name.removeprefix(_END).decode("utf-8", "replace"): End.read(value)
+            for name, value in record.items()
+            if name.startswith(_END)
+        }
+        self._tries = {
+            name.removeprefix(_TRY).decode("utf-8", "replace"): whole(value.partition(b" ")[0], 0)
+            for name, value in record.items()
+            if name.startswith(_TRY)
+        }
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
+        self._unasked: set[str] = {*self._steps, *self._ends}
 
     @property
     def saved(self) -> bytes | None:
         """The bytes that were saved last; None: none were."""
         return self._saved
+
+    def fields(self) -> dict[bytes, bytes]:
+        """Return the fields of the record that the run may have changed."""
+        with self._lock:
+            found = {_STEP + name.encode(): value for name, value in self._steps.items() if name not in self._unsaved}
+            found |= {_TRY + name.encode(): b"%d " % number for name, number in self._tries.items()}
+            if self._saved is not None:
+                found |= {b"saved": self._saved, b"saved_number": b"%d" % self._stored}
+            return found
 
     def next_number(self) -> int:
         """Return the number of the next save."""
@@ -150,7 +189,43 @@ class SavedState:
                     f"name, as in worqr.step(f'{name} {{item}}', ...)"
                 )
             self._begun.add(name)
+            self._unasked.discard(name)
             return self._steps.get(name), name in self._unsaved
+
+    @property
+    def asked_for_all(self) -> bool:
+        """True if the run has asked for each step and each end that earlier runs have stored."""
+        return not self._unasked
+
+    def unasked(self) -> list[str]:
+        """Return the names of the steps and ends that earlier runs have stored, and that this run has not asked for."""
+        with self._lock:
+            return sorted(self._unasked)
+
+    def tries_of(self, name: str) -> int:
+        """Return how many tries of a step have failed."""
+        return self._tries.get(name, 0)
+
+    def note_try(self, name: str, number: int) -> None:
+        """Note that a try of a step has failed, and that the server knows it."""
+        with self._lock:
+            self._tries[name] = number
+
+    def end_of(self, key: str) -> End | None:
+        """Return how the wait of this key has ended; None if it has not."""
+        with self._lock:
+            self._unasked.discard(key)
+            return self._ends.get(key)
+
+    def note_end(self, key: str, end: End) -> None:
+        """Note how a job that the run has started has ended."""
+        with self._lock:
+            self._ends[key] = end
+
+    def forget_end(self, key: str) -> None:
+        """Forget the end of a wait, whose value was refused."""
+        with self._lock:
+            self._ends.pop(key, None)
 
     def give_up_step(self, name: str) -> None:
         """Note that a step has raised. The handler may begin it again."""
@@ -175,6 +250,10 @@ class JobFields(dict[bytes, bytes]):
     __slots__ = ("_saved_state",)
 
     _saved_state: SavedState
+
+    def current(self) -> dict[bytes, bytes]:
+        """Return the fields as the claim has delivered them, with what its run has saved since."""
+        return {**self, **self.saved_state().fields()}
 
     def saved_state(self) -> SavedState:
         """Return what the run knows of what its job has saved; from any thread."""
@@ -286,14 +365,26 @@ _NUMBERS: Final = frozenset(
 
 
 class Save(NamedTuple):
-    """What a run saves: bytes, or the result of a step."""
+    """What a run saves: bytes, the result of a step, or a failed try of one."""
 
     number: int
-    """Grows with each save of bytes; 0 for a step."""
+    """Grows with each save of bytes; for a step, the number of its failed try, 0 for its result."""
     step: str
     """The name of the step; empty for bytes."""
     value: bytes
-    """The bytes, or the encoded result."""
+    """The bytes, the encoded result, or the error of the try."""
+    progress: bool = False
+    """The run has asked for all that earlier runs have stored, so a new result is progress."""
+    refused: bool = False
+    """Nothing is saved: `step` is the key of a wait, whose value is set aside."""
+
+
+class Suspension(NamedTuple):
+    """With what a run is suspended."""
+
+    waits: tuple[Wait, ...]
+    progress: bool
+    """The run has asked for all that earlier runs have stored."""
 
 
 class RunHost(Protocol):
@@ -335,6 +426,15 @@ class RunHost(Protocol):
         """Store what a run saves; from any thread. The future is done when it is stored."""
         ...
 
+    @property
+    def base(self) -> str:
+        """The base of the keys of its queue, or of its shard of it."""
+        ...
+
+    def note_child(self, run: Run[Any], key: str, base: str, id: str, /) -> Future[NotedChild]:
+        """Note that the run of a workflow starts a job; from any thread."""
+        ...
+
 
 class Offloaded(Protocol):
     """The part that the peer uses of a run whose handler runs in a thread, on an asyncio loop or in a process."""
@@ -371,6 +471,10 @@ class Offloaded(Protocol):
 
     def detach(self) -> None:
         """Stop waiting for a run that was cancelled."""
+        ...
+
+    def call_in_peer(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the peer's loop, unless that has ended. From any thread."""
         ...
 
     def check_cancelled(self) -> None:
@@ -420,11 +524,13 @@ class Run(Generic[Host]):
         timer: its deadline; None: it has none.
         offloaded: where its handler runs, if that is not the Trio loop.
         described: the errors of it that were described, by their ids; None: none was.
+        flow: what it knows of its durable calls; None: it is not the run of a workflow here.
+        suspension: with what it is suspended; None: it is not.
     """
 
     __slots__ = (
         *("task", "fence", "began", "record", "policy", "host", "registration"),
-        *("state", "cancel_reason", "scope", "timer", "offloaded", "described"),
+        *("state", "cancel_reason", "scope", "timer", "offloaded", "described", "flow", "suspension"),
     )
 
     task: bytes
@@ -448,6 +554,8 @@ class Run(Generic[Host]):
         self.timer: Timer | None = None
         self.offloaded: Offloaded | None = None
         self.described: dict[int, tuple[BaseException, Description]] | None = None
+        self.flow: Flow | None = None
+        self.suspension: Suspension | None = None
         if isinstance(entry, bytes):
             self.task = entry
             self.record = None
@@ -553,6 +661,36 @@ class Run(Generic[Host]):
                 for wake, run in list(_waits.items()):
                     if run is self:
                         wake()
+
+    def begin_flow(self) -> Flow:
+        """Note that the handler of a workflow begins here, in its task or thread. Return what it knows of its durable calls."""
+        from worqr.peer.durable import Flow  # which knows runs
+
+        self.flow = flow = Flow(self)
+        return flow
+
+    def take_step(
+        self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None
+    ) -> Any:
+        """Take a step of a workflow: return its result, or for an async function the coroutine that returns it."""
+        from worqr.peer.steps import take_step, take_step_now  # which know runs
+
+        return (take_step if is_async(fn) else take_step_now)(key, fn, args, kwargs, policy)
+
+    def suspend(self, waits: Sequence[Wait], *, progress: bool) -> None:
+        """Cancel the run, because it only waits. From any thread.
+
+        Args:
+            waits: what it waits for.
+            progress: it has asked for all that earlier runs have stored.
+        """
+        self.suspension = Suspension(tuple(waits), progress)
+        if self.cancel_reason is None:
+            self.cancel_reason = "suspended"
+        if self.offloaded is None:
+            self.cancel("suspended")
+        else:
+            self.offloaded.call_in_peer(partial(self.cancel, "suspended"))
 
     def note_lost(self) -> None:
         """Note that its claim is lost. The handler is not cancelled, because the save that it waits for raises ClaimLost."""
@@ -696,5 +834,4 @@ def failed_of(run: Run[RunHost], queue: str) -> Failed:
     return failed_record(queue, run.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
 
 
-current_run: ContextVar[Run[Any]] = ContextVar("worqr.run")
-"""The run that this code belongs to. It is set in the slot before the handler begins."""
+current_run: Final[ContextVar[Run[Any]]] = inside.current_run

@@ -23,7 +23,7 @@ from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS
+from worqr.ops import MAX_ITEMS, NotedChild
 from worqr.peer.run import FULL, Run, Save
 from worqr.policy import Failure
 
@@ -91,8 +91,39 @@ class RunReports:
         if run.settled or run.registration.dead:
             replied("lost", None)
             return
-        call = ops.save_state(run.host.keys, run.registration.worker, run.fence, save.number, save.step, save.value)
+        claim = run.host.keys, run.registration.worker, run.fence
+        if save.refused:
+            call = ops.refuse_event(*claim, save.step)
+        else:
+            call = ops.save_state(*claim, save.number, save.step, save.value, progress=save.progress)
         self._link.post(call, replied, owner=run.registration)
+
+    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
+        """Note that the run of a workflow starts a job. From any thread; never waits."""
+        done: Future[NotedChild] = Future()
+        done.set_running_or_notify_cancel()
+
+        def replied(noted: NotedChild | None, error: Exception | None) -> None:
+            if noted is None:
+                done.set_exception(error or ClaimLost(LOST))
+            else:
+                done.set_result(noted)
+
+        def send() -> None:
+            if run.settled or run.registration.dead:
+                replied(None, None)
+                return
+            call = ops.note_child(run.host.keys, run.registration.worker, run.fence, key, base, id)
+            self._link.post(call, replied, owner=run.registration)
+
+        if self._in_loop:
+            send()
+        else:
+            try:
+                self._token.run_sync_soon(send)
+            except trio.RunFinishedError:
+                done.set_exception(ClaimLost(LOST))
+        return done
 
     # Progress
 

@@ -25,12 +25,13 @@ from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link, WorkerHandle
 from worqr.log_events import emit, emit_fields
-from worqr.ops import MAX_ITEMS, Result
+from worqr.ops import MAX_ITEMS, Result, Suspended, Wait
 from worqr.ops.replies import in_chunks
 from worqr.peer.context import Context
+from worqr.peer.durable import SWALLOWED, Swallowed
 from worqr.peer.error_throttle import ErrorThrottle
-from worqr.peer.run import SETTLED, Run, encode_result
-from worqr.peer.task_log import log_failure, log_finished, log_late, log_timeout
+from worqr.peer.run import FULL, SETTLED, Run, encode_result
+from worqr.peer.task_log import log_failure, log_finished, log_late, log_suspended, log_timeout
 from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, decide_retry
 from worqr.records import Outcome, RemoteError, StoredRun, encode_run
@@ -90,8 +91,10 @@ class Settler:
     def ended(self, run: Run[HandlerConsumer], returned: bool, value: object, error: BaseException | None) -> None:
         """Settle the claim of a run that has ended in its slot, according to the outcome, and free its units.
 
-        Whatever is raised meanwhile, by a bug or by an object of the user, the claim is settled, and the units are free.
+        Whatever is raised meanwhile, by a bug or by an object of the user, the claim is settled, and the units are free. A run
+        that is suspended keeps them until the server has replied.
         """
+        held = False
         try:
             reason = run.cancel_reason
             if run.state is SETTLED:
@@ -99,6 +102,8 @@ class Settler:
             elif reason == "lost" or run.registration.dead:
                 run.settle()
                 self.counter.ended(run, "lost")
+            elif reason == "suspended":
+                held = self._suspend(run, returned, error)
             elif returned:
                 if reason == "timeout":
                     log_late(run)
@@ -116,9 +121,41 @@ class Settler:
             if is_a(raised, KeyboardInterrupt):
                 raise  # Python raised Ctrl-C here by chance: the slot reports it
         finally:
-            run.host.ended(run)
+            if not held:
+                run.host.ended(run)
             if not self._flush_requested:
                 self.request_flush()
+
+    def _suspend(self, run: Run[HandlerConsumer], returned: bool, error: BaseException | None) -> bool:
+        """End the claim of a run that only waits. Return False if its handler went on all the same, which is a failure."""
+        if run.suspension is None or returned or is_a(error, Swallowed):
+            self.fail_run(run, Swallowed(SWALLOWED))
+            return False
+        waits, progress = run.suspension
+        run.settle()
+
+        def make(_: object) -> Command[Suspended]:
+            return ops.suspend_task(run.host.keys, run.registration.worker, run.fence, waits, progress=progress)
+
+        def answered(reply: Suspended | None, _failure: Exception | None) -> None:
+            self._suspended(run, waits, reply)
+
+        self.settles.send(run.host.keys, run.registration, [run.fence], make, answered)
+        return True
+
+    def _suspended(self, run: Run[HandlerConsumer], waits: Sequence[Wait], reply: Suspended | None) -> None:
+        """Use the reply to a suspension. None: the server refuses it for now, or the worker is dead."""
+        status = "" if reply is None else reply.status
+        if reply is not None and status == "ready":  # a wait has ended meanwhile, and the claim is still held
+            run.host.resume(run, reply.ends)
+            return
+        if status == "full":
+            self.fail_run(run, Failure(f"the workflow cannot keep its {len(waits)} waits: {FULL}"))
+        elif status == "suspended":
+            log_suspended(run, waits)
+        elif status:
+            _answered(self._cancelled, run.host, {run.fence: status}, None)
+        run.host.ended(run)
 
     def _fail_anyway(self, run: Run[HandlerConsumer], raised: BaseException) -> None:
         """Settle a claim as failed, if its run could not be settled because of `raised`, and log that."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from worqr.log_events import ExcInfo, emit_fields
+from worqr.ops import Wait
 from worqr.peer.run import Run, RunHost
 from worqr.policy import Broken, ChildError, Failure, Retry, RetryDecision
 from worqr.remote_error import reported_error
@@ -200,6 +201,14 @@ def _remote_traceback(error: BaseException | None, fields: dict[str, object]) ->
 
 
 # Payloads that cannot be decoded
+
+
+def log_suspended(run: Run[RunHost], waits: Sequence[Wait]) -> None:
+    """Log that a workflow is suspended, and what it waits for."""
+    if logger.isEnabledFor(logging.DEBUG):
+        what = ", ".join(wait.key for wait in waits[:10])
+        text = "queue %(queue)r, job %(job)s: suspended, it waits for %(waits)s"
+        emit_fields(logger, "task.suspended", text, {"queue": run.queue, "job": run.id, "waits": what})
 
 
 def _undecodable(error: Broken) -> str:

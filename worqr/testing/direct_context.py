@@ -13,6 +13,7 @@ import trio
 
 from worqr.batches import BatchInfo, BatchRef
 from worqr.job_options import check_id, encode_options
+from worqr.ops import NotedChild
 from worqr.peer.context import Context, ListContext, current_context
 from worqr.peer.list_run import ListItem, ListRun
 from worqr.peer.run import PolicyFields, Run, Save, check_saved, check_step, current_run, encode_step
@@ -27,6 +28,7 @@ class _NoConsumer:
 
     def __init__(self, state: object) -> None:
         self.queue = "test"
+        self.base = ""
         self.id_suffix = ""
         self.policy = Policy()
         self.state = state
@@ -52,6 +54,11 @@ class _NoConsumer:
             self.saves.append(save.value)
         done: Future[None] = Future()
         done.set_result(None)
+        return done
+
+    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
+        done: Future[NotedChild] = Future()
+        done.set_result(NotedChild("ok", 0, b""))
         return done
 
 

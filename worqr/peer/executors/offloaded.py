@@ -194,6 +194,11 @@ class OffloadedRun:
         """Stop waiting for a run that was cancelled. The slot continues as if the handler had ended."""
         self._wake()
 
+    def call_in_peer(self, callback: Callable[[], object]) -> None:
+        """Call `callback` on the peer's loop, unless that has ended. From any thread."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(callback)
+
     # Called by its handler, in the handler's thread or loop
 
     def check_cancelled(self) -> None:

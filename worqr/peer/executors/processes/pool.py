@@ -33,11 +33,13 @@ from worqr.errors import UsageError, WorqrBug
 from worqr.handler_options import check_runs_in_process
 from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
+from worqr.peer.durable import Suspended
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.executors.offloaded import Handler, OffloadedRun, named_after
 from worqr.peer.executors.processes.importable import Name, name_for_process
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
+    Answer,
     CallEnded,
     Extended,
     Raised,
@@ -48,6 +50,8 @@ from worqr.peer.executors.processes.protocol import (
     SaveReply,
     Saving,
     Setup,
+    Starting,
+    Suspending,
     packed,
     replies,
 )
@@ -272,7 +276,7 @@ class WorkerProcess:
 
     async def execute(
         self, run: RunRequest, on_report: Callable[[Report], Awaitable[SaveReply | None]]
-    ) -> Returned | Raised | None:
+    ) -> Answer | None:
         """Run a task, and call `on_report` for each report. Return None if the process died of it.
 
         After a cancellation, the caller must kill the process.
@@ -285,7 +289,7 @@ class WorkerProcess:
             await self._channel.send(run)
             while True:
                 reply = await self._channel.receive()
-                if reply is None or isinstance(reply, Returned | Raised):
+                if reply is None or isinstance(reply, Returned | Raised | Suspending):
                     return reply
                 reported = True
                 if (frame := await on_report(reply)) is not None:
@@ -610,6 +614,9 @@ class ProcessPool:
                 child = self._idle.pop() if reused else self._start()
                 ended: list[CallEnded] = []
                 answer = await self._execute(child, function, run, ended)
+                if isinstance(answer, Suspending):
+                    run.suspend(answer.waits, progress=answer.progress)
+                    raise Suspended
                 if answer is not None:
                     return _list_outcome(answer, ended, run, child) if run.is_list else _outcome(answer, child)
                 if not (reused and child.unread):
@@ -618,7 +625,7 @@ class ProcessPool:
 
     async def _execute(
         self, child: WorkerProcess, function: Name, run: Run[RunHost], ended: list[CallEnded]
-    ) -> Returned | Raised | None:
+    ) -> Answer | None:
         """Send `run` to `child`, which is idle afterwards, or has ended. `ended` receives the ends of the calls of a list."""
         answer = None
         try:
@@ -664,7 +671,18 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
     left = None if run.deadline is None else run.deadline - monotonic()
     calls = [(item.fence, _entry_of(item)) for item in run.items] if run.is_list else None
     return RunRequest(
-        *(function, run.queue, run.host.id_suffix, run.fence, _entry_of(run), run.host.policy, left, carrier), calls
+        *(
+            function,
+            run.queue,
+            run.host.base,
+            run.host.id_suffix,
+            run.fence,
+            _entry_of(run),
+            run.host.policy,
+            left,
+            carrier,
+        ),
+        calls,
     )
 
 
@@ -684,15 +702,24 @@ async def _on_report(run: Run[RunHost], ended: list[CallEnded], what: Report) ->
                 continue
             if isinstance(what, Saving):
                 return await _save(item, what)
+            if isinstance(what, Starting):
+                return await _start(item, what)
             item.report_progress(what.done, what.message)
     return None
 
 
 async def _save(run: Run[Any], what: Saving) -> SaveReply:
-    done = run.save(Save(what.number, what.step, what.value))
+    done = run.save(Save(what.number, what.step, what.value, what.progress, what.refused))
     await wait_done(done)
     error = done.exception()
     return SaveReply("", "") if error is None else SaveReply(type(error).__name__, str(error))
+
+
+async def _start(run: Run[Any], what: Starting) -> SaveReply:
+    done = run.host.note_child(run, what.key, what.base, what.id)
+    await wait_done(done)
+    error = done.exception()
+    return SaveReply("", "", done.result()) if error is None else SaveReply(type(error).__name__, str(error))
 
 
 def _list_outcome(

@@ -1,9 +1,10 @@
 """The messages between a peer and its worker processes: frames of four bytes of length and a struct in MessagePack.
 
 The protocol is internal, because both sides always have the same version. A process first receives one `Setup`. It replies to
-each `RunRequest` with one `Returned` or `Raised`. Before that reply, it sends a `Progressed` or `Extended` for each report or
-extension of the run. It sends a `Saving` when the run saves, and waits for its `SaveReply`. If a list handler returns, it first
-sends a `CallEnded` for each of its calls. If a list handler raises, it sends one for each call whose payload cannot be decoded.
+each `RunRequest` with one `Returned`, `Raised` or `Suspending`. Before that reply, it sends a `Progressed` or `Extended` for each
+report or extension of the run. It sends a `Saving` when the run saves, a `Starting` when it starts a job, and waits for the
+`SaveReply`. If a list handler returns, it first sends a `CallEnded` for each of its calls. If a list handler raises, it sends one
+for each call whose payload cannot be decoded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from worqr.embedded import Relocation
+from worqr.ops import NotedChild, Wait
 from worqr.peer.executors.processes.importable import Name
 from worqr.policy import Policy
 from worqr.records import RemoteError
@@ -37,13 +39,14 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """One run: the claim's entry from the start's reply, and the options of its handler. `id_suffix`: the suffix of the ids that
-    are generated there. `left`: seconds to its deadline. `carrier`: the context of its trace. `calls`: claims and entries of the
+    """One run: the claim's entry from the start's reply, and the options of its handler. `base`: of the keys of its queue.
+    `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its trace. `calls`: claims and entries of the
     calls of a list handler; None: it is no list handler.
     """
 
     function: Name
     queue: str
+    base: str
     id_suffix: str
     fence: int
     entry: bytes | list[bytes]
@@ -74,13 +77,25 @@ class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
     number: int
     step: str
     value: bytes
+    progress: bool
+    refused: bool
+
+
+class Starting(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The run of a workflow starts a job, and waits for a `SaveReply`."""
+
+    fence: int
+    key: str
+    base: str
+    id: str
 
 
 class SaveReply(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The reply to a `Saving`. `error`: the name of a class of worqr; empty: it was saved."""
+    """The reply to a `Saving` or a `Starting`. `error`: the name of a class of worqr; empty: it was saved, or noted."""
 
     error: str
     message: str
+    noted: NotedChild | None = None
 
 
 class Returned(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -105,6 +120,13 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
     retry_after: float | None = None
 
 
+class Suspending(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The function is a workflow, which waits. `progress`: as in `Run.suspend`."""
+
+    waits: tuple[Wait, ...]
+    progress: bool
+
+
 class CallEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """What became of one call of a list handler."""
 
@@ -113,8 +135,8 @@ class CallEnded(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 Request = Setup | RunRequest | SaveReply
-Answer = Returned | Raised
-Report = Progressed | Extended | Saving | CallEnded
+Answer = Returned | Raised | Suspending
+Report = Progressed | Extended | Saving | Starting | CallEnded
 Reply = Report | Answer
 
 requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

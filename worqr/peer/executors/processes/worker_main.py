@@ -29,10 +29,13 @@ from typing import Any, Final, cast
 from worqr import errors
 from worqr.embedded import relocate, use_embedded
 from worqr.errors import ClaimLost, UsageError, WorqrError
+from worqr.ops import NotedChild
+from worqr.peer.durable import Suspended, as_workflow
 from worqr.peer.executors.offloaded import is_unrun
 from worqr.peer.executors.processes.importable import Name, resolve
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
+    Answer,
     CallEnded,
     Extended,
     Progressed,
@@ -44,6 +47,8 @@ from worqr.peer.executors.processes.protocol import (
     SaveReply,
     Saving,
     Setup,
+    Starting,
+    Suspending,
     packed,
     requests,
 )
@@ -182,25 +187,36 @@ class ChildSaves:
     def save(self, run: Run[Any], save: Save) -> Future[None]:
         """Send `save`, and wait until the parent has replied. From any thread."""
         done: Future[None] = Future()
-        error = self._error_of(run, save)
-        if error is None:
+        reply = self._ask(run, Saving(run.fence, *save))
+        if isinstance(reply, SaveReply):
             done.set_result(None)
         else:
-            done.set_exception(error)
+            done.set_exception(reply)
         return done
 
-    def _error_of(self, run: Run[Any], save: Save) -> Exception | None:
+    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
+        """Note that the run of a workflow starts a job, and wait until the parent has replied. From any thread."""
+        done: Future[NotedChild] = Future()
+        reply = self._ask(run, Starting(run.fence, key, base, id))
+        if isinstance(reply, SaveReply):
+            done.set_result(reply.noted or NotedChild("lost", 0, b""))
+        else:
+            done.set_exception(reply)
+        return done
+
+    def _ask(self, run: Run[Any], frame: Saving | Starting) -> SaveReply | Exception:
+        """Return the reply of the parent, or the error that it has told."""
         if os.getpid() != self._pid:
             return UsageError("a fork of the process that runs the task cannot save: save in the process itself")
         with self._lock:
             if not any(run is each for each in self._running):
                 return ClaimLost("the run has ended, so nothing more is saved for it: save before the function returns")
-            self._pipe.send(Saving(run.fence, save.number, save.step, save.value))
+            self._pipe.send(frame)
             reply = self._pipe.receive()
         if not isinstance(reply, SaveReply):
             return ClaimLost("the worker has ended, so nothing was saved")
         if not reply.error:
-            return None
+            return reply
         if reply.error == "Failure":
             return Failure(reply.message)
         kind = getattr(errors, reply.error, None)
@@ -218,6 +234,7 @@ class ProcessHost:
     def __init__(
         self,
         queue: str,
+        base: str,
         id_suffix: str,
         policy: Policy,
         state: object,
@@ -226,12 +243,14 @@ class ProcessHost:
         saves: ChildSaves,
     ) -> None:
         self.queue = queue
+        self.base = base
         self.id_suffix = id_suffix
         self.policy = policy
         self.state = state
         self._pipe = pipe
         self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
         self.save: Callable[[Run[Any], Save], Future[None]] = saves.save
+        self.note_child: Callable[[Run[Any], str, str, str], Future[NotedChild]] = saves.note_child
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """Return the policy of a job with policy fields of its own."""
@@ -373,7 +392,7 @@ class RunLoop:
                 if isinstance(answer, Raised) and answer.last:
                     return
 
-    def _answer(self, answer: Returned | Raised) -> None:
+    def _answer(self, answer: Answer) -> None:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -399,16 +418,25 @@ class RunLoop:
             return raised(error, last=True)
         return None
 
-    def _run(self, request: RunRequest) -> Returned | Raised:
+    def _run(self, request: RunRequest) -> Answer:
         host = ProcessHost(
-            *(request.queue, request.id_suffix, request.policy, self._state, self._pipe, self._progress, self._saves)
+            *(
+                request.queue,
+                request.base,
+                request.id_suffix,
+                request.policy,
+                self._state,
+                self._pipe,
+                self._progress,
+                self._saves,
+            )
         )
         run = run_of(host, request)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
         current_run.set(run)
         try:
-            handler = self._handler(request.function)
+            handler = self._handler(request.function, workflow=request.policy.workflow)
         except BaseException as error:
             return raised(error, last=True)
         calls = run if isinstance(run, ListRun) else None
@@ -423,6 +451,8 @@ class RunLoop:
             if calls is not None:
                 for item, broken in calls.broken_items():
                     self._pipe.send(CallEnded(item.fence, raised(broken)))
+            if is_a(error, Suspended) and run.suspension is not None:
+                return Suspending(*run.suspension)
             return raised(decide_retry(error, run.policy, run.failures).error, last=is_a(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
@@ -454,11 +484,12 @@ class RunLoop:
         except UsageError as error:
             return raised(Failure(str(error)))
 
-    def _handler(self, name: Name) -> Callable[[bytes], object]:
+    def _handler(self, name: Name, *, workflow: bool) -> Callable[[bytes], object]:
         handler = self._handlers.get(name)
         if handler is None:
             found = _import(name, "the function")
-            handler = self._handlers[name] = getattr(found, "__worqr_handler__", found)
+            handler = getattr(found, "__worqr_handler__", found)
+            handler = self._handlers[name] = as_workflow(handler) if workflow else handler
         return handler
 
 

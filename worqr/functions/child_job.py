@@ -1,0 +1,149 @@
+"""`ChildJob`: a job that a workflow has started, and whose result it awaits. `gather` awaits several at once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from hashlib import sha256
+from typing import Any, Final, Generic, TypeVar, cast
+
+import msgspec
+
+from worqr.client.producer import Call
+from worqr.errors import UsageError
+from worqr.functions.definition import FunctionDefinition
+from worqr.inside import current_run
+from worqr.policy import ChildCancelled, ChildFailed
+from worqr.records import RemoteError
+from worqr.validation import check_text
+
+R = TypeVar("R")
+
+MAX_NAME: Final = 150
+"""The most bytes of the name of a job in its workflow."""
+
+
+class ChildJob(Generic[R]):
+    """A job that a workflow has started with ``function.run(...)``. Await it for its result; it needs no slot meanwhile.
+
+    Raises:
+        UsageError: Outside a workflow; or another task of the run makes the same call.
+    """
+
+    def __init__(self, definition: FunctionDefinition, call: Call[R], name: str = "") -> None:
+        run = current_run.get(None)
+        if run is None or run.flow is None:
+            raise UsageError(
+                f"{definition.name}.run() is for workflows: declare the caller with @mesh.workflow, or use "
+                "`await fn.dispatch(...)` and `await job.result()`"
+            )
+        self._flow: Any = run.flow
+        self._definition = definition
+        plain = name or f"{definition.name} {call.task.decode('utf-8', 'replace')}"
+        self.key: str = self._flow.key(_short(plain), "give one of them a name, as in fn.named('...').run(...)")
+        self._flow.children.add(self.key, call, definition.require_client())
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._result().__await__()
+
+    async def _result(self) -> R:
+        (end,) = await self._flow.children.wait([self.key])
+        return self._value(end)
+
+    def _value(self, end: Any) -> R:
+        """Return the result of the job, or raise why it has none."""
+        match end.outcome:
+            case "finished":
+                kind, _, value = end.value.partition(b" ")
+                return cast("R", self._definition.codec.decode_result(kind.decode("ascii", "replace"), value))
+            case "cancelled":
+                reason = end.value.decode("utf-8", "replace")
+                raise ChildCancelled(f"the job {self.key!r} was cancelled{': ' * bool(reason)}{reason}", reason)
+            case "failed":
+                error = _error_of(end.value)
+                raise ChildFailed(f"the job {self.key!r} failed: {error.type}: {error.message}", error)
+            case "large":
+                size = end.value.decode("ascii", "replace")
+                raise ChildFailed(
+                    f"the job {self.key!r} has finished, and its result of {size} bytes is too large to come back to a workflow, "
+                    "at most 64 KiB: store it elsewhere, and return its name",
+                    RemoteError("ResultTooLarge", "", ""),
+                )
+            case _:
+                raise ChildFailed(
+                    f"the job {self.key!r} is lost: its queue knows nothing of it", RemoteError("Lost", "", "")
+                )
+
+    def __repr__(self) -> str:
+        return f"<ChildJob {self.key!r}>"
+
+
+async def gather(*jobs: ChildJob[R]) -> list[R]:
+    """Wait in a workflow until jobs that it has started have all ended, and return their results, in the order of the arguments.
+
+    The workflow holds no slot meanwhile, and runs again once, after the last of them.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, each once.
+
+    Raises:
+        JobFailed: A job failed for good. Of several, the error is that of the first one in the order of the arguments.
+        JobCancelled: A job was cancelled.
+        UsageError: An argument is no such job; or outside a workflow.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow = _flow_of(jobs)
+    if flow is None:
+        return []
+    ends: Sequence[Any] = await flow.children.wait([job.key for job in jobs])
+    return [job._value(end) for job, end in zip(jobs, ends, strict=True)]  # pyright: ignore[reportPrivateUsage]
+
+
+def gather_now(*jobs: ChildJob[R]) -> list[R]:
+    """Wait for jobs in a workflow that is a plain function, in a thread or a process. See `gather`.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, each once.
+
+    Raises:
+        JobFailed: A job failed for good.
+        JobCancelled: A job was cancelled.
+        UsageError: An event loop runs in this thread; or as `gather`.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow = _flow_of(jobs)
+    if flow is None:
+        return []
+    flow.run.check_may_wait("await worqr.gather(...)")
+    ends: Sequence[Any] = flow.children.wait_now([job.key for job in jobs])
+    return [job._value(end) for job, end in zip(jobs, ends, strict=True)]  # pyright: ignore[reportPrivateUsage]
+
+
+def _flow_of(jobs: Sequence[object]) -> Any:
+    for job in jobs:
+        if not isinstance(job, ChildJob):
+            raise UsageError(
+                f"gather() takes jobs that this workflow has started, as in gather(pack.run(7)), not {job!r}"
+            )
+    return cast("ChildJob[Any]", jobs[0])._flow if jobs else None  # pyright: ignore[reportPrivateUsage]
+
+
+def _error_of(stored: bytes) -> RemoteError:
+    try:
+        type_, message, traceback, *_ = msgspec.json.decode(stored, type=tuple[str, str, str, dict[str, Any] | None])
+    except msgspec.DecodeError:
+        return RemoteError("unknown", "", "")  # another program has written it
+    return RemoteError(type_, message, traceback)
+
+
+def check_child_name(name: object) -> str:
+    """Return the name of a job in its workflow. Raises UsageError if it is not valid."""
+    text = check_text(name, "the name of a job of a workflow")
+    if not 0 < len(text.encode()) <= MAX_NAME:
+        raise UsageError(f"the name of a job of a workflow must have 1 to {MAX_NAME} bytes, not {len(text.encode()):,}")
+    return text
+
+
+def _short(key: str) -> str:
+    if len(key.encode()) <= 190 and not any(ord(char) < 32 or ord(char) == 127 for char in key):
+        return key
+    return f"{key.partition(' ')[0][:120]} {sha256(key.encode()).hexdigest()[:32]}"

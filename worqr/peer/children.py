@@ -1,0 +1,155 @@
+"""`Children`: the jobs that one run of a workflow starts, and how they have ended.
+
+The parent notes a child in its own record before it dispatches it. The id of the child is made of the id and the life of the
+parent and of the key of the call, so a child that is dispatched again is the same job. Its end comes back into the record of
+the parent, and is there when the parent runs again. Not here: what a workflow awaits (`worqr.functions.child_job`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from worqr.client.client import Client
+from worqr.client.producer import Call
+from worqr.client.sync import sync
+from worqr.errors import ClaimLost, UsageError
+from worqr.inside import options_of
+from worqr.job_options import MAX_ID
+from worqr.keys import QueueKeys
+from worqr.ops import NotedChild, Wait
+from worqr.peer.error_throttle import wait_done
+from worqr.peer.run import FULL, End
+
+if TYPE_CHECKING:
+    from worqr.peer.durable import Flow
+
+_REFUSED: Final = ("id", "unique_for", "exists", "batch")
+
+
+class _Unsent(NamedTuple):
+    key: str
+    call: Call[Any]
+    client: Client
+
+
+class Children:
+    """The jobs that one run starts. From any thread.
+
+    Args:
+        flow: the durable calls of the run.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._unsent: list[_Unsent] = []
+
+    def add(self, key: str, call: Call[Any], client: Client) -> None:
+        """Note that the run starts a job. It is sent when the run waits for something, or ends.
+
+        Raises:
+            UsageError: the call has an option that belongs to the workflow.
+        """
+        for option in _REFUSED:
+            if option in options_of(call):
+                raise UsageError(
+                    f"the id of a job that a workflow starts is made of the workflow's: leave out {option}"
+                )
+        if self._flow.ended(key) is None:
+            self._unsent.append(_Unsent(key, call, client))
+
+    async def send(self) -> None:
+        """Send the jobs that were started since the last call."""
+        if not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, []
+        notes = [self._note(each) for each in unsent]
+        for done in notes:
+            await wait_done(done)
+        for client, calls in self._calls(unsent, notes):
+            await client.producer.dispatch_many(calls)
+
+    def send_now(self) -> None:
+        """As `send`, in a thread or a process."""
+        if not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, []
+        for client, calls in self._calls(unsent, [self._note(each) for each in unsent]):
+            sync(client.producer.dispatch_many, calls)
+
+    def _note(self, child: _Unsent) -> Future[NotedChild]:
+        run = self._flow.run
+        keys = QueueKeys(child.client.settings.prefix, child.call.queue)
+        return run.host.note_child(run, child.key, keys.base, self._id_of(child.key))
+
+    def _calls(
+        self, unsent: Sequence[_Unsent], notes: Sequence[Future[NotedChild]]
+    ) -> list[tuple[Client, list[Call[Any]]]]:
+        """Return the calls to dispatch, by client. A child that has ended meanwhile is not dispatched."""
+        found: dict[Client, list[Call[Any]]] = {}
+        for child, done in zip(unsent, notes, strict=True):
+            noted = done.result()
+            if noted.status == "lost":
+                raise ClaimLost("the task was reassigned to another worker, so it starts no more jobs: let the run end")
+            if noted.status == "full":
+                raise UsageError(f"the workflow cannot start one more job: {FULL}")
+            if noted.status == "ended":
+                self._flow.note_end(child.key, End.read(noted.end))
+            else:
+                options = {**options_of(child.call), "id": self._id_of(child.key), "parent": self._parent(child, noted)}
+                found.setdefault(child.client, []).append(replace(child.call, _options=options))
+        return list(found.items())
+
+    def _parent(self, child: _Unsent, noted: NotedChild) -> dict[str, str]:
+        run = self._flow.run
+        return {
+            "base": run.host.base,
+            "id": run.id,
+            "life": self._life,
+            "key": child.key,
+            "after": str(noted.after),
+        }
+
+    @property
+    def _life(self) -> str:
+        record = self._flow.run.record
+        return "" if record is None else record.get(b"life", b"").decode("ascii", "replace")
+
+    def _id_of(self, key: str) -> str:
+        """Return the id of a child; with a digest of the key and of the parent's id if they are long."""
+        parent, life = self._flow.run.id, self._life
+        found = f"{parent}/{life}/{key}"
+        if len(found.encode()) <= MAX_ID:
+            return found
+        return (
+            f"{hashlib.sha256(parent.encode()).hexdigest()[:32]}/{life}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        )
+
+    # Waiting for them
+
+    async def wait(self, keys: Sequence[str]) -> list[End]:
+        """Return how jobs have ended. If one of them has not, wait until the run is suspended."""
+        await self.send()
+        if (wait := self._wait(keys)) is not None:
+            await self._flow.park(wait)
+        return self._ends(keys)
+
+    def wait_now(self, keys: Sequence[str]) -> list[End]:
+        """As `wait`, in a thread or a process."""
+        self.send_now()
+        if (wait := self._wait(keys)) is not None:
+            self._flow.park_now(wait)
+        return self._ends(keys)
+
+    def _ends(self, keys: Sequence[str]) -> list[End]:
+        return [end for end in map(self._flow.ended, keys) if end is not None]
+
+    def _wait(self, keys: Sequence[str]) -> Wait | None:
+        """Return the wait for those jobs that have not ended; None if all have."""
+        if len(self._ends(keys)) == len(keys):
+            return None
+        name = f"jobs {hashlib.sha256(chr(10).join(keys).encode()).hexdigest()[:32]}"
+        return Wait(name, "children", schema="\n".join(keys).encode())
