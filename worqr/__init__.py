@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchRef as BatchRef
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
-    from worqr.client.dead_letters import Aside as Aside
+    from worqr.client.dead_letters import DeadLetters as DeadLetters
     from worqr.client.events import ConnectionEvent as ConnectionEvent
     from worqr.client.events import EndedTask as EndedTask
     from worqr.client.events import Event as Event
@@ -98,13 +98,13 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.peer import Peer as Peer
     from worqr.peer.steps import step as step
     from worqr.peer.steps import step_now as step_now
-    from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
     from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
     from worqr.policy import StepFailed as StepFailed
+    from worqr.policy import Undecodable as Undecodable
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
     from worqr.records import EndedRun as EndedRun
@@ -121,7 +121,7 @@ _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
     "worqr.client.producer": "Call",
-    "worqr.client.dead_letters": "Aside",
+    "worqr.client.dead_letters": "DeadLetters",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
@@ -152,7 +152,7 @@ _HOMES = {
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
-    "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy StepFailed",
+    "worqr.policy": "ChildError Failure RateLimited Retry RetryPolicy StepFailed Undecodable",
     "worqr.records": "CancelCount Ended EndedRun Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

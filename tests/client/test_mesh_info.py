@@ -338,7 +338,7 @@ def test_the_mesh_at_one_moment_in_plain_threads(mesh: worqr.Mesh) -> None:
 
 
 def queue_info(name: str, **more: Any) -> worqr.QueueInfo:
-    zeros = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    zeros = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "undecodable", "workers"), 0)
     return worqr.QueueInfo(name=name, **{**zeros, "paused": None, "oldest_job": None, "counts": {}, **more})
 
 

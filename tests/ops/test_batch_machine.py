@@ -25,6 +25,7 @@ from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import BatchKeys, QueueKeys, keys_at
 from worqr.ops import OutboxMessage
+from worqr.stored_values import public_name
 
 WORKERS = ("A", "B")
 IDS = ("a", "b", "c", None, None)
@@ -250,7 +251,7 @@ class BatchMachine(RuleBasedStateMachine):
             self.desk.call(ops.stop_tasks(queue, worker, [claim]))
             status = ""
         else:
-            status = self.desk.call(ops.fail_task(queue, worker, claim, BOOM, broken=how == "broken"))
+            status = self.desk.call(ops.fail_task(queue, worker, claim, BOOM, undecodable=how == "broken"))
         self.ended(n, worker, claim)
         self.check(failed=int(status == "aside" and counts))
 
@@ -302,7 +303,7 @@ class BatchMachine(RuleBasedStateMachine):
         claim = claims[pick % len(claims)]
         value = self.client.hget(queue.dead_letter(str(claim)), "batch")
         counts = value is not None and value.decode().partition("\n")[0] not in self.outer
-        stored = self.desk.call(ops.retry_aside(queue, kind, [claim]))
+        stored = self.desk.call(ops.retry_aside(queue, public_name(kind), [claim]))
         self.check(failed=-int(stored == 1 and counts))
 
     @rule(n=queues, pick=st.integers(0, 9))
@@ -444,7 +445,7 @@ class BatchMachine(RuleBasedStateMachine):
             for kind in ("failed", "broken"):
                 claims = [int(claim) for claim in self.client.zrange(f"{queue.base}:{kind}", 0, -1)]
                 if claims:
-                    self.desk.call(ops.drop_aside(queue, kind, claims))
+                    self.desk.call(ops.drop_aside(queue, public_name(kind), claims))
         left = {key for key in self.desk.all_keys() if self.client.ttl(key) == -1}
         assert not left, left
 

@@ -39,6 +39,7 @@ from worqr.keys import MARKER
 from worqr.limits import DECLARES_NOTHING
 from worqr.ops import MAX_ITEMS
 from worqr.records import RemoteError
+from worqr.stored_values import public_name
 
 FAR, FARTHER, PAST = 10**14, 2 * 10**14, 5_000
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
@@ -654,10 +655,10 @@ class JobMachine(RuleBasedStateMachine):
     @action(3, holds)
     def fail(self, data: st.DataObject) -> None:
         worker, [claim, *_] = self._pick(data)
-        broken = data.draw(st.booleans())
+        undecodable = data.draw(st.booleans())
         for _ in range(1 + data.draw(st.booleans())):
-            expected = self.model.fail_task(worker, claim, ERROR, "broken" if broken else "failed")
-            assert self.do(ops.fail_task(self.q, worker, claim, BOOM, broken=broken)) == expected
+            expected = self.model.fail_task(worker, claim, ERROR, "broken" if undecodable else "failed")
+            assert self.do(ops.fail_task(self.q, worker, claim, BOOM, undecodable=undecodable)) == expected
             self.check()
 
     @action(1, holds)
@@ -768,7 +769,7 @@ class JobMachine(RuleBasedStateMachine):
         some = st.sampled_from([*self.model.listed[kind], *self.model.aside])
         claims = data.draw(st.lists(some, min_size=1, max_size=3))
         if data.draw(st.sampled_from([False, False, True])):
-            self.raw(ops.drop_aside(self.q, kind, claims), self.model.drop_aside(kind, claims), data)
+            self.raw(ops.drop_aside(self.q, public_name(kind), claims), self.model.drop_aside(kind, claims), data)
         else:
             self.raw(ops.retry_aside(self.q, kind, claims), self.model.retry_aside(kind, claims), data)
 
@@ -796,7 +797,7 @@ class JobMachine(RuleBasedStateMachine):
             assert result.status != "failed" or result.values[0] == wire(facts["error_type"])
         for kind in ("failed", "broken"):
             named = [job["id"] for job in model.aside.values()]
-            assert self.do(ops.find_aside(self.q, kind, named)) == model.find_aside(kind, named)
+            assert self.do(ops.find_aside(self.q, public_name(kind), named)) == model.find_aside(kind, named)
 
     # The end
 
@@ -827,7 +828,7 @@ class JobMachine(RuleBasedStateMachine):
         for worker in sorted(self.model.fence):
             self.raw(ops.stop_work(self.q, worker, 2), self.model.stop_work(worker, 2))
         for kind, claims in (("failed", self.model.listed["failed"]), ("broken", self.model.listed["broken"])):
-            self.raw(ops.drop_aside(self.q, kind, claims), self.model.drop_aside(kind, list(claims)))
+            self.raw(ops.drop_aside(self.q, public_name(kind), claims), self.model.drop_aside(kind, list(claims)))
         left = {name for name in self.world.everything() if not name.startswith(("-fail", *EXPIRING))}
         assert not left, f"left behind: {left}"
 

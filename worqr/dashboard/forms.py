@@ -21,7 +21,7 @@ from worqr.inside import client_of
 from worqr.limits import Limit
 
 if TYPE_CHECKING:
-    from worqr.client.dead_letters import Aside
+    from worqr.client.dead_letters import DeadLetters
     from worqr.records import CancelCount
 
 
@@ -231,9 +231,9 @@ async def cancel(visit: Visit) -> Response:
     return await done(visit, act)
 
 
-def _aside(visit: Visit) -> Aside:
+def _aside(visit: Visit) -> DeadLetters:
     queue = visit.queue(visit.text("queue"))
-    return queue.failed if visit.choice("list", ("failed", "broken")) == "failed" else queue.broken
+    return queue.failed if visit.choice("list", ("failed", "undecodable")) == "failed" else queue.undecodable
 
 
 async def retry(visit: Visit) -> Response:

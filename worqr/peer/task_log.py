@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.ops import Wait
 from worqr.peer.run import Run, RunHost
-from worqr.policy import Broken, ChildError, Failure, Retry, RetryDecision
+from worqr.policy import ChildError, Failure, Retry, RetryDecision, Undecodable
 from worqr.remote_error import reported_error
 from worqr.tracebacks import cause_of, is_a, one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms, qualname_of
@@ -104,8 +104,8 @@ def _seconds_late(run: Run[RunHost]) -> float:
 def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
     """Log how a run that raised has ended, and the next step. Only unexpected errors are logged with a traceback."""
     error, policy = decision.error, run.policy
-    if is_a(error, Broken):
-        _log_broken(run, error)
+    if is_a(error, Undecodable):
+        _log_undecodable(run, error)
         return
     left = policy.max_stalls - run.stalls if decision.stalled else policy.max_failures - run.failures
     fields = {**run_fields(run, left - 1), "error": run.describe(error).line}
@@ -152,10 +152,10 @@ def _log_given_up(
     emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, **_traceback_of(run, trace))
 
 
-def _log_broken(run: Run[RunHost], error: Broken) -> None:
+def _log_undecodable(run: Run[RunHost], error: Undecodable) -> None:
     fields = {**run_fields(run), "error": _undecodable(error)}
-    text = f"{RUN}: %(error)s; the task is kept in queue.broken: worqr broken %(queue)r"
-    emit_fields(logger, "task.broken", text, fields)
+    text = f"{RUN}: %(error)s; the task is kept in queue.undecodable: worqr undecodable %(queue)r"
+    emit_fields(logger, "task.undecodable", text, fields)
 
 
 def _next_attempt(run: Run[RunHost], decision: RetryDecision, fields: dict[str, object]) -> str:
@@ -211,14 +211,14 @@ def log_suspended(run: Run[RunHost], waits: Sequence[Wait]) -> None:
         emit_fields(logger, "task.suspended", text, {"queue": run.queue, "job": run.id, "waits": what})
 
 
-def _undecodable(error: Broken) -> str:
+def _undecodable(error: Undecodable) -> str:
     """Return the error of a payload without its contents.
 
     The user's own message is used, or a decoder's message as far as it quotes nothing.
     """
     if (remote := reported_error(error)) is not None:
         if _FROM_DECODER not in remote.traceback:
-            return shortened(f"Broken: {remote.message}")
+            return shortened(f"Undecodable: {remote.message}")
         _, _, told = remote.message.partition(": ")
         kind, _, text = told.partition(": ")
         return _without_values(kind, text)
