@@ -18,10 +18,19 @@ from tests.model.members import Members
 from tests.model.producers import Producers
 from tests.model.search import Found, Model, search
 from tests.model.wakeups import Tokens, Wakeups
+from tests.model.workflows import (
+    CancelledWorkflows,
+    DoubtfulWorkflows,
+    FailingWorkflows,
+    ReplacedWorkflows,
+    RetriedWorkflows,
+    Workflows,
+)
 
 MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
     *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
+    *(Workflows, CancelledWorkflows, FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows),
 )
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {
