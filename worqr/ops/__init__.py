@@ -6,7 +6,7 @@ side only. A reply is a list whose first item is a status word. A refusal raises
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id, and all that is stored about it),
 `dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole, its snapshot and
 its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`, `batches`,
-`inspection` (read a queue), `replies` (shared helpers).
+`workflows` (suspended runs and events), `inspection` (read a queue), `replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
@@ -212,6 +212,7 @@ from worqr.ops.tasks import (
     start_tasks,
     stop_tasks,
 )
+from worqr.ops.workflows import Sent, Suspended, Wait, refuse_event, send_event, suspend_task
 
 __all__ = [
     "ANY_BEAT",
@@ -282,6 +283,7 @@ __all__ = [
     "ScheduleRow",
     "Schedules",
     "Sealed",
+    "Sent",
     "ServedPolicy",
     "StartReply",
     "Step",
@@ -289,9 +291,11 @@ __all__ = [
     "StoredHistory",
     "StoredResult",
     "StoredSnapshot",
+    "Suspended",
     "TaskSummary",
     "Tick",
     "Unstarted",
+    "Wait",
     "WorkerHeartbeats",
     "WorkerRow",
     "WorkersPage",
@@ -376,6 +380,7 @@ __all__ = [
     "read_runs",
     "read_snapshot",
     "reconcile",
+    "refuse_event",
     "renew_schedules",
     "report_part",
     "resume",
@@ -385,6 +390,7 @@ __all__ = [
     "sample_queue",
     "save_state",
     "seal_batch",
+    "send_event",
     "set_lane",
     "set_limits",
     "start_tasks",
@@ -393,6 +399,7 @@ __all__ = [
     "stop_tasks",
     "stop_work",
     "stop_worker",
+    "suspend_task",
     "take_outbox",
     "tick_schedules",
     "unmap_work",
