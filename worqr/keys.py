@@ -342,6 +342,11 @@ class QueueKeys:
         return f"{self.base}:trash:due"
 
     @property
+    def trash_suspended(self) -> str:
+        """ZSET: suspended jobs of a deleted queue that are still to be purged."""
+        return f"{self.base}:trash:suspended"
+
+    @property
     def trash_blocked(self) -> str:
         """SET: blocked jobs of a deleted queue that are still to be purged."""
         return f"{self.base}:trash:blocked"
@@ -360,6 +365,11 @@ class QueueKeys:
     def due(self) -> str:
         """ZSET of job ids by due time in ms."""
         return f"{self.base}:due"
+
+    @property
+    def suspended(self) -> str:
+        """ZSET of the ids of suspended jobs by the first deadline of their waits in ms; without one, the last moment of 9999."""
+        return f"{self.base}:suspended"
 
     @property
     def fired(self) -> str:

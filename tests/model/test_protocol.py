@@ -18,11 +18,23 @@ from tests.model.members import Members
 from tests.model.producers import Producers
 from tests.model.search import Found, Model, search
 from tests.model.wakeups import Tokens, Wakeups
+from tests.model.workflows import (
+    CancelledWorkflows,
+    DoubtfulWorkflows,
+    FailingWorkflows,
+    ReplacedWorkflows,
+    RetriedWorkflows,
+    Workflows,
+)
 
 MODELS: tuple[type[Model[Any]], ...] = (
     *(Producers, Claims, Wakeups, Tokens, Cancels, Members, Leases, Limits, Lanes),
     *(Batches, CancelledBatches, ReopenedBatches, ClearedBatches, FollowUps),
+    *(Workflows, CancelledWorkflows, FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows),
 )
+LARGE = (FailingWorkflows, ReplacedWorkflows, RetriedWorkflows, DoubtfulWorkflows)
+"""Each takes seconds: one of them is searched, and all with ``--all``."""
+SEARCHED = [pytest.param(each, marks=pytest.mark.sweep(keep=1) if each in LARGE else ()) for each in MODELS]
 MISTAKES = [(model, mistake) for model in MODELS for mistake in model.mistakes]
 SEVEN = {
     "a resent start that takes new tasks": (Claims, "a resent start takes new tasks"),
@@ -42,13 +54,13 @@ def searched(model: type[Model[Any]]) -> Found:
     return search(model())
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SEARCHED)
 def test_the_protocol_keeps_its_promises(model: type[Model[Any]]) -> None:
     found = searched(model)
     assert found.wrong is None, f"\n{found}"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SEARCHED)
 def test_the_search_was_not_vacuous(model: type[Model[Any]]) -> None:
     found = searched(model)
     assert found.states >= model.least

@@ -15,7 +15,7 @@ from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
-from worqr.ops import OutboxMessage, ScheduleRow, Tick
+from worqr.ops import OutboxMessage, ScheduleRow, Tick, Wait
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""
@@ -24,8 +24,9 @@ KEPT = {"result_ttl": "60000"}
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, a marked one, and on the last member of
-    a batch; the claims under which tasks failed and were undecodable, and a member of a batch failed. And the state of the scene
-    when it was set."""
+    a batch; the claims under which tasks failed and were undecodable, and a member of a batch failed; and that on a workflow. And
+    the state of the scene when
+    it was set."""
 
     raw: int
     job: int
@@ -35,12 +36,13 @@ class Scene:
     failed: int
     undecodable: int
     failed_member: int
+    workflow: int
     keys: list[tuple[bytes, int, bytes]]
     numbers: dict[str, int]
     starts: dict[str, int]
 
 
-NO_SCENE = Scene(1, 2, 3, 4, 5, 6, 7, 8, [], {}, {})
+NO_SCENE = Scene(1, 2, 3, 4, 5, 6, 7, 8, 9, [], {}, {})
 """For calls that are only looked at."""
 
 
@@ -74,6 +76,7 @@ def set_scene(desk: Desk) -> Scene:
     [job] = desk.take("A", 1)
     desk.call(ops.cancel_task(desk.q, b"marked"))
     failed_member, member = _set_batches(desk)
+    workflow = _set_workflows(desk)
     twin = desk.run("A", "runs", fields=KEPT)
     desk.hold("C", b"x", b"y")
     desk.run("C", "dies")
@@ -102,7 +105,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.client.expire(RoomKeys(desk.q).waiters, 1000)
     for n in range(22):  # in a second that is still to come, so that other workers that join are added up
         desk.client.xadd(desk.g.log, {"kind": "joined" if n else "more", "n": 1}, id=f"{FUTURE}-{n}")
-    claims = raw, job, twin, marked, member, failed, undecodable, failed_member
+    claims = raw, job, twin, marked, member, failed, undecodable, failed_member, workflow
     return Scene(*claims, _everything(desk), dict(desk.numbers), dict(desk.starts))
 
 
@@ -139,6 +142,19 @@ def _set_batches(desk: Desk) -> tuple[int, int]:
     desk.call(ops.keep_follow_ups(desk.q, "ff" * 16, 0))
     opened(desk, "old", token="01d" * 8, keep_ms=0, **follow_up("otherwise", far)).seal()
     return failed, member
+
+
+def _set_workflows(desk: Desk) -> int:
+    """Set workflows: one that is suspended without a time, one until a time that has passed, and one that A runs, which has taken
+    an event. Return the claim on it."""
+    held = [desk.run("A", name, workflow=True, fields=KEPT) for name in ("suspended", "overdue", "flows")]
+    wait = Wait("a", "event", "approved", "{}")
+    desk.call(ops.suspend_task(desk.q, "A", held[0], [wait]))
+    desk.call(ops.suspend_task(desk.q, "A", held[1], [wait._replace(at_ms=FUTURE)]))
+    desk.client.zadd(desk.q.suspended, {"overdue": PAST})
+    desk.call(ops.send_event(desk.q, "flows", "approved", b"json 2"))
+    assert desk.call(ops.suspend_task(desk.q, "A", held[2], [wait])).status == "ready"
+    return held[2]
 
 
 RESET = """
@@ -301,6 +317,11 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
     "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
     "save_state": lambda q, g, scene: ops.save_state(q, "A", scene.twin, 1, "", b"page 7"),
+    "suspend_task": lambda q, g, scene: ops.suspend_task(
+        q, "A", scene.twin, [Wait("a", "event", "approved", "{}"), Wait("s", "sleep", in_ms=10**9)], progress=True
+    ),
+    "send_event": lambda q, g, scene: ops.send_event(q, "suspended", "approved", b"json 1"),
+    "refuse_event": lambda q, g, scene: ops.refuse_event(q, "A", scene.workflow, "a"),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),
     "set_lane": lambda q, g, scene: ops.set_lane(q, "gold", "limit", "5"),
     "set_limits": lambda q, g, scene: ops.set_limits(q, "5 100/60000"),

@@ -180,7 +180,8 @@ end
 -- `limit`: for a task without a limit of its own; the task fails when the counter reaches it. `failure`: a dead_letter_as,
 -- or nil. `retry_message`: stored with a retried task instead of the failure's (nil: that). `to_back`: true for the back of
 -- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none). The field `lane`,
--- which file_tasks sets, is the lane that a task without one is filed in.
+-- which file_tasks sets, is the lane that a task without one is filed in. The field `suspended_until`, which suspend_task sets, is the
+-- time in ms until which the job is suspended.
 local function release_as(counter, limit, failure, retry_message, to_back, run_at, retried_at)
   return {counter = counter, limit = limit, failure = failure, retry_message = retry_message, to_back = to_back,
     run_at = run_at, retried_at = retried_at}
@@ -281,7 +282,7 @@ local function merge_blocked_job(job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
     redis.call('HDEL', job, 'meta', 'scheduled_for')
-    if fields.saved_size or blocked.saved_size then
+    if fields.saved_size or blocked.saved_size or fields.life or blocked.life then
       merge_saved(job, fields, blocked, changes)
     end
   end
@@ -310,18 +311,10 @@ local function put_back(base, task, run_at, now, front, suspect)
   return enqueue_job(base, task.id, run_at, now, front, suspect, lane)
 end
 
--- Puts the `task` under `claim` back into the queue, with the counter of this return and the error of its attempt; if it is not
--- counted, with its message only. `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with
--- something to store becomes a job. The field `queued` is the token of its place: a place with a token up to that of the last
--- clearing is in the trash. Returns how many tasks became claimable, and the id of the job, if it is one.
-local function requeue(base, claim, task, release, policy, now)
-  redis.call('DEL', base .. ':claim:' .. claim)
-  local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
-  if not task.job and not is_counted and run_at <= now then
-    redis.call(front and 'RPUSH' or 'LPUSH', base, task.item)
-    return 1
-  end
-  local job, changes = base .. ':job:' .. task.id, {queued = claim, started = '1'}
+-- Returns what a return to the queue changes in the record of a task: the counter of this return and the error of its attempt; if it
+-- is not counted, the message only; what a suspended job waits for. The parameters are those of requeue.
+local function changes_of(claim, task, release, policy, now)
+  local changes, is_counted = {queued = claim, started = '1'}, release.counter ~= ''
   if is_counted then
     changes[release.counter] = task[release.counter]
   end
@@ -331,12 +324,30 @@ local function requeue(base, claim, task, release, policy, now)
     changes.error_type, changes.error_message = kind, truncated(message)
     changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why, failed.error_type, message)
   end
-  if release.run_at then
-    changes.run_at, changes.retried_at = digits(run_at), release.retried_at
+  if release.suspended_until then
+    changes.error_type, changes.error_message = '', truncated(release.retry_message)
+    changes.earlier = digits(whole_number(task.fields.earlier, 0) + 1)
+  elseif release.run_at then
+    changes.run_at, changes.retried_at = digits(release.run_at), release.retried_at
   end
   if task.stalls > 0 and task.stalls >= whole_number(task.fields.max_stalls, policy.max_stalls) - 1 then
     changes.suspect = '1'
   end
+  return changes
+end
+
+-- Puts the `task` under `claim` back into the queue, or among the suspended jobs, with what changes_of returns.
+-- `release`: a release_as. `policy`: the worker_policy of the worker that held it. A raw task with
+-- something to store becomes a job. The field `queued` is the token of its place: a place with a token up to that of the last
+-- clearing is in the trash. Returns how many tasks became claimable, and the id of the job, if it is one.
+local function requeue(base, claim, task, release, policy, now)
+  redis.call('DEL', base .. ':claim:' .. claim)
+  local front, run_at, is_counted = not release.to_back, release.run_at or now, release.counter ~= ''
+  if not task.job and not is_counted and run_at <= now then
+    redis.call(front and 'RPUSH' or 'LPUSH', base, task.item)
+    return 1
+  end
+  local job, changes = base .. ':job:' .. task.id, changes_of(claim, task, release, policy, now)
   if task.job then
     local blocked = redis.call('SREM', base .. ':blocked', task.id) == 1 and read_hash(job)
     redis.call('RENAME', base .. ':active:' .. task.id, job)
@@ -351,6 +362,9 @@ local function requeue(base, claim, task, release, policy, now)
     add_twin(base, changes.twin, task.id)
   end
   write_hash(job, changes)
+  if release.suspended_until then
+    return set_suspended(base, task.id, task.fields.lane, release.suspended_until, now), task.id
+  end
   return put_back(base, task, run_at, now, front, changes.suspect), task.id
 end
 
@@ -513,7 +527,7 @@ local function claim_one(base, source, worker, claim, now, of_lane)
     return 'taken', item, #item
   end
   local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane')) or {}
+  local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane', 'open')) or {}
   local lane, claims_of_lanes = kept[3] or nil, base .. ':lanes:claims'
   local elsewhere = lane ~= of_lane -- a suspect of a lane waits among the suspects with its place
     and (source ~= base .. ':suspects' or redis.call('HEXISTS', claims_of_lanes, ':' .. id) == 0)
@@ -526,6 +540,9 @@ local function claim_one(base, source, worker, claim, now, of_lane)
   end
   redis.call('RENAME', job, active)
   redis.call('HSET', active, 'claim', claim, 'worker', worker, 'state', 'active')
+  if kept[4] then
+    bind_waits(active, now)
+  end
   local entry, fields = entry_of(base, item)
   if is_expired(fields, now) and expire(base, item, id, claim, worker, fields, now) then
     return 'expired'
@@ -608,16 +625,28 @@ local function next_tasks(start, source, has_lanes)
   return (take(start, source, source == start.base and start.wanted or 1))
 end
 
--- What a job keeps across its runs: the bytes that it saved last (the field `saved`, and `saved_number`), and the results of its
--- steps (`step:` and the name). The field `saved_size` has the bytes of all of them, and is missing if there is nothing.
+-- What a job keeps across its runs, which belongs to its payload and goes with it as a whole: the bytes that it saved last (the field
+-- `saved`, and `saved_number`), the results of its steps (`step:` and the name), their failed tries (`try:`), and of a workflow its
+-- life, its waits, their ends and its events (workflows.lua). The field `saved_size` has the bytes of all of them, and is missing if
+-- there is nothing. `entries` counts what runs have stored; `earlier` the runs that are in no counter.
 
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open '
+local PREFIXES_OF_LIFE = ' step try wait event events refused end '
+local LARGE_PREFIXES = ' step try event refused end '
+
+-- True for a field that belongs to a life.
+local function is_of_life(name)
+  local prefix = string.match(name, '^(%l+):')
+  return string.find(prefix and PREFIXES_OF_LIFE or OF_LIFE, ' ' .. (prefix or name) .. ' ', 1, true) ~= nil
+end
 
 -- True for a field that may be large: only a start reads it.
 local function is_large_saved(name)
-  return name == 'saved' or string.sub(name, 1, 5) == 'step:'
+  local prefix = string.match(name, '^(%l+):')
+  return name == 'saved' or prefix and string.find(LARGE_PREFIXES, ' ' .. prefix .. ' ', 1, true) ~= nil
 end
 
 -- Returns how many bytes the step or the saved bytes (`step` is empty) count.
@@ -629,18 +658,22 @@ end
 -- LATER: few jobs save anything.
 local function forget_saved(key)
   for _, name in ipairs(redis.call('HKEYS', key)) do
-    if is_large_saved(name) or name == 'saved_size' or name == 'saved_number' then
+    if is_of_life(name) then
       redis.call('HDEL', key, name)
     end
   end
 end
 
 -- Deletes what was saved from the record `key` if it has another payload than `task`, which replaces it: what a run saved belongs
--- to its payload.
+-- to its payload. A new life begins with the dispatch `number`. `lives_until`: ms as text, if the life has an end.
 -- LATER: few jobs save anything.
-local function forget_saved_of_other(key, task)
+local function forget_saved_of_other(key, task, number, lives_until)
   if redis.call('HGET', key, 'task') ~= task then
+    local is_workflow = redis.call('HEXISTS', key, 'life') == 1
     forget_saved(key)
+    if is_workflow then
+      write_hash(key, {life = number, lives_until = lives_until})
+    end
   end
 end
 
@@ -648,8 +681,24 @@ end
 -- LATER: few jobs save anything.
 local function copy_saved(fields, kept)
   for name, value in pairs(fields) do
-    if is_large_saved(name) or name == 'saved_size' or name == 'saved_number' then
+    if is_of_life(name) then
       kept[name] = value
+    end
+  end
+end
+
+-- Notes in the record `key` that a run has stored an entry. If it has `asked` for all that it found there, this is progress: the job's
+-- counters begin anew, and the runs that they counted are added to `earlier`.
+local function note_entry(key, asked)
+  local runs, kept = 0, redis.call('HMGET', key, 'failures', 'stalls', 'timeouts', 'earlier', 'entries')
+  redis.call('HSET', key, 'entries', digits(whole_number(kept[5], 0) + 1))
+  if asked then
+    for i = 1, 4 do
+      runs = runs + whole_number(kept[i], 0)
+    end
+    redis.call('HDEL', key, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message')
+    if runs > 0 then
+      redis.call('HSET', key, 'earlier', digits(runs))
     end
   end
 end
@@ -659,7 +708,7 @@ end
 -- LATER: few jobs save anything.
 local function merge_saved(key, fields, blocked, changes)
   local is_other = blocked.task ~= fields.task
-  if is_other and fields.saved_size then
+  if is_other and (fields.saved_size or fields.life) then
     forget_saved(key)
   end
   if is_other or not fields.saved_size then
@@ -668,7 +717,7 @@ local function merge_saved(key, fields, blocked, changes)
 end
 
 -- start_tasks: moves up to n tasks into claims of an admitted worker: a suspect first, one at a time, then lanes by turns. If
--- there are fewer tasks, due jobs are put into the queue. An expired job goes to the dead-letter queue, and its number is used
+-- there are fewer tasks, due jobs are put into the queue, and suspended ones whose time has come. An expired job goes to the dead-letter queue, and its number is used
 -- up. If no task is left, or no more may start, the worker joins the waiting workers in the same script. If tasks are left
 -- that may start, one more worker is woken. Producers that wait for room are woken, too.
 -- ARGV[1] worker id
@@ -688,7 +737,7 @@ local function start_tasks()
   local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
   local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
   local workers, claims, hungry = queue .. ':workers', queue .. ':claims:' .. worker, queue .. ':hungry'
-  local suspects, due, lanes = queue .. ':suspects', queue .. ':due', queue .. ':lanes'
+  local suspects, due, suspended, lanes = queue .. ':suspects', queue .. ':due', queue .. ':suspended', queue .. ':lanes'
 
   local earlier_reply, suspect = repeated_start(queue, admission_of(workers, worker), number)
   if earlier_reply then
@@ -697,7 +746,7 @@ local function start_tasks()
   -- A key of a wrong type is an error before the first write. Keys that only an expired job needs are checked when there is one.
   local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
   local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
-  local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due), 0
+  local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due) + redis.call('ZCARD', suspended), 0
   local next_claim, now = next_token(queue)
   local has_limits, has_lanes, has_waiters = what_exists(queue)
   local room = not has_limits and wanted or room_to_start(queue, wanted, now)
@@ -1002,15 +1051,17 @@ end
 -- a job.
 -- ARGV[1] worker id
 -- ARGV[2] claim id
--- ARGV[3] number of the save, higher than that of the save before it; 0 for a step
+-- ARGV[3] number of the save, higher than that of the save before it; of a step 0, or for a failed try of it the number of the try
 -- ARGV[4] step its name; empty: bytes are saved
--- ARGV[5] value the bytes, or the kind of the step's result, a space and its value
+-- ARGV[5] value the bytes, or the kind of the step's result, a space and its value; of a try how it failed
+-- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew
 -- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
 -- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once
 -- FLAGS allow-oom
 local function save_state()
   local queue = KEYS[1]
   local worker, claim, number, step, value = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+  local progress = ARGV[6] == '1'
   local claims = queue .. ':claims:' .. worker
 
   local held = redis.call('SISMEMBER', claims, claim) == 1
@@ -1018,21 +1069,27 @@ local function save_state()
   if not item then
     return {'lost'}
   end
-  local id, field = job_id(item), step == '' and 'saved' or 'step:' .. step
+  local id, is_try = job_id(item), step ~= '' and number > 0
+  local field = step == '' and 'saved' or (is_try and 'try:' or 'step:') .. step
+  value = is_try and digits(number) .. ' ' .. value or value
   local task = claimed_task(queue, item, id, claim, {task = item})
   local active = queue .. ':active:' .. task.id
-  local size, before = 0, 0
+  local size, before, is_workflow = 0, 0, false
   if id then
-    local kept = own(redis.pcall('HMGET', active, 'claim', 'saved_size', 'saved_number')) or {}
+    local kept = own(redis.pcall('HMGET', active, 'claim', 'saved_size', 'saved_number', 'life', 'try:' .. step)) or {}
     if kept[1] ~= claim then
       return {'lost'}
     end
-    size, before = whole_number(kept[2], 0, MOST_KEPT), redis.call('HSTRLEN', active, field)
-    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 then
+    size, is_workflow = whole_number(kept[2], 0, 2 * MOST_KEPT), kept[4]
+    before = redis.call('HSTRLEN', active, step == '' and field or 'step:' .. step)
+    local tried = kept[5] and tonumber(string.match(kept[5], '^%d+')) or 0
+    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 or is_try and number <= tried then
       return {'ok', size}
+    elseif step ~= '' then -- what is stored of its failed tries goes with its result
+      before = kept[5] and saved_bytes(step, #kept[5]) or 0
     end
   end
-  size = size + saved_bytes(step, #value) - before
+  size = math.max(0, size + saved_bytes(step, #value) - before)
   if size > MOST_KEPT or step == '' and #value > MOST_SAVED then
     return {'full', size}
   end
@@ -1042,6 +1099,13 @@ local function save_state()
   redis.call('HSET', active, field, value, 'saved_size', size)
   if step == '' then
     redis.call('HSET', active, 'saved_number', digits(number))
+  elseif not is_try then
+    if before > 0 then
+      redis.call('HDEL', active, 'try:' .. step)
+    end
+    if is_workflow or progress then
+      note_entry(active, progress)
+    end
   end
   return {'ok', size}
 end

@@ -304,8 +304,8 @@ local function retry_aside()
     local free = id and is_free(id)
     taken_over = taken_over or id and not free and id
     local seen = free and find_job(queue, id)
-    local batch, stays
-    if seen and not seen.job and fields.batch then
+    local batch, stays = nil, seen and seen.active and (fields.life or seen.begun)
+    if seen and not seen.job and not stays and fields.batch then
       batch, stays = batch_to_rejoin(queue, fields.batch)
       stays = stays or batch and seen.active
     end
@@ -319,8 +319,9 @@ local function retry_aside()
       for _, name in ipairs(POLICY) do
         kept[name] = fields[name]
       end
-      if fields.saved_size then
+      if fields.saved_size or fields.life then
         copy_saved(fields, kept)
+        kept.started = fields.life and fields.reason ~= 'expired' and '1' or nil
       end
       if not fields.first then -- it was a raw task
         kept.twin = redis.sha1hex(fields.task)

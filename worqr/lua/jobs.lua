@@ -1,6 +1,7 @@
 -- A job: its id, its record, its state and place in the queue, its end, and its cancellation.
 -- What a dispatch changes is further down, what a claim changes in claims.lua. The `state` of a record is waiting (a
--- reference is in a list), due (the id is in the set of due times), blocked (a job with the same id runs) or active. A
+-- reference is in a list), due (the id is in the set of due times), suspended (workflows.lua), blocked (a job with the same id
+-- runs) or active. A
 -- reference only marks a position: one whose record is not waiting is skipped.
 
 -- A task item is a payload, or this marker and the id of a job whose record holds the payload.
@@ -121,7 +122,8 @@ local function unblock(base, id, now)
   return enqueue_job(base, id, whole_number(kept[1], 0, LATEST), now, false, false, kept[2])
 end
 
--- Puts up to `limit` due jobs into the queue. Returns how many of them can be claimed now.
+-- Puts up to `limit` due jobs into the queue, and as many suspended ones whose time has come. Returns how many of them can be claimed
+-- now.
 -- LATER: most starts find enough tasks.
 local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
@@ -133,7 +135,7 @@ local function promote(base, limit, now)
       pushed = pushed + enqueue_job(base, id, 0, now, false, kept[2], kept[3])
     end
   end
-  return pushed
+  return pushed + wake_overdue(base, limit, now)
 end
 
 -- Deletes the active job `id`, and puts a blocked job of this id into the queue. `outcome`: finished, cancelled, or gone
@@ -187,16 +189,17 @@ local function delete_cancelled_job(base, id, ttl, reason)
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
 
--- Cancels the job `id` if it is waiting, due or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
+-- Cancels the job `id` if it is waiting, due, suspended or blocked, in O(log n). Returns 1, or 0 if it is in none of these states.
 local function cancel_queued(base, id, ttl, reason)
   local kept = own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'queued', 'lane')) or {}
   if not kept[1] or whole_number(kept[2], NEVER, NEVER) <= cleared_up_to(base) then -- gone, or in the trash
     return 0
   end
-  if kept[1] == 'waiting' then
+  if kept[1] == 'waiting' or kept[1] == 'suspended' and holds_lane(base, kept[3], id) then
     add_stale(base, 1)
   end
   redis.call('ZREM', base .. ':due', id)
+  redis.call('ZREM', base .. ':suspended', id)
   redis.call('SREM', base .. ':blocked', id)
   delete_cancelled_job(base, id, ttl, reason)
   if kept[3] then
@@ -254,6 +257,7 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 'time', unique_for = 'positive',
   max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
+  workflow = 'boolean', lifetime = 'digits',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
   scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch'}
 
@@ -339,13 +343,14 @@ local function invalid_job(o, task)
   return nil
 end
 
--- Reads the state of the id `id`. Returns: `job`, if it is waiting, due or blocked; `active`, true while it runs; `taken`,
+-- Reads the state of the id `id`. Returns: `job`, if it is waiting, due, suspended or blocked; `active`, true while it runs; `begun`,
+-- true if it is a workflow that has begun, and whose run is not to be cancelled: no dispatch changes it; `taken`,
 -- true while the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count; then `trashed`
 -- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
-    'update_high', 'update_policy', 'saved_size')
-  local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last')
+    'update_high', 'update_policy', 'saved_size', 'life', 'started')
+  local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life')
   local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
   local trashed = kept[1] and whole_number(kept[2], NEVER, NEVER) <= whole_number(cleared[1], 0, NEVER) and (cleared[2] or '') or nil
   local taken = redis.call('GET', base .. ':taken:' .. id)
@@ -356,8 +361,13 @@ local function find_job(base, id)
   seen.last = active[2] or taken or '0'
   if kept[1] and not trashed then
     seen.job = {state = kept[1], run_at = whole_number(kept[3], 0, LATEST), low = whole_number(kept[5], 0, NEVER), high = whole_number(kept[6], NEVER, NEVER),
-      policy = kept[7] or '', has_saved = kept[8] and true}
+      policy = kept[7] or '', has_saved = (kept[8] or kept[9]) and true}
     seen.last = kept[4]
+  end
+  if active[1] and active[3] then
+    seen.begun = redis.call('SISMEMBER', base .. ':cancelling', active[1]) == 0
+  else
+    seen.begun = seen.job and kept[9] and kept[10] and kept[1] ~= 'blocked'
   end
   return seen
 end
@@ -369,7 +379,7 @@ local function refusal(base, o, seen, more)
   if seen.job or seen.active or seen.taken then
     if o.exists == 'raise' or o.batch then
       return 'duplicate'
-    elseif o.exists == 'skip' or not seen.job and not seen.active then
+    elseif o.exists == 'skip' or not seen.job and not seen.active or seen.begun and o.exists ~= 'cancel' then
       return 'unchanged'
     end
   end
@@ -533,11 +543,17 @@ local function delete_trashed_job(base, id, ttl, reason)
   end
 end
 
+-- Returns the time (ms as text) at which the life of a workflow ends that is dispatched now and due at `asked`; nil if none is set.
+local function life_end(o, asked, now)
+  return o.lifetime and digits(math.min(LATEST, math.max(asked, now) + tonumber(o.lifetime))) or nil
+end
+
 -- Stores a new job; blocked, if the same id runs (`seen.active`). Returns the outcome, and how many tasks became claimable.
 local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
+    life = o.workflow and number or nil, lives_until = life_end(o, asked, now),
     latest = o.at_most and digits(now + o.at_most), batch = o.batch and enter_batch(o.batch, id) or nil}
   if o.fields then
     for name, value in pairs(o.fields) do
@@ -564,7 +580,7 @@ end
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
---   id, number, sealed, keep, on_failed)
+--   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
@@ -574,12 +590,15 @@ local function upsert(base, o, task, number, now, seen)
   end
   if o.exists == 'cancel' and seen.active then
     cancel_running(base, id, 'a later job with its id was dispatched')
+  elseif o.exists == 'cancel' and seen.begun then
+    count(base, 'cancelled', cancel_queued(base, id, longest_result_ttl(base), 'a later job with its id was dispatched'), {id})
+    seen = {last = number}
   end
   local ready
   local asked = o.run_at or now + (o.delay or 0)
   if seen.job then
     if seen.job.has_saved and o.data ~= false then
-      forget_saved_of_other(base .. ':job:' .. id, task)
+      forget_saved_of_other(base .. ':job:' .. id, task, number, life_end(o, asked, now))
     end
     outcome, ready = update_job(base, id, o, task, number, asked, now, seen.job)
   else
@@ -868,10 +887,11 @@ local function cancel_task()
   return reply
 end
 
--- list_jobs: one page of waiting, due or blocked jobs, each with the cursor of the next page. Waiting jobs are listed in the
--- order in which they will be taken, with raw tasks, and then those of lanes, lane by lane; due jobs by time; blocked jobs by id.
+-- list_jobs: one page of waiting, due, suspended or blocked jobs, each with the cursor of the next page. Waiting jobs are listed in the
+-- order in which they will be taken, with raw tasks, and then those of lanes, lane by lane; due and suspended jobs by time; blocked
+-- jobs by id.
 -- Or waiting jobs from the end, those that will be taken last first: those outside lanes, and then those of lanes, lane by lane.
--- ARGV[1] state waiting, due or blocked
+-- ARGV[1] state waiting, due, suspended or blocked
 -- ARGV[2] limit places to look at
 -- ARGV[3] after cursor of the last entry of the page before, empty for the first page
 -- ARGV[4] max_bytes bytes of payload after which no further entry is listed
@@ -932,12 +952,13 @@ local function list_jobs()
         return list_positions('lane', tasks, name == lane and last or nil, claimed, name)
       end)
     end
-  elseif state == 'due' then
+  elseif state == 'due' or state == 'suspended' then
+    local times = state == 'due' and due or queue .. ':suspended'
     local score, id = string.match(after, '^([%dinfe.+-]+) (.*)$')
-    local behind = score and own(redis.pcall('ZSCORE', due, id)) == score and redis.call('ZREVRANK', due, id)
-    local first = behind and redis.call('ZCARD', due) - behind
-      or score and own(redis.pcall('ZCOUNT', due, '-inf', '(' .. score)) or 0
-    local page = own(redis.pcall('ZRANGE', due, first, first + limit, 'WITHSCORES')) or {}
+    local behind = score and own(redis.pcall('ZSCORE', times, id)) == score and redis.call('ZREVRANK', times, id)
+    local first = behind and redis.call('ZCARD', times) - behind
+      or score and own(redis.pcall('ZCOUNT', times, '-inf', '(' .. score)) or 0
+    local page = own(redis.pcall('ZRANGE', times, first, first + limit, 'WITHSCORES')) or {}
     for i = 1, #page, 2 do
       list(page[i + 1] .. ' ' .. page[i], MARKER .. page[i])
     end
@@ -1051,7 +1072,7 @@ end
 -- job_status: the state of a job and its attempts, also after its end.
 -- ARGV[1] number of the dispatch that is meant, 0: the newest
 -- ARGV[2] id of the job
--- RETURNS waiting fields | due fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
+-- RETURNS waiting fields | due fields | suspended fields | blocked fields | active fields | finished fields | failed fields | cancelled fields |
 --   gone; fields are claim worker run_at progress message failures attempts error_type error_message, each false if not known
 -- RESEND safe: it only reads
 -- FLAGS no-writes
@@ -1074,7 +1095,7 @@ local function job_status()
     return status_of('active', live, 1)
   end
   local state = live and redis.call('HGET', live, 'state')
-  if state == 'waiting' or state == 'due' or state == 'blocked' then
+  if state == 'waiting' or state == 'due' or state == 'suspended' or state == 'blocked' then
     return status_of(state, live, 0)
   end
   local found, outcome = find_result(result, older_result, number)

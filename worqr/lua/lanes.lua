@@ -90,7 +90,8 @@ local function front_due_at(base, lane, list)
   read_items(list, 0, true, 65536, function(item, passed)
     local id = job_id(item)
     local kept = id and own(redis.pcall('HMGET', base .. ':job:' .. id, 'state', 'lane', 'run_at')) or {}
-    due_at = kept[1] == 'waiting' and kept[2] == lane and whole_number(kept[3], 0, LATEST) or nil
+    due_at = kept[2] == lane and (kept[1] == 'suspended' and LATEST
+      or kept[1] == 'waiting' and whole_number(kept[3], 0, LATEST)) or nil
     return not due_at and passed < PASSED_OVER
   end)
   return due_at
@@ -814,10 +815,10 @@ local function set_lane()
   return {'ok'}
 end
 
--- cancel_lane: cancels the tasks of a lane in steps: those that are due later, those that a run of their id blocks, those that
+-- cancel_lane: cancels the tasks of a lane in steps: those that are suspended, those that are due later, those that a run of their id blocks, those that
 -- wait, and those that run.
 -- ARGV[4] lane name
--- ARGV[5] after where the last step ended, a phase and its cursor; due 0 at first
+-- ARGV[5] after where the last step ended, a phase and its cursor; suspended 0 at first
 -- ARGV[6] budget tasks to look at in one call
 -- ARGV[7] reason text for callers that wait for a result
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | late
@@ -828,6 +829,7 @@ local function cancel_lane()
   local queue = KEYS[1]
   local lane, after, budget, reason = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
   local due, blocked, lane_claims = queue .. ':due', queue .. ':blocked', queue .. ':lanes:claims'
+  local suspended = queue .. ':suspended'
 
   check_types(queue)
   check_lane_types(queue)
@@ -842,12 +844,14 @@ local function cancel_lane()
 
   -- In this order, none that was there at the first step is missed: jobs become waiting, and then they run.
   local phase, cursor = string.match(after, '^(%l+) (%d+)$')
-  if phase == 'due' then
-    local found = redis.call('ZSCAN', due, cursor, 'COUNT', budget)
-    for i = 1, #found[2], 2 do
-      cancel(found[2][i])
+  for _, each in ipairs({'suspended', 'due'}) do
+    if phase == each then
+      local found = redis.call('ZSCAN', each == 'due' and due or suspended, cursor, 'COUNT', budget)
+      for i = 1, #found[2], 2 do
+        cancel(found[2][i])
+      end
+      phase, cursor = found[1] ~= '0' and phase or each == 'due' and 'blocked' or 'due', found[1]
     end
-    phase, cursor = found[1] == '0' and 'blocked' or phase, found[1]
   end
   if phase == 'blocked' then
     local found = redis.call('SSCAN', blocked, cursor, 'COUNT', budget)

@@ -271,10 +271,14 @@ local function forget_declared_limits(base)
   end
 end
 
--- Returns in how many ms a job of the set `due` is due, a lane may start, or more of the `waiting` tasks may start; -1 if none of
+-- Returns in how many ms a job of the set `due` is due, the time of a suspended job has come, a lane may start, or more of the `waiting` tasks may start; -1 if none of
 -- these is known.
 local function next_start_in(base, due, waiting, now)
   local first_due, first_lane = first_time(due), first_time(base .. ':lanes:opens')
+  local first_end = first_time(base .. ':suspended')
+  if first_end and first_end < math.min(first_due or LATEST, LATEST) then -- else it waits for no time
+    first_due = first_end
+  end
   local next_in = first_due and math.max(0, first_due - now)
   local refiled = redis.call('HGET', base .. ':lanes', 'refile')
   if first_lane or refiled then

@@ -11,6 +11,7 @@ local function check_types(base)
   redis.call('HLEN', base .. ':workers')
   redis.call('HLEN', base .. ':counts')
   redis.call('ZCARD', base .. ':due')
+  redis.call('ZCARD', base .. ':suspended')
   redis.call('SCARD', base .. ':blocked')
   redis.call('HLEN', base .. ':aside')
   redis.call('ZCARD', base .. ':failed')
@@ -222,7 +223,7 @@ local function wake_for_suspects(base)
   end
 end
 
-local TRASHED_KEYS = {'', ':suspects', ':due', ':blocked'}
+local TRASHED_KEYS = {'', ':suspects', ':due', ':suspended', ':blocked'}
 
 -- Moves the lanes to the trash: their names, by which a purge finds their lists. A new epoch of lists begins.
 -- LATER: most queues have no lanes.
@@ -241,12 +242,13 @@ end
 -- many tasks waited, or nil while an earlier clearing is still to be purged.
 local function clear(base, why)
   local trash = base .. ':trash'
-  if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':blocked', trash .. ':lanes') > 0 then
+  if redis.call('EXISTS', trash, trash .. ':suspects', trash .. ':due', trash .. ':suspended', trash .. ':blocked',
+    trash .. ':lanes') > 0 then
     return nil
   end
   redis.call('HLEN', base .. ':counts') -- a key of another type is an error before anything is moved
   redis.call('HLEN', base .. ':lanes')
-  local waiting = queued_length(base)
+  local waiting = queued_length(base) + redis.call('ZCARD', base .. ':suspended')
   for _, part in ipairs(TRASHED_KEYS) do
     if redis.call('EXISTS', base .. part) == 1 then
       redis.call('RENAME', base .. part, trash .. part)
@@ -581,14 +583,14 @@ end
 
 -- inspect: a snapshot of one queue, for people and for the leader's scan.
 -- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest declared override room
---   opens_in lanes held rules only_held batches relay open soon: paused is false or the reason, trash not 0 if there is
+--   opens_in lanes held rules only_held batches relay open soon suspended: paused is false or the reason, trash not 0 if there is
 --   something to purge, workers the admitted ones, also leaving ones, counts names and values in turn, next_in ms until a job
 --   is due or a waiting task may start (-1: not known), oldest ms since the job in front was due (-1: no job in front),
 --   declared and override are false or limits as text, room how many tasks may start now (-1: no limit), opens_in ms until
 --   time makes room (-1: it does not), lanes how many lanes have tasks, held how many of them may not start one, rules how
 --   many fields say how lanes start, only_held 1 if tasks wait only in lanes that are held, batches how many have their home
 --   here, relay 1 if there are messages for other queues, or batches to look at, open how many of the first MOST_READ batches
---   have not ended, soon how many jobs are due within SOON ms
+--   have not ended, soon how many jobs are due within SOON ms, suspended how many jobs are
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function inspect()
@@ -597,6 +599,7 @@ local function inspect()
   local paused, counts, trash = queue .. ':paused', queue .. ':counts', queue .. ':trash'
   local trash_suspects, trash_due = queue .. ':trash:suspects', queue .. ':trash:due'
   local trash_blocked, blocked, limits = queue .. ':trash:blocked', queue .. ':blocked', queue .. ':limits'
+  local suspended, trash_suspended = queue .. ':suspended', queue .. ':trash:suspended'
 
   local SOON = 10000 -- ms
   local PAUSED_BY_OTHER = 'the key of the pause has a foreign type'
@@ -606,7 +609,7 @@ local function inspect()
   local now, waiting = now_ms(), waiting_length(queue)
   local in_front = job_id(redis.call('LINDEX', queue, -1) or '')
   local run_at = in_front and whole_number(own(redis.pcall('HGET', queue .. ':job:' .. in_front, 'run_at')))
-  local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked, queue .. ':trash:lanes')
+  local trashed = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_suspended, trash_blocked, queue .. ':trash:lanes')
   local room, opens_in = tolerant(function() return room_of(queue, now) end)
   local held = own(redis.pcall('ZCARD', queue .. ':lanes:held')) or 0
   local next_in = tolerant(function() return next_start_in(queue, due, waiting, now) end)
@@ -632,7 +635,7 @@ local function inspect()
     room == math.huge and -1 or room, opens_in or -1, own(redis.pcall('ZCARD', queue .. ':lanes:names')) or 0, held,
     own(redis.pcall('HLEN', queue .. ':lanes:rules')) or 0, only_held and 1 or 0,
     own(redis.pcall('ZCARD', queue .. ':batches')) or 0, tolerant(function() return needs_relay(queue, now) end) or 0, open,
-    own(redis.pcall('ZCOUNT', due, '-inf', now + SOON)) or 0}
+    own(redis.pcall('ZCOUNT', due, '-inf', now + SOON)) or 0, own(redis.pcall('ZCARD', suspended)) or 0}
 end
 
 -- pause: stops claims of the queue's tasks; enqueueing goes on.
@@ -745,11 +748,13 @@ local function purge_queue()
   local limit = tonumber(ARGV[1])
   local trash, trash_suspects, trash_due = queue .. ':trash', queue .. ':trash:suspects', queue .. ':trash:due'
   local trash_blocked, counts, trash_lanes = queue .. ':trash:blocked', queue .. ':counts', queue .. ':trash:lanes'
+  local trash_suspended = queue .. ':trash:suspended'
 
   local JOB = 10 -- the time that a job takes, in plain tasks
 
   redis.call('LLEN', trash_suspects)
   redis.call('ZCARD', trash_due)
+  redis.call('ZCARD', trash_suspended)
   redis.call('SCARD', trash_blocked)
   redis.call('ZCARD', trash_lanes)
   check_lane_types(queue)
@@ -785,10 +790,10 @@ local function purge_queue()
     purge_list(list)
   end
   drop_idle_lanes(queue)
-  if limit > 0 then
-    local due = redis.call('ZPOPMIN', trash_due, math.ceil(limit / JOB))
-    for i = 1, #due, 2 do
-      purge(due[i])
+  for _, set in ipairs({trash_due, trash_suspended}) do
+    local popped = limit > 0 and redis.call('ZPOPMIN', set, math.ceil(limit / JOB)) or {}
+    for i = 1, #popped, 2 do
+      purge(popped[i])
     end
   end
   if limit > 0 then
@@ -797,5 +802,6 @@ local function purge_queue()
     end
   end
   wake(queue, count_members(queue))
-  return {redis.call('EXISTS', trash, trash_suspects, trash_due, trash_blocked, trash_lanes) > 0 and 'more' or 'ok'}
+  local left = redis.call('EXISTS', trash, trash_suspects, trash_due, trash_suspended, trash_blocked, trash_lanes)
+  return {left > 0 and 'more' or 'ok'}
 end

@@ -362,10 +362,12 @@ local function fire_schedule()
   else
     if seen.active then
       cancel_running(queue, id, 'the next firing of its schedule came')
+      seen.begun = nil
     end
     local number = next_token(queue)
     store_token(queue, number)
-    local o = {id = id, run_at = math.min(run_at, LATEST), scheduled_for = digits(nominal), meta = meta}
+    local o = {id = id, run_at = math.min(run_at, LATEST), scheduled_for = digits(nominal), meta = meta,
+      exists = seen.begun and overlap == 'cancel' and 'cancel' or nil}
     local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
     redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
     count(queue, 'enqueued', more, {id})

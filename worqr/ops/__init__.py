@@ -6,7 +6,7 @@ side only. A reply is a list whose first item is a status word. A refusal raises
 Modules: `tasks` (enqueue, claim and settle tasks), `jobs` (a job by its id, and all that is stored about it),
 `dead_letters` (the dead-letter queue), `consumers` (a worker and a queue), `registry` (the mesh as a whole, its snapshot and
 its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lanes`, `batches`,
-`inspection` (read a queue), `replies` (shared helpers).
+`workflows` (suspended runs and events), `inspection` (read a queue), `replies` (shared helpers).
 ``tests/test_lua.py`` checks that `__all__` is complete.
 """
 
@@ -269,6 +269,7 @@ __all__ = [
     "JobState",
     "LaneRow",
     "NewJob",
+    "NotedChild",
     "OpenedPart",
     "OutboxMessage",
     "PartRow",
@@ -283,6 +284,7 @@ __all__ = [
     "ScheduleRow",
     "Schedules",
     "Sealed",
+    "Sent",
     "ServedPolicy",
     "StartReply",
     "Step",
@@ -290,9 +292,11 @@ __all__ = [
     "StoredHistory",
     "StoredResult",
     "StoredSnapshot",
+    "Suspended",
     "TaskSummary",
     "Tick",
     "Unstarted",
+    "Wait",
     "WorkerHeartbeats",
     "WorkerRow",
     "WorkersPage",
@@ -353,6 +357,7 @@ __all__ = [
     "list_workers",
     "look_at_workers",
     "map_work",
+    "note_child",
     "note_event",
     "note_histories",
     "note_progress",
@@ -377,6 +382,7 @@ __all__ = [
     "read_runs",
     "read_snapshot",
     "reconcile",
+    "refuse_event",
     "renew_schedules",
     "report_part",
     "resume",
@@ -386,6 +392,7 @@ __all__ = [
     "sample_queue",
     "save_state",
     "seal_batch",
+    "send_event",
     "set_lane",
     "set_limits",
     "start_tasks",
@@ -394,6 +401,7 @@ __all__ = [
     "stop_tasks",
     "stop_work",
     "stop_worker",
+    "suspend_task",
     "take_outbox",
     "tick_schedules",
     "unmap_work",

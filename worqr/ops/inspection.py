@@ -28,7 +28,7 @@ from worqr.ops.replies import (
 )
 from worqr.stored_values import exact, finite, public_name, readable, whole
 
-Unstarted = Literal["waiting", "due", "blocked"]
+Unstarted = Literal["waiting", "due", "suspended", "blocked"]
 """The states of a job that does not run."""
 
 RUNNING_AT_ONCE: Final = 250
@@ -61,6 +61,7 @@ class Inspected:
         needs_relay: there are messages for other queues, or batches that the leader is to look at.
         open_batches: how many of those batches have not ended; the script looks at 500 of them.
         due_soon: jobs that are due within 10 s.
+        suspended: jobs whose run waits for an event, a time or other jobs.
     """
 
     waiting: int
@@ -87,6 +88,7 @@ class Inspected:
     needs_relay: bool = False
     open_batches: int = 0
     due_soon: int = 0
+    suspended: int = 0
 
 
 def inspect(keys: QueueKeys) -> Command[Inspected]:
@@ -103,7 +105,7 @@ def inspect(keys: QueueKeys) -> Command[Inspected]:
             *(waiting, due, running, failed, undecodable, paused, bool(reply[7]), names_of(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
             *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
-            *(int(reply[23]), int(reply[24])),
+            *(int(reply[23]), int(reply[24]), int(reply[25])),
         )
 
     return new_call("inspect", keys.base, (), read)
@@ -300,8 +302,8 @@ class JobPage:
 def list_jobs(
     keys: QueueKeys, state: Unstarted, limit: int = MAX_ITEMS, *, after: str = "", from_end: bool = False
 ) -> Command[JobPage]:
-    """Return one page of waiting, due or blocked jobs: up to `limit` positions after the cursor `after`. `from_end`: waiting jobs
-    from the end of each list.
+    """Return one page of waiting, due, suspended or blocked jobs: up to `limit` positions after the cursor `after`. `from_end`:
+    waiting jobs from the end of each list.
     """
 
     def position(

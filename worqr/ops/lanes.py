@@ -11,7 +11,7 @@ from worqr.ops.operators import CANCEL_PAGE, CancelReply
 from worqr.ops.replies import MAX_ITEMS, Reply, expect_ok, new_call, status_word, text, wholes
 from worqr.stored_values import exact, whole
 
-FIRST_CANCEL_STEP: Final = "due 0"
+FIRST_CANCEL_STEP: Final = "suspended 0"
 
 
 @dataclass(frozen=True, slots=True)

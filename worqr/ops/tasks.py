@@ -200,11 +200,13 @@ def save_state(
         keys: those of the queue.
         worker: the id of the worker.
         claim: the claim of the run.
-        number: of a save, higher than that of the save before it; 0 for a step.
+        number: of a save, higher than that of the save before it; 0 for a step. Of a failed try of a step, the number of the try.
         step: the name of the step; empty for bytes.
-        value: the bytes, or the encoded result.
+        value: the bytes, the encoded result, or how the try failed.
+        progress: the run has asked for all entries that it found in its record. If the step is new, the counters of the job
+            begin anew.
     """
-    args = (worker, claim, number, step, value)
+    args = (worker, claim, number, step, value, int(progress))
     return new_call("save_state", keys.base, args, expect("ok", "full", "lost"), size=len(value))
 
 

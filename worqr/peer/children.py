@@ -152,4 +152,4 @@ class Children:
         if len(self._ends(keys)) == len(keys):
             return None
         name = f"jobs {hashlib.sha256(chr(10).join(keys).encode()).hexdigest()[:32]}"
-        return Wait(name, "children", schema="\n".join(keys).encode())
+        return Wait(name, "children", about="\n".join(keys))

@@ -612,8 +612,7 @@ def _event_value(end: End, kind: type[T]) -> T | None:
     try:
         if form == b"bytes":
             return msgspec.convert(value, kind)
-        found: T = decoder_of(kind)(b"null" if form == b"none" else value)
-        return found
+        return cast("Callable[[bytes], T]", decoder_of(kind))(b"null" if form == b"none" else value)
     except Exception as error:
         raise _Undecodable from error
 
@@ -635,13 +634,13 @@ class LifetimeOver(Failure):
 _LONGEST_SCHEMA: Final = 16 * 1024
 
 
-def _schema_of(kind: Any) -> bytes:
+def _schema_of(kind: Any) -> str:
     """Return the JSON schema of a type, for forms and commands that send a value; empty if it has none, or a very long one."""
     try:
-        schema = msgspec.json.encode(msgspec.json.schema(kind))
+        schema = msgspec.json.encode(msgspec.json.schema(kind)).decode()
     except Exception:  # a model of another library
-        return b""
-    return schema if len(schema) <= _LONGEST_SCHEMA else b""
+        return ""
+    return schema if len(schema) <= _LONGEST_SCHEMA else ""
 
 
 def _checked_name(name: object, what: str) -> str:
