@@ -64,6 +64,23 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a payload or a job's record cannot be read, or a handler raised `Undecodable`; the task is kept in `queue.undecodable`",
         f"{_RUN} claim error traceback",
     ),
+    "task.suspended": _event(
+        DEBUG, "a workflow only waits: it holds no slot until one of its waits has ended", "queue job waits"
+    ),
+    "workflow.busy": _event(
+        WARNING, "a wait cannot suspend its workflow, because another task of the run goes on", "queue job wait"
+    ),
+    "workflow.refused": _event(
+        WARNING,
+        "a value that was sent to a workflow is not of the type that it waits for: it was set aside, and the wait goes on",
+        "queue job wait",
+    ),
+    "workflow.drift": _event(
+        WARNING,
+        "a workflow has returned without asking for steps or waits that earlier runs of it have stored: its code was changed, or it "
+        "does not do the same in each run",
+        "queue job keys",
+    ),
     "task.overdue": _event(
         WARNING,
         "a handler still runs after its timeout; the line says what you can do, and where the handler is",
@@ -388,6 +405,9 @@ FIELDS: Final[dict[str, str]] = {
     "schedule": "the name of the schedule",
     "key": "a key on the server",
     "limits": "what may start in the whole mesh, in words",
+    "wait": "the name of a wait of a workflow",
+    "waits": "the names of what a workflow waits for, at most ten",
+    "keys": "the names of steps and waits, at most ten",
     "since": "the last firing before firings were missed, in ISO 8601",
     "nominal": "the nominal time of a firing, in milliseconds since 1970",
     "outcome": "what the server made of a firing",

@@ -309,6 +309,10 @@ class Flow:
         """
         if self.suspending:
             raise Swallowed(SWALLOWED)
+        if drifted := self._state.unasked():
+            text = "queue %(queue)r, job %(job)s: the workflow has returned without asking for what earlier runs have stored: %(keys)s"
+            keys = ", ".join(map(repr, drifted[:10]))
+            emit(logger, "workflow.drift", text, queue=self.run.queue, job=self.run.id, keys=keys)
         return value
 
 

@@ -40,8 +40,8 @@ class Setup(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 class RunRequest(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """One run: the claim's entry from the start's reply, and the options of its handler. `base`: of the keys of its queue.
-    `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its trace. `calls`: claims and entries of the
-    calls of a list handler; None: it is no list handler.
+    `id_suffix`: the suffix of the ids that are generated there. `left`: seconds to its deadline. `carrier`: the context of its
+    trace. `calls`: claims and entries of the calls of a list handler; None: it is no list handler.
     """
 
     function: Name

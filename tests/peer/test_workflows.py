@@ -1,0 +1,559 @@
+"""Workflows: a run that only waits is suspended, and runs again when a wait has ended; nothing turns that into an end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import trio
+
+import worqr
+from tests.peer.tools import QUICK, until
+from tests.peer.workflow_jobs import Approval, registry
+from tests.support.patience import PATIENCE
+
+if TYPE_CHECKING:
+    from tests.peer.conftest import NewMesh
+
+pytestmark = pytest.mark.one_server
+
+ADA = Approval("ada")
+
+
+async def suspended(job: worqr.Job[Any]) -> None:
+    async with job.watch(PATIENCE) as states:
+        async for status in states:
+            if status.state == "suspended":
+                return
+    raise AssertionError("it has ended")
+
+
+async def approved(job: worqr.Job[Any]) -> Any:
+    """Send the event when the job is suspended, and return its result."""
+    await suspended(job)
+    assert await job.send("approved", ADA) == "woke"
+    return await job.result(PATIENCE)
+
+
+async def failure_of(job: worqr.Job[Any]) -> str:
+    with pytest.raises(worqr.JobFailed) as caught:
+        await job.result(PATIENCE)
+    return str(caught.value)
+
+
+# Where it runs
+
+
+async def test_on_each_loop_a_wait_ends_the_run_and_its_steps_are_taken_once(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[int]()
+
+    @mesh.step(name="charge")
+    async def charge(order: int) -> str:
+        calls.append(order)
+        return f"paid {order}"
+
+    async def fulfil(order: int) -> tuple[str, Approval | None, int]:
+        paid = await charge(order)
+        approval = await worqr.wait_for("approved", Approval)
+        return paid, approval, worqr.current().run
+
+    on_trio = mesh.workflow(name="on Trio", result_ttl=60)(fulfil)
+    on_asyncio = mesh.workflow(name="on asyncio", result_ttl=60, runs_in="asyncio")(fulfil)
+    async with mesh.join():
+        for n, function in enumerate((on_trio, on_asyncio)):
+            assert await approved(await function.dispatch(n)) == (f"paid {n}", ADA, 2)
+    assert calls == [0, 1]
+
+
+async def test_in_a_thread(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[int]()
+
+    @mesh.step(name="charge")
+    def charge(order: int) -> str:
+        calls.append(order)
+        return f"paid {order}"
+
+    @mesh.workflow(name="in a thread", result_ttl=60)
+    def fulfil(order: int) -> tuple[str, Approval | None, int]:
+        paid = charge(order)
+        approval = worqr.wait_for_now("approved", Approval)
+        return paid, approval, worqr.current().run
+
+    async with mesh.join():
+        assert await approved(await fulfil.dispatch(7)) == ("paid 7", ADA, 2)
+    assert calls == [7]
+
+
+async def test_in_a_process(new_mesh: NewMesh, tmp_path: Path) -> None:
+    mesh, path = new_mesh(), tmp_path / "calls"
+    mesh.include(registry)
+    fulfil: Any = mesh.functions["in a process"]
+    async with mesh.join():
+        assert await approved(await fulfil.dispatch(str(path), 7)) == ("paid 7", ADA, 2)
+        swallowing: Any = mesh.functions["swallows in a process"]
+        assert "it swallowed the cancellation" in await failure_of(await swallowing.dispatch())
+    assert path.read_text() == "7\n"
+
+
+async def test_a_value_that_comes_early_is_found_and_a_timeout_is_none(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> list[str | None]:
+        return [
+            await worqr.wait_for("first", str),
+            await worqr.wait_for("again", str),
+            await worqr.wait_for("again", str),
+            await worqr.wait_for("never", str, timeout=0.2),
+        ]
+
+    async with mesh.connect():
+        job = await fulfil.options(id="7").dispatch()
+        assert await job.send("first", "one") == "stored"
+        assert await job.send("first", "two") == "already"
+        assert await job.send("again", "a") == "stored"
+        assert await job.send("again", "b", again=True) == "stored"
+        async with mesh.join():
+            assert await job.result(PATIENCE) == ["one", "a", "b", None]
+        with pytest.raises(worqr.NoJob, match="has finished"):
+            await job.send("first", "three")
+        with pytest.raises(worqr.NoJob, match="is gone"):
+            await fulfil.job("8").send("first", "three")
+
+
+async def test_an_address_means_one_dispatch_of_an_id(new_mesh: NewMesh) -> None:
+    mesh, addresses = new_mesh(), list[str]()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str | None:
+        addresses.append(worqr.current().address)
+        return await worqr.wait_for("approved", str)
+
+    async with mesh.join():
+        first = await fulfil.options(id="order 7/ä").dispatch()
+        await suspended(first)
+        assert await mesh.send(addresses[0], "approved", "first") == "woke"
+        assert await first.result(PATIENCE) == "first"
+        second = await fulfil.options(id="order 7/ä").dispatch()
+        await suspended(second)
+        with pytest.raises(worqr.NoJob):
+            await mesh.send(addresses[0], "approved", "an old link")
+        with pytest.raises(worqr.UsageError, match="is no address"):
+            await mesh.send("order 7", "approved", "x")
+        assert await mesh.send(addresses[-1], "approved", "second") == "woke"
+        assert await second.result(PATIENCE) == "second"
+
+
+async def test_a_value_of_another_type_is_set_aside_and_the_wait_goes_on(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="on a loop", result_ttl=60)
+    async def on_a_loop() -> Approval | None:
+        return await worqr.wait_for("approved", Approval)
+
+    @mesh.workflow(name="in a thread", result_ttl=60)
+    def in_a_thread() -> Approval | None:
+        return worqr.wait_for_now("approved", Approval)
+
+    async with mesh.join():
+        for function in (on_a_loop, in_a_thread):
+            job = await function.dispatch()
+            await suspended(job)
+            assert await job.send("approved", {"bx": 1}) == "woke"
+            await until(lambda: "workflow.refused" in caplog.text)
+            await suspended(job)
+            caplog.clear()
+            assert await job.send("approved", ADA) == "woke"
+            assert await job.result(PATIENCE) == ADA
+            assert (await job.status()).failures == 0
+
+
+# Nothing turns a suspension into an end
+
+
+async def wait(**options: Any) -> Approval | None:
+    return await worqr.wait_for("approved", Approval, **options)
+
+
+async def catches_exceptions() -> Approval | None:
+    try:
+        return await wait()
+    except Exception:
+        return None
+
+
+async def suppresses_exceptions() -> Approval | None:
+    with contextlib.suppress(Exception):
+        return await wait()
+    return None
+
+
+async def waits_in_a_nursery() -> Approval | None:
+    found: list[Approval | None] = []
+
+    async def child() -> None:
+        found.append(await wait())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(child)
+        nursery.start_soon(worqr.sleep, 0.01)
+    return found[0]
+
+
+async def waits_in_a_shield() -> Approval | None:
+    with trio.CancelScope(shield=True):
+        return await wait()
+
+
+async def awaits_in_finally() -> Approval | None:
+    try:
+        return await wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.01)
+
+
+async def raises_in_finally() -> Approval | None:
+    try:
+        return await wait()
+    finally:
+        if worqr.current().suspending:
+            raise ValueError("of the application")
+
+
+async def makes_durable_calls_in_finally() -> Approval | None:
+    try:
+        return await wait()
+    finally:
+        if worqr.current().suspending:
+            with trio.CancelScope(shield=True):
+                await worqr.step("in finally", trio.sleep, 0)
+
+
+async def waits_in_a_task_group() -> Approval | None:
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait())
+        group.create_task(asyncio.sleep(0.01))
+    return waiting.result()
+
+
+async def gathers_exceptions() -> Approval | None:
+    found = await asyncio.gather(wait(), asyncio.sleep(0.01), return_exceptions=True)
+    assert isinstance(found[0], Approval)
+    return found[0]
+
+
+ON_TRIO = (
+    *(catches_exceptions, suppresses_exceptions, waits_in_a_nursery, waits_in_a_shield, awaits_in_finally),
+    *(raises_in_finally, makes_durable_calls_in_finally),
+)
+ON_ASYNCIO = (catches_exceptions, suppresses_exceptions, waits_in_a_task_group, gathers_exceptions)
+
+
+@pytest.mark.parametrize("fulfil", ON_TRIO)
+async def test_a_handler_on_trio_is_suspended(new_mesh: NewMesh, fulfil: Callable[[], Awaitable[Any]]) -> None:
+    mesh = new_mesh()
+    function: Any = mesh.workflow(name="fulfil", result_ttl=60)(fulfil)
+    async with mesh.join():
+        job = await function.dispatch()
+        assert await approved(job) == ADA
+        assert (await job.status()).failures == 0
+
+
+@pytest.mark.parametrize("fulfil", ON_ASYNCIO)
+async def test_a_handler_on_asyncio_is_suspended(new_mesh: NewMesh, fulfil: Callable[[], Awaitable[Any]]) -> None:
+    mesh = new_mesh()
+    function: Any = mesh.workflow(name="fulfil", result_ttl=60, runs_in="asyncio")(fulfil)
+    async with mesh.join():
+        job = await function.dispatch()
+        assert await approved(job) == ADA
+        assert (await job.status()).failures == 0
+
+
+async def swallows_everything() -> str:
+    try:
+        await wait()
+    except BaseException:
+        return "done"
+    return "woken"
+
+
+def swallows_in_a_thread() -> str:
+    try:
+        worqr.sleep_now(60)
+    except BaseException:
+        return "done"
+    return "woken"
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
+async def test_a_handler_that_swallows_everything_fails(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+    fulfil = swallows_in_a_thread if place == "thread" else swallows_everything
+    function: Any = mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, runs_in=place)(fulfil)
+    async with mesh.join():
+        assert "it swallowed the cancellation" in await failure_of(await function.dispatch())
+
+
+async def test_nothing_is_stored_by_a_run_that_is_being_suspended(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="release")
+    async def release() -> None:
+        calls.append("released")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        try:
+            await wait()
+        finally:
+            with trio.CancelScope(shield=True):
+                await release()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        assert calls == []
+        await job.send("approved", ADA)
+        await job.result(PATIENCE)
+        assert calls == ["released"]
+
+
+async def test_a_run_is_not_suspended_while_another_task_of_it_works(new_mesh: NewMesh) -> None:
+    mesh, works, done = new_mesh(), trio.Event(), trio.Event()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> Approval | None:
+        async with trio.open_nursery() as nursery:
+            if not done.is_set():
+                nursery.start_soon(work)
+            return await wait()
+
+    async def work() -> None:
+        works.set()
+        await trio.sleep(0.3)
+        done.set()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await works.wait()
+        assert (await job.status()).state == "active"
+        await suspended(job)
+        assert done.is_set()
+        assert await approved(job) == ADA
+
+
+async def test_an_event_that_comes_while_the_run_unwinds_is_not_lost(new_mesh: NewMesh) -> None:
+    mesh, runs = new_mesh(), list[int]()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> Approval | None:
+        runs.append(worqr.current().fence)
+        try:
+            return await wait()
+        finally:
+            if worqr.current().suspending:
+                with trio.CancelScope(shield=True):
+                    await fulfil.job("7").send("approved", ADA)
+
+    async with mesh.join():
+        job = await fulfil.options(id="7").dispatch()
+        assert await job.result(PATIENCE) == ADA
+    assert len(runs) == 2
+    assert runs[0] == runs[1]  # the claim was kept
+
+
+async def test_a_suspended_job_is_cancelled_at_once(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> Approval | None:
+        return await wait()
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await job.cancel(reason="not wanted")
+        with pytest.raises(worqr.JobCancelled) as caught:
+            await job.result(PATIENCE)
+        assert caught.value.reason == "not wanted"
+
+
+async def test_a_cancel_that_comes_while_the_run_unwinds_is_acknowledged(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> Approval | None:
+        try:
+            return await wait()
+        finally:
+            if worqr.current().suspending:
+                with trio.CancelScope(shield=True):
+                    await fulfil.job("7").cancel()
+
+    async with mesh.join():
+        job = await fulfil.options(id="7").dispatch()
+        with pytest.raises(worqr.JobCancelled):
+            await job.result(PATIENCE)
+
+
+# Keys
+
+
+async def test_calls_of_one_task_are_numbered_and_those_of_two_need_names(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[int]()
+
+    @mesh.step(name="count")
+    async def count(n: int) -> int:
+        calls.append(n)
+        return len(calls)
+
+    @mesh.workflow(name="one", result_ttl=60)
+    async def one() -> list[int]:
+        found = [await count(7), await count(7), await count(8), await count.named("third of 7")(7)]
+        await worqr.wait_for("go", int)
+        return found
+
+    @mesh.workflow(name="two", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def two() -> None:
+        async def child() -> None:
+            await count(9)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child)
+            nursery.start_soon(child)
+
+    async with mesh.join():
+        job = await one.dispatch()
+        await suspended(job)
+        await job.send("go", 1)
+        assert await job.result(PATIENCE) == [1, 2, 3, 4]
+        assert "two tasks of this run call 'count" in await failure_of(await two.dispatch())
+
+
+async def test_a_wait_inside_a_time_limit_is_refused(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def fulfil() -> None:
+        with trio.move_on_after(3600):
+            await wait()
+
+    async with mesh.join():
+        assert "pass timeout= to the wait" in await failure_of(await fulfil.dispatch())
+
+
+# Steps
+
+
+async def test_a_step_with_a_policy_is_tried_again_and_keeps_its_tries(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=3, min_backoff=0))
+    async def charge(what: str) -> str:
+        calls.append(what)
+        if calls.count(what) < 3:
+            raise ValueError(what)
+        return what
+
+    @mesh.step(name="refuse", retry=worqr.RetryPolicy(max_failures=2, min_backoff=0))
+    async def refuse() -> None:
+        calls.append("refused")
+        raise ValueError("no")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> list[str]:
+        found = [await charge("a")]
+        try:
+            await refuse()
+        except worqr.StepFailed as error:
+            found.append(f"{error.step} {error.error.message}")
+        await worqr.wait_for("go", int)
+        return found
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        await job.send("go", 1)
+        assert await job.result(PATIENCE) == ["a", "refuse {} no"]
+        assert (await job.status()).failures == 0
+    assert calls == ["a", "a", "a", "refused", "refused"]
+
+
+async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="refuse", retry=worqr.RetryPolicy(max_failures=2, min_backoff=0))
+    def refuse() -> None:
+        calls.append("refused")
+        raise ValueError("no")
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0, retry=QUICK)
+    def fulfil() -> None:
+        refuse()
+
+    async with mesh.join():
+        assert "has failed for good: ValueError: no" in await failure_of(await fulfil.dispatch())
+    assert calls == ["refused", "refused"]
+
+
+async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.step(name="slow", timeout=0.05)
+    async def slow() -> None:
+        await (trio.sleep_forever() if trio.lowlevel.in_trio_task() else asyncio.Event().wait())
+
+    async def fulfil() -> str:
+        try:
+            await slow()
+        except worqr.StepFailed as error:
+            return error.error.type
+        return ""
+
+    on_trio = mesh.workflow(name="on Trio", result_ttl=60)(fulfil)
+    on_asyncio = mesh.workflow(name="on asyncio", result_ttl=60, runs_in="asyncio")(fulfil)
+    async with mesh.join():
+        for function in (on_trio, on_asyncio):
+            job = await function.dispatch()
+            assert await job.result(PATIENCE) == "TimeoutError"
+    with pytest.raises(worqr.UsageError, match="declare it async"):
+        mesh.step(name="plain", timeout=1)(lambda: None)
+
+
+# Where it cannot be used
+
+
+async def test_durable_calls_outside_a_workflow_say_what_to_write(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.step
+    async def charge(order: int) -> int:
+        return order
+
+    @mesh.task(name="plain", result_ttl=60, keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def plain() -> None:
+        assert await charge(7) == 7
+        await worqr.sleep(60)
+
+    @mesh.workflow(name="fulfil")
+    async def fulfil() -> None:
+        pass
+
+    assert await charge(8) == 8
+    with pytest.raises(worqr.UsageError, match=r"declare the function with @mesh\.workflow"):
+        await worqr.sleep(60)
+    with pytest.raises(worqr.UsageError, match=r"use `await fulfil\.dispatch"):
+        await fulfil.enqueue()
+    with pytest.raises(worqr.UsageError, match="leave out batch_size"):
+        mesh.workflow(batch_size=10)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    with pytest.raises(worqr.UsageError, match="there is a step"):
+        mesh.step(name=charge.name)(lambda: None)
+    async with mesh.join():
+        assert "which is no workflow" in await failure_of(await plain.dispatch())
