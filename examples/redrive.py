@@ -1,7 +1,7 @@
 """The dead-letter queue: list tasks, retry them, or drop them.
 
-``redrive.py show QUEUE`` lists failed and broken tasks, ``redrive.py retry QUEUE [ERROR]`` retries the failed ones (with that
-type of error), ``redrive.py drop QUEUE ERROR`` deletes them. Try it with the queue of retries.py, ``deliveries``.
+``redrive.py show QUEUE`` lists failed and undecodable tasks, ``redrive.py retry QUEUE [ERROR]`` retries the failed ones (with
+that type of error), ``redrive.py drop QUEUE ERROR`` deletes them. Try it with the queue of retries.py, ``deliveries``.
 """
 
 import sys
@@ -18,7 +18,7 @@ def line(record: worqr.Failed) -> str:
 
 
 async def show(queue: worqr.Queue) -> None:
-    for record in [*await queue.failed.list(), *await queue.broken.list()]:
+    for record in [*await queue.failed.list(), *await queue.undecodable.list()]:
         print(line(record))
 
 

@@ -294,10 +294,10 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Co
         ],
         "cancel_job": [ops.cancel_job(q, job, "why") for job in ("waits", "due", "done")],
         "cancel_task": [ops.cancel_task(q, b"stale"), ops.cancel_task(q, b"marked")],
-        "job_status": [ops.job_status(q, job, 0) for job in ("waits", "done", f"@{scene.broken}", "nobody")],
+        "job_status": [ops.job_status(q, job, 0) for job in ("waits", "done", f"@{scene.undecodable}", "nobody")],
         "read_result": [ops.read_result(q, job, 0) for job in ("done", "nobody")],
         "list_queues": [ops.list_queues(g, after) for after in ((b"%d" % PAST, b"old"), (b"1", b"nobody"))],
-        "list_aside": [ops.list_aside(q, "broken", 9, after=1, after_ms=1)],
+        "list_aside": [ops.list_aside(q, "undecodable", 9, after=1, after_ms=1)],
         "pause_schedule": [ops.pause_schedule(g, "s", paused=False)],
         "ask_worker": [ops.ask_worker(g, "A", "", "5"), ops.ask_worker(g, "nobody", "drain", "")],
         "override_schedule": [ops.override_schedule(g, "s", b"")],
@@ -419,7 +419,7 @@ class Hands:
         if task in (b"fail", b"later"):
             raise worqr.Failure("on purpose")
         if task == b"nonsense":
-            raise worqr.Broken("cannot be read")
+            raise worqr.Undecodable("cannot be read")
         if task == b"steps" and await worqr.step("half", lambda: "done") == "done" and not worqr.current().failures:
             await worqr.current().save(b"state")
             raise worqr.Retry(delay=0)
@@ -596,7 +596,7 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     await mesh.override_schedule("s", "0 4 * * *")
     await mesh.override_schedule("s", None)
     await eventually(lambda: listed(q.failed), 2)
-    assert [failed.reason for failed in await q.broken.list()] == ["broken"]
+    assert [failed.reason for failed in await q.undecodable.list()] == ["undecodable"]
     assert await q.failed.errors() == {"worqr.Failure": 2}
     [one, two] = await q.failed.list()
     assert await q.failed.retry(one.id) == 1
@@ -606,7 +606,7 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
     await eventually(lambda: listed(q.failures.failed), 4)  # the two, the one once more, and what was broken
     assert await q.failures.failed.retry_all(limit=1) == 1
     assert await q.failures.failed.drop_all() >= 3
-    assert await q.broken.retry_all() == 1
+    assert await q.undecodable.retry_all() == 1
     assert await q.failed.drop_all(error="Failure") == 1
     async with peers.batch() as batch:
         await batch.dispatch(peers.call(name, b"fail"))
@@ -656,7 +656,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "running": lambda queue: queue.running(),
         "tasks": lambda queue: queue.tasks(),
     },
-    worqr.Aside: {
+    worqr.DeadLetters: {
         "count": lambda aside: aside.count(),
         "errors": lambda aside: aside.errors(),
         "list": lambda aside: aside.list(),
@@ -694,7 +694,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "clear_limit": lambda queue: queue.clear_limit(),
         "run_now": lambda queue: queue.run_now("due"),
     },
-    worqr.Aside: {
+    worqr.DeadLetters: {
         "drop": lambda aside: aside.drop("lost"),
         "drop_all": lambda aside: aside.drop_all(),
         "retry": lambda aside: aside.retry("lost"),
@@ -731,7 +731,7 @@ async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> No
     handles: dict[type, Any] = {
         worqr.Mesh: mesh,
         worqr.Queue: queue,
-        worqr.Aside: queue.failed,
+        worqr.DeadLetters: queue.failed,
         worqr.Job: queue.job("done"),
         worqr.Batch: queue,
     }
@@ -778,7 +778,7 @@ async def states_of(queue: worqr.Queue) -> list[str]:
     return [status.state for status in await queue.running()]
 
 
-async def listed(aside: worqr.Aside) -> int:
+async def listed(aside: worqr.DeadLetters) -> int:
     return len(await aside.list())
 
 

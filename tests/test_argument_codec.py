@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worqr import Broken, UsageError
+from worqr import Undecodable, UsageError
 from worqr.argument_codec import ArgumentCodec, Arguments
 from worqr.peer.run import encode_result
 
@@ -705,7 +705,7 @@ def test_constraints_of_bytes_hold() -> None:
     assert through(signature, b"abc") == ((b"abc",), {})
     with pytest.raises(UsageError, match="invalid arguments"):
         payload_of(signature, b"abcd")
-    with pytest.raises(Broken, match="length <= 3"):
+    with pytest.raises(Undecodable, match="length <= 3"):
         signature.decode(b"abcd")
 
 
@@ -872,20 +872,22 @@ def test_fields_that_are_not_known_are_ignored() -> None:
         (b'{"a":1,"b":[],"c":' + b"[" * 100_000, "RecursionError"),
     ],
 )
-def test_what_cannot_be_decoded_is_broken_and_says_where(task: bytes, words: str) -> None:
+def test_what_cannot_be_decoded_is_undecodable_and_says_where(task: bytes, words: str) -> None:
     def f(a: int, b: list[Tree]) -> None: ...
 
-    with pytest.raises(Broken, match=rf"^shop\.ship: {words}"):
+    with pytest.raises(Undecodable, match=rf"^shop\.ship: {words}"):
         sign(f).decode(task)
 
 
-def test_what_a_model_refuses_is_broken_without_the_payload() -> None:
+def test_what_a_model_refuses_is_undecodable_without_the_payload() -> None:
     signature = sign(of(Team))
     with pytest.raises(
-        Broken, match=r"^shop\.ship: ValidationError: Team: lead\.Name: String should have at least 1"
+        Undecodable, match=r"^shop\.ship: ValidationError: Team: lead\.Name: String should have at least 1"
     ) as broken:
         signature.decode(b'{"x":{"lead":{"Name":"","born":"1815-12-10"},"size":3}}')
-    with pytest.raises(Broken, match=r"Team: lead: Input should be .*; size: Input should be a valid integer") as other:
+    with pytest.raises(
+        Undecodable, match=r"Team: lead: Input should be .*; size: Input should be a valid integer"
+    ) as other:
         signature.decode(b'{"x":{"lead":"secret","size":"also secret"}}')
     assert "1815" not in str(broken.value)
     assert "secret" not in str(other.value)
@@ -901,8 +903,8 @@ class Strict(msgspec.Struct):
             raise KeyError(self.email)
 
 
-def test_what_a_type_of_the_users_raises_is_broken() -> None:
-    with pytest.raises(Broken, match=r"^shop\.ship: KeyError: 'ada'"):
+def test_what_a_type_of_the_users_raises_is_undecodable() -> None:
+    with pytest.raises(Undecodable, match=r"^shop\.ship: KeyError: 'ada'"):
         sign(whole_of(Strict)).decode(b'{"email":"ada"}')
 
 
@@ -1085,13 +1087,13 @@ VALID = payload_of(MANY, 1, ORDER, tree=Tree("a", [Tree("b")]), user=User(Name="
 def decode_or_break(signature: ArgumentCodec, task: bytes) -> None:
     try:
         signature.decode(task)
-    except Broken as error:
+    except Undecodable as error:
         assert str(error).startswith("shop.ship: ")
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary() | JSON.map(lambda value: json.dumps(value).encode()))
-def test_no_payload_raises_anything_but_broken(task: bytes) -> None:
+def test_no_payload_raises_anything_but_undecodable(task: bytes) -> None:
     decode_or_break(MANY, task)
     for hint in (int, str, list[Tree], User, Any, datetime, Decimal):
         decode_or_break(WHOLE[hint], task)
@@ -1104,7 +1106,7 @@ WHOLE = {hint: sign(whole_of(hint)) for hint in (int, str, list[Tree], User, Any
 @given(
     st.lists(st.tuples(st.integers(0, len(VALID)), st.integers(0, 5), st.binary(max_size=5)), min_size=1, max_size=4)
 )
-def test_no_damage_to_a_payload_raises_anything_but_broken(damages: list[tuple[int, int, bytes]]) -> None:
+def test_no_damage_to_a_payload_raises_anything_but_undecodable(damages: list[tuple[int, int, bytes]]) -> None:
     task = VALID
     for at, cut, put in damages:
         task = task[:at] + put + task[at + cut :]
@@ -1113,5 +1115,5 @@ def test_no_damage_to_a_payload_raises_anything_but_broken(damages: list[tuple[i
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "order", "tree", "user", "shape"]), JSON))
-def test_no_object_of_other_types_raises_anything_but_broken(fields: dict[str, Any]) -> None:
+def test_no_object_of_other_types_raises_anything_but_undecodable(fields: dict[str, Any]) -> None:
     decode_or_break(MANY, json.dumps({**json.loads(VALID), **fields}).encode())

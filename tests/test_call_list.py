@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import worqr
 from worqr.call_list import MOST_CALLS, CallList, check_batch
-from worqr.policy import Broken
+from worqr.policy import Undecodable
 
 
 def decode(payload: bytes) -> Any:
     try:
         return json.loads(payload)
     except ValueError as error:
-        raise Broken(str(error)) from error
+        raise Undecodable(str(error)) from error
 
 
 def test_none_finishes_all() -> None:
@@ -52,14 +52,14 @@ def test_payloads_that_cannot_be_decoded_are_left_out_and_keep_their_place() -> 
     assert calls.decoded(decode) == [1, 3]
     one, two, three, four = calls.outcomes(["one", "three"])
     assert (one, three) == ("one", "three")
-    assert isinstance(two, Broken)
-    assert isinstance(four, Broken)
+    assert isinstance(two, Undecodable)
+    assert isinstance(four, Undecodable)
     raised = ValueError()
     assert calls.failed(raised) == [raised, two, raised, four]
     assert calls.failed(None) == [None, two, None, four]
 
 
-def test_memory_that_runs_out_is_no_broken_payload() -> None:
+def test_memory_that_runs_out_is_no_undecodable_payload() -> None:
     def fail(_payload: bytes) -> None:
         raise MemoryError
 
@@ -68,14 +68,14 @@ def test_memory_that_runs_out_is_no_broken_payload() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1), st.data())
-def test_each_call_gets_its_own_outcome_whichever_are_broken(broken: list[bool], data: st.DataObject) -> None:
+def test_each_call_gets_its_own_outcome_whichever_are_undecodable(broken: list[bool], data: st.DataObject) -> None:
     calls = CallList([b"{" if bad else b"%d" % n for n, bad in enumerate(broken)])
     good = calls.decoded(decode)
     assert good == [n for n, bad in enumerate(broken) if not bad]
     returned = [data.draw(st.sampled_from([n, ValueError(n)])) for n in good]
     outcomes = iter(returned)
     for n, outcome in enumerate(calls.outcomes(returned)):
-        assert isinstance(outcome, Broken) if broken[n] else outcome is next(outcomes)
+        assert isinstance(outcome, Undecodable) if broken[n] else outcome is next(outcomes)
 
 
 def test_the_options() -> None:

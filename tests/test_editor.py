@@ -90,7 +90,7 @@ def test_what_is_declared_has_no_name_beside_the_face() -> None:
         send.call("ada"),
         send.job("1"),
     )
-    check(queue, queue.failures, queue.failed, queue.broken, queue.job("1"))
+    check(queue, queue.failures, queue.failed, queue.undecodable, queue.job("1"))
     check(mesh, mesh.queue("mails"), send, mesh.queue("mails").job("1"))
 
 

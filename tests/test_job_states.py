@@ -16,6 +16,7 @@ from worqr import ops
 from worqr.job_states import ENDS, LIVE, TRANSACTIONS, State, as_table, moves
 from worqr.keys import MARKER
 from worqr.lua import all_scripts
+from worqr.stored_values import stored_word
 
 Move = tuple[str, State, State]
 Ending = Callable[[JobMachine, int], None]
@@ -49,10 +50,10 @@ def retry(*, limit: int = 9, delay: int = 0) -> Ending:
     return end
 
 
-def fail(*, broken: bool) -> Ending:
+def fail(*, undecodable: bool) -> Ending:
     def end(machine: JobMachine, claim: int) -> None:
-        expected = machine.model.fail_task("A", claim, ERROR, "broken" if broken else "failed")
-        assert machine.do(ops.fail_task(machine.q, "A", claim, BOOM, broken=broken)) == expected
+        expected = machine.model.fail_task("A", claim, ERROR, "broken" if undecodable else "failed")
+        assert machine.do(ops.fail_task(machine.q, "A", claim, BOOM, undecodable=undecodable)) == expected
 
     return end
 
@@ -67,7 +68,7 @@ def sweep(machine: JobMachine, _claim: int) -> None:
 
 ENDINGS: list[tuple[Ending, int]] = [
     *((finish, 3), (stop, 3), (file, 3), (retry(), 3), (retry(delay=DELAY), 3), (retry(limit=1), 3)),
-    *((fail(broken=False), 3), (fail(broken=True), 3), (leave, 3), (sweep, 3), (sweep, 1)),
+    *((fail(undecodable=False), 3), (fail(undecodable=True), 3), (leave, 3), (sweep, 3), (sweep, 1)),
 ]
 """Ways in which a run ends, and the max_stalls of its worker."""
 
@@ -188,20 +189,20 @@ def clear_what_waits(server: Server, seen: set[Move]) -> None:
 
 
 def take_up_what_failed(server: Server, seen: set[Move]) -> None:
-    for broken in (False, True):
+    for undecodable in (False, True):
         for runs in (None, False, True):
             with machine_of(server, seen) as machine:
                 dispatch(machine)
-                fail(broken=broken)(machine, claim := start(machine))
+                fail(undecodable=undecodable)(machine, claim := start(machine))
                 machine.check()
                 if runs:
                     dispatch(machine)
                     start(machine)
-                kind: Any = "broken" if broken else "failed"
+                kind: Any = "undecodable" if undecodable else "failed"
                 script, expected = ops.retry_aside, machine.model.retry_aside
                 if runs is None:
                     script, expected = ops.drop_aside, machine.model.drop_aside
-                machine.raw(script(machine.q, kind, [claim]), expected(kind, [claim]))
+                machine.raw(script(machine.q, kind, [claim]), expected(stored_word(kind), [claim]))
 
 
 def test_every_move_of_the_table_happens(server: Server) -> None:

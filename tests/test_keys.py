@@ -99,7 +99,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "limits": "worqr:{Q1}:limits",
         "limited": "worqr:{Q1}:limited",
         "failed": "worqr:{Q1}:failed",
-        "broken": "worqr:{Q1}:broken",
+        "undecodable": "worqr:{Q1}:broken",
         "trash": "worqr:{Q1}:trash",
         "result_ttls": "worqr:{Q1}:result_ttls",
         "trash_suspects": "worqr:{Q1}:trash:suspects",

@@ -234,7 +234,7 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_queue_blocked{queue="q"}': 3,
         'worqr_queue_running{queue="q"}': 4,
         'worqr_queue_dead_letters{list="failed",queue="q"}': 5,
-        'worqr_queue_dead_letters{list="broken",queue="q"}': 6,
+        'worqr_queue_dead_letters{list="undecodable",queue="q"}': 6,
         'worqr_queue_workers{queue="q"}': 1,
         'worqr_queue_paused{queue="q"}': 0,
         'worqr_queue_held_back{queue="q"}': 1,

@@ -251,7 +251,7 @@ async def lists_of(mesh: worqr.Mesh, kind: str) -> dict[str, Callable[[], Awaita
         case "failed":
             return {"failed.list": partial(q.failed.list, 10_000)}
         case "broken":
-            return {"broken.list": partial(q.broken.list, 10_000)}
+            return {"undecodable.list": partial(q.undecodable.list, 10_000)}
         case _:
             return {}
 
@@ -270,7 +270,7 @@ async def read_all_else(mesh: worqr.Mesh, faults: Faults, queue: str = "odd", ca
             f"failed.{n}": f
             for n, f in (("list", q.failed.list), ("errors", q.failed.errors), ("count", q.failed.count))
         },
-        "broken": q.broken.list,
+        "undecodable": q.undecodable.list,
         "batches": q.batches,
         "recent": q.recent,
         "history": partial(q.history, 3600),
@@ -683,7 +683,7 @@ async def test_commands_and_pages_show_what_is_honest_beside_what_is_odd(
         await command(honest(kind)[0], "jobs", "odd", "--state", state, "--limit", "9999")
     await command(honest("active")[0], "running", "odd")
     await command(honest("failed")[0], "failed", "odd", "--limit", "9999")
-    await command(honest("broken")[0], "broken", "odd", "--limit", "9999")
+    await command(honest("broken")[0], "undecodable", "odd", "--limit", "9999")
     for name, state in ((honest("due")[0], "scheduled"), ("active.run_at.7", "active"), ("failed.at.1", "failed")):
         await command(state, "status", name)
     await command("", "lanes", "odd")

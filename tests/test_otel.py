@@ -197,9 +197,9 @@ async def test_the_text_of_errors_is_recorded_on_request(server: Server, prefix:
     [
         (worqr.Retry(delay=3600), "retry", False),
         (worqr.Failure("no such user"), "failure", True),
-        (worqr.Broken("not JSON"), "broken", True),
+        (worqr.Undecodable("not JSON"), "undecodable", True),
     ],
-    ids=["Retry", "Failure", "Broken"],
+    ids=["Retry", "Failure", "Undecodable"],
 )
 @pytest.mark.leaves("{Q1}:broken", "{Q1}:due", "{Q1}:job:*")
 async def test_the_outcome_of_a_run_is_an_attribute(

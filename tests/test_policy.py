@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import worqr
-from worqr import Broken, Failure, RateLimited, Retry, RetryPolicy, UsageError
+from worqr import Failure, RateLimited, Retry, RetryPolicy, Undecodable, UsageError
 from worqr.policy import (
     POLICY_FIELDS,
     ChildError,
@@ -47,7 +47,7 @@ class Outer:
 
 
 def test_a_retry_is_no_worqr_error() -> None:
-    for kind in (Retry, Failure, Broken):
+    for kind in (Retry, Failure, Undecodable):
         assert not issubclass(kind, worqr.WorqrError)
 
 
@@ -213,11 +213,11 @@ def test_an_error_is_tried_again_after_the_backoff() -> None:
     assert decide_retry(error, PLAIN, 3) == RetryDecision("retry", error, 16.0)
 
 
-def test_a_failure_is_final_and_what_is_broken_is_broken() -> None:
+def test_a_failure_is_final_and_what_is_undecodable_is_undecodable() -> None:
     for error in (Failure("no"), type("Worse", (Failure,), {})()):
         assert decide_retry(error, PLAIN, 0) == RetryDecision("fail", error)
-    broken = Broken("what?")
-    assert decide_retry(broken, PLAIN, 0) == RetryDecision("broken", broken)
+    broken = Undecodable("what?")
+    assert decide_retry(broken, PLAIN, 0) == RetryDecision("undecodable", broken)
 
 
 def test_a_retry_without_a_time_backs_off_and_an_explicit_one_is_honoured_exactly() -> None:
@@ -273,7 +273,7 @@ LATER = Retry(run_at=NOON)
 LATEST = Retry(run_at=NOON + timedelta(seconds=1))
 SOON, LONG, SOMETIME = Retry(delay=1), Retry(delay=3), Retry()
 NO, NEVER = Failure("no"), Failure("never")
-WHAT = Broken("what?")
+WHAT = Undecodable("what?")
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,10 @@ def test_every_other_group_is_one_error(errors: list[Exception]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("errors", "kind"), [([NO, ValueError()], "fail"), ([WHAT, NO], "fail"), ([ExceptionGroup("x", [WHAT])], "broken")]
+    ("errors", "kind"),
+    [([NO, ValueError()], "fail"), ([WHAT, NO], "fail"), ([ExceptionGroup("x", [WHAT])], "undecodable")],
 )
-def test_a_failure_is_final_beside_other_errors_and_what_is_broken_is_broken_alone(
+def test_a_failure_is_final_beside_other_errors_and_what_is_undecodable_is_undecodable_alone(
     errors: list[Exception], kind: str
 ) -> None:
     assert decide_retry(ExceptionGroup("several", errors), PLAIN, 0).kind == kind

@@ -668,13 +668,13 @@ async def test_what_a_function_cannot_read_is_set_aside(server: Server, mesh: wo
         await mails.runs.wait(1)
         q = mesh.queue("shop.send_mail")
         await eventually(lambda: broken(q), sorted(wrong))
-        assert {record.reason for record in await q.broken.list()} == {"broken"}
-        assert await q.broken.drop_all() == len(wrong)
+        assert {record.reason for record in await q.undecodable.list()} == {"undecodable"}
+        assert await q.undecodable.drop_all() == len(wrong)
     assert mails.calls == [("ada", "hello")]
 
 
 async def broken(q: worqr.Queue) -> list[bytes]:
-    return sorted(record.task for record in await q.broken.list())
+    return sorted(record.task for record in await q.undecodable.list())
 
 
 async def test_what_is_larger_than_worqr_would_send_is_run_and_set_aside_all_the_same(

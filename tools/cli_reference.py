@@ -76,7 +76,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr failed retry mails --all --error TimeoutError --limit 100",
         "worqr failed drop mails --all --before 30d",
     ),
-    "broken": ("worqr broken mails --traceback", "worqr broken retry mails --all"),
+    "undecodable": ("worqr undecodable mails --traceback", "worqr undecodable retry mails --all"),
     "pause": ('worqr pause mails "the mail server is down" --for 10m',),
 }
 """Examples of commands, where they show more than the usage does."""
@@ -163,7 +163,7 @@ def _section(app: App, name: str) -> Iterator[str]:
 
 
 def _twin(app: App, name: str) -> str | None:
-    """Another command that comes before and differs in its own text and examples only, as ``broken`` and ``failed``."""
+    """Another command that comes before and differs in its own text and examples only, as ``undecodable`` and ``failed``."""
 
     def block(other: str) -> str:
         (path, command), *inner = commands(app, other)

@@ -12,11 +12,12 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from worqr.job_states import DISPLAY_NAMES, TRANSACTIONS, State, moves
+from worqr.job_states import TRANSACTIONS, State, moves
 from worqr.peer.engine import DEFAULT_KEEPALIVE
 from worqr.peer.leader.leader import CHECK_EVERY, MISSING_FOR
 from worqr.peer.leader.scanner import SCAN_EVERY
 from worqr.peer.session import BEAT_EVERY
+from worqr.stored_values import public_name
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 STYLE = """\
@@ -109,7 +110,7 @@ PLACES: Final[dict[State, tuple[float, float, str]]] = {
     "cancelled": (130, 475, "kept: result_ttl"),
     "finished": (290, 475, "kept: result_ttl"),
     "failed": (470, 475, "dead-letter queue"),
-    "broken": (640, 475, "undecodable"),
+    "undecodable": (640, 475, "undecodable"),
     "gone": (555, 590, "nothing is kept"),
 }
 """The centre of each state, and its meaning."""
@@ -152,7 +153,9 @@ ROUTES: Final[dict[tuple[State, State], Route]] = {
     ("active", "failed"): Route(
         [(410, 348), (410, 400), (460, 400), (460, 452)], "it fails for\nthe last time", (452, 424), "end"
     ),
-    ("active", "broken"): Route([(438, 325), (640, 325), (640, 452)], "its handler\ncannot read it", (632, 342), "end"),
+    ("active", "undecodable"): Route(
+        [(438, 325), (640, 325), (640, 452)], "its handler\ncannot read it", (632, 342), "end"
+    ),
     ("waiting", "failed"): Route(
         [(438, 188), (500, 188), (500, 452)], "it expires before\nits first run", (508, 262), "start"
     ),
@@ -161,12 +164,12 @@ ROUTES: Final[dict[tuple[State, State], Route]] = {
     ("blocked", "cancelled"): Route([(630, 198), (630, 232), *_CANCELLED]),
     ("failed", "blocked"): Route([*_OUT_OF_FAILED, *_BACK[1:]]),
     ("failed", "waiting"): Route([*_OUT_OF_FAILED, *_BACK_IN_LINE[1:]]),
-    ("broken", "blocked"): Route([(698, 475), *_BACK]),
-    ("broken", "waiting"): Route([(698, 475), *_BACK_IN_LINE], "you\nput it\nback", (684, 250)),
+    ("undecodable", "blocked"): Route([(698, 475), *_BACK]),
+    ("undecodable", "waiting"): Route([(698, 475), *_BACK_IN_LINE], "you\nput it\nback", (684, 250)),
     ("failed", "gone"): Route(
         [(470, 498), (470, 590), (497, 590)], "too many failed,\nor you drop it", (462, 560), "end"
     ),
-    ("broken", "gone"): Route([(640, 498), (640, 590), (613, 590)], "you drop it", (648, 560), "start"),
+    ("undecodable", "gone"): Route([(640, 498), (640, 590), (613, 590)], "you drop it", (648, 560), "start"),
 }
 """Each move of the table: a move that is missing here, or is not in the table any more, is an error."""
 LEGEND: Final = (
@@ -202,7 +205,7 @@ def life_of_a_job() -> str:
 
 def shown(state: State) -> str:
     """The name of a state for people."""
-    return DISPLAY_NAMES.get(state, state)
+    return public_name(state)
 
 
 def kind_of(names: list[str]) -> str:

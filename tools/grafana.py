@@ -103,7 +103,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Failures, retries and crashes",
             "ops",
             {
-                f'sum by (event) (rate(worqr_tasks_total{{{Q},event=~"failed|retried|stalled|broken"}}'
+                f'sum by (event) (rate(worqr_tasks_total{{{Q},event=~"failed|retried|stalled|undecodable"}}'
                 "[$__rate_interval]))": "{{event}}"
             },
         ),

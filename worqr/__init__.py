@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchRef as BatchRef
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
-    from worqr.client.dead_letters import Aside as Aside
+    from worqr.client.dead_letters import DeadLetters as DeadLetters
     from worqr.client.events import ConnectionEvent as ConnectionEvent
     from worqr.client.events import EndedTask as EndedTask
     from worqr.client.events import Event as Event
@@ -85,12 +85,12 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.manual_consumer import Claims as Claims
     from worqr.peer.options import JoinOptions as JoinOptions
     from worqr.peer.peer import Peer as Peer
-    from worqr.policy import Broken as Broken
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
     from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
+    from worqr.policy import Undecodable as Undecodable
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
     from worqr.records import EndedRun as EndedRun
@@ -107,7 +107,7 @@ _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
     "worqr.client.producer": "Call",
-    "worqr.client.dead_letters": "Aside",
+    "worqr.client.dead_letters": "DeadLetters",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
@@ -134,7 +134,7 @@ _HOMES = {
     "worqr.peer.manual_consumer": "Claim Claims",
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
-    "worqr.policy": "Broken ChildError Failure RateLimited Retry RetryPolicy",
+    "worqr.policy": "Undecodable ChildError Failure RateLimited Retry RetryPolicy",
     "worqr.records": "CancelCount Ended EndedRun Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

@@ -19,7 +19,7 @@ import msgspec.inspect
 
 from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError, did_you_mean
-from worqr.policy import Broken
+from worqr.policy import Undecodable
 from worqr.validation import encode_json, is_model, name_of
 
 # The types that JSON can carry: which annotations can be used, and the decoder of each. Pure.
@@ -303,7 +303,7 @@ class ArgumentCodec:
         """Decode the arguments from `task`. Fields of newer producers are ignored; missing fields have their defaults.
 
         Raises:
-            Broken: it is not JSON, or not of these types.
+            Undecodable: it is not JSON, or not of these types.
         """
         codec = self._codec or self.ready()
         try:
@@ -311,7 +311,7 @@ class ArgumentCodec:
         except MemoryError:
             raise  # the payload may be valid
         except Exception as error:  # an error of msgspec, or of a type with its own checks
-            raise Broken(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
+            raise Undecodable(f"{self.name}: {type(error).__name__}: {error}{_remedy(error)}") from error
         if self.payload_is_argument:
             return (value,), {}
         values = msgspec.structs.astuple(value)

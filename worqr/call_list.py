@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from worqr.errors import UsageError
-from worqr.policy import Broken
+from worqr.policy import Undecodable
 from worqr.validation import check_count, qualname_of, seconds
 
 MOST_CALLS: Final = 1000
@@ -25,21 +25,21 @@ class CallList(list[bytes]):
     """The payloads of one run.
 
     Attributes:
-        broken: by the place of its payload, the error of each payload that could not be decoded.
+        undecodable: by the place of its payload, the error of each payload that could not be decoded.
     """
 
     def __init__(self, payloads: Iterable[bytes]) -> None:
         super().__init__(payloads)
-        self.broken: dict[int, Broken] = {}
+        self.undecodable: dict[int, Undecodable] = {}
 
     def decoded(self, decode: Callable[[bytes], Any]) -> list[Any]:
-        """Return the decoded payloads, without those that cannot be decoded, which are kept in `broken`."""
+        """Return the decoded payloads, without those that cannot be decoded, which are kept in `undecodable`."""
         values: list[Any] = []
         for place, payload in enumerate(self):
             try:
                 values.append(decode(payload))
-            except Broken as error:
-                self.broken[place] = error
+            except Undecodable as error:
+                self.undecodable[place] = error
         return values
 
     def outcomes(self, returned: object) -> list[object]:
@@ -48,9 +48,9 @@ class CallList(list[bytes]):
         Args:
             returned: what the handler returned for the payloads that could be decoded.
         """
-        outcomes = self._judged(returned, len(self) - len(self.broken))
-        for place in sorted(self.broken):
-            outcomes.insert(place, self.broken[place])
+        outcomes = self._judged(returned, len(self) - len(self.undecodable))
+        for place in sorted(self.undecodable):
+            outcomes.insert(place, self.undecodable[place])
         return outcomes
 
     @staticmethod
@@ -78,7 +78,7 @@ class CallList(list[bytes]):
 
     def failed(self, error: BaseException | None) -> list[BaseException | None]:
         """Return the error of each call of a run that raised `error`; None: the run was stopped."""
-        return [self.broken.get(place, error) for place in range(len(self))]
+        return [self.undecodable.get(place, error) for place in range(len(self))]
 
 
 def check_batch(where: str, options: Mapping[str, Any]) -> tuple[int | None, float]:

@@ -136,7 +136,7 @@ class ResultTimeout(WorqrError, TimeoutError):
 
 
 class JobFailed(WorqrError):
-    """The job failed and will not be run again. It is in ``queue.failed`` or ``queue.broken``, unless records are not kept.
+    """The job failed and will not be run again. It is in ``queue.failed`` or ``queue.undecodable``, unless records are not kept.
 
     Attributes:
         error: The error of the last run.

@@ -37,7 +37,7 @@ from worqr.validation import from_ms
 
 COUNTERS: Final = (
     *("enqueued", "claimed", "finished", "failed", "retried", "cancelled"),
-    *("stalled", "stopped", "broken", "timed_out", "expired", "deleted"),
+    *("stalled", "stopped", "undecodable", "timed_out", "expired", "deleted"),
 )
 """The totals of a queue's events that a record has, in this order."""
 
@@ -116,7 +116,7 @@ class HistoryPoint:
     """Runs whose worker died."""
     stopped: int | None = None
     """Runs that were given back, for example because their worker left."""
-    broken: int | None = None
+    undecodable: int | None = None
     """Tasks whose payload could not be decoded."""
     timed_out: int | None = None
     """Runs that took too long."""

@@ -14,19 +14,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-State = Literal["new", "waiting", "due", "blocked", "active", "finished", "failed", "broken", "cancelled", "gone"]
+from worqr.stored_values import public_name
+
+State = Literal["new", "waiting", "due", "blocked", "active", "finished", "failed", "undecodable", "cancelled", "gone"]
 """The state of a job.
 
 ``new``: not stored yet. ``waiting``: a reference to it is in a list. ``due``: its time is in the future. ``blocked``: it waits
-because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``broken``: in the dead-letter queue.
+because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``undecodable``: in the dead-letter queue.
 ``gone``: the server has no data about it.
 """
 
 LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
 """The values of a record's field ``state``."""
-DISPLAY_NAMES: Final[Mapping[str, str]] = {"due": "scheduled"}
-"""States whose name for people differs from that in records and scripts."""
-ENDS: Final[tuple[State, ...]] = ("finished", "failed", "broken", "cancelled", "gone")
+ENDS: Final[tuple[State, ...]] = ("finished", "failed", "undecodable", "cancelled", "gone")
 
 Actor = Literal["producer", "worker", "leader", "operator"]
 
@@ -63,7 +63,9 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "retry_task": Transaction(
         "worker", {"active": ("waiting", "due", "failed", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
     ),
-    "fail_task": Transaction("worker", {"active": ("failed", "broken", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}),
+    "fail_task": Transaction(
+        "worker", {"active": ("failed", "undecodable", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
+    ),
     "fail_worker": Transaction(
         "leader", {"active": ("waiting", "due", "failed", "cancelled"), **_UNBLOCKED, **_ABOVE_THE_CAP}
     ),
@@ -73,8 +75,8 @@ TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "delete_queue": _PURGED,
     "cancel_task": Transaction("operator", {"waiting": ("cancelled",), "due": ("cancelled",)}),
     "promote_jobs": Transaction("operator", {"due": ("waiting",)}),
-    "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "broken": ("waiting", "blocked")}),
-    "drop_aside": Transaction("operator", {"failed": ("gone",), "broken": ("gone",)}),
+    "retry_aside": Transaction("operator", {"failed": ("waiting", "blocked"), "undecodable": ("waiting", "blocked")}),
+    "drop_aside": Transaction("operator", {"failed": ("gone",), "undecodable": ("gone",)}),
 }
 """By the name of the script. A script that is missing here moves no job."""
 
@@ -95,6 +97,6 @@ def as_table() -> str:
             same.setdefault((transaction.by, before, targets), []).append(f"`{name}`")
     rows = ["| transaction | taken by | from | to |", "|---|---|---|---|"]
     for (by, before, targets), names in same.items():
-        displayed = [DISPLAY_NAMES.get(state, state) for state in (before, *targets)]
+        displayed = [public_name(state) for state in (before, *targets)]
         rows.append(f"| {', '.join(names)} | {by} | {displayed[0]} | {', '.join(displayed[1:])} |")
     return "\n".join(rows) + "\n"

@@ -317,8 +317,8 @@ class QueueKeys:
         return f"{self.base}:failed"
 
     @property
-    def broken(self) -> str:
-        """ZSET of the claims of broken tasks, by time in ms."""
+    def undecodable(self) -> str:
+        """ZSET of the claims of undecodable tasks, by time in ms."""
         return f"{self.base}:broken"
 
     @property

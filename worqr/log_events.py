@@ -59,9 +59,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.crashed": _event(
         WARNING, "the process that ran a task ended, and the task is tried again", f"{_RUN} error retry_in traceback"
     ),
-    "task.broken": _event(
+    "task.undecodable": _event(
         ERROR,
-        "a payload or the record of a job cannot be read, or a handler raised `Broken`; the task is kept in `queue.broken`",
+        "a payload or a job's record cannot be read, or a handler raised `Undecodable`; the task is kept in `queue.undecodable`",
         f"{_RUN} claim error traceback",
     ),
     "task.overdue": _event(

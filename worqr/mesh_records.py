@@ -17,7 +17,7 @@ import msgspec
 
 from worqr.keys import QueueKeys
 from worqr.limits import Limit, limits_text, parse_limits
-from worqr.stored_values import readable
+from worqr.stored_values import public_name, readable, stored_word
 from worqr.validation import from_ms
 
 # `QueuePlaces`: estimates for how long the oldest waiting task has waited. Pure: no clock except the times it is given.
@@ -30,7 +30,7 @@ from worqr.validation import from_ms
 MAX_SAMPLES: Final = 240
 """Samples of one queue. If there are more, every second one of the older half is dropped, so the older ones are less exact."""
 
-_ENDS: Final = ("finished", "retried", "failed", "broken", "stopped", "stalled", "dropped")
+_ENDS: Final = ("finished", "retried", "failed", "undecodable", "stopped", "stalled", "dropped")
 """The totals of runs that ended otherwise than cancelled."""
 _place = itemgetter(1)
 
@@ -130,8 +130,8 @@ class QueueInfo:
     """Tasks that run now."""
     failed: int
     """Records in the dead-letter queue ``queue.failed``."""
-    broken: int
-    """Records in ``queue.broken``, of payloads that could not be decoded."""
+    undecodable: int
+    """Records in ``queue.undecodable``, of payloads that could not be decoded."""
     paused: str | None
     """The reason that ``queue.pause()`` was given, perhaps empty; None if the queue is not paused."""
     oldest_job: float | None
@@ -367,7 +367,7 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     blocked: int = 0
     running: int = 0
     failed: int = 0
-    broken: int = 0
+    undecodable: int = msgspec.field(default=0, name="broken")
     paused: str | None = None
     oldest_job: float | None = None
     workers: int = 0
@@ -447,7 +447,7 @@ def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
 
 def is_in_use(queue: QueueInfo) -> bool:
     """Return True if the queue is not empty, keeps batches, has a worker, or an operator has paused or limited it."""
-    holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.broken
+    holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.undecodable
     return bool(holds or queue.batches or queue.workers or queue.limits_overridden) or queue.paused is not None
 
 
@@ -474,7 +474,7 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         blocked=sum(queue.blocked for queue in queues),
         running=sum(queue.running for queue in queues),
         failed=sum(queue.failed for queue in queues),
-        broken=sum(queue.broken for queue in queues),
+        undecodable=sum(queue.undecodable for queue in queues),
         paused=None,
         oldest_job=max((queue.oldest_job for queue in queues if queue.oldest_job is not None), default=None),
         workers=sum(queue.workers for queue in queues),
@@ -537,10 +537,12 @@ def _stored(queue: QueueInfo) -> _Queue:
         queue = replace(queue, paused=queue.paused[:MAX_REASON])
     values: dict[str, Any] = {name: getattr(queue, name) for name in _Queue.__struct_fields__}
     values["limits"] = limits_text(queue.limits, queue.name)
+    values["counts"] = {stored_word(name): count for name, count in queue.counts.items()}
     return _Queue(**values)
 
 
 def _queue(stored: _Queue) -> QueueInfo:
     values: dict[str, Any] = {name: getattr(stored, name) for name in _Queue.__struct_fields__}
     values["limits"] = parse_limits(stored.limits)
+    values["counts"] = {public_name(word): count for word, count in stored.counts.items()}
     return QueueInfo(**values)

@@ -1,6 +1,6 @@
 """Decide what happens to a task whose run raised: a retry, and when, or the dead-letter queue. Pure.
 
-A handler raises `Retry`, `RateLimited`, `Failure` and `Broken` on purpose. A run in a process ends with `ChildError` or
+A handler raises `Retry`, `RateLimited`, `Failure` and `Undecodable` on purpose. A run in a process ends with `ChildError` or
 `Stalled`. A `RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run; `decide_retry` makes the
 decision.
 
@@ -146,8 +146,11 @@ class RateLimited(Retry):
         super().__init__(message or f"rate limited for {self.retry_after:g} s", counted=False)
 
 
-class Broken(Exception):
-    """Raise it in a handler of a raw queue if the payload cannot be decoded. The task moves to ``queue.broken``, unchanged."""
+class Undecodable(Exception):
+    """Raise it in a handler of a raw queue if the payload cannot be decoded.
+
+    The task moves to ``queue.undecodable``, unchanged.
+    """
 
     __module__ = "worqr"
 
@@ -359,14 +362,14 @@ class RetryDecision:
     """The decision about a run that raised `error`.
 
     Attributes:
-        kind: ``fail`` and ``broken`` move the task to the dead-letter queue.
+        kind: ``fail`` and ``undecodable`` move the task to the dead-letter queue.
         delay: of a retry, seconds; `run_at_ms` takes precedence.
         counted: False: the retry counts as no failure.
         stalled: True: the retry counts as a stall instead of a failure.
         pause: seconds for which the queue is paused; the task goes back to the front. None: it is not paused.
     """
 
-    kind: Literal["retry", "fail", "broken"]
+    kind: Literal["retry", "fail", "undecodable"]
     error: BaseException
     delay: float = 0.0
     run_at_ms: int | None = None
@@ -379,8 +382,8 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
     """Decide the next step for a task whose run raised `error`.
 
     A group that contains a `Stalled` counts as that, else one with a `Failure` as the first `Failure`. A group of only `Retry`
-    and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` that is due last. A group of only `Broken`
-    counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
+    and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` that is due last. A group of only
+    `Undecodable` counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
 
     Args:
         error: what the run raised.
@@ -391,8 +394,8 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
     error = _deciding_error(error, policy, failures)
     if is_a(error, Failure):
         return RetryDecision("fail", error)
-    if is_a(error, Broken):
-        return RetryDecision("broken", error)
+    if is_a(error, Undecodable):
+        return RetryDecision("undecodable", error)
     if is_a(error, RateLimited):
         return RetryDecision("retry", error, counted=False, pause=retry_after_of(error) or policy.delay(failures))
     if is_a(error, Retry):
@@ -413,7 +416,7 @@ def _deciding_error(error: BaseException, policy: Policy, failures: int) -> Base
     for kind in (Stalled, Failure):  # middleware may have wrapped a `Stalled` in a group with errors of its own
         if (first := next((each for each in inner if is_a(each, kind)), None)) is not None:
             return first
-    if inner and all(is_a(each, Broken) for each in inner):
+    if inner and all(is_a(each, Undecodable) for each in inner):
         return inner[0]
     retries = [each for each in inner if is_a(each, Retry)]
     if not inner or len(retries) < len(inner):

@@ -115,7 +115,7 @@ class RemoteError:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A dead-letter record: a task that will not be run again. See ``queue.failed`` and ``queue.broken``."""
+    """A dead-letter record: a task that will not be run again. See ``queue.failed`` and ``queue.undecodable``."""
 
     id: str
     """The job's id. A plain task has none; its record has one that was generated."""
@@ -123,10 +123,10 @@ class Failed:
     """The name of its queue."""
     task: bytes
     """The payload, unchanged. For the payload of a function, see ``function.decode(task)``."""
-    reason: Literal["failed", "stalled", "timeout", "expired", "broken"]
+    reason: Literal["failed", "stalled", "timeout", "expired", "undecodable"]
     """Why it was given up. ``failed``: its failures reached the limit, or it raised `Failure`. ``stalled``: too many workers died
-    while running it. ``timeout``: it took too long too often. ``expired``: it was not started in time. ``broken``: its payload
-    could not be decoded.
+    while running it. ``timeout``: it took too long too often. ``expired``: it was not started in time. ``undecodable``: its
+    payload could not be decoded.
     """
     error: RemoteError
     """The error of the last run."""
@@ -230,9 +230,9 @@ class Try:
     """The seconds from its claim to its end."""
     worker: str
     """The id of the worker that ran it."""
-    reason: Literal["failed", "retry", "timeout", "stalled", "broken"]
+    reason: Literal["failed", "retry", "timeout", "stalled", "undecodable"]
     """How it ended. ``failed``: it raised. ``retry``: it raised `Retry` with ``counted=False``. ``timeout``: it took too long.
-    ``stalled``: its worker or its process died. ``broken``: its payload could not be decoded.
+    ``stalled``: its worker or its process died. ``undecodable``: its payload could not be decoded.
     """
     error: RemoteError
     """Its error: the type, and the first 500 bytes of the message, without a traceback."""

@@ -18,7 +18,7 @@ import msgspec
 
 from worqr.policy import ChildError, RateLimited, Retry
 from worqr.records import Failed, RemoteError
-from worqr.stored_values import whole
+from worqr.stored_values import public_name, whole
 from worqr.tracebacks import (
     MAX_CHAIN,
     ErrorFormatter,
@@ -227,7 +227,7 @@ def failed_record(queue: str, task: bytes, facts: Mapping[str, bytes | str]) -> 
         id=field("id"),
         queue=queue,
         task=task,
-        reason=cast('Literal["failed", "stalled", "timeout", "expired", "broken"]', field("reason")),
+        reason=cast('Literal["failed", "stalled", "timeout", "expired", "undecodable"]', public_name(field("reason"))),
         error=RemoteError(
             field("error_type"), field("error_message"), field("error_traceback"), fields_of(field("error_fields"))
         ),

@@ -17,6 +17,9 @@ MOST_DIGITS: Final = 18
 TIME_DIGITS: Final = 14
 """Digits of a time of a schedule in ms. They reach the year 5138, and datetime ends at 9999."""
 _LONGEST_NUMBER: Final = 32
+_NAMES: Final = {"due": "scheduled", "broken": "undecodable"}
+"""Words of keys, records, totals and events whose name is another one in Python and for people."""
+_WORDS: Final = {name: word for word, name in _NAMES.items()}
 
 Stored = bytes | str | int | None
 """A value in a reply: text of a hash, a number of a script, or nothing."""
@@ -51,6 +54,16 @@ def finite(value: bytes | str | None) -> float | None:
 def exact(name: bytes | str) -> str:
     """Return a name so that a request with it means these bytes, also if they are not UTF-8. `readable` makes it printable."""
     return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else name
+
+
+def public_name(word: str) -> str:
+    """Return the name of a stored word: ``broken`` is ``undecodable`` in Python and for people."""
+    return _NAMES.get(word, word)
+
+
+def stored_word(name: str) -> str:
+    """Return the word that keys, records and scripts have for a name; the reverse of `public_name`."""
+    return _WORDS.get(name, name)
 
 
 def as_bytes(name: str) -> bytes:

@@ -130,7 +130,7 @@ def pause_schedules(scene: Scene) -> None:
 def note_dead_letters(scene: Scene) -> None:
     """Write all dead-letter entries, then drop them as an operator would."""
     for queue, base in BASES.items():
-        for which in ("failed", "broken"):
+        for which in ("failed", "undecodable"):
             node = scene.servers.owner(base)
             for claim in node.ask("ZRANGE", f"{base}:{which}", 0, -1):
                 facts = node.ask("HGETALL", f"{base}:aside:{claim.decode()}")
@@ -147,7 +147,7 @@ def note_dead_letters(scene: Scene) -> None:
                 queue = mesh.queue(name)
                 for each in (queue, queue.failures):
                     await each.failed.drop_all()
-                    await each.broken.drop_all()
+                    await each.undecodable.drop_all()
 
     trio.run(drop)
 

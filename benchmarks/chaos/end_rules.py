@@ -84,8 +84,8 @@ def _is_due(history: History, reason: str, queue: str, runs: list[Run]) -> bool:
     match reason:
         case "failed":
             return any(run.how == "failure" for run in runs) or sum(run.counted for run in runs) >= MAX_FAILURES
-        case "broken":
-            return any(run.how == "broken" for run in runs)
+        case "undecodable":
+            return any(run.how == "undecodable" for run in runs)
         case "timeout":
             return sum(run.how == "cancelled: timeout" for run in runs) >= MAX_TIMEOUTS
         case "stalled":

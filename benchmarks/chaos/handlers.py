@@ -111,8 +111,8 @@ class Run:
                 raise worqr.RateLimited(0.2)
             case "failure":
                 raise worqr.Failure("at random")
-            case "broken":
-                raise worqr.Broken("at random")
+            case "undecodable":
+                raise worqr.Undecodable("at random")
             case "crash":
                 os._exit(1)
             case _:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.chaos.ledger import Entry
 from benchmarks.chaos.workload import FOLLOW_UPS, SHARED_IDS
 
-FINAL: Final = frozenset({"returned", "failure", "broken"})
+FINAL: Final = frozenset({"returned", "failure", "undecodable"})
 """Ends after which a task does not run again."""
 
 

@@ -129,7 +129,7 @@ def behaviour(rng: random.Random, queue: str, task: str) -> Behaviour:
     if queue == JOBS and rng.random() < 0.01:
         return Behaviour(0.0, "timeout")
     y = rng.random()
-    for limit, how in ((0.03, "error"), (0.05, "retry"), (0.056, "failure"), (0.06, "broken")):
+    for limit, how in ((0.03, "error"), (0.05, "retry"), (0.056, "failure"), (0.06, "undecodable")):
         if y < limit:
             return Behaviour(seconds, how)
     return Behaviour(seconds, "returned")

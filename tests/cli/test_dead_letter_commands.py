@@ -1,4 +1,4 @@
-"""``worqr failed`` and ``worqr broken``: listed, put back, dropped; by id, error, time and number."""
+"""``worqr failed`` and ``worqr undecodable``: listed, put back, dropped; by id, error, time and number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.leaves("{mails}:failed", "{mails}:broken", "{mails}:asi
 
 async def give_up(task: bytes) -> None:
     if task == EVIL:
-        raise worqr.Broken("what is \x1b[31mthis")
+        raise worqr.Undecodable("what is \x1b[31mthis")
     if task.startswith(b"value"):
         raise ValueError("bad [bold]value\nin \x1b[2Jtwo lines")
     raise worqr.Failure("no such address")
@@ -35,11 +35,11 @@ async def set_aside(mesh: worqr.Mesh, *tasks: bytes) -> None:
         once = worqr.RetryPolicy(max_failures=1)
         await nursery.start(partial(peer.serve, "mails", give_up, retry=once))
         for task in tasks:
-            before = len(await queue.failed.list()) + len(await queue.broken.list())
+            before = len(await queue.failed.list()) + len(await queue.undecodable.list())
             await queue.dispatch(task, id="evil" if task == EVIL else task.decode(), meta={"tenant": "a"})
 
             async def count() -> int:
-                return len(await queue.failed.list()) + len(await queue.broken.list())
+                return len(await queue.failed.list()) + len(await queue.undecodable.list())
 
             await eventually(count, before + 1, within=20)
         nursery.cancel_scope.cancel()
@@ -92,15 +92,15 @@ async def test_what_failed_is_listed_newest_first(beside: Beside, mesh: worqr.Me
     assert (await beside("failed", "drop", "mails", "--all", *far)).out == "0 deleted\n"
 
 
-async def test_what_is_broken_is_listed_apart_with_its_bytes(beside: Beside, mesh: worqr.Mesh) -> None:
+async def test_what_is_undecodable_is_listed_apart_with_its_bytes(beside: Beside, mesh: worqr.Mesh) -> None:
     await set_aside(mesh, EVIL)
-    answer = await beside("broken", "mails")
-    assert answer.lines[1].endswith("worqr.Broken: what is \\x1b[31mthis  \\xff\\x1b]0;title\\x07 [red]")
-    (row,) = (await beside("broken", "mails", "--json")).json
+    answer = await beside("undecodable", "mails")
+    assert answer.lines[1].endswith("worqr.Undecodable: what is \\x1b[31mthis  \\xff\\x1b]0;title\\x07 [red]")
+    (row,) = (await beside("undecodable", "mails", "--json")).json
     assert row["encoding"] == "base64"
     assert (await beside("failed", "mails")).out == ""
-    assert (await beside("broken", "drop", "mails", "evil")).out == "1 deleted\n"
-    assert (await beside("broken", "mails", "--json")).out == ""
+    assert (await beside("undecodable", "drop", "mails", "evil")).out == "1 deleted\n"
+    assert (await beside("undecodable", "mails", "--json")).out == ""
 
 
 async def test_some_are_put_back_or_dropped_by_their_ids(beside: Beside, mesh: worqr.Mesh) -> None:
@@ -144,8 +144,8 @@ async def test_a_failure_queue_is_named_as_it_is_listed(beside: Beside, mesh: wo
     [
         (("failed", "retry", "mails"), "name the tasks to retry: either ids, or --all"),
         (("failed", "drop", "mails", "x", "--all"), "name the tasks to drop"),
-        (("broken", "drop", "mails", "x", "--error", "E"), "--error, --before, --since and --limit need --all"),
-        (("broken", "mails", "--before", "soon"), "--before must be a time"),
+        (("undecodable", "drop", "mails", "x", "--error", "E"), "--error, --before, --since and --limit need --all"),
+        (("undecodable", "mails", "--before", "soon"), "--before must be a time"),
         (("failed", "retry"), "missing QUEUE; `worqr failed retry --help`"),
     ],
 )
@@ -158,7 +158,7 @@ def test_wrong_use_is_one_line(command: Command, words: tuple[str, ...], why: st
 
 async def test_without_a_queue_those_of_all_are_listed(beside: Beside, mesh: worqr.Mesh) -> None:
     assert await beside("failed") == Answer(0, "", "worqr: no failed tasks\n")
-    assert await beside("broken") == Answer(0, "", "worqr: no undecodable tasks\n")
+    assert await beside("undecodable") == Answer(0, "", "worqr: no undecodable tasks\n")
     await set_aside(mesh, b"ada", b"value")
     header, newest, oldest = (await beside("failed")).lines
     assert header.split()[:2] == ["queue", "id"]
@@ -192,7 +192,7 @@ async def test_errors_are_counted(beside: Beside, mesh: worqr.Mesh) -> None:
             {"queue": "mails", "error": "ValueError", "count": 2},
             {"queue": "mails", "error": "TimeoutError", "count": 1},
         ]
-        assert await beside("broken", "errors") == Answer(0, "", "worqr: no undecodable tasks\n")
+        assert await beside("undecodable", "errors") == Answer(0, "", "worqr: no undecodable tasks\n")
         assert (await beside("failed", "errors", "mial")).err.startswith("worqr: no queue 'mial' is in use")
 
 

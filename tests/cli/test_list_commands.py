@@ -50,7 +50,7 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         assert second.split()[:2] == [long, "2"]
         paused, other = (await beside("queues", "--json")).json
         del paused["counts"]
-        numbers = dict.fromkeys(("waiting", "blocked", "running", "failed", "broken", "workers"), 0)
+        numbers = dict.fromkeys(("waiting", "blocked", "running", "failed", "undecodable", "workers"), 0)
         assert paused == {
             **numbers,
             "name": "paused",

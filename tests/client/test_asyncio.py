@@ -386,7 +386,7 @@ def test_what_was_set_aside(anywhere: Run, app: App) -> None:
             await app.mesh.enqueue_many(app.fail.call(str(n)) for n in range(20))
             await app.add.queue.enqueue(b"not json")
             await until(lambda: _entries(failed), 20)
-            await until(lambda: _entries(app.add.queue.broken), 1)
+            await until(lambda: _entries(app.add.queue.undecodable), 1)
             entries = await failed.list(5)
             assert {entry.error.message for entry in await failed.list()} == {str(n) for n in range(20)}
             assert app.fail.decode(entries[0].task).args == (entries[0].error.message,)
@@ -397,7 +397,7 @@ def test_what_was_set_aside(anywhere: Run, app: App) -> None:
             assert await failed.drop_all(error="Failure") == 14
             assert await app.fail.queue.count() == 4
             assert await app.fail.queue.cancel_all() == worqr.CancelCount(4, 0, 0)
-            assert await app.add.queue.broken.drop_all() == 1
+            assert await app.add.queue.undecodable.drop_all() == 1
             await app.fail.queue.resume()
 
     with app.serving():

@@ -15,7 +15,7 @@ from tests.peer.conftest import mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Held, Runs, eventually, serving, spying
 from tests.support.leaks import dump
 from tests.support.servers import Server
-from worqr import Broken, Failed, RetryPolicy, ops
+from worqr import Failed, RetryPolicy, Undecodable, ops
 from worqr.client import dead_letters
 from worqr.inside import client_of
 
@@ -35,12 +35,12 @@ async def failing(task: bytes) -> None:
 
 
 async def breaking(task: bytes) -> None:
-    raise Broken(repr(task))
+    raise Undecodable(repr(task))
 
 
 async def count(q: worqr.Queue) -> tuple[int, int]:
     info = await q.info()
-    return info.failed, info.broken
+    return info.failed, info.undecodable
 
 
 async def fail_all(mesh: worqr.Mesh, *tasks: bytes, **options: Any) -> worqr.Queue:
@@ -72,10 +72,10 @@ async def test_what_failed_is_listed_newest_first(mesh: worqr.Mesh) -> None:
         assert tasks(await q.failed.list(2)) == [b"3", b"2"]
         assert [record.at for record in records] == sorted((record.at for record in records), reverse=True)
         assert len({record.id for record in records}) == 3
-        assert await q.broken.list() == []
+        assert await q.undecodable.list() == []
         assert await mesh.queue("Q2").failed.list() == []
         assert (await count(q)) == (3, 0)
-        assert "failed of 'Q1'" in repr(q.failed) and "broken of 'Q1'" in repr(q.broken)
+        assert "failed of 'Q1'" in repr(q.failed) and "undecodable of 'Q1'" in repr(q.undecodable)
 
 
 async def test_a_record_tells_all_there_is(mesh: worqr.Mesh) -> None:
@@ -98,12 +98,12 @@ async def test_a_record_tells_all_there_is(mesh: worqr.Mesh) -> None:
 @pytest.mark.parametrize(
     "task", [b"", b"\x00", b"\x00worqr\x00", b"\x00worqr\x00x", bytes(range(256)), b"\xff" * 10_000]
 )
-@pytest.mark.parametrize("which", ["failed", "broken"])
+@pytest.mark.parametrize("which", ["failed", "undecodable"])
 async def test_a_payload_is_kept_byte_for_byte_and_comes_back_so(mesh: worqr.Mesh, which: str, task: bytes) -> None:
     runs = Runs()
     async with mesh.connect():
         q = mesh.queue("Q1")
-        aside = q.failed if which == "failed" else q.broken
+        aside = q.failed if which == "failed" else q.undecodable
         async with serving(mesh, "Q1", failing if which == "failed" else breaking, retry=ONCE):
             await q.enqueue(task)
             await eventually(lambda: count(q), (1, 0) if which == "failed" else (0, 1))
@@ -187,14 +187,14 @@ async def test_thousands_are_listed_put_back_and_dropped(mesh: worqr.Mesh, serve
             await q.enqueue(*names)
             await eventually(lambda: count(q), (0, 2300), within=20)
         with spying(server, prefix) as spy:
-            assert len(await q.broken.list(250)) == 250
+            assert len(await q.undecodable.list(250)) == 250
             assert spy.calls()["list_aside"] == 3, "a request reads 100, so that none occupies the server for long"
-        assert len(await q.broken.list(2200)) == 2200
-        assert sorted(tasks(await q.broken.list(5000))) == sorted(names)
-        assert await q.broken.retry_all(limit=1100) == 1100
+        assert len(await q.undecodable.list(2200)) == 2200
+        assert sorted(tasks(await q.undecodable.list(5000))) == sorted(names)
+        assert await q.undecodable.retry_all(limit=1100) == 1100
         assert (await q.count(), (await count(q))[1]) == (1100, 1200)
-        assert await q.broken.drop_all() == 1200
-        assert await q.broken.list() == []
+        assert await q.undecodable.drop_all() == 1200
+        assert await q.undecodable.list() == []
         await q.delete()
         assert not [key for key in dump(server.client(), prefix) if b"{Q1}:aside" in key or b"{Q1}:job:" in key]
 
@@ -210,7 +210,7 @@ async def test_a_limit_is_a_whole_number(mesh: worqr.Mesh, limit: Any) -> None:
 
 
 async def test_what_cannot_narrow_a_list_is_refused(mesh: worqr.Mesh) -> None:
-    calls: list[tuple[Callable[[worqr.Aside], Any], str]] = [
+    calls: list[tuple[Callable[[worqr.DeadLetters], Any], str]] = [
         (lambda aside: aside.list(error=7), "error must be a str"),  # type: ignore[arg-type]
         (lambda aside: aside.list(before=datetime(2030, 1, 1)), "timezone"),
         (lambda aside: aside.list(since=datetime(2030, 1, 1)), "timezone"),
@@ -245,12 +245,12 @@ async def test_a_lower_cap_takes_effect_with_the_next_failure(mesh: worqr.Mesh) 
         assert tasks(await q.failed.list()) == [b"8", b"7", b"6"]
 
 
-async def test_what_is_broken_is_not_capped(mesh: worqr.Mesh) -> None:
+async def test_what_is_undecodable_is_not_capped(mesh: worqr.Mesh) -> None:
     async with mesh.connect(), serving(mesh, "Q1", breaking, keep_failed=0):
         q = mesh.queue("Q1")
         await q.enqueue(*[b"%d" % n for n in range(20)])
         await eventually(lambda: count(q), (0, 20))
-        assert len(await q.broken.list()) == 20
+        assert len(await q.undecodable.list()) == 20
 
 
 # Put back
@@ -307,7 +307,7 @@ async def test_some_are_put_back_or_dropped_by_their_ids(mesh: worqr.Mesh) -> No
         assert await q.failed.drop(ids[1], ids[1], "nobody") == 1
         assert tasks(await q.failed.list()) == [b"5", b"3"]
         assert await q.failed.retry() == await q.failed.drop() == 0
-        assert await q.broken.retry(ids[2]) == await q.broken.drop(ids[2]) == 0  # it is in the other list
+        assert await q.undecodable.retry(ids[2]) == await q.undecodable.drop(ids[2]) == 0  # it is in the other list
         await q.delete()
 
 
@@ -405,7 +405,7 @@ async def test_errors_are_counted_by_their_type_the_most_frequent_first(mesh: wo
             ("TimeoutError", 1),
             (f"{__name__}.Boom", 1),
         ]
-        assert await q.broken.errors() == {}
+        assert await q.undecodable.errors() == {}
 
 
 async def test_errors_of_many_are_counted_in_several_requests(

@@ -312,7 +312,7 @@ async def test_info_counts_what_waits_runs_and_failed(mesh: worqr.Mesh) -> None:
         await held.wait(2)
         await q.pause("to look at it")
         info = await q.info()
-        assert (info.waiting, info.running, info.failed, info.broken, info.scheduled) == (3, 2, 1, 0, 0)
+        assert (info.waiting, info.running, info.failed, info.undecodable, info.scheduled) == (3, 2, 1, 0, 0)
         assert (info.paused, info.workers, info.name) == ("to look at it", 1, "Q1")
         assert info.counts == {"enqueued": 6, "claimed": 12, "retried": 9, "failed": 1, "paused": 1}
         await q.resume()

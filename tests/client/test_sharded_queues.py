@@ -260,7 +260,7 @@ async def test_what_was_set_aside(mesh: worqr.Mesh) -> None:
 
     async def handler(task: bytes) -> None:
         ids.append(worqr.current().id)
-        raise (worqr.Broken if task == b"broken" else KeyError if task == b"key" else worqr.Failure)("no")
+        raise (worqr.Undecodable if task == b"undecodable" else KeyError if task == b"key" else worqr.Failure)("no")
 
     async with both(mesh) as queues:
         for queue in queues:
@@ -270,7 +270,7 @@ async def test_what_was_set_aside(mesh: worqr.Mesh) -> None:
                         await queue.enqueue(task)
                 for n in range(8):
                     await queue.dispatch(b"job", id=f"x{n}")
-                    await queue.enqueue(b"broken")
+                    await queue.enqueue(b"undecodable")
                 await eventually(lambda queue=queue: _aside(queue), (24, 8))  # type: ignore[misc]
             found = await queue.failed.list()
             assert Counter(each.task for each in found) == {b"key": 8, b"raw": 8, b"job": 8}
@@ -289,15 +289,15 @@ async def test_what_was_set_aside(mesh: worqr.Mesh) -> None:
             assert await queue.failed.drop_all(limit=3) == 3
             assert not newest & {each.id for each in await queue.failed.list()}
             assert await queue.failed.retry_all(error="KeyError") + await queue.failed.drop_all() == 12
-            assert await queue.broken.retry_all(limit=5) == 5
-            assert await queue.broken.drop_all() == 3
+            assert await queue.undecodable.retry_all(limit=5) == 5
+            assert await queue.undecodable.drop_all() == 3
             await queue.cancel_all()
             assert (await queue.info()).waiting == 0
 
 
 async def _aside(queue: worqr.Queue) -> tuple[int, int]:
     info = await queue.info()
-    return info.failed, info.broken
+    return info.failed, info.undecodable
 
 
 async def test_unique_tasks(mesh: worqr.Mesh) -> None:

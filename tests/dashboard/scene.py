@@ -29,7 +29,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
         {"name": "{failing}", "tab": "failed"},
         {"name": "{failing}", "tab": "failed", "count": "errors"},
         {"name": "{batched}", "tab": "failed", "home": "{batched}", "batch": "{batch}"},
-        {"name": "{typed}", "tab": "broken"},
+        {"name": "{typed}", "tab": "undecodable"},
         {"name": "{failing}", "tab": "ended"},
     ],
     "/lanes": [{"queue": "{laned}"}],
@@ -61,7 +61,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/api/v1/ended": [{"queue": "{failing}"}, {"queue": "{failing}", "format": "csv"}],
     "/api/v1/dead-letters": [
         {"queue": "{failing}", "list": "failed"},
-        {"queue": "{typed}", "list": "broken", "format": "csv"},
+        {"queue": "{typed}", "list": "undecodable", "format": "csv"},
     ],
     "/api/v1/workers": [{}, {"format": "csv"}],
     "/api/v1/schedules": [{}, {"format": "csv"}],
@@ -200,7 +200,7 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
             await trio.sleep(0.01)
         while not await mesh.queue(names["failing"]).recent():
             await trio.sleep(0.01)
-        while (await mesh.queue(names["typed"]).info()).broken < 1:
+        while (await mesh.queue(names["typed"]).info()).undecodable < 1:
             await trio.sleep(0.01)
         while [each.message for each in await mesh.queue(names["slow"]).running()] != [texts.progress] * 2:
             await trio.sleep(0.01)

@@ -286,7 +286,7 @@ def test_a_list_that_has_changed_before_the_first_look_has_moved() -> None:
 async def test_a_page_tells_its_stream_which_list_it_shows(
     connected: worqr.Mesh, site: Site, server: Server, tab: str
 ) -> None:
-    queues = {"running": "slow", "failed": "failing", "ended": "failing", "broken": "typed"}
+    queues = {"running": "slow", "failed": "failing", "ended": "failing", "undecodable": "typed"}
     async with open_scene(server.url, connected.prefix) as scene:
         page = (await site.get("/queue", name=scene.names[queues.get(tab, "queue")], tab=tab)).text
         address = html.unescape(page.split('data-live="/live?')[1].split('"')[0])

@@ -573,7 +573,7 @@ def info(name: str, **numbers: int) -> QueueInfo:
     counts = {key: numbers.pop(key) for key in ("enqueued", "finished", "given_up") if key in numbers}
     if "given_up" in counts:
         counts["failed"] = counts.pop("given_up")
-    zeros = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    zeros = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "undecodable", "workers"), 0)
     return QueueInfo(name=name, **{**zeros, **numbers}, paused=None, oldest_job=None, counts=counts)  # type: ignore[arg-type]
 
 
@@ -986,7 +986,7 @@ async def test_all_pages_count_undecodable_tasks_as_failed(connected: worqr.Mesh
     async with connected.join(grace=0):
         await connected.queue("typed").enqueue(b"no JSON")
         with trio.fail_after(PATIENCE):
-            while (await connected.queue("typed").info()).broken < 1:
+            while (await connected.queue("typed").info()).undecodable < 1:
                 await trio.sleep(0.01)
         for path, key in (
             ("/", "total.dead"),

@@ -50,8 +50,8 @@ async def test_each_table_has_what_its_page_shows(server: Server, prefix: str) -
         page = (await site.get("/queue", name=names["failing"], tab="ended")).text
         assert re.search(rf"{texts.job}.*raised.*worqr.Failure", page)
         assert "No ended run is kept." in (await site.get("/queue", name=names["slow"], tab="ended")).text
-        [broken] = await rows(site, "dead-letters", queue=names["typed"], list="broken")
-        assert broken["reason"] == "broken"
+        [broken] = await rows(site, "dead-letters", queue=names["typed"], list="undecodable")
+        assert broken["reason"] == "undecodable"
         [worker] = await rows(site, "workers")
         assert (worker["id"], worker["app"], names["slow"] in worker["queues"]) == (scene.worker, texts.app, True)
         [schedule] = await rows(site, "schedules")

@@ -160,7 +160,12 @@ def test_the_fields_of_a_status_are_those_there_are() -> None:
 
 def test_the_counters_are_those_of_the_scripts() -> None:
     source = "\n".join(script.source for script in all_scripts())
-    counted = set(re.findall(r"\b(?:count|tally)\(\w+, '(\w+)'", source)) | {"failed", "broken", "retried", "stalled"}
+    counted = set(re.findall(r"\b(?:count|tally)\(\w+, '(\w+)'", source)) | {
+        "failed",
+        "undecodable",
+        "retried",
+        "stalled",
+    }
     named = {word for row in rows("job-states.md", "Counters and events") for word in words(row[0])}
     assert named == counted
 

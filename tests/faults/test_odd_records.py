@@ -139,7 +139,7 @@ async def test_while_it_waits(scene: Scene) -> None:
     scene.spoil(scene.q.job)
     async with serving(scene.mesh, "Q1", work, retry=QUICK, concurrency=50):
         await scene.ends(work)
-    assert scene.client.zcard(scene.q.broken) > 200, "what cannot be read is in the dead-letter queue"
+    assert scene.client.zcard(scene.q.undecodable) > 200, "what cannot be read is in the dead-letter queue"
 
 
 async def test_while_it_is_scheduled(scene: Scene) -> None:
@@ -159,7 +159,7 @@ async def test_while_it_runs(scene: Scene, fails: bool) -> None:
         scene.spoil(scene.q.active)
         work.gate.set()
         await scene.ends(work)
-    assert scene.client.zcard(scene.q.failed) + scene.client.zcard(scene.q.broken) >= (len(ODD) if fails else 0)
+    assert scene.client.zcard(scene.q.failed) + scene.client.zcard(scene.q.undecodable) >= (len(ODD) if fails else 0)
 
 
 async def test_while_its_worker_leaves(scene: Scene) -> None:

@@ -279,7 +279,7 @@ def test_a_payload_says_the_call_it_was_made_of(mesh: Mesh) -> None:
     call = function.call(ORDER, express=True)
     assert function.decode(call.task) == call
     assert (function.decode(call.task).args, function.decode(call.task).kwargs) == ((ORDER,), {"express": True})
-    with pytest.raises(worqr.Broken, match="ship: DecodeError"):
+    with pytest.raises(worqr.Undecodable, match="ship: DecodeError"):
         function.decode(b"x")
 
 

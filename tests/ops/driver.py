@@ -255,8 +255,8 @@ class Desk:
             ops.retry_task(self.q, worker, claimed, BOOM, **{"counter": "failures", "limit": 10, **options})
         )
 
-    def fail(self, worker: str, claimed: int, *, broken: bool = False) -> str:
-        return self.call(ops.fail_task(self.q, worker, claimed, BOOM, broken=broken))
+    def fail(self, worker: str, claimed: int, *, undecodable: bool = False) -> str:
+        return self.call(ops.fail_task(self.q, worker, claimed, BOOM, undecodable=undecodable))
 
     def dispatch(self, id: str | None, task: bytes = b"a", **options: Any) -> Dispatched:
         """One job, due long ago unless `options` say when; `fields` as a record has them."""

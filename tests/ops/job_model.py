@@ -413,7 +413,7 @@ class Model(Lines):
         facts |= {"meta": job["meta"]} if "meta" in job else {}
         if policy.on_failure:
             self._post_failure(claim, job["task"], dict(facts))
-        self._move(was, "failed" if failure.kind == "failed" else "broken")
+        self._move(was, "failed" if failure.kind == "failed" else "undecodable")
         self._count(failure.kind)
         if failure.reason == "expired":
             self._count("expired")
@@ -436,7 +436,7 @@ class Model(Lines):
     def _drop(self, claim: int, kind: str) -> None:
         self.listed[kind].remove(claim)
         del self.aside[claim]
-        self._move("failed" if kind == "failed" else "broken", "gone")
+        self._move("failed" if kind == "failed" else "undecodable", "gone")
 
     def _post_failure(self, claim: int, task: bytes, facts: Record) -> None:
         self.failure_fence += 1
@@ -638,7 +638,7 @@ class Model(Lines):
                 kept["twin"] = sha1(old["task"])
             if "twin" in kept:
                 self.twins.setdefault(kept["twin"], set()).add(old["id"])
-            was: State = "failed" if kind == "failed" else "broken"
+            was: State = "failed" if kind == "failed" else "undecodable"
             self._create(old["id"], {"fields": kept}, old["task"], number + count, NOW, was)
         self.fence_number += count
         self._count("enqueued", count)

@@ -24,8 +24,8 @@ KEPT = {"result_ttl": "60000"}
 @dataclass(frozen=True, slots=True)
 class Scene:
     """Claims of A: on a raw task, on a job that failed once, on one with a blocked twin, a marked one, and on the last member of
-    a batch; the claims under which tasks failed and were broken, and a member of a batch failed. And the state of the scene when
-    it was set."""
+    a batch; the claims under which tasks failed and were undecodable, and a member of a batch failed. And the state of the scene
+    when it was set."""
 
     raw: int
     job: int
@@ -33,7 +33,7 @@ class Scene:
     marked: int
     member: int
     failed: int
-    broken: int
+    undecodable: int
     failed_member: int
     keys: list[tuple[bytes, int, bytes]]
     numbers: dict[str, int]
@@ -68,8 +68,8 @@ def set_scene(desk: Desk) -> Scene:
         desk.call(ops.finish_tasks(desk.q, "A", [ended], {ended: ("json", b"1")}))
     failed = desk.run("A", "lost", fields=KEPT)
     desk.fail("A", failed)
-    broken, raw, job, marked = desk.hold("A", b"broken", b"x", b"x", b"marked")
-    desk.fail("A", broken, broken=True)
+    undecodable, raw, job, marked = desk.hold("A", b"broken", b"x", b"x", b"marked")
+    desk.fail("A", undecodable, undecodable=True)
     desk.retry("A", job)
     [job] = desk.take("A", 1)
     desk.call(ops.cancel_task(desk.q, b"marked"))
@@ -102,7 +102,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.client.expire(RoomKeys(desk.q).waiters, 1000)
     for n in range(22):  # in a second that is still to come, so that other workers that join are added up
         desk.client.xadd(desk.g.log, {"kind": "joined" if n else "more", "n": 1}, id=f"{FUTURE}-{n}")
-    claims = raw, job, twin, marked, member, failed, broken, failed_member
+    claims = raw, job, twin, marked, member, failed, undecodable, failed_member
     return Scene(*claims, _everything(desk), dict(desk.numbers), dict(desk.starts))
 
 
@@ -231,7 +231,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
             job("member", batch=member_of(q)),
         ],
     ),
-    "drop_aside": lambda q, g, scene: ops.drop_aside(q, "broken", [scene.broken]),
+    "drop_aside": lambda q, g, scene: ops.drop_aside(q, "undecodable", [scene.undecodable]),
     "drop_history": lambda q, g, scene: ops.drop_history(q),
     "drop_schedules": lambda q, g, scene: ops.drop_schedules(g, 0),
     "drop_shards": lambda q, g, scene: ops.drop_shards(g, "hot", 8),

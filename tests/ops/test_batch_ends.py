@@ -31,8 +31,8 @@ def failed(desk: Desk, batch: Opened) -> Command[Any]:
     return ops.fail_task(desk.q, "A", batch.run("A", "x"), BOOM)
 
 
-def broken(desk: Desk, batch: Opened) -> Command[Any]:
-    return ops.fail_task(desk.q, "A", batch.run("A", "x"), BOOM, broken=True)
+def undecodable(desk: Desk, batch: Opened) -> Command[Any]:
+    return ops.fail_task(desk.q, "A", batch.run("A", "x"), BOOM, undecodable=True)
 
 
 def failed_too_often(desk: Desk, batch: Opened) -> Command[Any]:
@@ -205,7 +205,7 @@ def without_a_record_while_it_ran(desk: Desk, batch: Opened) -> Command[Any]:
 
 WAYS: dict[str, list[Way]] = {
     "finished": [finished],
-    "failed": [failed, broken, failed_too_often, timed_out_too_often, stalled_too_often, expired],
+    "failed": [failed, undecodable, failed_too_often, timed_out_too_often, stalled_too_often, expired],
     "cancelled": [
         *(cancelled_waiting, cancelled_scheduled, cancelled_and_stopped, cancelled_and_finished, cancelled_and_failed),
         *(cancelled_and_retried, cancelled_and_left, cancelled_and_swept, claim_cancelled, replaced_while_it_ran),

@@ -5,19 +5,19 @@ from worqr import ops
 from worqr.records import RemoteError
 
 
-def fail(desk: Desk, *kinds: str, broken: bool = False) -> list[int]:
+def fail(desk: Desk, *kinds: str, undecodable: bool = False) -> list[int]:
     held = desk.hold("A", *[b"a"] * len(kinds))
     for claim, kind in zip(held, kinds, strict=True):
-        desk.call(ops.fail_task(desk.q, "A", claim, RemoteError(kind, "m", ""), broken=broken))
+        desk.call(ops.fail_task(desk.q, "A", claim, RemoteError(kind, "m", ""), undecodable=undecodable))
     return held
 
 
 def test_records_by_the_type_of_their_error(desk: Desk) -> None:
     fail(desk, "ValueError", "smtp.Refused", "ValueError")
-    fail(desk, "DecodeError", broken=True)
+    fail(desk, "DecodeError", undecodable=True)
     with desk.nothing_changes():
         assert desk.call(ops.count_errors(desk.q, "failed", 0)) == (False, {"ValueError": 2, "smtp.Refused": 1})
-        assert desk.call(ops.count_errors(desk.q, "broken", 0)) == (False, {"DecodeError": 1})
+        assert desk.call(ops.count_errors(desk.q, "undecodable", 0)) == (False, {"DecodeError": 1})
 
 
 def test_pages_from_a_rank_on_the_oldest_first(desk: Desk) -> None:

@@ -4,8 +4,8 @@ from tests.ops.driver import Desk, Expires, claim, policy
 from worqr import ops
 
 
-def drop(desk: Desk, *claims: int, broken: bool = False) -> int:
-    return desk.call(ops.drop_aside(desk.q, "broken" if broken else "failed", claims))
+def drop(desk: Desk, *claims: int, undecodable: bool = False) -> int:
+    return desk.call(ops.drop_aside(desk.q, "undecodable" if undecodable else "failed", claims))
 
 
 def test_forgets_it_and_leaves_nothing(desk: Desk) -> None:
@@ -28,17 +28,17 @@ def test_forgets_it_and_leaves_nothing(desk: Desk) -> None:
 def test_as_many_as_there_are(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b", b"c")
     for one in held:
-        desk.fail("A", one, broken=True)
-    assert drop(desk, held[0], held[0], held[2], 1, broken=True) == 2
+        desk.fail("A", one, undecodable=True)
+    assert drop(desk, held[0], held[0], held[2], 1, undecodable=True) == 2
     assert desk.state()[":broken"] == [str(held[1])]
 
 
 def test_only_from_the_list_that_is_meant(desk: Desk) -> None:
     one, two = desk.hold("A", b"a", b"b")
     desk.fail("A", one)
-    desk.fail("A", two, broken=True)
+    desk.fail("A", two, undecodable=True)
     with desk.nothing_happens():
-        assert drop(desk, two) == drop(desk, one, broken=True) == 0
+        assert drop(desk, two) == drop(desk, one, undecodable=True) == 0
 
 
 def test_an_older_one_of_the_same_id_is_its_newest_then(desk: Desk) -> None:

@@ -106,7 +106,7 @@ def test_how_a_run_failed_is_published_to_those_who_listen_to_that(desk: Desk, k
     error = replace(BOOM, message="é" * 1000)
     with desk.listening(desk.q.events_channel, desk.q.event_ends_channel) as heard:
         for claim in (first, first + 1):
-            desk.call(ops.fail_task(desk.q, "A", claim, error, broken=kind == "broken"))
+            desk.call(ops.fail_task(desk.q, "A", claim, error, undecodable=kind == "broken"))
     (_, job_end), _, (_, plain_end), _ = heard
     text = "é" * 512  # a KiB
     assert unpacked(job_end) == (f"{kind} 1", [["A", "x", None, None, None, BOOM.type, text]])
@@ -175,7 +175,7 @@ def test_what_is_set_aside_is_named_as_in_the_list(desk: Desk, kind: Any, on_fai
     failures = QueueKeys(desk.prefix, "Q1", failures=True)
     with events(desk) as heard, events(desk, failures) as of_failures:
         for claim in (first, first + 1):
-            desk.call(ops.fail_task(desk.q, "A", claim, BOOM, broken=kind == "broken"))
+            desk.call(ops.fail_task(desk.q, "A", claim, BOOM, undecodable=kind == "broken"))
     assert heard == [(kind, 1, ["x"]), (kind, 1, [f"@{first + 1}"])]
     assert [type_ for type_, _, _ in of_failures] == ["enqueued"] * (2 if on_failure else 0)
     assert all(desk.client.exists(failures.job(name)) for _, _, (name,) in of_failures)

@@ -9,10 +9,10 @@ from worqr import ops
 from worqr.keys import MARKER, QueueKeys
 
 
-@pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
-def test_sets_the_task_aside_with_what_is_known_of_it(desk: Desk, broken: bool, kind: str, failures: int) -> None:
+@pytest.mark.parametrize(("undecodable", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
+def test_sets_the_task_aside_with_what_is_known_of_it(desk: Desk, undecodable: bool, kind: str, failures: int) -> None:
     [held] = desk.hold("A", b"a")
-    assert desk.fail("A", held, broken=broken) == "aside"
+    assert desk.fail("A", held, undecodable=undecodable) == "aside"
     assert desk.state() == {
         f":{kind}": [str(held)],
         f":aside:{held}": aside("a", f"@{held}", reason=kind, failures=failures),
@@ -39,7 +39,7 @@ def test_a_job_takes_its_id_and_counters_along_and_leaves_nothing_else(desk: Des
 @pytest.mark.parametrize("task", [b"", bytes(range(256)), MARKER + b"\xff", b"x" * 16 * 1024 * 1024])
 def test_keeps_the_payload_byte_for_byte(desk: Desk, task: bytes) -> None:
     [held] = desk.hold("A", task)
-    desk.fail("A", held, broken=True)
+    desk.fail("A", held, undecodable=True)
     assert desk.client.hget(desk.q.dead_letter(held), "task") == task
 
 
@@ -86,11 +86,11 @@ def test_keep_0_keeps_none(desk: Desk) -> None:
     assert desk.counts()["failed"] == 2
 
 
-def test_broken_ones_are_not_capped(desk: Desk) -> None:
+def test_undecodable_ones_are_not_capped(desk: Desk) -> None:
     held = desk.hold("A", b"a", b"b", b"c")
     desk.enter("A", keep_failed=0)
     for one in held:
-        desk.fail("A", one, broken=True)
+        desk.fail("A", one, undecodable=True)
     assert desk.state()[":broken"] == [str(one) for one in held]
 
 
@@ -147,12 +147,12 @@ def test_tells_a_hungry_worker_of_a_suspect(desk: Desk) -> None:
     assert heard == [(":wake:B", b"1")]
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_list_of_a_foreign_type_leaves_the_claim_as_it_is(desk: Desk, broken: bool) -> None:
+@pytest.mark.parametrize("undecodable", [False, True])
+def test_a_list_of_a_foreign_type_leaves_the_claim_as_it_is(desk: Desk, undecodable: bool) -> None:
     [held] = desk.hold("A", b"a")
-    desk.client.set(desk.q.broken if broken else desk.q.failed, "foreign")
+    desk.client.set(desk.q.undecodable if undecodable else desk.q.failed, "foreign")
     with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        desk.fail("A", held, broken=broken)
+        desk.fail("A", held, undecodable=undecodable)
 
 
 # The failure handler
@@ -166,9 +166,9 @@ def failure_of(desk: Desk, held: int) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items()}
 
 
-@pytest.mark.parametrize(("broken", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
+@pytest.mark.parametrize(("undecodable", "kind", "failures"), [(False, "failed", 1), (True, "broken", 0)])
 def test_gets_its_job_in_the_same_step_from_the_very_first_failure_on(
-    desk: Desk, broken: bool, kind: str, failures: int
+    desk: Desk, undecodable: bool, kind: str, failures: int
 ) -> None:
     [held] = desk.hold("A", b"a\x00\xff")
     desk.enter("A", on_failure=True)
@@ -176,7 +176,7 @@ def test_gets_its_job_in_the_same_step_from_the_very_first_failure_on(
     desk.client.sadd(failed.hungry, "B")
     before = desk.now()
     with desk.listening(failed.wake_channel("B"), failed.job(f"@f{held}")) as heard:
-        assert desk.fail("A", held, broken=broken) == "aside"
+        assert desk.fail("A", held, undecodable=undecodable) == "aside"
     assert heard == [(f"-fail:job:@f{held}", b"waiting"), ("-fail:wake:B", b"1")]
     known = aside("a\x00\xff", f"@{held}", reason=kind, failures=failures)
     told = failure_of(desk, held)
@@ -276,7 +276,7 @@ def test_the_same_id_set_aside_again_knows_the_one_before(desk: Desk) -> None:
     first = desk.run("A", "x")
     desk.fail("A", first)
     second = desk.run("A", "x")
-    desk.fail("A", second, broken=True)
+    desk.fail("A", second, undecodable=True)
     state = desk.state()
     assert state[":aside"] == {"x": str(second)}
     assert (state[f":aside:{second}"]["older"], state[f":aside:{first}"]["newer"]) == (str(first), str(second))

@@ -8,16 +8,16 @@ from tests.ops.driver import Desk
 from worqr import ops
 
 
-def find(desk: Desk, *ids: str, broken: bool = False) -> list[int]:
+def find(desk: Desk, *ids: str, undecodable: bool = False) -> list[int]:
     with desk.nothing_changes():
-        return desk.call(ops.find_aside(desk.q, "broken" if broken else "failed", ids))
+        return desk.call(ops.find_aside(desk.q, "undecodable" if undecodable else "failed", ids))
 
 
-def set_aside(desk: Desk, *ids: str, broken: bool = False) -> list[int]:
+def set_aside(desk: Desk, *ids: str, undecodable: bool = False) -> list[int]:
     held = []
     for each in ids:
         held.append(desk.run("A", each))
-        desk.fail("A", held[-1], broken=broken)
+        desk.fail("A", held[-1], undecodable=undecodable)
     return held
 
 
@@ -41,10 +41,10 @@ def test_a_raw_task_by_the_id_that_was_made_for_it(desk: Desk) -> None:
 
 def test_only_in_the_list_that_is_meant(desk: Desk) -> None:
     one = set_aside(desk, "x")
-    two = set_aside(desk, "x", broken=True)
+    two = set_aside(desk, "x", undecodable=True)
     three = set_aside(desk, "x")
     assert find(desk, "x", "x", "x") == three + one
-    assert find(desk, "x", "x", broken=True) == two
+    assert find(desk, "x", "x", undecodable=True) == two
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))

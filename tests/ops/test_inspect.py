@@ -10,7 +10,7 @@ def test_tells_all_there_is_to_know(desk: Desk) -> None:
     one, two, three, four = desk.hold("A", b"b", b"c", b"d", b"e")
     desk.stall(b"suspect")
     desk.fail("A", one)
-    desk.fail("A", two, broken=True)
+    desk.fail("A", two, undecodable=True)
     desk.retry("A", three)
     desk.call(ops.stop_tasks(desk.q, "A", [four]))
     desk.put(b"g")
@@ -23,7 +23,7 @@ def test_tells_all_there_is_to_know(desk: Desk) -> None:
         due=0,
         running=1,
         failed=1,
-        broken=1,
+        undecodable=1,
         paused="why",
         trash=False,
         workers=[],
@@ -32,7 +32,7 @@ def test_tells_all_there_is_to_know(desk: Desk) -> None:
             "claimed": 7,
             "stalled": 2,
             "failed": 1,
-            "broken": 1,
+            "undecodable": 1,
             "retried": 1,
             "stopped": 1,
             "paused": 1,

@@ -84,7 +84,7 @@ def test_what_was_set_aside_has_failed_also_when_no_result_is_kept(desk: Desk) -
 
 def test_a_raw_task_that_was_set_aside_has_failed_too(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
-    desk.fail("A", held, broken=True)
+    desk.fail("A", held, undecodable=True)
     known = JobState("failed", attempts=1, error=FAILED)
     assert status(desk, 0, f"@{held}") == status(desk, held, f"@{held}") == known
 
@@ -103,7 +103,7 @@ def test_what_was_known_of_its_tries_survives_its_end(desk: Desk, end: str, kept
             desk.fail("A", held)
             known = replace(known, state="failed", failures=2, error=FAILED)
         case "broken":
-            desk.fail("A", held, broken=True)
+            desk.fail("A", held, undecodable=True)
             known = replace(known, state="failed", error=FAILED)
         case "stall":
             desk.retry("A", held, counter="stalls", limit=1)

@@ -161,7 +161,7 @@ class Chaos:
 
     def fail(self) -> None:
         if held := self.some_claim():
-            self.desk.fail(*held, broken=self.random.random() < 0.3)
+            self.desk.fail(*held, undecodable=self.random.random() < 0.3)
 
     def die(self) -> None:
         worker = self.random.choice("ABC")
@@ -198,7 +198,7 @@ class Chaos:
             self.desk.call(ops.promote_due(self.desk.q, self.random.choice((1, 1000))))
 
     def again(self) -> None:
-        which = self.random.choice(("failed", "broken"))
+        which = self.random.choice(("failed", "undecodable"))
         page = self.desk.call(ops.list_aside(self.desk.q, which, 9))
         claims = [claim for claim, _ in page.records]
         step = self.random.choice((ops.retry_aside, ops.drop_aside))
@@ -270,7 +270,7 @@ class Chaos:
             if started.status == "short" and not started.entries:
                 break
         leave(desk, "Z")
-        for which in ("failed", "broken"):
+        for which in ("failed", "undecodable"):
             page = desk.call(ops.list_aside(desk.q, which, 99))
             desk.call(ops.drop_aside(desk.q, which, [claim for claim, _ in page.records]))
         assert desk.client.exists(desk.q.base) == 0

@@ -10,13 +10,13 @@ from worqr.ops import MAX_BYTES, MAX_HEADS, DeadLetterPage
 from worqr.records import RemoteError
 
 
-def set_aside(desk: Desk, *tasks: bytes, errors: tuple[str, ...] = ("Boom",), broken: bool = False) -> list[int]:
+def set_aside(desk: Desk, *tasks: bytes, errors: tuple[str, ...] = ("Boom",), undecodable: bool = False) -> list[int]:
     """The claims of raw tasks that were set aside, one millisecond after another, with each of the errors in turn."""
     held = desk.hold("A", *tasks)
     for n, one in enumerate(held):
         error = RemoteError(errors[n % len(errors)], "", "")
-        desk.call(ops.fail_task(desk.q, "A", one, error, broken=broken))
-        desk.client.zadd(desk.q.broken if broken else desk.q.failed, {str(one): PAST + n})
+        desk.call(ops.fail_task(desk.q, "A", one, error, undecodable=undecodable))
+        desk.client.zadd(desk.q.undecodable if undecodable else desk.q.failed, {str(one): PAST + n})
     return held
 
 
@@ -45,9 +45,9 @@ def test_the_newest_first_with_their_whole_records(desk: Desk) -> None:
 
 def test_each_list_is_its_own(desk: Desk) -> None:
     [failed] = set_aside(desk, b"a")
-    [broken] = set_aside(desk, b"b", broken=True)
+    [undecodable] = set_aside(desk, b"b", undecodable=True)
     assert claims(desk.call(ops.list_aside(desk.q, "failed", 9))) == [failed]
-    assert claims(desk.call(ops.list_aside(desk.q, "broken", 9))) == [broken]
+    assert claims(desk.call(ops.list_aside(desk.q, "undecodable", 9))) == [undecodable]
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])

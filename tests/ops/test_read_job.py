@@ -74,7 +74,7 @@ def test_its_last_two_results_without_their_values(desk: Desk) -> None:
 
 def test_its_dead_letter_records_the_newest_ten(desk: Desk) -> None:
     for n in range(12):
-        desk.fail("A", desk.run("A", "x", b"%d" % n), broken=n == 11)
+        desk.fail("A", desk.run("A", "x", b"%d" % n), undecodable=n == 11)
     found = read(desk)
     assert [record.fields["task"] for record in found.records] == [b"%d" % n for n in range(11, 1, -1)]
     assert found.records[0].fields["reason"] == b"broken"

@@ -35,20 +35,20 @@ def test_a_run_without_a_value_has_finished_all_the_same(desk: Desk) -> None:
     assert read(desk) == ("finished", [b"none", b""])
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_failure_is_told_with_its_error(desk: Desk, broken: bool) -> None:
+@pytest.mark.parametrize("undecodable", [False, True])
+def test_a_failure_is_told_with_its_error(desk: Desk, undecodable: bool) -> None:
     held = desk.run("A", "x", **KEPT)
-    desk.fail("A", held, broken=broken)
+    desk.fail("A", held, undecodable=undecodable)
     assert read(desk, held - 1) == ("failed", ERROR)
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_failure_is_told_while_its_record_is_there_also_if_no_result_is_kept(desk: Desk, broken: bool) -> None:
+@pytest.mark.parametrize("undecodable", [False, True])
+def test_a_failure_is_told_while_its_record_is_there_also_if_no_result_is_kept(desk: Desk, undecodable: bool) -> None:
     held = desk.run("A", "x")
-    desk.fail("A", held, broken=broken)
+    desk.fail("A", held, undecodable=undecodable)
     assert read(desk) == read(desk, held - 1) == ("failed", ERROR)
     assert read(desk, held + 5) == ("gone", [])
-    desk.call(ops.drop_aside(desk.q, "broken" if broken else "failed", [held]))
+    desk.call(ops.drop_aside(desk.q, "undecodable" if undecodable else "failed", [held]))
     assert read(desk) == read(desk, held - 1) == ("gone", [])
 
 

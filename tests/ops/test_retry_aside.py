@@ -7,8 +7,8 @@ from worqr import ops
 from worqr.keys import MARKER, QueueKeys
 
 
-def again(desk: Desk, *claims: int, broken: bool = False) -> int:
-    return desk.call(ops.retry_aside(desk.q, "broken" if broken else "failed", claims))
+def again(desk: Desk, *claims: int, undecodable: bool = False) -> int:
+    return desk.call(ops.retry_aside(desk.q, "undecodable" if undecodable else "failed", claims))
 
 
 def without_time(record: dict[str, str], since: int, until: int) -> dict[str, str]:
@@ -40,15 +40,15 @@ def test_a_job_goes_to_the_back_of_the_queue_all_counters_at_zero(desk: Desk) ->
     }
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_a_raw_task_is_a_job_from_then_on(desk: Desk, broken: bool) -> None:
+@pytest.mark.parametrize("undecodable", [False, True])
+def test_a_raw_task_is_a_job_from_then_on(desk: Desk, undecodable: bool) -> None:
     [held] = desk.hold("A", b"a")
-    desk.fail("A", held, broken=broken)
+    desk.fail("A", held, undecodable=undecodable)
     before = desk.now()
-    assert again(desk, held, broken=broken) == 1
+    assert again(desk, held, undecodable=undecodable) == 1
     state = desk.state()
     state[f":job:@{held}"] = without_time(state[f":job:@{held}"], before, desk.now())
-    kind = "broken" if broken else "failed"
+    kind = "broken" if undecodable else "failed"
     assert state == {
         "waiting": [reference(f"@{held}")],
         f":job:@{held}": record("a", held + 1, twin=digest("a")),
@@ -63,8 +63,8 @@ def test_a_raw_task_is_a_job_from_then_on(desk: Desk, broken: bool) -> None:
 @pytest.mark.parametrize("task", [b"", bytes(range(256)), MARKER + b"\xff"])
 def test_the_payload_is_given_byte_for_byte(desk: Desk, task: bytes) -> None:
     [held] = desk.hold("A", task)
-    desk.fail("A", held, broken=True)
-    again(desk, held, broken=True)
+    desk.fail("A", held, undecodable=True)
+    again(desk, held, undecodable=True)
     assert payloads(desk.start("A", 1).entries) == [task]
 
 
@@ -168,7 +168,7 @@ def test_only_from_the_list_that_is_meant(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.fail("A", held)
     with desk.nothing_happens():
-        assert again(desk, held, broken=True) == 0
+        assert again(desk, held, undecodable=True) == 0
 
 
 def test_a_resend_puts_nothing_back_twice(desk: Desk) -> None:

@@ -78,13 +78,13 @@ def test_a_try_says_how_long_it_took(desk: Desk) -> None:
     assert at - ms == began
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_the_last_one_is_in_the_dead_letter_record(desk: Desk, broken: bool) -> None:
+@pytest.mark.parametrize("undecodable", [False, True])
+def test_the_last_one_is_in_the_dead_letter_record(desk: Desk, undecodable: bool) -> None:
     held = desk.run("A", "x")
     desk.retry("A", held)
     [held] = desk.take("A", 1)
-    desk.fail("A", held, broken=broken)
-    assert tried(desk, desk.q.dead_letter(held)) == [one("failed"), one("broken" if broken else "failed")]
+    desk.fail("A", held, undecodable=undecodable)
+    assert tried(desk, desk.q.dead_letter(held)) == [one("failed"), one("broken" if undecodable else "failed")]
 
 
 @pytest.mark.parametrize(("counter", "why"), [("failures", "failed"), ("timeouts", "timeout"), ("stalls", "stalled")])

@@ -143,7 +143,7 @@ def give_up(task: bytes) -> None:
 
 
 def garbage(task: bytes) -> None:
-    raise worqr.Broken("no sense")
+    raise worqr.Undecodable("no sense")
 
 
 def again(task: bytes) -> None:

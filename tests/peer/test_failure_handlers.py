@@ -18,7 +18,7 @@ from tests.peer.test_claims import lose
 from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr import Broken, Failed, Failure, Retry, RetryPolicy
+from worqr import Failed, Failure, Retry, RetryPolicy, Undecodable
 from worqr.handler_options import PATIENT
 
 ASIDE = ("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
@@ -157,13 +157,13 @@ async def test_the_reasons(mesh: worqr.Mesh, server: Server, prefix: str) -> Non
     async def handler(task: bytes) -> None:
         if task == b"failure":
             raise Failure("no")
-        if task == b"broken":
-            raise Broken("what?")
+        if task == b"undecodable":
+            raise Undecodable("what?")
         await held(task)
 
     async with mesh.connect(), told_by(mesh, handler, told) as peer:
         q = mesh.queue("Q1")
-        await q.enqueue(b"failure", b"broken")
+        await q.enqueue(b"failure", b"undecodable")
         await q.dispatch(b"timeout", timeout=0.1)
         await told.wait(3)
         await q.pause()
@@ -179,7 +179,7 @@ async def test_the_reasons(mesh: worqr.Mesh, server: Server, prefix: str) -> Non
     reasons = {record.task: (record.reason, record.failures, record.stalls, record.timeouts) for record in told.records}
     assert reasons == {
         b"failure": ("failed", 1, 0, 0),
-        b"broken": ("broken", 0, 0, 0),
+        b"undecodable": ("undecodable", 0, 0, 0),
         b"timeout": ("timeout", 0, 0, 1),
         b"expired": ("expired", 0, 0, 0),
         b"stalled": ("stalled", 0, 1, 0),
@@ -374,19 +374,19 @@ async def test_a_failure_queue_has_none_itself(mesh: worqr.Mesh) -> None:
 
 
 @pytest.mark.leaves(*OF_FAILURES)
-async def test_what_strangers_put_into_a_failure_queue_is_broken(mesh: worqr.Mesh) -> None:
+async def test_what_strangers_put_into_a_failure_queue_is_undecodable(mesh: worqr.Mesh) -> None:
     told = Told()
     async with mesh.connect(), told_by(mesh, failing, told):
         q = mesh.queue("Q1")
         await q.failures.enqueue(b"junk")
         await q.failures.dispatch(b"junk too", id="y")
-        await eventually(lambda: broken_count(q.failures), 2)
-        assert sorted(record.task for record in await q.failures.broken.list()) == [b"junk", b"junk too"]
+        await eventually(lambda: undecodable_count(q.failures), 2)
+        assert sorted(record.task for record in await q.failures.undecodable.list()) == [b"junk", b"junk too"]
         assert told.records == []
 
 
-async def broken_count(q: worqr.Queue) -> int:
-    return (await q.info()).broken
+async def undecodable_count(q: worqr.Queue) -> int:
+    return (await q.info()).undecodable
 
 
 # What happens around it

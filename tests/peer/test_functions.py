@@ -213,7 +213,7 @@ async def test_options_of_a_dispatch_reach_the_job(mesh: worqr.Mesh) -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-async def test_what_cannot_be_decoded_is_broken_byte_for_byte(
+async def test_what_cannot_be_decoded_is_undecodable_byte_for_byte(
     mesh: worqr.Mesh, expects_left: Callable[..., None], noted: Noted, caplog: pytest.LogCaptureFixture, plain: bool
 ) -> None:
     expects_left("{mail.send}:broken", "{mail.send}:aside*")
@@ -239,19 +239,19 @@ async def test_what_cannot_be_decoded_is_broken_byte_for_byte(
         await q.enqueue(*payloads, b'{"to":"ada","color":"red"}')
         assert await noted.wait(1) == [("ada", Color.RED, None)]
         await eventually(q.running, [])
-        broken = await q.broken.list()
+        broken = await q.undecodable.list()
         assert sorted(record.task for record in broken) == sorted(payloads)
-        assert {(record.reason, record.failures) for record in broken} == {("broken", 0)}
+        assert {(record.reason, record.failures) for record in broken} == {("undecodable", 0)}
         said = {record.task: (record.error.type, record.error.message) for record in broken}
         assert said[payloads[0]] == (
-            "worqr.Broken",
+            "worqr.Undecodable",
             "mail.send: ValidationError: Expected `str`, got `int` - at `$.to`. Compare the signature of the function in the "
             "program that enqueued it",
         )
         assert SECRET in said[payloads[1]][1]  # the record may say all of it
-        assert (await q.info()).counts["broken"] == len(payloads)
+        assert (await q.info()).counts["undecodable"] == len(payloads)
     lines = [record.getMessage() for record in caplog.records]
-    assert any("task.broken: queue 'mail.send'" in line and "ValidationError" in line for line in lines)
+    assert any("task.undecodable: queue 'mail.send'" in line and "ValidationError" in line for line in lines)
     assert SECRET not in caplog.text
 
 
@@ -270,7 +270,7 @@ async def test_what_was_set_aside_can_be_read_as_a_call(mesh: worqr.Mesh, expect
         assert call == send.call("ada")
 
 
-async def count(aside: worqr.Aside) -> int:
+async def count(aside: worqr.DeadLetters) -> int:
     return len(await aside.list())
 
 
@@ -392,7 +392,7 @@ async def test_a_failure_handler_gets_the_record(
         await eventually(send.queue.failures.running, [])
 
 
-async def test_a_broken_payload_reaches_the_failure_handler_too(
+async def test_an_undecodable_payload_reaches_the_failure_handler_too(
     mesh: worqr.Mesh, expects_left: Callable[..., None], noted: Noted
 ) -> None:
     @mesh.task(name="send")
@@ -405,7 +405,7 @@ async def test_a_broken_payload_reaches_the_failure_handler_too(
     expects_left("{send}:broken", "{send}:aside*")
     async with mesh.join():
         await send.queue.enqueue(b"\x00")
-        assert await noted.wait(1) == [("broken", b"\x00")]
+        assert await noted.wait(1) == [("undecodable", b"\x00")]
         await eventually(send.queue.failures.running, [])
 
 
@@ -448,11 +448,11 @@ async def test_arguments_and_results_of_a_process_are_typed_too(
         assert await job.result(timeout=50) == Decimal("0.5890")
         payload = f'{{"owner":7,"bill":{{"items":["{SECRET}"]}}}}'.encode()
         await tax.queue.enqueue(payload)
-        await eventually(lambda: count(tax.queue.broken), 1, within=50)
-        (record,) = await tax.queue.broken.list()
+        await eventually(lambda: count(tax.queue.undecodable), 1, within=50)
+        (record,) = await tax.queue.undecodable.list()
         assert record.task == payload
         assert record.error.message.startswith("tax: ValidationError: ")
-    assert "task.broken: queue 'tax'" in caplog.text
+    assert "task.undecodable: queue 'tax'" in caplog.text
     assert SECRET not in caplog.text
 
 

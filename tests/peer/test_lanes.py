@@ -370,7 +370,7 @@ async def test_one_without_a_lane_runs_as_ever(
     with spying(server, prefix) as spy:
         async with mesh.join():
             await until(lambda: len(runs.done) == 4)
-            await eventually(function.queue.broken.count, 1)
+            await eventually(function.queue.undecodable.count, 1)
         assert spy.calls()["file_tasks"] == 0
     assert sorted(runs.done) == [("", 0), ("no name", 1), ("raises", 3), ("too long", 2)]
     assert runs.lanes == [""] * 4

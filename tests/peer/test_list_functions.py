@@ -94,11 +94,11 @@ async def test_a_list_runs_in_each_place_and_its_neighbours_are_not_taken_along(
         with pytest.raises(worqr.JobFailed, match="Failure: bad"):
             await jobs[1].result(PATIENCE)
         assert await jobs[2].result(PATIENCE) == "/c of 3 as c"
-        await eventually(count_of(index.queue, "finished", "failed", "broken"), (2, 1, 1))
+        await eventually(count_of(index.queue, "finished", "failed", "undecodable"), (2, 1, 1))
 
 
 @pytest.mark.parametrize("place", ["loop", "asyncio", "thread", "process"])
-async def test_a_payload_that_cannot_be_decoded_is_broken_also_if_the_handler_raises(
+async def test_a_payload_that_cannot_be_decoded_is_undecodable_also_if_the_handler_raises(
     mesh: worqr.Mesh, children: worqr.Mesh, place: Any, expects_left: Callable[..., None]
 ) -> None:
     expects_left(*ASIDE)
@@ -111,8 +111,8 @@ async def test_a_payload_that_cannot_be_decoded_is_broken_also_if_the_handler_ra
     async with mesh.connect():
         await queue.enqueue(b"1", b"nonsense", b"3")
     async with mesh.join(only=["fail_lists"], processes=1):
-        await eventually(count_of(queue, "broken", "retried", "finished"), (1, 2, 2))
-        assert [each.failures for each in await queue.broken.list()] == [0]
+        await eventually(count_of(queue, "undecodable", "retried", "finished"), (1, 2, 2))
+        assert [each.failures for each in await queue.undecodable.list()] == [0]
 
 
 async def test_a_list_without_one_payload_that_can_be_decoded_calls_nothing(
@@ -129,7 +129,7 @@ async def test_a_list_without_one_payload_that_can_be_decoded_calls_nothing(
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(b"{", b"}")
     async with mesh.join():
-        await eventually(count_of(mesh.queue("Q1"), "broken"), (2,))
+        await eventually(count_of(mesh.queue("Q1"), "undecodable"), (2,))
     assert not called
 
 

@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.peer.list_run import ListGatherer, ListItem, ListRun
 from worqr.peer.run import RunHost
-from worqr.policy import Broken, Policy
+from worqr.policy import Policy, Undecodable
 
 ASIDE = ("{Q1}:failed", "{Q1}:broken", "{Q1}:aside*")
 FOREVER = 10 * PATIENCE
@@ -198,18 +198,18 @@ async def test_each_call_is_settled_by_its_own_outcome(mesh: worqr.Mesh, expects
         b"none": None,
         b"value": {"a": 1},
         b"failure": worqr.Failure("no"),
-        b"broken": Broken("what is this?"),
+        b"undecodable": Undecodable("what is this?"),
         b"retry": worqr.Retry("later", delay=600),
     }
     handler = Lists(outcomes.get)
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(*outcomes)
     async with taking(mesh, handler):
-        await eventually(count_of(mesh, "finished", "failed", "broken", "retried"), (2, 1, 1, 1))
+        await eventually(count_of(mesh, "finished", "failed", "undecodable", "retried"), (2, 1, 1, 1))
         [failed] = await mesh.queue("Q1").failed.list()
-        [broken] = await mesh.queue("Q1").broken.list()
+        [broken] = await mesh.queue("Q1").undecodable.list()
         assert (failed.task, failed.error and failed.error.message) == (b"failure", "no")
-        assert broken.task == b"broken"
+        assert broken.task == b"undecodable"
         await mesh.queue("Q1").cancel(b"retry")
     assert handler.lists == [list(outcomes)]
 

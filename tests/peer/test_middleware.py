@@ -172,17 +172,17 @@ async def test_it_sees_what_a_run_raises(new_mesh: NewMesh, story: Story) -> Non
 
     @mesh.task(name="Q1")
     async def run(word: str) -> None:
-        raise {"failure": worqr.Failure, "broken": worqr.Broken, "error": KeyError}[word]
+        raise {"failure": worqr.Failure, "undecodable": worqr.Undecodable, "error": KeyError}[word]
 
     async with mesh.connect():
-        for word, name in (("failure", "Failure"), ("broken", "Broken")):
+        for word, name in (("failure", "Failure"), ("undecodable", "Undecodable")):
             story.lines.clear()
             async with mesh.join():
                 await run.enqueue(word)
                 assert await story.wait(2) == ["around begins", f"around: {name}"]
                 await eventually(run.queue.running, [])
         assert {each.error.type for each in await run.queue.failed.list()} == {"worqr.Failure"}
-        assert await run.queue.broken.drop_all() == 1
+        assert await run.queue.undecodable.drop_all() == 1
 
 
 @pytest.mark.leaves("{Q1}:broken", "{Q1}:aside*")
@@ -194,9 +194,9 @@ async def test_it_sees_payloads_that_cannot_be_decoded(new_mesh: NewMesh, story:
 
     async with mesh.join():
         await run.queue.enqueue(b"x")
-        assert await story.wait(2) == ["around begins", "around: Broken"]
+        assert await story.wait(2) == ["around begins", "around: Undecodable"]
         await eventually(run.queue.running, [])
-        assert [each.task for each in await run.queue.broken.list()] == [b"x"]
+        assert [each.task for each in await run.queue.undecodable.list()] == [b"x"]
 
 
 async def test_an_error_that_it_swallows_is_none(new_mesh: NewMesh) -> None:

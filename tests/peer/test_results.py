@@ -212,18 +212,18 @@ async def test_a_result_expires(mesh: worqr.Mesh, server: Server, prefix: str) -
 # How it ended otherwise
 
 
-@pytest.mark.parametrize("how", ["failed", "broken"])
+@pytest.mark.parametrize("how", ["failed", "undecodable"])
 async def test_a_failure_is_told_as_long_as_its_record_is_there_also_where_no_results_are_kept(
     mesh: worqr.Mesh, how: str
 ) -> None:
     async def handler(task: bytes) -> None:
-        raise worqr.Broken("of no use") if how == "broken" else worqr.Failure("no such customer")
+        raise worqr.Undecodable("of no use") if how == "undecodable" else worqr.Failure("no such customer")
 
     async with mesh.connect(), serving(mesh, "Q1", handler), at_most(30):
         q = mesh.queue("Q1")
         job = await q.dispatch(b"a", id="x")
         await eventually(partial(state, job), "failed")
-        message = "of no use" if how == "broken" else "no such customer"
+        message = "of no use" if how == "undecodable" else "no such customer"
         for handle in (job, q.job("x")):
             with pytest.raises(JobFailed, match=message) as caught:
                 await handle.result()
@@ -236,7 +236,7 @@ async def test_a_failure_is_told_as_long_as_its_record_is_there_also_where_no_re
             assert (status.attempts, status.failures) == (1, int(how == "failed"))
             assert status.error is not None
             assert status.error.message == message
-        await (q.broken if how == "broken" else q.failed).drop("x")
+        await (q.undecodable if how == "undecodable" else q.failed).drop("x")
         with pytest.raises(NoResult, match="is stored: it was not kept"):
             await job.result()
 

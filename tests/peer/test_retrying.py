@@ -14,7 +14,7 @@ import worqr
 from tests.peer.tools import QUICK, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
-from worqr import Broken, Failure, Retry, RetryPolicy, Update
+from worqr import Failure, Retry, RetryPolicy, Undecodable, Update
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 BROKEN = ("{Q1}:broken", "{Q1}:aside*")
@@ -234,20 +234,20 @@ async def test_a_failure_is_final(mesh: worqr.Mesh) -> None:
 
 
 @pytest.mark.leaves(*BROKEN)
-async def test_what_is_broken_is_set_aside_byte_for_byte(mesh: worqr.Mesh) -> None:
-    handler = always(Broken("not JSON"))
+async def test_what_is_undecodable_is_set_aside_byte_for_byte(mesh: worqr.Mesh) -> None:
+    handler = always(Undecodable("not JSON"))
     async with mesh.connect(), serving(mesh, "Q1", handler, keep_failed=0):
         q = mesh.queue("Q1")
         await q.enqueue(bytes(range(256)))
         await eventually(lambda: broken(q), 1)
-        (record,) = await q.broken.list()
-        assert (record.task, record.reason, record.failures) == (bytes(range(256)), "broken", 0)
+        (record,) = await q.undecodable.list()
+        assert (record.task, record.reason, record.failures) == (bytes(range(256)), "undecodable", 0)
         assert record.error.message == "not JSON"
         assert (await failed(q), len(handler.tasks)) == (0, 1)
 
 
 async def broken(q: worqr.Queue) -> int:
-    return (await q.info()).broken
+    return (await q.info()).undecodable
 
 
 async def test_uncounted_retries_cost_nothing(mesh: worqr.Mesh) -> None:
@@ -407,12 +407,12 @@ async def test_the_block_of_a_claim_that_raises_is_settled_by_the_policy(
 async def test_the_block_of_a_claim_sets_aside_what_will_never_do(mesh: worqr.Mesh) -> None:
     async with mesh.join() as peer, peer.work("Q1", retry=RetryPolicy(fail_on=(LookupError,))) as claims:
         q = mesh.queue("Q1")
-        await q.enqueue(b"failure", b"broken", b"error")
-        for error in (Failure("no"), Broken("what?"), KeyError("k")):
+        await q.enqueue(b"failure", b"undecodable", b"error")
+        for error in (Failure("no"), Undecodable("what?"), KeyError("k")):
             async with await anext(claims):
                 raise error
         assert [record.task for record in await q.failed.list()] == [b"error", b"failure"]
-        assert [record.task for record in await q.broken.list()] == [b"broken"]
+        assert [record.task for record in await q.undecodable.list()] == [b"undecodable"]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.patience import PATIENCE
 from worqr import RetryPolicy
 from worqr.peer.task_log import _undecodable
-from worqr.policy import Broken
+from worqr.policy import Undecodable
 from worqr.tracebacks import one_line
 
 pytestmark = pytest.mark.one_server
@@ -374,14 +374,14 @@ async def test_an_asyncio_task_that_swallows_its_timeout_is_told_of(
     ],
 )
 def test_a_decoder_that_quotes_nothing_is_quoted(cause: Exception, said: str) -> None:
-    error = Broken("all of it")
+    error = Undecodable("all of it")
     error.__cause__ = cause
     assert said in _undecodable(error)
     assert _undecodable(error).startswith(f"{type(cause).__name__}: ")
 
 
 def test_a_decoder_that_quotes_the_payload_is_not() -> None:
-    error = Broken("all of it")
+    error = Undecodable("all of it")
     error.__cause__ = msgspec.ValidationError("Invalid enum value 'pa55' - at `$.color`")
     assert _undecodable(error) == "ValidationError - at `$.color`"
     error.__cause__ = ValueError("pa55 is too short")
@@ -389,4 +389,4 @@ def test_a_decoder_that_quotes_the_payload_is_not() -> None:
 
 
 def test_what_a_handler_says_itself_is_said() -> None:
-    assert _undecodable(Broken("not a picture")) == "Broken: not a picture"
+    assert _undecodable(Undecodable("not a picture")) == "Undecodable: not a picture"

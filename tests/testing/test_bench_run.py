@@ -34,7 +34,7 @@ def failing(mesh: worqr.Mesh, **options: Any) -> worqr.Function[[str], None]:
         "value": lambda: ValueError("on purpose"),
         "key": lambda: KeyError("on purpose"),
         "failure": lambda: worqr.Failure("never"),
-        "broken": lambda: worqr.Broken("no sense in it"),
+        "undecodable": lambda: worqr.Undecodable("no sense in it"),
         "later": lambda: worqr.Retry("not yet", delay=60),
         "uncounted": lambda: worqr.Retry("not yet", delay=60, counted=False),
         "both": lambda: ExceptionGroup("", [worqr.Retry(delay=60), worqr.Retry(delay=90)]),
@@ -289,11 +289,11 @@ async def test_several_errors_are_a_group_and_the_others_have_run(bench: testing
     assert sorted(seen) == [1, 2]
 
 
-@pytest.mark.parametrize("what", ["failure", "broken"])
+@pytest.mark.parametrize("what", ["failure", "undecodable"])
 async def test_giving_up_on_purpose_is_an_error_too(bench: testing.Bench, mesh: worqr.Mesh, what: str) -> None:
     fail = failing(mesh)
     await fail.enqueue(what)
-    with pytest.raises((worqr.Failure, worqr.Broken)):
+    with pytest.raises((worqr.Failure, worqr.Undecodable)):
         await bench.run_until_empty()
     await fail.enqueue(what)
     assert await bench.run_until_empty(raise_errors=False) == Summary(0, 1, 0, 0)
@@ -302,9 +302,9 @@ async def test_giving_up_on_purpose_is_an_error_too(bench: testing.Bench, mesh: 
 async def test_what_cannot_be_decoded_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
     fail = failing(mesh)
     await fail.queue.enqueue(b"{]")
-    with pytest.raises(worqr.Broken, match="fail"):
+    with pytest.raises(worqr.Undecodable, match="fail"):
         await bench.run_until_empty()
-    assert len(await fail.queue.broken.list()) == 1
+    assert len(await fail.queue.undecodable.list()) == 1
 
 
 async def test_a_result_that_cannot_be_kept_is_an_error(bench: testing.Bench, mesh: worqr.Mesh) -> None:
@@ -372,16 +372,16 @@ async def test_failure_handlers_run_and_their_errors_are_raised(bench: testing.B
     @fail.on_failure
     async def tell(failed: worqr.Failed) -> None:
         told.append(failed)
-        if fail.decode(failed.task).args == ("broken",):
+        if fail.decode(failed.task).args == ("undecodable",):
             raise RuntimeError("of the failure handler")
 
     await fail.enqueue("failure")
     assert await bench.run_until_empty(raise_errors=False) == Summary(0, 1, 0, 0)
     assert [each.error.message for each in told] == ["never"]
-    await fail.enqueue("broken")
+    await fail.enqueue("undecodable")
     with pytest.raises(ExceptionGroup) as caught:
         await bench.run_until_empty()
-    assert [type(error) for error in caught.value.exceptions] == [worqr.Broken, RuntimeError]
+    assert [type(error) for error in caught.value.exceptions] == [worqr.Undecodable, RuntimeError]
 
 
 async def test_cancelling_it_gives_everything_back(bench: testing.Bench, mesh: worqr.Mesh) -> None:

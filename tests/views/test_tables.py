@@ -21,7 +21,7 @@ TASK = TaskInfo(state="active", id="film-1", task=b"\x1b[2Jraw", worker="shop:" 
 
 
 def queue(name: str = "q", **fields: Any) -> QueueInfo:
-    numbers = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    numbers = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "undecodable", "workers"), 0)
     return QueueInfo(**{**numbers, "name": name, "paused": None, "oldest_job": None, "counts": {}, **fields})
 
 

@@ -51,7 +51,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "cancel": "queue_commands",
         "run-now": "job_commands",
         "batch": "batch_commands",
-        **dict.fromkeys(("failed", "broken"), "dead_letter_commands"),
+        **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
         **dict.fromkeys(("pause", "resume", "lanes", "limit", "delete"), "queue_commands"),
     },
 }

@@ -1,4 +1,4 @@
-"""``worqr failed`` and ``worqr broken``: the dead-letter queue, and payloads that could not be decoded."""
+"""``worqr failed`` and ``worqr undecodable``: the dead-letter queue, and payloads that could not be decoded."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from worqr.views.tables import COUNT, FAILED, Column, error_text
 from worqr.views.values import exact_time, shorten
 
 if TYPE_CHECKING:
-    from worqr.client.dead_letters import Aside
+    from worqr.client.dead_letters import DeadLetters
     from worqr.mesh import Mesh
     from worqr.records import Failed
 
 
-Kind = Literal["failed", "broken"]
+Kind = Literal["failed", "undecodable"]
 Verb = Literal["retry", "drop"]
 
 Error = Annotated[
@@ -47,7 +47,7 @@ Since = Annotated[
     time_option("Only tasks that failed at this time or later (2031-05-01T12:00), or no longer ago than this (2h)."),
 ]
 Ids = Annotated[str, Parameter(help="Ids, as listed.")]
-NAMES: Final = {"failed": "failed", "broken": "undecodable"}
+NAMES: Final = {"failed": "failed", "undecodable": "undecodable"}
 
 
 @Parameter(name="*")
@@ -80,7 +80,7 @@ ERRORS: Final = (
 
 
 class _Commands:
-    """The subcommands of ``worqr failed`` or of ``worqr broken``, which are the same."""
+    """The subcommands of ``worqr failed`` or of ``worqr undecodable``, which are the same."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind: Kind = kind
@@ -158,9 +158,9 @@ class _Commands:
         """Return the names of the queues that have entries."""
         return [info.name for info in await mesh.queues() if getattr(info, self._kind)]
 
-    def _of(self, mesh: Mesh, queue: str) -> Aside:
+    def _of(self, mesh: Mesh, queue: str) -> DeadLetters:
         found = queue_by_name(mesh, queue)
-        return found.failed if self._kind == "failed" else found.broken
+        return found.failed if self._kind == "failed" else found.undecodable
 
     def _print(self, found: Sequence[Failed], *, named: bool, traceback: bool, json: bool) -> None:
         if json:
@@ -234,4 +234,4 @@ failed: App = _app(
     "failed",
     "List, retry or delete the dead-letter queue: tasks that failed, crashed their worker, timed out or expired.",
 )
-broken: App = _app("broken", "List, retry or delete tasks whose payload could not be decoded.")
+undecodable: App = _app("undecodable", "List, retry or delete tasks whose payload could not be decoded.")

@@ -221,7 +221,7 @@ def _facts(found: MeshInfo) -> dict[str, str]:
         "blocked": sum(queue.blocked for queue in queues),
         "running": sum(queue.running for queue in queues),
         "failed": sum(queue.failed for queue in queues),
-        "broken": sum(queue.broken for queue in queues),
+        "undecodable": sum(queue.undecodable for queue in queues),
     }
     read = "read by the leader" if found.source == "leader" else "read directly"
     return {

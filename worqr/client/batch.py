@@ -24,7 +24,7 @@ import msgspec
 
 from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, BatchRef, BatchState, follow_up_options, milliseconds, sum_counts
-from worqr.client.dead_letters import Aside, list_members, retry_members
+from worqr.client.dead_letters import DeadLetters, list_members, retry_members
 from worqr.client.job import Job
 from worqr.client.notifications import Notification, Watch, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
@@ -129,7 +129,7 @@ async def retry_and_note(client: Client, batch: Batch) -> int:
 
 
 async def failed_members(
-    client: Client, home: str, id: str, aside: Aside, limit: int, **options: Any
+    client: Client, home: str, id: str, aside: DeadLetters, limit: int, **options: Any
 ) -> Sequence[Failed]:
     """Return the entries of a dead-letter queue that belong to a batch; see `list_members`.
 

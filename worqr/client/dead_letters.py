@@ -1,4 +1,4 @@
-"""The dead-letter queue: the failed tasks of a queue (the last `keep_failed`) and the broken ones (all)."""
+"""The dead-letter queue: the failed tasks of a queue (the last `keep_failed`) and the undecodable ones (all)."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _only(ids: Sequence[str]) -> str:
     return ids[0] if len(ids) == 1 else ""
 
 
-class Aside:
-    """A dead-letter queue: ``queue.failed`` or ``queue.broken``.
+class DeadLetters:
+    """A dead-letter queue: ``queue.failed`` or ``queue.undecodable``.
 
     Its entries are named by their job ids, as in `Failed`. If an id is in the list several times, it means the newest entry;
     name it twice for the two newest. For a queue of several shards, it lists the entries of all.
@@ -69,13 +69,13 @@ class Aside:
 
     __slots__ = ("_client", "_keys", "_which")
 
-    def __init__(self, client: Client, keys: QueueKeys, which: Literal["failed", "broken"]) -> None:
+    def __init__(self, client: Client, keys: QueueKeys, which: Literal["failed", "undecodable"]) -> None:
         self._client = client
         self._keys = keys
-        self._which: Literal["failed", "broken"] = which
+        self._which: Literal["failed", "undecodable"] = which
 
     def __repr__(self) -> str:
-        return f"<Aside {self._which} of {self._keys.display_name!r}>"
+        return f"<DeadLetters {self._which} of {self._keys.display_name!r}>"
 
     async def list(
         self,
@@ -331,14 +331,14 @@ class Aside:
                 return
 
 
-async def list_members(aside: Aside, token: str, limit: int, **options: Any) -> Sequence[Failed]:
+async def list_members(aside: DeadLetters, token: str, limit: int, **options: Any) -> Sequence[Failed]:
     """Return entries that belong to a batch, newest first, each with the beginning of its payload.
 
     Args:
         aside: The dead-letter queue.
         token: The token of the batch.
         limit: At most this many.
-        **options: The `error`, `before` and `since` of `Aside.list`.
+        **options: The `error`, `before` and `since` of `DeadLetters.list`.
     """
     checked = {"error": None, "before": None, "since": None, **options}
     chosen = replace(Filter.checked(**checked), batch=token)
@@ -348,6 +348,6 @@ async def list_members(aside: Aside, token: str, limit: int, **options: Any) -> 
 async def retry_members(client: Client, keys: QueueKeys, token: str) -> int:
     """Put the failed jobs of a batch back that are in the dead-letter queues of one queue or shard; return their number."""
     chosen, put_back = Filter("", None, None, token), 0
-    for which in ("failed", "broken"):
-        put_back += await Aside(client, keys, which)._retry_chosen(chosen)  # pyright: ignore[reportPrivateUsage]
+    for which in ("failed", "undecodable"):
+        put_back += await DeadLetters(client, keys, which)._retry_chosen(chosen)  # pyright: ignore[reportPrivateUsage]
     return put_back

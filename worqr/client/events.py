@@ -23,7 +23,7 @@ from worqr.link import Change, Link
 from worqr.log_events import emit
 from worqr.ops.replies import error_of, text
 from worqr.records import RemoteError
-from worqr.stored_values import whole
+from worqr.stored_values import public_name, whole
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -47,7 +47,7 @@ class EndedTask:
     result: bytes | None = None
     """The result as it is stored: JSON, or the bytes that a raw handler returned. None: none is kept."""
     error: RemoteError | None = None
-    """The type and the message of the error, of events ``failed`` and ``broken``."""
+    """The type and the message of the error, of events ``failed`` and ``undecodable``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Event:
     dead-letter queue.
     """
     ends: tuple[EndedTask, ...] = ()
-    """How those runs ended, at most 100: of events ``finished``, ``failed`` and ``broken``, if you passed ``ends=True``."""
+    """How those runs ended, at most 100: of events ``finished``, ``failed`` and ``undecodable``, if you passed ``ends=True``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class _EventDecoder:
         event, _, rest = message.partition(b"\n")
         kind, _, count = event.decode("utf-8", "replace").partition(" ")
         try:
-            received = Event(self._name, kind, _count(count))
+            received = Event(self._name, public_name(kind), _count(count))
             if channel == self._keys.event_ids_channel:
                 received = replace(received, ids=tuple(rest.decode("utf-8", "replace").split("\n")))
             elif channel == self._keys.event_ends_channel:

@@ -16,7 +16,6 @@ from worqr import ops
 from worqr.command import Command
 from worqr.errors import RefusedByServer, UsageError, did_you_mean, has_foreign_type
 from worqr.history_records import MINUTE_RECORDS, TEN_MINUTE_RECORDS, History, add_points, history_points
-from worqr.job_states import DISPLAY_NAMES
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.limits import add_limits
 from worqr.mesh_records import (
@@ -47,7 +46,7 @@ from worqr.ops import (
     list_queues,
 )
 from worqr.records import Status, TaskInfo
-from worqr.stored_values import as_bytes, exact, readable, whole
+from worqr.stored_values import as_bytes, exact, public_name, readable, whole
 from worqr.validation import check_between, check_count, check_text, from_ms, moment
 
 if TYPE_CHECKING:
@@ -206,7 +205,7 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         blocked=sum(each.blocked for each in shards),
         running=sum(each.running for each in shards),
         failed=sum(each.failed for each in shards),
-        broken=sum(each.broken for each in shards),
+        undecodable=sum(each.undecodable for each in shards),
         paused=next((each.paused for each in shards if each.paused is not None), None),
         oldest_job=None if oldest is None else oldest / 1000,
         workers=len({worker for each in shards for worker in each.workers}),
@@ -241,7 +240,7 @@ def _facts(state: JobState) -> dict[str, Any]:
     """Return the fields of a `Status`."""
     run_at = moment(state.run_at_ms)
     return {
-        "state": DISPLAY_NAMES.get(state.state, state.state),
+        "state": public_name(state.state),
         "worker": state.worker,
         "since": None if state.claim is None else from_ms(state.claim / 1000),
         "run_at": run_at,

@@ -21,14 +21,14 @@ from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_se
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
 from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
-from worqr.job_states import DISPLAY_NAMES, ENDS, LIVE
+from worqr.job_states import ENDS, LIVE
 from worqr.keys import QueueKeys
 from worqr.ops import CancelReply, Everything, JobState, ResultReply, Stored, StoredResult
 from worqr.ops.replies import text
 from worqr.policy import POLICY_FIELDS
 from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 from worqr.remote_error import failed_record, fields_of, meta_of
-from worqr.stored_values import finite, whole
+from worqr.stored_values import finite, public_name, whole
 from worqr.validation import Seconds, check_text, from_ms, seconds
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _status(found: Everything) -> Status:
         return status_of(seen)
     if found.records:
         fields = found.records[0].fields
-        return status_of(_state(fields, "failed", 1 if _text(fields, "reason") == "broken" else 0))
+        return status_of(_state(fields, "failed", 1 if public_name(_text(fields, "reason")) == "undecodable" else 0))
     return Status("gone")
 
 
@@ -127,7 +127,7 @@ def _state(fields: Mapping[str, bytes], word: str, uncounted: int) -> JobState:
 
 def _blocked(id: str, job: Stored) -> TaskInfo:
     run_at = _moment(_number(job.fields, "run_at"))
-    state = DISPLAY_NAMES.get(_text(job.fields, "state"), _text(job.fields, "state"))
+    state = public_name(_text(job.fields, "state"))
     return TaskInfo(cast("Any", state), run_at=run_at, id=id, task=job.fields.get("task", b""), size=job.size)
 
 
@@ -187,7 +187,7 @@ def _tries(packed: bytes) -> tuple[Try, ...]:
     try:
         entries = msgspec.msgpack.decode(packed, type=list[tuple[_Ms, _Ms, str, str, str, str]])
         return tuple(
-            Try(from_ms(at), ms / 1000, worker, cast("Any", reason), RemoteError(kind, message, ""))
+            Try(from_ms(at), ms / 1000, worker, cast("Any", public_name(reason)), RemoteError(kind, message, ""))
             for at, ms, worker, reason, kind, message in entries
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -297,7 +297,7 @@ class Job(Generic[R]):
         """Return the job's state, the number of its tries, and the error of the last one.
 
         ``finished`` and ``cancelled`` are known as long as results are kept. ``failed`` is known as long as results are kept
-        or the job is in ``queue.failed`` or ``queue.broken``. Afterwards, and for an unknown id, the state is ``gone``.
+        or the job is in ``queue.failed`` or ``queue.undecodable``. Afterwards, and for an unknown id, the state is ``gone``.
 
         Raises:
             UsageError: Outside `connect` and `join`.
@@ -321,7 +321,7 @@ class Job(Generic[R]):
             NoResult: There is no result, and there will be none. The message says why: the id is unknown, no `result_ttl` is
                 set, the result has expired, or a newer dispatch replaced this one.
             JobFailed: The job failed and will not be run again. This is known without a `result_ttl`, too, as long as the job
-                is in ``queue.failed`` or ``queue.broken``.
+                is in ``queue.failed`` or ``queue.undecodable``.
             JobCancelled: The job was cancelled.
             ResultTimeout: The job has not ended within `timeout`. The message has its state, the length of its queue, and the
                 number of workers that serve it; reading these takes up to 2 s more if the server is slow.
@@ -399,7 +399,7 @@ class Job(Generic[R]):
             kind, message, traceback, fields = (fact.decode("utf-8", "replace") for fact in texts)
             error = RemoteError(kind, message, traceback, fields_of(fields))
             failed = JobFailed(f"{self!r} failed: {error.type}: {error.message}", error)
-            if error.traceback and not (error.type.endswith(".Broken") and FROM_DECODER in error.traceback):
+            if error.traceback and not (error.type.endswith(".Undecodable") and FROM_DECODER in error.traceback):
                 failed.add_note(f"The worker's traceback:\n{error.traceback.rstrip()}")
             raise failed
         if found.status == "cancelled":

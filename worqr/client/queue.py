@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
 from worqr import ops
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch, batch_of_id, cancel_batches, list_batches
-from worqr.client.dead_letters import Aside
+from worqr.client.dead_letters import DeadLetters
 from worqr.client.events import Event, events_of
 from worqr.client.inspection import (
     LISTED_STATES,
@@ -98,16 +98,16 @@ class Queue:
         return self._keys.display_name
 
     @property
-    def failed(self) -> Aside:
+    def failed(self) -> DeadLetters:
         """The dead-letter queue: tasks that failed, timed out or stalled too often, or expired. It keeps the last `keep_failed`
         (1000).
         """
-        return Aside(self._client, self._keys, "failed")
+        return DeadLetters(self._client, self._keys, "failed")
 
     @property
-    def broken(self) -> Aside:
-        """The tasks whose payload could not be decoded (`Broken`). All are kept until you retry or drop them."""
-        return Aside(self._client, self._keys, "broken")
+    def undecodable(self) -> DeadLetters:
+        """The tasks whose payload could not be decoded (`Undecodable`). All are kept until you retry or drop them."""
+        return DeadLetters(self._client, self._keys, "undecodable")
 
     @property
     def failures(self) -> Queue:
@@ -375,7 +375,7 @@ class Queue:
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         keys_of_all = [*shards, *(replace(keys, failures=True) for keys in shards)]
         info = merge_queue_info(self.name, await ask_each(self._client, keys_of_all, ops.inspect))
-        if not (info.workers or info.running or info.waiting or info.scheduled or info.failed or info.broken):
+        if not (info.workers or info.running or info.waiting or info.scheduled or info.failed or info.undecodable):
             await self._client.sharding.forget(self.name)
 
     async def _purge(self, keys: QueueKeys) -> None:

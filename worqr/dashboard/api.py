@@ -263,7 +263,9 @@ async def ended(visit: Visit) -> Rows:
 async def records(visit: Visit) -> Rows:
     """The dead-letter records of a queue."""
     queue = visit.queue(visit.text("queue"))
-    found = await dead_letters.read_records(visit, queue, visit.choice("list", ("failed", "broken")), _limit(visit))
+    found = await dead_letters.read_records(
+        visit, queue, visit.choice("list", ("failed", "undecodable")), _limit(visit)
+    )
     rows = [record_row(record, visit.redactor) for record in found["records"]]
     return Rows(rows, {"older": found["records"][-1].at.isoformat()} if found["more"] else {})
 

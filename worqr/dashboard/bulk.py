@@ -72,7 +72,7 @@ async def confirm(visit: Visit) -> Response:
     queue, verb = visit.queue(visit.text("queue")), _verb(visit)
     if RIGHTS[verb] not in visit.viewer.may:
         raise Refused(403, f"You are {visit.viewer.name!r}, and lack the right {RIGHTS[verb]!r} for this.")
-    chosen, counts = Chosen.of(visit, visit.choice("list", ("failed", "broken"))), dict[str, int]()
+    chosen, counts = Chosen.of(visit, visit.choice("list", ("failed", "undecodable"))), dict[str, int]()
     if verb in BATCH_ACTS:
         return await _confirm_batch(visit, verb)
     if verb in ("retry", "drop"):
@@ -116,7 +116,7 @@ async def start(verb: Verb, visit: Visit) -> Response:
     queue, meant, batch = visit.queue(visit.text("queue")), _confirmed(verb, visit), ""
     if verb in BATCH_ACTS:
         batch = (await batch_to_change(visit)).id
-    chosen = Chosen.of(visit, visit.choice("list", ("failed", "broken")))
+    chosen = Chosen.of(visit, visit.choice("list", ("failed", "undecodable")))
     made = visit.bulk_acts.start(
         Order(
             *(verb, queue.name, visit.viewer.name, meant, reason_of(visit)),
@@ -255,7 +255,7 @@ class Order:
     who: str
     meant: int
     reason: str = ""
-    which: Literal["failed", "broken"] = "failed"
+    which: Literal["failed", "undecodable"] = "failed"
     error: str = ""
     before: datetime | None = None
     since: datetime | None = None
@@ -346,7 +346,7 @@ class Bulk:
         order = self.order
         match order.verb:
             case "retry" | "drop":
-                aside = queue.failed if order.which == "failed" else queue.broken
+                aside = queue.failed if order.which == "failed" else queue.undecodable
                 call: Any = aside.retry_all if order.verb == "retry" else aside.drop_all
                 chosen = {"error": order.error or None, "before": order.before, "since": order.since}
                 return int(await call(progress=self._tried, **chosen))

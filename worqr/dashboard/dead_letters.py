@@ -22,7 +22,7 @@ from worqr.ops import MAX_ITEMS
 from worqr.records import Failed
 
 if TYPE_CHECKING:
-    from worqr.client.dead_letters import Aside
+    from worqr.client.dead_letters import DeadLetters
     from worqr.client.queue import Queue
 
 
@@ -69,7 +69,7 @@ class ErrorCounts:
         return f"{self.read:,} of {max(total, self.read):,}"
 
 
-async def read_counts(visit: Visit, queues: Sequence[str], which: Literal["failed", "broken"]) -> ErrorCounts:
+async def read_counts(visit: Visit, queues: Sequence[str], which: Literal["failed", "undecodable"]) -> ErrorCounts:
     """Count some more records of these queues. Return what is known so far."""
 
     async def read(before: ErrorCounts | None) -> ErrorCounts:
@@ -87,7 +87,7 @@ async def _first_places(visit: Visit, queues: Sequence[str]) -> list[_Place]:
     return [_Place(name, keys, 0) for name, found in shards.items() for keys in found]
 
 
-async def _counted_on(visit: Visit, before: ErrorCounts, which: Literal["failed", "broken"]) -> ErrorCounts:
+async def _counted_on(visit: Visit, before: ErrorCounts, which: Literal["failed", "undecodable"]) -> ErrorCounts:
     """Send the next requests, in one batch."""
     first = before.left[:AT_ONCE]
     steps = -(-AT_ONCE // len(first))
@@ -107,7 +107,7 @@ async def _counted_on(visit: Visit, before: ErrorCounts, which: Literal["failed"
 
 RECORDS: Final = 25
 """Records of a page."""
-Which = Literal["failed", "broken"]
+Which = Literal["failed", "undecodable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +123,16 @@ class Chosen:
     def of(cls, visit: Visit, which: str) -> Chosen:
         """Return what a query or a form chooses. Raise Refused if a time is not valid."""
         error = visit.text("error").strip()
-        list_: Which = "failed" if which == "failed" else "broken"
+        list_: Which = "failed" if which == "failed" else "undecodable"
         return cls(list_, error, time_of(visit, "before"), time_of(visit, "since"))
 
-    def aside(self, queue: Queue) -> Aside:
+    def aside(self, queue: Queue) -> DeadLetters:
         """Return the list in which the records are."""
-        return queue.failed if self.which == "failed" else queue.broken
+        return queue.failed if self.which == "failed" else queue.undecodable
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of the calls of `Aside`."""
+        """The arguments of the calls of `DeadLetters`."""
         return {"error": self.error or None, "before": self.before, "since": self.since}
 
     @property
@@ -196,7 +196,7 @@ async def _one_page(
     return [each for each in records if _matches(each, chosen, before)][:size]
 
 
-async def _of_batch(visit: Visit, aside: Aside, limit: int, options: dict[str, Any]) -> Sequence[Failed]:
+async def _of_batch(visit: Visit, aside: DeadLetters, limit: int, options: dict[str, Any]) -> Sequence[Failed]:
     """Return the records that belong to the batch that the address names. Raises Refused if it is unknown."""
     home, batch = visit.queue(visit.text("home")).name, visit.text("batch")
     try:
@@ -210,7 +210,7 @@ async def _of_batch(visit: Visit, aside: Aside, limit: int, options: dict[str, A
 def _matches(record: Failed, chosen: Chosen, before: datetime | None) -> bool:
     kind, error = record.error.type, chosen.error
     return (
-        (record.reason == "broken") == (chosen.which == "broken")
+        (record.reason == "undecodable") == (chosen.which == "undecodable")
         and (not error or kind == error or kind.rpartition(".")[2] == error)
         and (before is None or record.at < before)
         and (chosen.since is None or record.at >= chosen.since)

@@ -179,9 +179,9 @@ def _draw(visit: Visit, graphs: Graphs) -> str:
 
 async def _with_counts(visit: Visit, news: News, queues: Sequence[str], tab: str) -> News:
     """Count some more records, if the page counts them by the type of their error."""
-    if visit.text("count") != "errors" or tab not in ("failed", "broken"):
+    if visit.text("count") != "errors" or tab not in ("failed", "undecodable"):
         return news
-    counted = await read_counts(visit, queues, "failed" if tab == "failed" else "broken")
+    counted = await read_counts(visit, queues, "failed" if tab == "failed" else "undecodable")
     totals = [each for each in (await _state(visit)).queues if each.name in queues]
     text = counted.text(sum(getattr(each, tab) for each in totals))
     return News({**news.texts, "errors.read": text}, (news.rows, not counted.left))

@@ -32,7 +32,7 @@ MOST_GONE: Final = 3000
 MOVED: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("enqueued", "claimed"),
     "failed": ("failed",),
-    "broken": ("broken",),
+    "undecodable": ("undecodable",),
     "ended": ("finished", "retried", "failed", "cancelled"),
 }
 """The counters of a queue that grow when one of its lists has changed, besides the length of the list."""
@@ -70,7 +70,7 @@ def header_numbers(state: MeshState) -> dict[str, str]:
 def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     """Return the numbers of a queue; with the totals if `full`."""
     start = QUEUES.key(info)
-    texts = QUEUES.live(info, "waiting scheduled blocked running failed broken workers")
+    texts = QUEUES.live(info, "waiting scheduled blocked running failed undecodable workers")
     texts |= {f"{start}.dead": DEAD.on_page(info), f"{start}.age": age_text(info)}
     if full:
         texts |= {f"{start}.count.{name}": values.count(number) for name, number in info.counts.items()}

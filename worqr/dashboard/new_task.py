@@ -22,7 +22,7 @@ from worqr.dashboard.request import NEW, UNKNOWN, UNSENT, Visit, notice
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.escaping import escape
 from worqr.inside import definition_of
-from worqr.policy import Broken
+from worqr.policy import Undecodable
 from worqr.validation import encode_json
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _payload(visit: Visit, name: str) -> bytes:
     if definition is not None:
         try:
             definition.codec.decode(payload)
-        except Broken as error:
+        except Undecodable as error:
             raise UsageError(f"A worker could not decode this: {error}") from None
     return payload
 

@@ -89,8 +89,8 @@ def names_to_count(state: MeshState) -> list[str]:
 
 def failing_queues(state: MeshState) -> list[QueueInfo]:
     """Return the queues with dead-letter records, those with the most first."""
-    found = [info for info in state.queues if info.failed or info.broken]
-    return sorted(found, key=lambda info: (-(info.failed + info.broken), info.name))
+    found = [info for info in state.queues if info.failed or info.undecodable]
+    return sorted(found, key=lambda info: (-(info.failed + info.undecodable), info.name))
 
 
 def error_table(counts: Mapping[str, Mapping[str, int]]) -> ErrorTable:
@@ -160,7 +160,7 @@ MOST_COLONS: Final = 4
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
 Empty = Literal["hide", "show"]
-TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "broken", "ended")
+TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "undecodable", "ended")
 """The lists of the page of a queue."""
 ORDERS: Final = ("front", "end")
 """The ends from which waiting tasks are listed."""
@@ -169,7 +169,7 @@ SORTS: Final[dict[str, Callable[[QueueInfo], float | str]]] = {
     "waiting": lambda info: info.waiting,
     "scheduled": lambda info: info.scheduled,
     "running": lambda info: info.running,
-    "failed": lambda info: info.failed + info.broken,
+    "failed": lambda info: info.failed + info.undecodable,
     "workers": lambda info: info.workers,
     "age": lambda info: age_of(info) or 0.0,
 }
@@ -336,7 +336,7 @@ def nearest(name: str, state: MeshState) -> str:
 
 async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
     """Return one page of the tasks of a queue, as its template needs it."""
-    if tab in ("failed", "broken"):
+    if tab in ("failed", "undecodable"):
         return await read_records(visit, queue, tab)
     if tab == "ended":
         return {"ended": await queue.recent(PAGE)}
@@ -718,7 +718,7 @@ def shard_numbers(name: str, shards: Sequence[QueueInfo]) -> dict[str, str]:
     """Return the numbers of the shards of a queue that change while its page is open."""
     names = ("waiting", "scheduled", "running", "failed")
     return {
-        f"shard.{name}.{n}.{each}": values.count(getattr(info, each) + (info.broken if each == "failed" else 0))
+        f"shard.{name}.{n}.{each}": values.count(getattr(info, each) + (info.undecodable if each == "failed" else 0))
         for n, info in enumerate(shards, 1)
         for each in names
     }

@@ -150,10 +150,10 @@ class MeshState:
     @property
     def total(self) -> dict[str, float | None]:
         """The sums over all queues."""
-        names = ("waiting", "scheduled", "blocked", "running", "failed", "broken")
+        names = ("waiting", "scheduled", "blocked", "running", "failed", "undecodable")
         every = [*self.queues, *([self.info.others] if self.info.others else [])]
         sums: dict[str, float | None] = {name: sum(getattr(info, name) for info in every) for name in names}
-        sums["dead"] = sum(info.failed + info.broken for info in every)
+        sums["dead"] = sum(info.failed + info.undecodable for info in every)
         for name in ("finished", "failed"):
             sums[f"{name}_rate"] = sum(getattr(each, name) for each in self.rates.values()) if self.rates else None
         sums["workers"] = sum(app.workers for app in self.apps.values())
@@ -221,7 +221,7 @@ def rates_between(before: MeshState, after: MeshState) -> dict[str, Rates]:
 
 def is_empty_failure_queue(info: QueueInfo) -> bool:
     """Return True for the queue of a failure handler that has nothing to do: ``{mails}-fail``. Each such handler has one."""
-    has_tasks = info.waiting or info.running or info.scheduled or info.blocked or info.failed or info.broken
+    has_tasks = info.waiting or info.running or info.scheduled or info.blocked or info.failed or info.undecodable
     return info.name.startswith("{") and info.name.endswith("}-fail") and not has_tasks and info.paused is None
 
 
@@ -280,9 +280,9 @@ def _needs_of_queue(info: QueueInfo, rates: Rates | None, *, full: bool) -> list
     waiting = values.plural(info.waiting, "task waits", "tasks wait")
     if info.waiting and not info.workers and info.paused is None:
         found.append(Need("bad", info.name, f"{waiting}, and no worker serves the queue", link))
-    if info.broken:
-        text = f"{values.plural(info.broken, 'task')} with a payload that cannot be decoded"
-        found.append(Need("bad", info.name, text, ("/queue", {"name": info.name, "tab": "broken"})))
+    if info.undecodable:
+        text = f"{values.plural(info.undecodable, 'task')} with a payload that cannot be decoded"
+        found.append(Need("bad", info.name, text, ("/queue", {"name": info.name, "tab": "undecodable"})))
     if rates is not None and rates.failed > FAILING * (rates.finished + rates.failed) > 0:
         text = f"{rates.failed / (rates.finished + rates.failed):.0%} of the tasks fail"
         found.append(Need("bad", info.name, text, ("/queue", {"name": info.name, "tab": "failed"})))

@@ -224,7 +224,7 @@ class Function(PlainBound[P, R]):
             task: The payload.
 
         Raises:
-            Broken: The payload is not a call of this function.
+            Undecodable: The payload is not a call of this function.
         """
         definition = self._definition
         return Call(definition.name, *definition.codec.decode(task), task, self._options, definition)

@@ -121,7 +121,9 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_scheduled": _gauge("jobs that wait for their time", "queue"),
     "worqr_queue_blocked": _gauge("jobs that wait until another run of their id has ended", "queue"),
     "worqr_queue_running": _gauge("tasks that run now", "queue"),
-    "worqr_queue_dead_letters": _gauge("records in the dead-letter queue; list: `failed` or `broken`", "queue", "list"),
+    "worqr_queue_dead_letters": _gauge(
+        "records in the dead-letter queue; list: `failed` or `undecodable`", "queue", "list"
+    ),
     "worqr_queue_workers": _gauge("workers that serve the queue", "queue"),
     "worqr_queue_paused": _gauge("1 if the queue is paused", "queue"),
     "worqr_queue_held_back": _gauge("1 if a limit, or limits of all lanes, allow no task to start now", "queue"),

@@ -161,7 +161,7 @@ async def _server_stats(link: Link) -> ServerStats:
 
 OTHER: Final = "(other)"
 """The label of the queues that are not shown by their names. No queue can have this name and be served by a function."""
-EVENTS: Final = ("enqueued", "claimed", "finished", "retried", "failed", "broken", "stalled", "cancelled")
+EVENTS: Final = ("enqueued", "claimed", "finished", "retried", "failed", "undecodable", "stalled", "cancelled")
 """Events that each queue has, also if they never happened: Prometheus cannot see the first increase of a counter otherwise."""
 
 
@@ -255,7 +255,7 @@ def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo]) -> None:
     found.add("worqr_queue_blocked", sum(info.blocked for info in infos), name)
     found.add("worqr_queue_running", sum(info.running for info in infos), name)
     found.add("worqr_queue_dead_letters", sum(info.failed for info in infos), name, "failed")
-    found.add("worqr_queue_dead_letters", sum(info.broken for info in infos), name, "broken")
+    found.add("worqr_queue_dead_letters", sum(info.undecodable for info in infos), name, "undecodable")
     counts = Counter[str](dict.fromkeys(EVENTS, 0))
     for info in infos:
         counts.update(info.counts)

@@ -1,4 +1,4 @@
-"""The dead-letter queue (failed and broken tasks): list, retry and drop its records."""
+"""The dead-letter queue (failed and undecodable tasks): list, retry and drop its records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final, Literal
 from worqr.command import Command
 from worqr.keys import QueueKeys
 from worqr.ops.replies import MAX_BYTES, MAX_ITEMS, Reply, new_call, pairs, status_word, text
-from worqr.stored_values import exact, whole
+from worqr.stored_values import exact, stored_word, whole
 
 MAX_HEADS: Final = 1024 * 1024
 """Bytes of payloads that one request reads to list the beginning of each. A hash field can only be read whole."""
-DeadLetterList = Literal["failed", "broken"]
+DeadLetterList = Literal["failed", "undecodable"]
 """One of the two dead-letter lists of a queue."""
 DeadLetterClaim = int | bytes
 """A claim under which a task failed; as bytes if another program has written something else there."""
@@ -67,7 +67,7 @@ def list_aside(
     budget = MAX_BYTES if head is None else MAX_HEADS
     times = (after, after_ms, before)
     args = (
-        which,
+        stored_word(which),
         min(limit, MAX_ITEMS),
         MAX_ITEMS,
         budget,
@@ -95,7 +95,7 @@ def find_aside(keys: QueueKeys, which: DeadLetterList, ids: Sequence[str]) -> Co
     def read(reply: Reply) -> list[DeadLetterClaim]:
         return [_claim(claim) for claim in reply[1:]]
 
-    return new_call("find_aside", keys.base, (which, *ids), read)
+    return new_call("find_aside", keys.base, (stored_word(which), *ids), read)
 
 
 def _count(reply: Reply) -> int:
@@ -105,12 +105,12 @@ def _count(reply: Reply) -> int:
 
 def retry_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Command[int]:
     """Turn up to MAX_ITEMS records into jobs; return how many."""
-    return new_call("retry_aside", keys.base, (which, *claims), _count, numbered=True)
+    return new_call("retry_aside", keys.base, (stored_word(which), *claims), _count, numbered=True)
 
 
 def drop_aside(keys: QueueKeys, which: DeadLetterList, claims: Sequence[DeadLetterClaim]) -> Command[int]:
     """Drop up to MAX_ITEMS records; return how many."""
-    return new_call("drop_aside", keys.base, (which, *claims), _count, numbered=True)
+    return new_call("drop_aside", keys.base, (stored_word(which), *claims), _count, numbered=True)
 
 
 def count_errors(
@@ -121,4 +121,4 @@ def count_errors(
     def read(reply: Reply) -> tuple[bool, dict[str, int]]:
         return status_word(reply) == "more", {text(name): int(number) for name, number in pairs(reply[1:])}
 
-    return new_call("count_errors", keys.base, (which, rank, limit), read)
+    return new_call("count_errors", keys.base, (stored_word(which), rank, limit), read)

@@ -26,7 +26,7 @@ from worqr.ops.replies import (
     waits_for_of,
     wholes,
 )
-from worqr.stored_values import exact, finite, readable, whole
+from worqr.stored_values import exact, finite, public_name, readable, whole
 
 Unstarted = Literal["waiting", "due", "blocked"]
 """The states of a job that does not run."""
@@ -67,7 +67,7 @@ class Inspected:
     due: int
     running: int
     failed: int
-    broken: int
+    undecodable: int
     paused: str | None
     trash: bool
     workers: list[str]
@@ -93,14 +93,14 @@ def inspect(keys: QueueKeys) -> Command[Inspected]:
     """Return a snapshot of the queue's counters."""
 
     def read(reply: Reply) -> Inspected:
-        waiting, due, running, failed, broken = (whole(part, 0) for part in reply[1:6])
+        waiting, due, running, failed, undecodable = (whole(part, 0) for part in reply[1:6])
         paused = None if reply[6] is None else text(reply[6])
-        counts = {name: number for name, number in _totals(reply[9]).items() if name not in _NOT_TOTALS}
+        counts = {public_name(name): number for name, number in _totals(reply[9]).items() if name not in _NOT_TOTALS}
         next_in, oldest, room, opens_in = (whole(part) for part in (*reply[11:13], *reply[15:17]))
         declared, override = (None if part is None else text(part) for part in reply[13:15])
         limits = parse_limits(declared if override is None else override)
         return Inspected(
-            *(waiting, due, running, failed, broken, paused, bool(reply[7]), names_of(reply[8]), counts),
+            *(waiting, due, running, failed, undecodable, paused, bool(reply[7]), names_of(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
             *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
             *(int(reply[23]), int(reply[24])),

@@ -24,6 +24,7 @@ from worqr.ops.replies import (
 )
 from worqr.records import RemoteError
 from worqr.remote_error import fields_as_json
+from worqr.stored_values import stored_word
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +169,12 @@ def retry_task(
     return new_call("retry_task", keys.base, args, read)
 
 
-def fail_task(keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, broken: bool = False) -> Command[str]:
+def fail_task(
+    keys: QueueKeys, worker: str, claim: int, error: RemoteError, *, undecodable: bool = False
+) -> Command[str]:
     """Move the task to the dead-letter queue."""
-    kind = "broken" if broken else "failed"
-    args = (worker, claim, kind, error.type, error.message, error.traceback, fields_as_json(error))
+    kind = "undecodable" if undecodable else "failed"
+    args = (worker, claim, stored_word(kind), error.type, error.message, error.traceback, fields_as_json(error))
     read = expect("aside", "cancelled", "gone", "mine", "lost")
     return new_call("fail_task", keys.base, args, read)
 

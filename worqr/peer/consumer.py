@@ -43,7 +43,7 @@ from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
 from worqr.peer.task_log import Began, note_started
 from worqr.peer.task_log import logger as task_log
-from worqr.policy import Broken, Policy
+from worqr.policy import Policy, Undecodable
 from worqr.records import CancelReason
 from worqr.remote_error import remote_error
 from worqr.shard_layout import shard_of
@@ -328,7 +328,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 UNREADABLE = (
     "queue %(queue)r, claim %(claim)d: the record of the job cannot be read: %(error)s; "
-    "it is in the dead-letter queue: worqr broken %(queue)r"
+    "it is in the dead-letter queue: worqr undecodable %(queue)r"
 )
 REFUSED = "queue %(queue)r: the server refuses to hand out tasks; the next scan tries again: %(error)s"
 
@@ -551,7 +551,7 @@ class QueueConsumer:
     def new_claims(self, registration: Registration, started: StartReply, now: float) -> Sequence[Run[Any]]:
         """Return the claims of a reply that arrived at `now`, in the form in which `accept` takes them.
 
-        A claim whose job has fields that cannot be read ends as broken, and is left out.
+        A claim whose job has fields that cannot be read ends as undecodable, and is left out.
         """
         first, make = started.first, self.run_class
         entries = started.entries
@@ -569,10 +569,16 @@ class QueueConsumer:
             return None if entry is None else self.run_class(self, registration, fence, entry, now)
         except ValueError as error:
             emit(
-                logger, "task.broken", UNREADABLE, level=logging.ERROR, queue=self.queue, claim=fence, error=str(error)
+                logger,
+                "task.undecodable",
+                UNREADABLE,
+                level=logging.ERROR,
+                queue=self.queue,
+                claim=fence,
+                error=str(error),
             )
-            why = remote_error(Broken(f"the record of the job cannot be read: {error}"))
-        call = ops.fail_task(self.keys, registration.worker, fence, why, broken=True)
+            why = remote_error(Undecodable(f"the record of the job cannot be read: {error}"))
+        call = ops.fail_task(self.keys, registration.worker, fence, why, undecodable=True)
         self._settles.send(self.keys, registration, [fence], lambda _: call, lambda _word, _failure: None)
         return None
 

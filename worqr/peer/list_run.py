@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from worqr.call_list import CallList, Outcomes
 from worqr.errors import UsageError
 from worqr.peer.run import Offloaded, Run, RunHost, SavedState
-from worqr.policy import Broken, Policy
+from worqr.policy import Policy, Undecodable
 from worqr.records import CancelReason
 from worqr.remote_error import Description
 
@@ -194,8 +194,10 @@ class ListRun(Run[Any]):
     @property
     def items(self) -> Sequence[ListItem]:
         """The items whose payloads the handler got, in the order of its list."""
-        broken = self.calls.broken
-        return [item for place, item in enumerate(self.claimed) if place not in broken] if broken else self.claimed
+        undecodable = self.calls.undecodable
+        if not undecodable:
+            return self.claimed
+        return [item for place, item in enumerate(self.claimed) if place not in undecodable]
 
     # Before it begins
 
@@ -251,15 +253,15 @@ class ListRun(Run[Any]):
             return value
         return self.calls.outcomes(value) if returned else self.calls.failed(error)
 
-    def note_broken(self, fence: int, error: Broken) -> None:
+    def note_undecodable(self, fence: int, error: Undecodable) -> None:
         """Note that the payload of a claim could not be decoded, in another process."""
         for place, item in enumerate(self.claimed):
             if item.fence == fence:
-                self.calls.broken[place] = error
+                self.calls.undecodable[place] = error
 
-    def broken_items(self) -> list[tuple[ListItem, Broken]]:
+    def undecodable_items(self) -> list[tuple[ListItem, Undecodable]]:
         """Return the items whose payloads could not be decoded, with the error of each."""
-        return [(self.claimed[place], error) for place, error in self.calls.broken.items()]
+        return [(self.claimed[place], error) for place, error in self.calls.undecodable.items()]
 
     # As a run
 

@@ -111,8 +111,8 @@ class Peer:
 
         ``await nursery.start(partial(peer.serve, "q", handler))`` returns when the queue is subscribed. A handler that returns
         has finished its task. If it raises, the task runs again after a backoff; at the 10th failure it moves to the dead-letter
-        queue (``queue.failed``). Raise `Retry` to choose the time, `Failure` to give up at once, and `Broken` for a payload that
-        cannot be decoded. If a worker dies, its tasks return to the front of the queue at once. A task moves to the
+        queue (``queue.failed``). Raise `Retry` to choose the time, `Failure` to give up at once, and `Undecodable` for a payload
+        that cannot be decoded. If a worker dies, its tasks return to the front of the queue at once. A task moves to the
         dead-letter queue when the third worker dies while running it.
 
         If you cancel the call, the peer leaves the queue: its handlers are cancelled, and their tasks return to the front without

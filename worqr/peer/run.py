@@ -21,7 +21,7 @@ import trio
 from worqr.call_list import Outcomes
 from worqr.errors import UsageError
 from worqr.ops import Result
-from worqr.policy import POLICY_FIELDS, Broken, Failure, Policy, decide_retry
+from worqr.policy import POLICY_FIELDS, Failure, Policy, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import Description, describe, failed_record
 from worqr.stored_values import whole
@@ -688,11 +688,11 @@ def failed_of(run: Run[RunHost], queue: str) -> Failed:
     """Decode the payload of a failure job of `queue`.
 
     Raises:
-        Broken: another program enqueued it.
+        Undecodable: another program enqueued it.
     """
     facts = run.record.get(b"failed") if run.record is not None else None
     if facts is None:
-        raise Broken("a task in a failure queue that no failure put there")
+        raise Undecodable("a task in a failure queue that no failure put there")
     return failed_record(queue, run.task, msgspec.msgpack.decode(facts, type=dict[str, Any]))
 
 

@@ -316,7 +316,7 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteE
     """Return the call that ends a claim whose run raised. `error`: that of the decision, as text."""
     keys, worker = run.host.keys, run.registration.worker
     if decision.kind != "retry":
-        return ops.fail_task(keys, worker, run.fence, error, broken=decision.kind == "broken")
+        return ops.fail_task(keys, worker, run.fence, error, undecodable=decision.kind == "undecodable")
     return ops.retry_task(
         *(keys, worker, run.fence, error),
         counter="stalls" if decision.stalled else "failures" if decision.counted else "",

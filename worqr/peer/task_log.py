@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.peer.run import Run, RunHost
-from worqr.policy import Broken, ChildError, Failure, Retry, RetryDecision
+from worqr.policy import ChildError, Failure, Retry, RetryDecision, Undecodable
 from worqr.remote_error import reported_error
 from worqr.tracebacks import cause_of, is_a, one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms, qualname_of
@@ -103,8 +103,8 @@ def _seconds_late(run: Run[RunHost]) -> float:
 def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
     """Log how a run that raised has ended, and the next step. Only unexpected errors are logged with a traceback."""
     error, policy = decision.error, run.policy
-    if is_a(error, Broken):
-        _log_broken(run, error)
+    if is_a(error, Undecodable):
+        _log_undecodable(run, error)
         return
     left = policy.max_stalls - run.stalls if decision.stalled else policy.max_failures - run.failures
     fields = {**run_fields(run, left - 1), "error": run.describe(error).line}
@@ -151,10 +151,10 @@ def _log_given_up(
     emit_fields(logger, "task.failed", text, fields, level=logging.ERROR, **_traceback_of(run, trace))
 
 
-def _log_broken(run: Run[RunHost], error: Broken) -> None:
+def _log_undecodable(run: Run[RunHost], error: Undecodable) -> None:
     fields = {**run_fields(run), "error": _undecodable(error)}
-    text = f"{RUN}: %(error)s; the task is kept in queue.broken: worqr broken %(queue)r"
-    emit_fields(logger, "task.broken", text, fields)
+    text = f"{RUN}: %(error)s; the task is kept in queue.undecodable: worqr undecodable %(queue)r"
+    emit_fields(logger, "task.undecodable", text, fields)
 
 
 def _next_attempt(run: Run[RunHost], decision: RetryDecision, fields: dict[str, object]) -> str:
@@ -202,14 +202,14 @@ def _remote_traceback(error: BaseException | None, fields: dict[str, object]) ->
 # Payloads that cannot be decoded
 
 
-def _undecodable(error: Broken) -> str:
+def _undecodable(error: Undecodable) -> str:
     """Return the error of a payload without its contents.
 
     The user's own message is used, or a decoder's message as far as it quotes nothing.
     """
     if (remote := reported_error(error)) is not None:
         if _FROM_DECODER not in remote.traceback:
-            return shortened(f"Broken: {remote.message}")
+            return shortened(f"Undecodable: {remote.message}")
         _, _, told = remote.message.partition(": ")
         kind, _, text = told.partition(": ")
         return _without_values(kind, text)

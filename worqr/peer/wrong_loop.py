@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final, Literal
 
 from worqr.peer.executors.offloaded import Handler, named_after
-from worqr.policy import Broken, Failure, Retry
+from worqr.policy import Failure, Retry, Undecodable
 from worqr.tracebacks import add_note, is_a, related_errors, text_of
 from worqr.validation import qualname_of
 
@@ -62,7 +62,7 @@ def wrong_loop_failure(error: Exception, wanted: LoopName, remedy: str) -> Failu
 
     `error` gets the remedy as a note.
     """
-    if any(is_a(error, kind) for kind in (Retry, Failure, Broken)):
+    if any(is_a(error, kind) for kind in (Retry, Failure, Undecodable)):
         return None
     sign = find_wrong_loop_error(error, wanted)
     if sign is None:

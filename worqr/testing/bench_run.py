@@ -319,4 +319,4 @@ def _summary(before: QueueStates, after: QueueStates) -> Summary:
                 found += sum(max(0, now.counts.get(word, 0) - was.get(word, 0)) for word in words)
         return found
 
-    return Summary(more("finished"), more("failed", "broken"), more("retried"), more("cancelled"))
+    return Summary(more("finished"), more("failed", "undecodable"), more("retried"), more("cancelled"))

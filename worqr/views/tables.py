@@ -238,14 +238,14 @@ QUEUES: Final = Table(
         count("blocked", "block"),
         count("running", "run", always=True),
         count("failed", "fail", style=BAD),
-        count("broken", "undec", "undecodable", style=BAD),
+        count("undecodable", "undec", "undecodable", style=BAD),
         count("workers", "wrkrs", always=True, wide=True),
         Column("age", "longest wait", age_of, SECONDS, "longest", wide=True),
     ),
     queue_notes,
     lambda info: f"queue.{info.name}",
 )
-DEAD: Final = Column("dead", "dead letters", lambda info: info.failed + info.broken, COUNT)
+DEAD: Final = Column("dead", "dead letters", lambda info: info.failed + info.undecodable, COUNT)
 """On pages that have no room for both."""
 RATE: Final = Column("rate", "finished/s", lambda _: None, Form(right=True), wide=True)
 SPARK: Final = Column("spark", "last hour", lambda _: "", wide=True)

@@ -17,7 +17,7 @@ NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
 
 def info(name: str, **values: Any) -> QueueInfo:
-    numbers = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "broken", "workers"), 0)
+    numbers = dict.fromkeys(("waiting", "scheduled", "blocked", "running", "failed", "undecodable", "workers"), 0)
     return QueueInfo(**{**numbers, "name": name, "paused": None, "oldest_job": None, "counts": {}, **values})
 
 

@@ -89,7 +89,7 @@ async def test_what_the_server_refuses_is_tried_again_with_growing_pauses_and_lo
     ]
 
 
-class Broken:
+class Undecodable:
     """A link whose connection was just made anew, whenever one looks."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_leader_whose_connection_keeps_breaking_lets_another_peer_lead() -> None:
-    link: Any = Broken()
+    link: Any = Undecodable()
     leader = leader_on(link, keepalive=0.2)
     async with at_most(), trio.open_nursery() as nursery:
         nursery.start_soon(leader.lead_forever)
@@ -137,7 +137,7 @@ async def test_a_leader_whose_connection_keeps_breaking_lets_another_peer_lead()
 
 @pytest.mark.usefixtures("hasty")
 async def test_one_reconnect_costs_a_leader_no_lease() -> None:
-    link: Any = Broken()
+    link: Any = Undecodable()
     leader = leader_on(link, keepalive=0.2)
     async with at_most(), trio.open_nursery() as nursery:
         nursery.start_soon(leader.lead_forever)
@@ -151,7 +151,7 @@ async def test_one_reconnect_costs_a_leader_no_lease() -> None:
 
 async def test_a_new_leader_begins_its_rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "FOLLOW_EVERY", 3600.0)
-    link: Any = Broken()
+    link: Any = Undecodable()
     link.breaks = False
     leader = leader_on(link, keepalive=3)
     leader._lease._until = 0.0

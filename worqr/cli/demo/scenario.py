@@ -234,7 +234,7 @@ async def _all_settled(mesh: worqr.Mesh) -> dict[str, int]:
         while True:
             for name in (FILES, LONG, RESULTS):
                 info = await mesh.queue(name).info()
-                left[name] = info.waiting + info.running + info.scheduled + info.failed + info.broken
+                left[name] = info.waiting + info.running + info.scheduled + info.failed + info.undecodable
             if not any(left.values()):
                 break
             await trio.sleep(0.02)

@@ -138,7 +138,7 @@ async def test_typed_functions_are_called_as_handlers() -> None:
     async with open_pool(1) as pool:
         assert value(await pool.run(double, b'{"number": 21}')) == 42
         assert value(await pool.run(double.__worqr_handler__, b'{"number": 21}')) == 42
-        with pytest.raises(worqr.Broken):
+        with pytest.raises(worqr.Undecodable):
             await pool.run(double, b'{"number": "many"}')
 
 

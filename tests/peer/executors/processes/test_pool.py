@@ -23,7 +23,7 @@ import trio
 from tests.peer import process_jobs as jobs
 from tests.peer.processes import FENCE, LONG, Desk, open_pool, wait_dead
 from tests.support.children import ROOT, Child
-from worqr import Broken, Failure, Retry, UsageError
+from worqr import Failure, Retry, Undecodable, UsageError
 from worqr.peer.executors.processes import pool as pool_module
 from worqr.policy import ChildError, Policy, Stalled
 from worqr.remote_error import remote_error
@@ -142,7 +142,7 @@ async def test_what_is_raised_on_purpose_crosses_as_it_is() -> None:
     async with open_pool() as pool:
         with pytest.raises(Failure, match="^never$") as failed:
             await pool.run(jobs.give_up)
-        with pytest.raises(Broken, match="^no sense$"):
+        with pytest.raises(Undecodable, match="^no sense$"):
             await pool.run(jobs.garbage)
         with pytest.raises(Retry, match="^later$") as later:
             await pool.run(jobs.again)

@@ -53,7 +53,7 @@ from worqr.peer.executors.processes.protocol import (
 )
 from worqr.peer.list_run import ListRun
 from worqr.peer.run import Encoded, Run, RunHost, Save, check_thread, current_run
-from worqr.policy import Broken, ChildError, Failure, RateLimited, Retry, Stalled
+from worqr.policy import ChildError, Failure, RateLimited, Retry, Stalled, Undecodable
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, with_stderr
 from worqr.tracing import Tracing
@@ -503,7 +503,7 @@ class ProcessPool:
         The process imports `handler` by its name, or the typed function to which it belongs, and calls it.
 
         The async function returns the encoded result, or None if it is not to be stored. It raises the error of the function:
-        `Retry`, `Failure` and `Broken` unchanged, every other one as `ChildError`. If the process died, it raises `Stalled`.
+        `Retry`, `Failure` and `Undecodable` unchanged, every other one as `ChildError`. If the process died, it raises `Stalled`.
         Cancelling it kills the process.
 
         Raises:
@@ -706,8 +706,8 @@ def _list_outcome(
     for each in ended:
         found = each.answer
         error = _error_of(found, found.error) if isinstance(found, Raised) else None
-        if isinstance(error, Broken) and isinstance(run, ListRun):
-            run.note_broken(each.fence, error)
+        if isinstance(error, Undecodable) and isinstance(run, ListRun):
+            run.note_undecodable(each.fence, error)
         else:
             outcomes.append(_outcome(found, child) if error is None else error)
     _outcome(answer, child)  # raises what the handler raised
@@ -732,8 +732,8 @@ def _error_of(answer: Raised, remote: RemoteError) -> Exception:
         )
     elif answer.kind == "failure":
         error = Failure(remote.message)
-    elif answer.kind == "broken":
-        error = Broken(remote.message)
+    elif answer.kind == "undecodable":
+        error = Undecodable(remote.message)
     else:
         return ChildError(remote, leaves=answer.names)
     error.__worqr_remote__ = remote  # type: ignore[union-attr]

@@ -51,11 +51,11 @@ from worqr.peer.forks import EndForks
 from worqr.peer.list_run import ListItem, ListRun
 from worqr.peer.run import Run, Save, Timer, current_run, encode_result
 from worqr.policy import (
-    Broken,
     Failure,
     Policy,
     RateLimited,
     Retry,
+    Undecodable,
     class_names,
     decide_retry,
     retry_after_of,
@@ -421,8 +421,8 @@ class RunLoop:
                 value = _call(handler, run.task if calls is None else calls.calls)
         except BaseException as error:
             if calls is not None:
-                for item, broken in calls.broken_items():
-                    self._pipe.send(CallEnded(item.fence, raised(broken)))
+                for item, undecodable in calls.undecodable_items():
+                    self._pipe.send(CallEnded(item.fence, raised(undecodable)))
             return raised(decide_retry(error, run.policy, run.failures).error, last=is_a(error, MemoryError))
         finally:
             if os.getpid() == self._pid:
@@ -489,7 +489,7 @@ def raised(error: BaseException, *, last: bool = False) -> Raised:
         return Raised("retry", told, leaves, *times_of(error), last)
     if is_a(error, Failure):
         return Raised("failure", told, leaves, last=last)
-    return Raised("broken" if is_a(error, Broken) else "error", told, leaves, last=last)
+    return Raised("undecodable" if is_a(error, Undecodable) else "error", told, leaves, last=last)
 
 
 def _limit_memory(limit: int) -> None:
