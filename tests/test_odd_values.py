@@ -140,7 +140,7 @@ FIELDS = {
     "blocked": JOB,
     "active": (*JOB, "claim", "cancel_reason"),
     "failed": (*JOB, "at", "reason", "older", "newer", "error_traceback", "error_fields", "id"),
-    "undecodable": (*JOB, "at", "reason", "older", "error_traceback", "error_fields", "id"),
+    "broken": (*JOB, "at", "reason", "older", "error_traceback", "error_fields", "id"),
     "result": (
         *(
             "outcome",
@@ -250,8 +250,8 @@ async def lists_of(mesh: worqr.Mesh, kind: str) -> dict[str, Callable[[], Awaita
             return {"jobs": partial(q.jobs, limit=10_000, state="active"), "running": q.running}
         case "failed":
             return {"failed.list": partial(q.failed.list, 10_000)}
-        case "undecodable":
-            return {"broken.list": partial(q.undecodable.list, 10_000)}
+        case "broken":
+            return {"undecodable.list": partial(q.undecodable.list, 10_000)}
         case _:
             return {}
 
@@ -339,7 +339,7 @@ SETS = ("cancelling", "blocked", "limited", "claims:W1", "hungry", "trash:blocke
 SORTED = {
     "due",
     "failed",
-    "undecodable",
+    "broken",
     "batches",
     "result_ttls",
     "lanes:names",
@@ -683,7 +683,7 @@ async def test_commands_and_pages_show_what_is_honest_beside_what_is_odd(
         await command(honest(kind)[0], "jobs", "odd", "--state", state, "--limit", "9999")
     await command(honest("active")[0], "running", "odd")
     await command(honest("failed")[0], "failed", "odd", "--limit", "9999")
-    await command(honest("undecodable")[0], "undecodable", "odd", "--limit", "9999")
+    await command(honest("broken")[0], "undecodable", "odd", "--limit", "9999")
     for name, state in ((honest("due")[0], "scheduled"), ("active.run_at.7", "active"), ("failed.at.1", "failed")):
         await command(state, "status", name)
     await command("", "lanes", "odd")

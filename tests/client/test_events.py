@@ -112,6 +112,10 @@ def test_ids_belong_to_the_event_that_comes_next() -> None:
     ]
 
 
+def test_a_type_has_the_name_of_the_totals() -> None:
+    assert read(ids("broken 1\na"), event("broken 1")) == [Event("Q1", "undecodable", 1, ("a",))]
+
+
 def test_ids_whose_event_was_lost_go_to_no_other_one() -> None:
     assert read(ids("finished 1\na"), None, event("finished 1")) == [Event("Q1", "finished", 1)]
     assert read(ids("finished 1\na"), event("claimed 1")) == [Event("Q1", "claimed", 1)]

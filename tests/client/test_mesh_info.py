@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -408,7 +409,7 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
             **every,
             "paused": "",
             "oldest_job": 1.5,
-            "counts": {"enqueued": 7},
+            "counts": {"enqueued": 7, "undecodable": 3},
             "age_estimated": True,
             "relay_pending": True,
             **LIMITED,
@@ -429,6 +430,8 @@ def test_a_snapshot_is_read_as_it_was_written() -> None:
     stored = encode_snapshot(info)
     assert decode_snapshot(stored, round(info.at.timestamp() * 1000) + 2000) == info
     assert len(stored) < 700
+    as_others_read = msgspec.msgpack.decode(stored)["queues"][0]
+    assert (as_others_read["broken"], as_others_read["counts"]) == (full.undecodable, {"enqueued": 7, "broken": 3})
     long = replace(info, queues=[queue_info("x", paused=1000 * "y")])
     found = decode_snapshot(encode_snapshot(long), 0)
     assert found is not None

@@ -303,7 +303,8 @@ class BatchMachine(RuleBasedStateMachine):
         claim = claims[pick % len(claims)]
         value = self.client.hget(queue.dead_letter(str(claim)), "batch")
         counts = value is not None and value.decode().partition("\n")[0] not in self.outer
-        stored = self.desk.call(ops.retry_aside(queue, public_name(kind), [claim]))
+        which: Any = public_name(kind)
+        stored = self.desk.call(ops.retry_aside(queue, which, [claim]))
         self.check(failed=-int(stored == 1 and counts))
 
     @rule(n=queues, pick=st.integers(0, 9))
@@ -442,10 +443,14 @@ class BatchMachine(RuleBasedStateMachine):
             relay(self.desk, queue)
             for worker in WORKERS:
                 self.desk.send(ops.stop_work(queue, worker, 100))
-            for kind in ("failed", "broken"):
-                claims = [int(claim) for claim in self.client.zrange(f"{queue.base}:{kind}", 0, -1)]
+            lists: tuple[tuple[ops.DeadLetterList, str], ...] = (
+                ("failed", queue.failed),
+                ("undecodable", queue.undecodable),
+            )
+            for which, key in lists:
+                claims = [int(claim) for claim in self.client.zrange(key, 0, -1)]
                 if claims:
-                    self.desk.call(ops.drop_aside(queue, public_name(kind), claims))
+                    self.desk.call(ops.drop_aside(queue, which, claims))
         left = {key for key in self.desk.all_keys() if self.client.ttl(key) == -1}
         assert not left, left
 

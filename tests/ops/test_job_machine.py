@@ -39,7 +39,7 @@ from worqr.keys import MARKER
 from worqr.limits import DECLARES_NOTHING
 from worqr.ops import MAX_ITEMS
 from worqr.records import RemoteError
-from worqr.stored_values import public_name
+from worqr.stored_values import public_name, stored_word
 
 FAR, FARTHER, PAST = 10**14, 2 * 10**14, 5_000
 BOOM = RemoteError("Boom", "it broke", "line 1\nline 2")
@@ -143,6 +143,7 @@ OPENING = {
     "purge_queue",
 }
 """Scripts that may let lanes or a queue start, and wake a worker for each lane and for each task."""
+DEAD_LETTERS: tuple[ops.DeadLetterList, ...] = ("failed", "undecodable")
 ENDS = ("finished", "stopped", "retried", "stalled", "failed", "broken", "cancelled", "dropped")
 
 
@@ -765,13 +766,14 @@ class JobMachine(RuleBasedStateMachine):
     @action(4, lambda machine: bool(machine.model.aside))
     def take_up(self, data: st.DataObject) -> None:
         """What was set aside is retried, or dropped."""
-        kind: Any = data.draw(st.sampled_from([kind for kind, listed in self.model.listed.items() if listed]))
+        kind = data.draw(st.sampled_from([kind for kind, listed in self.model.listed.items() if listed]))
         some = st.sampled_from([*self.model.listed[kind], *self.model.aside])
         claims = data.draw(st.lists(some, min_size=1, max_size=3))
+        which: Any = public_name(kind)
         if data.draw(st.sampled_from([False, False, True])):
-            self.raw(ops.drop_aside(self.q, public_name(kind), claims), self.model.drop_aside(kind, claims), data)
+            self.raw(ops.drop_aside(self.q, which, claims), self.model.drop_aside(kind, claims), data)
         else:
-            self.raw(ops.retry_aside(self.q, kind, claims), self.model.retry_aside(kind, claims), data)
+            self.raw(ops.retry_aside(self.q, which, claims), self.model.retry_aside(kind, claims), data)
 
     # Looking
 
@@ -795,9 +797,9 @@ class JobMachine(RuleBasedStateMachine):
             assert result.status == word, (job_id, number)
             assert result.status != "finished" or result.values[1] == wire(facts["value"])
             assert result.status != "failed" or result.values[0] == wire(facts["error_type"])
-        for kind in ("failed", "broken"):
+        for kind in DEAD_LETTERS:
             named = [job["id"] for job in model.aside.values()]
-            assert self.do(ops.find_aside(self.q, public_name(kind), named)) == model.find_aside(kind, named)
+            assert self.do(ops.find_aside(self.q, kind, named)) == model.find_aside(stored_word(kind), named)
 
     # The end
 
@@ -827,8 +829,10 @@ class JobMachine(RuleBasedStateMachine):
         self.open_all()
         for worker in sorted(self.model.fence):
             self.raw(ops.stop_work(self.q, worker, 2), self.model.stop_work(worker, 2))
-        for kind, claims in (("failed", self.model.listed["failed"]), ("broken", self.model.listed["broken"])):
-            self.raw(ops.drop_aside(self.q, public_name(kind), claims), self.model.drop_aside(kind, list(claims)))
+        for kind in DEAD_LETTERS:
+            word = stored_word(kind)
+            claims = list(self.model.listed[word])
+            self.raw(ops.drop_aside(self.q, kind, claims), self.model.drop_aside(word, claims))
         left = {name for name in self.world.everything() if not name.startswith(("-fail", *EXPIRING))}
         assert not left, f"left behind: {left}"
 

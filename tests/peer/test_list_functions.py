@@ -22,9 +22,7 @@ from tests.support.servers import Server
 pytestmark = pytest.mark.one_server
 
 ASIDE = tuple(
-    f"{{{queue}}}:{what}"
-    for queue in ("Q1", "index", "sizes", "fail_lists")
-    for what in ("failed", "undecodable", "aside*")
+    f"{{{queue}}}:{what}" for queue in ("Q1", "index", "sizes", "fail_lists") for what in ("failed", "broken", "aside*")
 )
 
 

@@ -231,20 +231,20 @@ async def cancel(visit: Visit) -> Response:
     return await done(visit, act)
 
 
-def _aside(visit: Visit) -> DeadLetters:
+def _dead_letters(visit: Visit) -> DeadLetters:
     queue = visit.queue(visit.text("queue"))
     return queue.failed if visit.choice("list", ("failed", "undecodable")) == "failed" else queue.undecodable
 
 
-async def retry(visit: Visit) -> Response:
-    """Put dead-letter records back into their queue."""
-    aside, ids = _aside(visit), _ids(visit)
+async def change_dead_letters(verb: Literal["retry", "drop"], visit: Visit) -> Response:
+    """Put dead-letter records back into their queue, or delete them."""
+    dead_letters, ids = _dead_letters(visit), _ids(visit)
 
     async def act() -> str:
-        count = await aside.retry(*ids)
+        count = await (dead_letters.retry if verb == "retry" else dead_letters.drop)(*ids)
         if not count:
-            await note(visit, "retried", visit.text("queue"), ids)
-        return f"retry:{count}:{len(ids)}"
+            await note(visit, "retried" if verb == "retry" else "dropped", visit.text("queue"), ids)
+        return f"{verb}:{count}:{len(ids)}"
 
     return await done(visit, act)
 
@@ -257,19 +257,6 @@ async def run_now(visit: Visit) -> Response:
         count = await queue.run_now(*ids)
         await note(visit, "run_now", queue.name, ids, count)
         return f"run:{count}:{len(ids)}"
-
-    return await done(visit, act)
-
-
-async def drop(visit: Visit) -> Response:
-    """Delete dead-letter records."""
-    aside, ids = _aside(visit), _ids(visit)
-
-    async def act() -> str:
-        count = await aside.drop(*ids)
-        if not count:
-            await note(visit, "dropped", visit.text("queue"), ids)
-        return f"drop:{count}:{len(ids)}"
 
     return await done(visit, act)
 
