@@ -660,7 +660,7 @@ class KnownQueues:
 def is_empty(queue: Inspected) -> bool:
     """Return True if the queue is empty, no worker serves it, and no operator has paused or limited it."""
     holds = queue.waiting or queue.due or queue.running or queue.failed or queue.broken or queue.blocked or queue.trash
-    holds = holds or queue.batches or queue.needs_relay
+    holds = holds or queue.suspended or queue.batches or queue.needs_relay
     return not (holds or queue.workers or queue.paused is not None or queue.overridden or queue.lane_rules)
 
 
