@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.ops.driver import Desk, desk_on
 from tests.ops.job_rules import DELAY, Policy
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
 from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr import ops
+from worqr.command import Command
 from worqr.job_states import ENDS, LIVE, TRANSACTIONS, State, as_table, moves
 from worqr.keys import MARKER
 from worqr.lua import all_scripts
+from worqr.ops import Wait
 from worqr.stored_values import stored_word
 
 Move = tuple[str, State, State]
@@ -205,9 +208,89 @@ def take_up_what_failed(server: Server, seen: set[Move]) -> None:
                 machine.raw(script(machine.q, kind, [claim]), expected(stored_word(kind), [claim]))
 
 
+APPROVED = Wait("a", "event", "approved")
+KEPT = {"result_ttl": "60000"}
+
+
+@contextmanager
+def workflow_of(server: Server, id: str = "x", *, state: str = "suspended") -> Iterator[Desk]:
+    """A workflow that has begun, in this state."""
+    for desk in desk_on(server, "workflows"):
+        held = desk.run("A", id, workflow=True, fields=KEPT, lane="g")
+        match state:
+            case "suspended":
+                desk.call(ops.suspend_task(desk.q, "A", held, [APPROVED]))
+            case "waiting":
+                desk.retry("A", held)
+            case "due":
+                desk.retry("A", held, delay_ms=DELAY)
+            case _:
+                pass
+        assert desk.call(ops.job_status(desk.q, id, 0)).state == state
+        yield desk
+
+
+def suspend_runs(server: Server, seen: set[Move]) -> None:
+    """A run is suspended, or was cancelled before, and a job of its id follows now or later."""
+    with workflow_of(server):
+        seen.add(("suspend_task", "active", "suspended"))
+    for when in (PAST, FAR):
+        with workflow_of(server, state="active") as desk:
+            [held] = desk.call(ops.list_own_claims(desk.q, "A")) or []
+            assert desk.dispatch("x", workflow=True, exists="cancel", run_at=when).outcome == "blocked"
+            assert desk.call(ops.suspend_task(desk.q, "A", held, [APPROVED])).status == "cancelled"
+            state: Any = desk.call(ops.job_status(desk.q, "x", 0)).state
+            seen |= {("suspend_task", "active", "cancelled"), ("suspend_task", "blocked", state)}
+
+
+def wake_what_is_suspended(server: Server, seen: set[Move]) -> None:
+    for name in ("send_event", "promote_due", "start_tasks"):
+        with workflow_of(server) as desk:
+            if name == "send_event":
+                assert desk.call(ops.send_event(desk.q, "x", "approved", b"none ")).status == "woke"
+            else:
+                desk.client.zadd(desk.q.suspended, {"x": PAST})
+                desk.call(ops.promote_due(desk.q) if name == "promote_due" else ops.start_tasks(desk.q, "A", 99, 0))
+            if name == "start_tasks":  # which puts it in line, and takes another one
+                desk.dispatch("y")
+                desk.start("A", 1)
+                desk.call(ops.promote_due(desk.q))
+            state: Any = desk.call(ops.job_status(desk.q, "x", 0)).state
+            seen.add((name, "suspended", state))
+
+
+def cancel_what_is_suspended(server: Server, seen: set[Move]) -> None:
+    """A workflow that has begun is cancelled: its queue, its lane, itself, and for another job of its id."""
+    for name in ("cancel_job", "cancel_lane", "cancel_all", "delete_queue"):
+        with workflow_of(server) as desk:
+            calls: dict[str, Command[Any]] = {
+                "cancel_job": ops.cancel_job(desk.q, "x", "why"),
+                "cancel_lane": ops.cancel_lane(desk.q, "g"),
+                "cancel_all": ops.cancel_all(desk.q),
+                "delete_queue": ops.delete_queue(desk.q),
+            }
+            desk.call(calls[name])
+            while desk.call(ops.purge_queue(desk.q)):
+                pass
+            state: Any = desk.call(ops.job_status(desk.q, "x", 0)).state
+            seen.add((name, "suspended", state))
+    before: State
+    for before in ("suspended", "waiting", "due"):
+        with workflow_of(server, state=before) as desk:
+            assert desk.dispatch("x", workflow=True, exists="cancel").outcome == "created"
+            assert desk.client.hget(desk.q.older_result("x"), "outcome") == b"cancelled"
+            seen.add(("dispatch_jobs", before, "cancelled"))
+        with workflow_of(server, "cron:s", state=before) as desk:
+            call = ops.fire_schedule(desk.q, "s", 7, judged_at=7, run_at=PAST, overlap="cancel", task=b"x")
+            assert desk.call(call) == "ok"
+            assert desk.client.hget(desk.q.older_result("cron:s"), "outcome") == b"cancelled"
+            seen.add(("fire_schedule", before, "cancelled"))
+
+
 def test_every_move_of_the_table_happens(server: Server) -> None:
     seen: set[Move] = set()
-    for story in (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed):
+    stories = (end_runs, fill_the_cap, move_what_waits, clear_what_waits, take_up_what_failed)
+    for story in (*stories, suspend_runs, wake_what_is_suspended, cancel_what_is_suspended):
         story(server, seen)
     assert seen == set(moves())
 

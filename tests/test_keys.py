@@ -104,6 +104,8 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "result_ttls": "worqr:{Q1}:result_ttls",
         "trash_suspects": "worqr:{Q1}:trash:suspects",
         "trash_due": "worqr:{Q1}:trash:due",
+        "trash_suspended": "worqr:{Q1}:trash:suspended",
+        "suspended": "worqr:{Q1}:suspended",
         "trash_blocked": "worqr:{Q1}:trash:blocked",
         "blocked": "worqr:{Q1}:blocked",
         "dead_letter_index": "worqr:{Q1}:aside",

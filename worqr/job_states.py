@@ -16,15 +16,18 @@ from typing import Final, Literal
 
 from worqr.stored_values import public_name
 
-State = Literal["new", "waiting", "due", "blocked", "active", "finished", "failed", "undecodable", "cancelled", "gone"]
+State = Literal[
+    "new", "waiting", "due", "suspended", "blocked", "active", "finished", "failed", "undecodable", "cancelled", "gone"
+]
 """The state of a job.
 
-``new``: not stored yet. ``waiting``: a reference to it is in a list. ``due``: its time is in the future. ``blocked``: it waits
-because the same id runs. ``active``: a worker has it under a claim. ``failed`` and ``undecodable``: in the dead-letter queue.
+``new``: not stored yet. ``waiting``: a reference to it is in a list. ``due``: its time is in the future. ``suspended``: its run
+waits for an event, a time or other jobs. ``blocked``: it waits because the same id runs. ``active``: a worker has it under a
+claim. ``failed`` and ``undecodable``: in the dead-letter queue.
 ``gone``: the server has no data about it.
 """
 
-LIVE: Final[tuple[State, ...]] = ("waiting", "due", "blocked", "active")
+LIVE: Final[tuple[State, ...]] = ("waiting", "due", "suspended", "blocked", "active")
 """The values of a record's field ``state``."""
 ENDS: Final[tuple[State, ...]] = ("finished", "failed", "undecodable", "cancelled", "gone")
 
@@ -43,19 +46,24 @@ _UNBLOCKED: Final[Mapping[State, tuple[State, ...]]] = {"blocked": ("waiting", "
 """The run of its id ended, and the job follows; or the run returned, and the two jobs were merged."""
 _ABOVE_THE_CAP: Final[Mapping[State, tuple[State, ...]]] = {"failed": ("gone",)}
 _GIVEN_BACK: Final = Transaction("worker", {"active": ("waiting", "due", "cancelled"), **_UNBLOCKED})
-_PURGED: Final = Transaction("operator", dict.fromkeys(("waiting", "due", "blocked"), ("cancelled",)))
+_PURGED: Final = Transaction("operator", dict.fromkeys(("waiting", "due", "suspended", "blocked"), ("cancelled",)))
 _DISPATCHED: Final[Mapping[State, tuple[State, ...]]] = {
     "new": ("waiting", "due", "blocked"),
-    "waiting": ("due",),
-    "due": ("waiting",),
+    "waiting": ("due", "cancelled"),
+    "due": ("waiting", "cancelled"),
+    "suspended": ("cancelled",),
 }
 
 TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "enqueue": Transaction("producer", {"new": ("waiting",)}),
     "dispatch_jobs": Transaction("producer", _DISPATCHED),
     "fire_schedule": Transaction("leader", _DISPATCHED),
-    "promote_due": Transaction("leader", {"due": ("waiting",)}),
-    "start_tasks": Transaction("worker", {"waiting": ("active", "failed"), "due": ("waiting",), **_ABOVE_THE_CAP}),
+    "promote_due": Transaction("leader", {"due": ("waiting",), "suspended": ("waiting",)}),
+    "start_tasks": Transaction(
+        "worker", {"waiting": ("active", "failed"), "due": ("waiting",), "suspended": ("waiting",), **_ABOVE_THE_CAP}
+    ),
+    "suspend_task": Transaction("worker", {"active": ("suspended", "cancelled"), **_UNBLOCKED}),
+    "send_event": Transaction("producer", {"suspended": ("waiting",)}),
     "finish_tasks": Transaction("worker", {"active": ("finished", "cancelled"), **_UNBLOCKED}),
     "stop_tasks": _GIVEN_BACK,
     "stop_work": _GIVEN_BACK,

@@ -77,8 +77,8 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "workflow.drift": _event(
         WARNING,
-        "a workflow has returned without asking for steps or waits that earlier runs of it have stored: its code was changed, or it "
-        "does not do the same in each run",
+        "a workflow has returned without asking for steps or waits that earlier runs of it have stored: its code was changed, or "
+        "it does not do the same in each run",
         "queue job keys",
     ),
     "task.overdue": _event(

@@ -30,7 +30,7 @@ from worqr.validation import from_ms
 MAX_SAMPLES: Final = 240
 """Samples of one queue. If there are more, every second one of the older half is dropped, so the older ones are less exact."""
 
-_ENDS: Final = ("finished", "retried", "failed", "undecodable", "stopped", "stalled", "dropped")
+_ENDS: Final = ("finished", "retried", "failed", "undecodable", "stopped", "stalled", "dropped", "suspended")
 """The totals of runs that ended otherwise than cancelled."""
 _place = itemgetter(1)
 
@@ -169,6 +169,8 @@ class QueueInfo:
     """Of `batches`, those that have not ended. Only the 500 batches that the leader checks first are looked at."""
     due_soon: int = 0
     """Of `scheduled`, those that are due within 10 seconds."""
+    suspended: int = 0
+    """Workflows that wait for an event, a time or other jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +386,7 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     relay_pending: bool = False
     open_batches: int = 0
     due_soon: int = 0
+    suspended: int = 0
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -448,7 +451,10 @@ def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
 def is_in_use(queue: QueueInfo) -> bool:
     """Return True if the queue is not empty, keeps batches, has a worker, or an operator has paused or limited it."""
     holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.undecodable
-    return bool(holds or queue.batches or queue.workers or queue.limits_overridden) or queue.paused is not None
+    return (
+        bool(holds or queue.suspended or queue.batches or queue.workers or queue.limits_overridden)
+        or queue.paused is not None
+    )
 
 
 def most_active(queues: Iterable[QueueInfo]) -> tuple[list[QueueInfo], int, QueueInfo | None]:
@@ -472,6 +478,7 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         waiting=sum(queue.waiting for queue in queues),
         scheduled=sum(queue.scheduled for queue in queues),
         blocked=sum(queue.blocked for queue in queues),
+        suspended=sum(queue.suspended for queue in queues),
         running=sum(queue.running for queue in queues),
         failed=sum(queue.failed for queue in queues),
         undecodable=sum(queue.undecodable for queue in queues),

@@ -162,8 +162,9 @@ class CancelCount:
 class Status:
     """The state of a job, and the result of its tries. For a plain task, only `state`, `worker` and `since` are known."""
 
-    state: Literal["waiting", "scheduled", "blocked", "active", "finished", "failed", "cancelled", "gone"]
-    """The state. ``scheduled``: it has to wait for its time. ``blocked``: it waits until another run of its id has ended.
+    state: Literal["waiting", "scheduled", "suspended", "blocked", "active", "finished", "failed", "cancelled", "gone"]
+    """The state. ``scheduled``: it has to wait for its time. ``suspended``: it is a workflow that waits for an event, a time
+    or other jobs. ``blocked``: it waits until another run of its id has ended.
     ``active``: it runs. ``gone``: nothing is stored about it any more.
     """
     worker: str | None = None
@@ -185,7 +186,9 @@ class Status:
     job waits for its next try, during that try, and after the job has failed. ``queue.failed`` has the traceback.
     """
     next_run: datetime | None = None
-    """The time before which a ``scheduled`` job does not run; None in other states."""
+    """The time before which a ``scheduled`` job does not run, and at which a ``suspended`` one runs at the latest; None in other
+    states.
+    """
     waits_for: str = ""
     """What it waits for: the message of the ``Retry(counted=False)`` that ended its last try, which is no error. Empty if its
     last try ended in another way, or while it runs.

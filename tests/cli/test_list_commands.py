@@ -69,6 +69,7 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
             "relay_pending": False,
             "open_batches": 0,
             "due_soon": 0,
+            "suspended": 0,
             "unserved": False,
         }
         assert (other["name"], other["unserved"]) == (long, True)

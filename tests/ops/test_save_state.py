@@ -266,3 +266,44 @@ def test_it_goes_on_when_memory_is_full(own_desk: Desk, own_server: Server) -> N
     desk.client.config_set("maxmemory", 1)
     assert step(desk, "A", held, "charge", b"none ") == "ok"
     desk.client.config_set("maxmemory", 0)
+
+
+def test_a_new_step_of_a_run_that_has_asked_for_all_others_is_progress(desk: Desk) -> None:
+    [held] = desk.hold("A", b"a")
+    for _ in range(2):
+        desk.retry("A", held)
+        [held] = desk.take("A", 1)
+    key = f":active:@{held - 2}"
+    progress = ops.save_state(desk.q, "A", held, 0, "charge", b"json 1", progress=True)
+    assert desk.send(progress) == [b"ok", KIB]
+    found = desk.state()[key]
+    assert not {"failures", "stalls", "timeouts", "suspect", "error_type", "error_message"} & found.keys()
+    assert (found["earlier"], found["entries"]) == ("2", "1")
+    desk.retry("A", held)
+    [held] = desk.take("A", 1)
+    with desk.nothing_changes():
+        assert desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"json 1", progress=True)) == "ok"
+    assert desk.state()[key]["failures"] == "1"
+    assert step(desk, "A", held, "ship", b"json 1") == "ok"  # it has not asked for all
+    assert desk.state()[key]["failures"] == "1"
+
+
+def test_a_failed_try_of_a_step_is_counted_until_its_result_is_stored(desk: Desk) -> None:
+    held = desk.run("A", "x")
+
+    def fail(number: int, how: bytes) -> str:
+        return desk.call(ops.save_state(desk.q, "A", held, number, "charge", how))
+
+    assert fail(1, b"boom") == "ok"
+    assert fail(2, b"Boom") == "ok"
+    with desk.nothing_changes():
+        assert (fail(2, b"Boom"), fail(1, b"boom")) == ("ok", "ok")
+    found = desk.state()[":active:x"]
+    assert (found["try:charge"], found["saved_size"]) == ("2 Boom", str(KIB))
+    assert "entries" not in found
+    assert step(desk, "A", held, "charge", b"json 1") == "ok"
+    found = desk.state()[":active:x"]
+    assert "try:charge" not in found
+    assert (found["step:charge"], found["saved_size"]) == ("json 1", str(KIB))
+    with desk.nothing_changes():
+        assert fail(3, b"late") == "ok"

@@ -26,6 +26,7 @@ class Desk:
     """Stands where a peer's station would: notes what its runs say."""
 
     queue = "Q1"
+    base = ""
     id_suffix = ""
     state = None
 

@@ -508,7 +508,9 @@ async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
 
     @mesh.step(name="slow", timeout=0.05)
     async def slow() -> None:
-        await (trio.sleep_forever() if trio.lowlevel.in_trio_task() else asyncio.Event().wait())
+        if trio.lowlevel.in_trio_task():
+            await trio.sleep_forever()
+        await asyncio.Event().wait()
 
     async def fulfil() -> str:
         try:

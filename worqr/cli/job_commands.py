@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from worqr.records import Ended, EndedRun, Failed, JobRecord, Status, TaskInfo, Try
 
 
-State = Literal["waiting", "scheduled", "blocked", "active"]
+State = Literal["waiting", "scheduled", "suspended", "blocked", "active"]
 
 
 MOST_RUNNING: Final = 1_000

@@ -218,6 +218,7 @@ def _facts(found: MeshInfo) -> dict[str, str]:
     sums = {
         "waiting": sum(queue.waiting for queue in queues),
         "scheduled": sum(queue.scheduled for queue in queues),
+        "suspended": sum(queue.suspended for queue in queues),
         "blocked": sum(queue.blocked for queue in queues),
         "running": sum(queue.running for queue in queues),
         "failed": sum(queue.failed for queue in queues),

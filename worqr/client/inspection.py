@@ -203,6 +203,7 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         waiting=sum(each.waiting for each in shards),
         scheduled=sum(each.due for each in shards),
         blocked=sum(each.blocked for each in shards),
+        suspended=sum(each.suspended for each in shards),
         running=sum(each.running for each in shards),
         failed=sum(each.failed for each in shards),
         undecodable=sum(each.undecodable for each in shards),
@@ -249,8 +250,8 @@ def _facts(state: JobState) -> dict[str, Any]:
         "failures": state.failures,
         "attempts": state.attempts,
         "error": state.error,
-        "waits_for": state.waits_for if state.state in {"waiting", "due", "blocked"} else "",
-        "next_run": run_at if state.state == "due" else None,
+        "waits_for": state.waits_for if state.state in {"waiting", "due", "suspended", "blocked"} else "",
+        "next_run": run_at if state.state in {"due", "suspended"} else None,
     }
 
 
@@ -435,10 +436,10 @@ async def read_log(client: Client, limit: int, after: str) -> list[LogEntry]:
     return await client.ask(ops.list_events(RegistryKeys(client.settings.prefix), limit, after))
 
 
-Listed = Literal["waiting", "scheduled", "blocked", "active"]
+Listed = Literal["waiting", "scheduled", "suspended", "blocked", "active"]
 """The states whose jobs can be listed."""
-NotRunning = Literal["waiting", "scheduled", "blocked"]
-LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "blocked", "active")
+NotRunning = Literal["waiting", "scheduled", "suspended", "blocked"]
+LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "suspended", "blocked", "active")
 MIN_POSITIONS: Final = 100
 """Positions that a request reads at least, because some positions have no job any more."""
 AT_ONCE: Final = 10_000

@@ -249,7 +249,7 @@ class Queue:
     async def jobs(
         self,
         *,
-        state: Literal["waiting", "scheduled", "blocked", "active"] = "waiting",
+        state: Literal["waiting", "scheduled", "suspended", "blocked", "active"] = "waiting",
         limit: int = 100,
         after: str = "",
         newest: bool = False,
@@ -261,7 +261,8 @@ class Queue:
 
         Args:
             state: ``waiting``: in the order in which they will be taken. ``scheduled``: jobs that wait for their time, the
-                next one first. ``blocked``: jobs that wait until the run of their id has ended, by id. ``active``: tasks that
+                next one first. ``suspended``: workflows that wait for an event, a time or other jobs, the one with the earliest
+                deadline first. ``blocked``: jobs that wait until the run of their id has ended, by id. ``active``: tasks that
                 run, the longest-running first. Shards are listed one after the other, except for ``active``.
             limit: The size of the page, at most 10,000.
             after: The `cursor` of the last entry of the page before; empty: the first page.
@@ -356,7 +357,7 @@ class Queue:
     # Operations
 
     async def delete(self) -> None:
-        """Delete all tasks and jobs that wait, are scheduled or are blocked.
+        """Delete all tasks and jobs that wait, are scheduled, suspended or blocked.
 
         Running tasks may finish; tasks that are given back afterwards are dropped. The next enqueue creates the queue again.
         Several shards are deleted one after the other. The number of shards is forgotten if the queue is then empty and no
@@ -375,7 +376,15 @@ class Queue:
     async def _forget_shards(self, shards: tuple[QueueKeys, ...]) -> None:
         keys_of_all = [*shards, *(replace(keys, failures=True) for keys in shards)]
         info = merge_queue_info(self.name, await ask_each(self._client, keys_of_all, ops.inspect))
-        if not (info.workers or info.running or info.waiting or info.scheduled or info.failed or info.undecodable):
+        if not (
+            info.workers
+            or info.running
+            or info.waiting
+            or info.scheduled
+            or info.suspended
+            or info.failed
+            or info.undecodable
+        ):
             await self._client.sharding.forget(self.name)
 
     async def _purge(self, keys: QueueKeys) -> None:

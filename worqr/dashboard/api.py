@@ -227,7 +227,7 @@ async def queues(visit: Visit) -> Rows:
 async def tasks(visit: Visit) -> Rows:
     """The tasks of a queue in one state."""
     queue, limit = visit.queue(visit.text("queue")), _limit(visit)
-    state = visit.choice("state", ("waiting", "scheduled", "blocked", "running"))
+    state = visit.choice("state", ("waiting", "scheduled", "suspended", "blocked", "running"))
     if state == "running":
         found = await queue.running(limit)
     elif state == "waiting":

@@ -76,7 +76,7 @@ class Step(Generic[P, R]):
             return self._fn(*args, **kwargs)
         remedy = f"give one of them a name, as in {self._name}.named('...')(...)"
         key = run.flow.key(self._key or self._key_of(args, kwargs), remedy)
-        return cast("R", run.take_step(key, self._fn, args, kwargs, self._policy))
+        return cast("R", run.flow.take_step(key, self._fn, args, kwargs, self._policy))
 
     def _key_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Return the name of a call with these arguments; a digest of them if they are long."""

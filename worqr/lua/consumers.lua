@@ -54,9 +54,10 @@ local RIGHTS = [[
   SORT @:claims:1 STORE @:leaving:1, SORT_RO @:claims:1, SPOP @:hungry, SPOP @:trash:blocked,
   SRANDMEMBER @:part:1:members 1, SREM @:blocked 1, SREM @:part:1:members 1, SSCAN @:twins:1 0,
   STRLEN @:history, TIME, ZADD @:batches 1 1, ZADD @:broken 1 1, ZADD @:failed 1 1, ZADD @:lanes:ring 1 1,
-  ZADD @:result_ttls 1 1, ZCARD @:due, ZCOUNT @:due 0 0, ZPOPMIN @:trash:due, ZRANGE @:due 0 0,
+  ZADD @:result_ttls 1 1, ZCARD @:due, ZCOUNT @:due 0 0, ZPOPMIN @:trash:due,
+  ZPOPMIN @:trash:suspended, ZRANGE @:due 0 0,
   ZRANGE @:trash:lanes 0 0, ZRANGEBYLEX @:lanes:names - +, ZRANGEBYSCORE @:due 0 0,
-  ZRANGEBYSCORE @:lanes:opens 0 0, ZREM @:due 1, ZREM @:lanes:held 1, ZREVRANGE @:lanes:idle 0 0, ZSCORE @:lanes:ring 1
+  ZRANGEBYSCORE @:lanes:opens 0 0, ZREM @:due 1, ZREM @:lanes:held 1, ZREM @:suspended 1, ZREVRANGE @:lanes:idle 0 0, ZSCORE @:lanes:ring 1
 ]]
 
 -- Returns the error that names the commands the caller's user may not run. Returns nil if there are none, or if the server

@@ -200,7 +200,8 @@ end
 -- starts while it is suspended. Returns how many tasks became claimable.
 local function set_suspended(base, id, lane, deadline, now)
   local job, suspended = base .. ':job:' .. id, base .. ':suspended'
-  redis.call('HSET', job, 'state', 'suspended', 'run_at', digits(deadline))
+  redis.call('HSET', job, 'state', 'suspended')
+  set_field(job, 'run_at', deadline < LATEST and digits(deadline))
   redis.call('ZADD', suspended, digits(deadline), id)
   if deadline < LATEST and redis.call('ZRANGE', suspended, 0, 0)[1] == id then
     announce_moment(base, math.max(0, deadline - now))

@@ -185,16 +185,11 @@ class Context:
     @property
     def address(self) -> str:
         """The address of this workflow, for links and forms that send values to it: ``await mesh.send(address, name, value)``. It
-        means this dispatch of the id, and no later one.
-
-        Raises:
-            UsageError: The job is no workflow.
+        means this dispatch of the id, and no later one. Empty for a job that is no workflow.
         """
         record = self._run.record
         life = 0 if record is None else whole(record.get(b"life"), 0)
-        if not life:
-            raise UsageError("only a job of a function that is declared with @mesh.workflow has an address")
-        return address_of(self.queue, life, self.id)
+        return address_of(self.queue, life, self.id) if life else ""
 
     @property
     def last_attempt(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Generator
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -31,17 +31,16 @@ from worqr.handler_options import is_async
 from worqr.log_events import emit
 from worqr.ops import Wait
 from worqr.peer.children import Children
-from worqr.peer.error_throttle import wait_done
-from worqr.peer.run import End, Run, Save, current_run
-from worqr.policy import Failure
+from worqr.peer.error_throttle import sleep_here, wait_done
+from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
+from worqr.peer.steps import take_step, take_step_now
+from worqr.policy import Failure, Policy
 from worqr.validation import Seconds, check_text, seconds, to_ms
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-IN_MEMORY: Final = 5.0
-"""Seconds: a shorter sleep is slept where it is called, and stores nothing."""
 QUIET: Final = 1.0
 """Seconds without a durable call after which the other tasks of a run on asyncio count as parked, because they cannot be seen."""
 FIRST_LOOK: Final = 0.01
@@ -161,6 +160,12 @@ class Flow:
             yield
         finally:
             self.step_began()
+
+    def take_step(
+        self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None
+    ) -> Any:
+        """Take a step: return its result, or for an async function the coroutine that returns it."""
+        return (take_step if is_async(fn) else take_step_now)(key, fn, args, kwargs, policy)
 
     # Waiting
 
@@ -310,7 +315,7 @@ class Flow:
         if self.suspending:
             raise Swallowed(SWALLOWED)
         if drifted := self._state.unasked():
-            text = "queue %(queue)r, job %(job)s: the workflow has returned without asking for what earlier runs have stored: %(keys)s"
+            text = "queue %(queue)r, job %(job)s: the workflow has returned without asking for what is stored of it: %(keys)s"
             keys = ", ".join(map(repr, drifted[:10]))
             emit(logger, "workflow.drift", text, queue=self.run.queue, job=self.run.id, keys=keys)
         return value
@@ -364,7 +369,7 @@ def as_workflow(handler: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
     @wraps(handler)
     async def awaited(task: bytes) -> object:
-        flow = current_run.get().begin_flow()
+        flow = _begin_flow()
         try:
             value = await handler(task)
         except Exception:
@@ -377,7 +382,7 @@ def as_workflow(handler: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
     @wraps(handler)
     def called(task: bytes) -> object:
-        flow = current_run.get().begin_flow()
+        flow = _begin_flow()
         try:
             value = handler(task)
         except BaseException as error:
@@ -392,6 +397,14 @@ def as_workflow(handler: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     found = awaited if is_async(handler) else called
     del found.__wrapped__  # `inspect` would report the signature of the function
     return found
+
+
+def _begin_flow() -> Flow:
+    """Note that the handler of a workflow begins here, in its task or thread."""
+    run = current_run.get()
+    flow = Flow(run)
+    run.begin_flow(flow)
+    return flow
 
 
 def flow_here(what: str) -> Flow:
@@ -511,16 +524,6 @@ async def _slept(flow: Flow, key: str, wait: Wait) -> None:
         await flow.park(wait)
     else:
         await sleep_here(short)
-
-
-async def sleep_here(duration: float) -> None:
-    """Sleep on the loop that runs here."""
-    if trio.lowlevel.in_trio_task():
-        await trio.sleep(duration)
-    else:
-        import asyncio
-
-        await asyncio.sleep(duration)
 
 
 def _slept_now(flow: Flow, key: str, wait: Wait) -> None:

@@ -53,6 +53,16 @@ async def wait_done(future: Future[Any]) -> None:
         await asyncio_event.wait()
 
 
+async def sleep_here(duration: float) -> None:
+    """Sleep on the loop that runs here."""
+    if trio.lowlevel.in_trio_task():
+        await trio.sleep(duration)
+    else:
+        import asyncio
+
+        await asyncio.sleep(duration)
+
+
 def _when_done(
     future: Future[Any], call_soon: Callable[[Callable[[], None]], object], callback: Callable[[], None]
 ) -> None:

@@ -22,7 +22,6 @@ import trio
 from worqr import inside
 from worqr.call_list import Outcomes
 from worqr.errors import UsageError
-from worqr.handler_options import is_async
 from worqr.ops import NotedChild, Result, Wait
 from worqr.policy import POLICY_FIELDS, Failure, Policy, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
@@ -48,6 +47,8 @@ MAX_KEPT: Final = 1024 * 1024
 """The most bytes that a job keeps: what it saved last, and the names and results of its steps."""
 STEP_BYTES: Final = 1024
 """The bytes that a step counts at least."""
+IN_MEMORY: Final = 5.0
+"""Seconds: a workflow sleeps shorter times where it is, and stores nothing."""
 MAX_STEP_NAME: Final = 200
 """The most bytes of the name of a step."""
 
@@ -662,20 +663,9 @@ class Run(Generic[Host]):
                     if run is self:
                         wake()
 
-    def begin_flow(self) -> Flow:
-        """Note that the handler of a workflow begins here, in its task or thread. Return what it knows of its durable calls."""
-        from worqr.peer.durable import Flow  # which knows runs
-
-        self.flow = flow = Flow(self)
-        return flow
-
-    def take_step(
-        self, key: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], policy: Policy | None
-    ) -> Any:
-        """Take a step of a workflow: return its result, or for an async function the coroutine that returns it."""
-        from worqr.peer.steps import take_step, take_step_now  # which know runs
-
-        return (take_step if is_async(fn) else take_step_now)(key, fn, args, kwargs, policy)
+    def begin_flow(self, flow: Flow) -> None:
+        """Note that the handler of a workflow begins."""
+        self.flow = flow
 
     def suspend(self, waits: Sequence[Wait], *, progress: bool) -> None:
         """Cancel the run, because it only waits. From any thread.

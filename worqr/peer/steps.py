@@ -24,9 +24,8 @@ from worqr.argument_codec import annotated, check_known, decoder_of
 from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError
 from worqr.ops import Wait
-from worqr.peer.durable import IN_MEMORY, sleep_here
-from worqr.peer.error_throttle import wait_done
-from worqr.peer.run import Run, Save, check_step, current_run, encode_step
+from worqr.peer.error_throttle import sleep_here, wait_done
+from worqr.peer.run import IN_MEMORY, Run, Save, check_step, current_run, encode_step
 from worqr.policy import Policy, StepFailed, decide_retry
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error

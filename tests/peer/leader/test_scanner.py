@@ -384,7 +384,8 @@ def test_a_name_that_was_long_not_noted_and_holds_nothing_may_be_forgotten() -> 
 
 def test_whatever_a_queue_holds_keeps_its_name() -> None:
     holding = {
-        **{kind: queue(**{kind: 1}) for kind in ("waiting", "due", "running", "failed", "undecodable", "blocked")},
+        **{kind: queue(**{kind: 1}) for kind in ("waiting", "due", "suspended", "running", "failed", "undecodable")},
+        "blocked": queue(blocked=1),
         "paused": queue(paused=""),
         "trash": queue(trash=True),
         "workers": queue(workers=["A"]),

@@ -662,7 +662,7 @@ def is_empty(queue: Inspected) -> bool:
     holds = (
         queue.waiting or queue.due or queue.running or queue.failed or queue.undecodable or queue.blocked or queue.trash
     )
-    holds = holds or queue.batches or queue.needs_relay
+    holds = holds or queue.suspended or queue.batches or queue.needs_relay
     return not (holds or queue.workers or queue.paused is not None or queue.overridden or queue.lane_rules)
 
 

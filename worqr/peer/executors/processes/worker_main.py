@@ -232,20 +232,12 @@ class ProcessHost:
     """The `RunHost` of this process."""
 
     def __init__(
-        self,
-        queue: str,
-        base: str,
-        id_suffix: str,
-        policy: Policy,
-        state: object,
-        pipe: Pipe,
-        progress: ChildProgress,
-        saves: ChildSaves,
+        self, request: RunRequest, state: object, pipe: Pipe, progress: ChildProgress, saves: ChildSaves
     ) -> None:
-        self.queue = queue
-        self.base = base
-        self.id_suffix = id_suffix
-        self.policy = policy
+        self.queue = request.queue
+        self.base = request.base
+        self.id_suffix = request.id_suffix
+        self.policy = request.policy
         self.state = state
         self._pipe = pipe
         self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
@@ -419,18 +411,7 @@ class RunLoop:
         return None
 
     def _run(self, request: RunRequest) -> Answer:
-        host = ProcessHost(
-            *(
-                request.queue,
-                request.base,
-                request.id_suffix,
-                request.policy,
-                self._state,
-                self._pipe,
-                self._progress,
-                self._saves,
-            )
-        )
+        host = ProcessHost(request, self._state, self._pipe, self._progress, self._saves)
         run = run_of(host, request)
         if request.left is not None:
             Timer(run, time.monotonic() + request.left)
@@ -460,8 +441,10 @@ class RunLoop:
                 self._saves.end()
         if calls is None:
             return self._returned(run, value)
-        outcomes = zip(calls.claimed, calls.outcomes(True, value, None), strict=True)
-        for item, outcome in outcomes:
+        return self._list_returned(calls, value)
+
+    def _list_returned(self, calls: ListRun, value: object) -> Returned:
+        for item, outcome in zip(calls.claimed, calls.outcomes(True, value, None), strict=True):
             self._pipe.send(CallEnded(item.fence, self._ended(item, outcome)))
         return Returned(None, b"")
 
