@@ -441,6 +441,10 @@ class QueueKeys:
         """SET: ids of raw tasks with this payload (SHA-1, hex) that became jobs."""
         return f"{self.base}:twins:{digest}"
 
+    def ended(self, id: str) -> str:
+        """STRING: how a child of a workflow ended, as the message that tells its parent (msgpack); expires after an hour."""
+        return f"{self.base}:ended:{id}"
+
     def dead_letter(self, claim: int) -> str:
         """HASH: the dead-letter record of a task, by its last claim."""
         return f"{self.base}:aside:{claim}"

@@ -15,7 +15,7 @@ from tests.ops.schedules import DEF, TASK, T, declared
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
-from worqr.ops import OutboxMessage, ScheduleRow, Tick, Wait
+from worqr.ops import Child, OutboxMessage, ScheduleRow, Tick, Wait
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""
@@ -109,6 +109,8 @@ def set_scene(desk: Desk) -> Scene:
     return Scene(*claims, _everything(desk), dict(desk.numbers), dict(desk.starts))
 
 
+LIFE = "77"
+"""Of the workflows that have children."""
 SCATTERED = "5ca77e12ed" * 3
 AFAR = "afa12" * 6
 HELD = {"then_options": msgspec.msgpack.encode({"lane": "gold"}), "then_task": b"next"}
@@ -146,12 +148,22 @@ def _set_batches(desk: Desk) -> tuple[int, int]:
 
 def _set_workflows(desk: Desk) -> int:
     """Set workflows: one that is suspended without a time, one until a time that has passed, and one that A runs, which has taken
-    an event. Return the claim on it."""
-    held = [desk.run("A", name, workflow=True, fields=KEPT) for name in ("suspended", "overdue", "flows")]
+    an event, and whose child waits; and one that is suspended until its children have ended. Return the claim on the third."""
+    held = [desk.run("A", name, workflow=True, fields=KEPT) for name in ("suspended", "overdue", "flows", "parent")]
     wait = Wait("a", "event", "approved", "{}")
     desk.call(ops.suspend_task(desk.q, "A", held[0], [wait]))
     desk.call(ops.suspend_task(desk.q, "A", held[1], [wait._replace(at_ms=FUTURE)]))
     desk.client.zadd(desk.q.suspended, {"overdue": PAST})
+    for name in ("flows", "parent"):
+        desk.client.hset(desk.q.active(name), "life", LIFE)
+    desk.call(ops.note_children(desk.q, "A", held[2], [Child("c", desk.q.base, "child"), Child("d", "else:{Q}", "d")]))
+    children = [Child("far", "elsewhere:{Q}", "far child"), Child("lost", desk.q.base, "lost child")]
+    desk.call(ops.note_children(desk.q, "A", held[3], children))
+    wait_for_them = Wait("all", "children", about="far\nlost")
+    desk.call(ops.suspend_task(desk.q, "A", held[3], [wait_for_them]))
+    desk.client.zadd(desk.q.suspended, {"parent": PAST})
+    parent = {"base": desk.q.base, "id": "flows", "life": LIFE, "key": "c", "after": "0"}
+    desk.dispatch("child", workflow=True, parent=parent, run_at=FUTURE)
     desk.call(ops.send_event(desk.q, "flows", "approved", b"json 2"))
     assert desk.call(ops.suspend_task(desk.q, "A", held[2], [wait])).status == "ready"
     return held[2]
@@ -320,6 +332,12 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "suspend_task": lambda q, g, scene: ops.suspend_task(
         q, "A", scene.twin, [Wait("a", "event", "approved", "{}"), Wait("s", "sleep", in_ms=10**9)], progress=True
     ),
+    "note_children": lambda q, g, scene: ops.note_children(
+        q, "A", scene.workflow, [Child("c", q.base, "child"), Child("new", q.base, "new child")]
+    ),
+    "store_end": lambda q, g, scene: ops.store_end(q, "elsewhere:{Q}", "parent", LIFE, "far", 7, "finished", b"none "),
+    "cancel_child": lambda q, g, scene: ops.cancel_child(q, q.base, "flows", LIFE, "child", "why"),
+    "look_for_child": lambda q, g, scene: ops.look_for_child(q, q.base, "parent", LIFE, "lost", 0, "lost child"),
     "send_event": lambda q, g, scene: ops.send_event(q, "suspended", "approved", b"json 1"),
     "refuse_event": lambda q, g, scene: ops.refuse_event(q, "A", scene.workflow, "a"),
     "start_tasks": lambda q, g, scene: ops.start_tasks(q, "A", 99, 9),

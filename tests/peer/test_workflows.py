@@ -529,6 +529,99 @@ async def test_a_step_takes_at_most_its_timeout(new_mesh: NewMesh) -> None:
         mesh.step(name="plain", timeout=1)(lambda: None)
 
 
+# Jobs that a workflow starts
+
+
+async def test_a_workflow_uses_the_results_of_the_jobs_that_it_starts(new_mesh: NewMesh) -> None:
+    mesh, packed = new_mesh(), list[int]()
+
+    @mesh.task(name="pack")
+    async def pack(order: int, line: int) -> Approval:
+        packed.append(line)
+        return Approval(f"{order}.{line}")
+
+    @mesh.workflow(name="on Trio", result_ttl=60)
+    async def on_trio(order: int) -> list[Approval]:
+        first = await pack.run(order, 0)
+        return [first, *await worqr.gather(*(pack.run(order, n) for n in range(1, 5)))]
+
+    @mesh.workflow(name="on asyncio", result_ttl=60, runs_in="asyncio")
+    async def on_asyncio(order: int) -> list[Approval]:
+        return await worqr.gather(*(pack.run(order, n) for n in range(5)))
+
+    @mesh.workflow(name="in a thread", result_ttl=60)
+    def in_a_thread(order: int) -> list[Approval]:
+        return worqr.gather_now(*(pack.run(order, n) for n in range(5)))
+
+    async with mesh.join():
+        for n, function in enumerate((on_trio, on_asyncio, in_a_thread)):
+            packed.clear()
+            job: worqr.Job[Any] = await function.dispatch(n)
+            assert await job.result(PATIENCE) == [Approval(f"{n}.{line}") for line in range(5)]
+            assert sorted(packed) == [0, 1, 2, 3, 4]
+
+
+async def test_a_job_that_fails_raises_the_same_in_each_run(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.task(name="pack", retry=worqr.RetryPolicy(max_failures=1), keep_failed=0)
+    async def pack(line: int) -> None:
+        raise ValueError(f"line {line}")
+
+    @mesh.step(name="refund")
+    async def refund() -> None:
+        calls.append("refunded")
+
+    @mesh.workflow(name="fulfil", result_ttl=60, keep_failed=0)
+    async def fulfil() -> None:
+        try:
+            await worqr.gather(pack.run(1), pack.run(2))
+        except worqr.JobFailed as error:
+            calls.append(error.error.message)
+            await refund()
+            await worqr.wait_for("go", int)
+            raise
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await until(lambda: "refunded" in calls)
+        await job.send("go", 1)
+        assert "line 1" in await failure_of(job)
+    assert calls == ["line 1", "refunded", "line 1"]
+
+
+async def test_a_cancelled_workflow_cancels_its_jobs_and_a_cancelled_job_is_told(new_mesh: NewMesh) -> None:
+    mesh, begun, ended = new_mesh(), trio.Event(), trio.Event()
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> None:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil(line: int) -> str:
+        try:
+            await pack.run(line)
+        except worqr.JobCancelled as error:
+            return error.reason
+        return ""
+
+    async with mesh.join():
+        job = await fulfil.dispatch(1)
+        await begun.wait()
+        await suspended(job)
+        await job.cancel()
+        await ended.wait()
+        job = await fulfil.dispatch(2)
+        await suspended(job)
+        (running,) = await pack.queue.jobs(state="active")
+        await pack.job(running.id or "").cancel(reason="not wanted")
+        assert await job.result(PATIENCE) == "not wanted"
+
+
 # Where it cannot be used
 
 

@@ -1,4 +1,4 @@
-"""`Relay`: delivers what queues have to tell each other about batches.
+"""`Relay`: delivers what queues have to tell each other about batches and about the children of workflows.
 
 A script that ends the last member of a batch in one queue cannot write to another queue, which may be on another node. It puts a
 message into the outbox of its queue, and tells the leader. The leader delivers the messages, and so do clients that seal, cancel
@@ -6,7 +6,8 @@ or wait for a batch. Every message may be delivered several times, in any order 
 what is not newer than what they know. A message is deleted after its delivery, unless its topic has a newer one.
 
 Every program that may write to a queue may write to its outbox, and a leader may write to all queues. So no message carries a
-task: the one that enqueues a follow-up names what the producer of the batch has stored in that queue itself.
+task: the one that enqueues a follow-up names what the producer of the batch has stored in that queue itself. Messages about a
+child are delivered with the base of the queue whose outbox they were in: its parent has noted where the child is.
 
 Also here: the checks of batches, by which the leader makes up for lost messages and for producers that died.
 """
@@ -34,6 +35,7 @@ MANY_ROUNDS: Final = 1000
 MOST_AT_ONCE: Final = 10_000
 """Messages that one read returns, if none of the first ones can be delivered."""
 MOST_DIGITS: Final = 15
+DIGITS_OF_TOKENS: Final = 16
 
 
 class Ask(Protocol):
@@ -68,7 +70,7 @@ class Relay:
         limit = MESSAGES_AT_ONCE
         for _ in range(MANY_ROUNDS):
             found = await self._ask(ops.take_outbox(keys, limit))
-            delivered = [message for message in found if await self._deliver(keys.display_name, message)]
+            delivered = [message for message in found if await self._deliver(keys, message)]
             if delivered:
                 await self._ask(ops.drop_outbox(keys, delivered))
             elif len(found) < limit or limit == MOST_AT_ONCE:
@@ -134,8 +136,8 @@ class Relay:
             return False
         return True
 
-    async def _deliver(self, queue: str, message: OutboxMessage) -> bool:
-        """Deliver one message from the outbox of `queue`.
+    async def _deliver(self, source: QueueKeys, message: OutboxMessage) -> bool:
+        """Deliver one message from the outbox of the queue `source`.
 
         Returns False if the queue that it is for could not be reached, or if it is of an earlier form.
         """
@@ -143,15 +145,17 @@ class Relay:
             self.old.add(exact(message.topic))
             return False
         try:
-            base, work = self._delivery(message)
+            base, work = self._delivery(source, message)
         except (ValueError, TypeError, IndexError) as error:  # another program has written it
-            line = "queue %(queue)r: a message about a batch cannot be read, and is dropped: %(error)s"
-            emit(logger, "relay", line, level=logging.ERROR, queue=queue, error=str(error))
+            line = "queue %(queue)r: a message for another queue cannot be read, and is dropped: %(error)s"
+            emit(logger, "relay", line, level=logging.ERROR, queue=source.display_name, error=str(error))
             return True
         return await self._reach(base, work)
 
-    def _delivery(self, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
+    def _delivery(self, source: QueueKeys, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
         """Return the base of the queue that a message is for, and the coroutine that delivers it."""
+        if message.kind in {"ended", "cancel_child", "look"}:
+            return self._to_relative(source.base, message)
         if message.kind == "release":
             *names, facts = message.parts
             base, token, kind, ending = (exact(each) for each in names)
@@ -172,6 +176,24 @@ class Relay:
             return base, self._cancel_members(target, _token(token), _number(version), told, reason)
         raise ValueError(message.kind)
 
+    def _to_relative(self, source: str, message: OutboxMessage) -> tuple[str, Coroutine[Any, Any, object]]:
+        """Return the base of the parent of a child, or of the child of a parent, and the coroutine that tells it."""
+        *names, value = message.parts
+        base, other, life, *rest = (exact(each) for each in names)
+        target = keys_at(self._prefix, base)
+        if message.kind == "ended":
+            key, number, outcome = rest
+            return base, self._ask(
+                ops.store_end(target, source, other, life, key, _number(number, DIGITS_OF_TOKENS), outcome, value)
+            )
+        if message.kind == "cancel_child":
+            [child] = rest
+            return base, self._ask(ops.cancel_child(target, source, other, life, child, exact(value)))
+        key, after = rest
+        return base, self._ask(
+            ops.look_for_child(target, source, other, life, key, _number(after, DIGITS_OF_TOKENS), exact(value))
+        )
+
     async def _release(self, target: QueueKeys, token: str, kind: str, ending: int, facts: bytes) -> None:
         """Enqueue a follow-up that another queue holds."""
         if await self._ask(ops.put_follow_up(target, token, kind, ending, facts)) == "unknown":
@@ -186,9 +208,9 @@ class Relay:
             cursor = await self._ask(ops.cancel_part(part, token, version, *batch, reason, cursor))
 
 
-def _number(stored: str) -> int:
+def _number(stored: str, digits: int = MOST_DIGITS) -> int:
     """Return a number of a message. Raises ValueError if another program has written something else."""
-    found = whole(stored, digits=MOST_DIGITS)
+    found = whole(stored, digits=digits)
     if found is None:
         raise ValueError(f"{stored[:40]!r} is no number")
     return found

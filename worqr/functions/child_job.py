@@ -129,10 +129,10 @@ def _flow_of(jobs: Sequence[object]) -> Any:
 
 def _error_of(stored: bytes) -> RemoteError:
     try:
-        type_, message, traceback, *_ = msgspec.json.decode(stored, type=tuple[str, str, str, dict[str, Any] | None])
-    except msgspec.DecodeError:
+        kind, message, traceback, fields = msgspec.msgpack.decode(stored, type=tuple[str, str, str, str])
+        return RemoteError(kind, message, traceback, msgspec.json.decode(fields, type=dict[str, Any]) if fields else {})
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return RemoteError("unknown", "", "")  # another program has written it
-    return RemoteError(type_, message, traceback)
 
 
 def check_child_name(name: object) -> str:

@@ -1083,7 +1083,9 @@ end
 -- ARGV[1] limit messages, about
 -- RETURNS ok entry...: an entry is the topic, the message as it is stored, and its parts: report, home, id, token, part, version,
 --   closed and counts; cancel, part, token, version, home, id, keep and reason; release, queue, token, kind,
---   ending and facts (msgpack map); or keep, queue, token and ms. None if another program wrote it
+--   ending and facts (msgpack map); keep, queue, token and ms; ended, queue of the parent, its id, life, key, number, outcome and
+--   value; cancel_child, queue, parent, life, id and reason; or look, queue, parent, life, key, after and id. None if another program
+--   wrote it
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function take_outbox()

@@ -627,15 +627,15 @@ end
 
 -- What a job keeps across its runs, which belongs to its payload and goes with it as a whole: the bytes that it saved last (the field
 -- `saved`, and `saved_number`), the results of its steps (`step:` and the name), their failed tries (`try:`), and of a workflow its
--- life, its waits, their ends and its events (workflows.lua). The field `saved_size` has the bytes of all of them, and is missing if
+-- life, its waits, their ends, its events and its children (workflows.lua, children.lua). The field `saved_size` has the bytes of all of them, and is missing if
 -- there is nothing. `entries` counts what runs have stored; `earlier` the runs that are in no counter.
 
 local MOST_SAVED = 262144
 local MOST_KEPT = 1048576
 local STEP_BYTES = 1024 -- that a step counts at least, so that no record has more than 1,024 steps
-local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open '
-local PREFIXES_OF_LIFE = ' step try wait event events refused end '
-local LARGE_PREFIXES = ' step try event refused end '
+local OF_LIFE = ' saved saved_number saved_size entries earlier life lives_until open last_failed '
+local PREFIXES_OF_LIFE = ' step try wait event events refused child end '
+local LARGE_PREFIXES = ' step try event refused child end '
 
 -- True for a field that belongs to a life.
 local function is_of_life(name)
@@ -1105,6 +1105,9 @@ local function save_state()
     end
     if is_workflow or progress then
       note_entry(active, progress)
+    end
+    if is_workflow and string.sub(value, 1, 7) == 'failed ' then -- a put-back drops it if nothing is stored after it
+      redis.call('HSET', active, 'last_failed', redis.call('HGET', active, 'entries') .. ' ' .. step)
     end
   end
   return {'ok', size}

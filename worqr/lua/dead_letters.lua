@@ -136,6 +136,10 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
   if task.fields.batch then
     note_member(task.fields.batch, 'failed', task.id)
   end
+  if task.fields.parent then
+    local error = packed_failure(failure.error_type, failure.error_message, failure.error_traceback, failure.error_fields)
+    tell_parent(base, task.id, task.fields.parent, claim, 'failed', error)
+  end
   redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
   count(base, failure.kind, 1, {task.id}, nil, nil,
     {{policy.worker, task.job or false, task.task, false, failure.error_type, failure.error_message}})
@@ -314,13 +318,14 @@ local function retry_aside()
       delete_dead_letter(queue, retried)
       redis.call('ZREM', list, retried)
       local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
-        scheduled_for = fields.scheduled_for, batch = batch}
+        scheduled_for = fields.scheduled_for, batch = batch, parent = fields.parent}
       local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil}
       for _, name in ipairs(POLICY) do
         kept[name] = fields[name]
       end
       if fields.saved_size or fields.life then
         copy_saved(fields, kept)
+        drop_last_failures(kept)
         kept.started = fields.life and fields.reason ~= 'expired' and '1' or nil
       end
       if not fields.first then -- it was a raw task

@@ -144,7 +144,8 @@ end
 -- LATER: most tasks are no jobs.
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
-  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch')) or {}
+  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'parent', 'claim',
+    'life')) or {}
   if kept[6] then
     note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
   end
@@ -157,6 +158,13 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   else
     facts = outcome == 'cancelled' and {'reason', kept[5] or ''} or facts
     result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), outcome, facts)
+  end
+  if kept[7] then
+    local value = outcome == 'finished' and facts[2] .. ' ' .. facts[4] or outcome == 'cancelled' and facts[2] or ''
+    tell_parent(base, id, kept[7], kept[8], outcome, value)
+  end
+  if kept[9] and outcome == 'cancelled' then
+    cancel_children(base, active, id, kept[9], facts[2])
   end
   copy_attempts(result, active, 1)
   redis.call('DEL', active)
@@ -177,12 +185,18 @@ end
 -- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch')
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
   if kept[5] then
     note_member(kept[5], 'cancelled', id)
+  end
+  if kept[6] then
+    tell_parent(base, id, kept[6], kept[7], 'cancelled', reason)
+  end
+  if kept[8] then
+    cancel_children(base, job, id, kept[8], reason)
   end
   local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
@@ -257,7 +271,7 @@ local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'ma
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 'time', unique_for = 'positive',
   max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
-  workflow = 'boolean', lifetime = 'digits',
+  workflow = 'boolean', lifetime = 'digits', parent = 'parent',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
   scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch'}
 
@@ -316,6 +330,8 @@ local function valid_option(kind, value)
     return valid_fields(value)
   elseif kind == 'batch' then
     return is_batch(value)
+  elseif kind == 'parent' then
+    return is_parent(value)
   elseif kind == 'time' or kind == 'delay' then
     return valid_option('whole', value) and value <= (kind == 'time' and LATEST or LONGEST_DELAY)
   elseif kind == 'time_text' then
@@ -349,15 +365,15 @@ end
 -- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
-    'update_high', 'update_policy', 'saved_size', 'life', 'started')
-  local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life')
+    'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent')
+  local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life', 'parent')
   local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
   local trashed = kept[1] and whole_number(kept[2], NEVER, NEVER) <= whole_number(cleared[1], 0, NEVER) and (cleared[2] or '') or nil
   local taken = redis.call('GET', base .. ':taken:' .. id)
   if trashed then
     taken = false
   end
-  local seen = {active = active[1] and true, taken = taken and true, trashed = trashed}
+  local seen = {active = active[1] and true, taken = taken and true, trashed = trashed, parent = active[4] or kept[11]}
   seen.last = active[2] or taken or '0'
   if kept[1] and not trashed then
     seen.job = {state = kept[1], run_at = whole_number(kept[3], 0, LATEST), low = whole_number(kept[5], 0, NEVER), high = whole_number(kept[6], NEVER, NEVER),
@@ -373,10 +389,12 @@ local function find_job(base, id)
 end
 
 -- Returns why the dispatch `o` stores nothing: duplicate (a member of a batch is always a new job), unchanged, full, closed (its
--- part of the batch takes no members of this version any more); or nil. `more`: jobs that are stored before it. If the queue is
+-- part of the batch takes no members of this version any more); or nil. A child that is there already is unchanged. `more`: jobs that are stored before it. If the queue is
 -- full, and the producer waits for room, this is noted.
 local function refusal(base, o, seen, more)
-  if seen.job or seen.active or seen.taken then
+  if o.parent and (seen.job or seen.active or seen.taken or seen.trashed) then
+    return seen.parent == parent_field(o.parent) and 'unchanged' or 'duplicate'
+  elseif seen.job or seen.active or seen.taken then
     if o.exists == 'raise' or o.batch then
       return 'duplicate'
     elseif o.exists == 'skip' or not seen.job and not seen.active or seen.begun and o.exists ~= 'cancel' then
@@ -553,7 +571,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
-    life = o.workflow and number or nil, lives_until = life_end(o, asked, now),
+    parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil, lives_until = life_end(o, asked, now),
     latest = o.at_most and digits(now + o.at_most), batch = o.batch and enter_batch(o.batch, id) or nil}
   if o.fields then
     for name, value in pairs(o.fields) do
@@ -580,11 +598,15 @@ end
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
---   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow)
+--   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
+--   parent (base, id, life, key, after; of a child)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
   local outcome = refusal(base, o, seen, 0)
+  if not outcome and o.parent and repeats_end(base, id, o.parent, tonumber(o.parent.after)) then
+    outcome = 'unchanged'
+  end
   if outcome then
     return outcome, id, seen.last, 0, 0
   end

@@ -6,6 +6,7 @@
 
 local MOST_WAITS = 1000
 local MOST_WAIT_BYTES = 262144 -- of one suspension: keys, names and what is said about them
+local FIRST_LOOK = 600000 -- ms after which the children are looked for for which a suspended job waits
 local MOST_EVENTS = 1000 -- of one name that no wait has taken
 local EVENT_BYTES = 65536
 
@@ -202,6 +203,9 @@ local function set_suspended(base, id, lane, deadline, now)
   local job, suspended = base .. ':job:' .. id, base .. ':suspended'
   redis.call('HSET', job, 'state', 'suspended')
   set_field(job, 'run_at', deadline < LATEST and digits(deadline))
+  if #missing_children(job) > 0 then
+    deadline = math.min(deadline, now + FIRST_LOOK)
+  end
   redis.call('ZADD', suspended, digits(deadline), id)
   if deadline < LATEST and redis.call('ZRANGE', suspended, 0, 0)[1] == id then
     announce_moment(base, math.max(0, deadline - now))
@@ -236,11 +240,19 @@ local function wake_suspended(base, id, now)
   return enqueue_job(base, id, now, now, false, kept[2], kept[3])
 end
 
--- Puts up to `limit` suspended jobs into the queue, of which the deadline of a wait has passed. Returns how many can be claimed now.
+-- Puts up to `limit` suspended jobs into the queue, of which the deadline of a wait has passed, or looks for their children. Returns how
+-- many can be claimed now.
 local function wake_overdue(base, limit, now)
   local pushed = 0
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', base .. ':suspended', '-inf', digits(now), 'LIMIT', 0, limit)) do
-    pushed = pushed + wake_suspended(base, id, now)
+    local job = base .. ':job:' .. id
+    local deadline = own(redis.pcall('HLEN', job)) and earliest_deadline(job) or now
+    local missing = deadline > now and missing_children(job) or {}
+    if #missing > 0 then
+      look_for_children(base, id, missing, deadline, now)
+    else
+      pushed = pushed + wake_suspended(base, id, now)
+    end
   end
   return pushed
 end

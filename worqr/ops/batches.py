@@ -76,8 +76,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A message of an outbox: its topic, the bytes that are stored, and what it says: report, cancel, release or keep, with the
-    parts that take_outbox documents.
+    """A message of an outbox: its topic, the bytes that are stored, and what it says: report, cancel, release, keep, ended,
+    cancel_child or look, with the parts that take_outbox documents.
     """
 
     topic: bytes

@@ -1,4 +1,4 @@
-"""Workflows: suspend a run until something happens, and send the event for which it waits."""
+"""Workflows: suspend a run until something happens, send the event for which it waits, and start the jobs whose ends it gets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from worqr.command import Command
 from worqr.keys import QueueKeys
-from worqr.ops.replies import Reply, expect, new_call, pairs, status_word, text
+from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.stored_values import exact
 
 
@@ -108,13 +108,71 @@ def refuse_event(keys: QueueKeys, worker: str, claim: int, key: str) -> Command[
     return new_call("refuse_event", keys.base, (worker, claim, key), expect("ok", "lost"))
 
 
+class Child(NamedTuple):
+    """A job that a run is about to start, as note_children takes it.
+
+    Attributes:
+        key: the name of the child in the job of the run: 1 to 1,000 bytes of one line.
+        base: that of the child's queue.
+        id: of the child, 1 to 200 bytes.
+    """
+
+    key: str
+    base: str
+    id: str
+
+
 class NotedChild(NamedTuple):
-    """Reply of note_child."""
+    """`after` is for the option `parent` of its dispatch. `end`: the field ``end:KEY``, if it has ended."""
+
+    after: int
+    end: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotedChildren:
+    """Reply of note_children: ok, full or lost; with ``ok``, what is known of each child."""
 
     status: str
-    after: int
-    end: bytes
+    children: Sequence[NotedChild] = ()
 
 
-def note_child(keys: QueueKeys, worker: str, claim: int, key: str, base: str, id: str) -> Command[NotedChild]:
-    raise NotImplementedError
+def note_children(keys: QueueKeys, worker: str, claim: int, children: Sequence[Child]) -> Command[NotedChildren]:
+    """Note up to MAX_ITEMS children in the record of a run, before they are dispatched. With ``full``, none is noted."""
+
+    def read(reply: Reply) -> NotedChildren:
+        word = read_word(reply)
+        return NotedChildren(word, [NotedChild(int(after), end) for after, end in reply[1:]])
+
+    read_word = expect("ok", "full", "lost")
+    args = (worker, claim, *(part for child in children for part in child))
+    return new_call("note_children", keys.base, args, read)
+
+
+def store_end(
+    keys: QueueKeys, source: str, id: str, life: str, key: str, number: int, outcome: str, value: bytes
+) -> Command[str]:
+    """Store in the record of a parent how its child has ended.
+
+    Args:
+        keys: those of the parent's queue.
+        source: the base of the child's queue.
+        id: of the parent.
+        life: of the parent.
+        key: of the child.
+        number: of the end.
+        outcome: finished, failed, cancelled, large or gone.
+        value: what the outcome brings.
+    """
+    args = (source, id, life, key, number, outcome, value)
+    return new_call("store_end", keys.base, args, expect_ok, size=len(value))
+
+
+def cancel_child(keys: QueueKeys, source: str, parent: str, life: str, id: str, reason: str) -> Command[str]:
+    """Cancel a child of a workflow that was cancelled; `source`: the base of the parent's queue, `parent`: its id."""
+    return new_call("cancel_child", keys.base, (source, parent, life, id, reason), expect_ok)
+
+
+def look_for_child(keys: QueueKeys, source: str, parent: str, life: str, key: str, after: int, id: str) -> Command[str]:
+    """Tell a parent once more how its child has ended, or that the child was lost; `source`: the base of the parent's queue."""
+    return new_call("look_for_child", keys.base, (source, parent, life, key, after, id), expect_ok)

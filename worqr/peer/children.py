@@ -8,25 +8,28 @@ the parent, and is there when the parent runs again. Not here: what a workflow a
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from worqr.client.client import Client
 from worqr.client.producer import Call
 from worqr.client.sync import sync
-from worqr.errors import ClaimLost, UsageError
+from worqr.errors import ClaimLost, QueueFull, UsageError
 from worqr.inside import options_of
 from worqr.job_options import MAX_ID
 from worqr.keys import QueueKeys
-from worqr.ops import NotedChild, Wait
-from worqr.peer.error_throttle import wait_done
+from worqr.ops import Child, NotedChild, NotedChildren, Wait
+from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import FULL, End
+from worqr.policy import Failure
 
 if TYPE_CHECKING:
     from worqr.peer.durable import Flow
 
+FULL_PAUSE: Final = 1.0
+"""Seconds before a job is sent again whose queue is at its `max_length`."""
 _REFUSED: Final = ("id", "unique_for", "exists", "batch")
 
 
@@ -62,44 +65,52 @@ class Children:
             self._unsent.append(_Unsent(key, call, client))
 
     async def send(self) -> None:
-        """Send the jobs that were started since the last call."""
+        """Send the jobs that were started since the last call. While a queue of them is full, wait for room."""
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
-        notes = [self._note(each) for each in unsent]
-        for done in notes:
-            await wait_done(done)
-        for client, calls in self._calls(unsent, notes):
-            await client.producer.dispatch_many(calls)
+        noted = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in unsent])
+        await wait_done(noted)
+        for client, calls in self._calls(unsent, noted.result()):
+            while True:
+                try:
+                    await client.producer.dispatch_many(calls)
+                    break
+                except QueueFull:
+                    await sleep_here(FULL_PAUSE)
 
     def send_now(self) -> None:
         """As `send`, in a thread or a process."""
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
-        for client, calls in self._calls(unsent, [self._note(each) for each in unsent]):
-            sync(client.producer.dispatch_many, calls)
+        noted = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in unsent])
+        for client, calls in self._calls(unsent, noted.result()):
+            while True:
+                try:
+                    sync(client.producer.dispatch_many, calls)
+                    break
+                except QueueFull:
+                    time.sleep(FULL_PAUSE)
+                    self._flow.run.check_wait()
 
-    def _note(self, child: _Unsent) -> Future[NotedChild]:
-        run = self._flow.run
-        keys = QueueKeys(child.client.settings.prefix, child.call.queue)
-        return run.host.note_child(run, child.key, keys.base, self._id_of(child.key))
+    async def _child(self, child: _Unsent) -> Child:
+        keys, id_ = QueueKeys(child.client.settings.prefix, child.call.queue), self._id_of(child.key)
+        shard = await child.client.sharding.shard_of_id(keys, id_)
+        return Child(child.key, shard.base, id_)
 
-    def _calls(
-        self, unsent: Sequence[_Unsent], notes: Sequence[Future[NotedChild]]
-    ) -> list[tuple[Client, list[Call[Any]]]]:
+    def _calls(self, unsent: Sequence[_Unsent], noted: NotedChildren) -> list[tuple[Client, list[Call[Any]]]]:
         """Return the calls to dispatch, by client. A child that has ended meanwhile is not dispatched."""
+        if noted.status == "lost":
+            raise ClaimLost("the task was reassigned to another worker, so it starts no more jobs: let the run end")
+        if noted.status == "full":
+            raise Failure(f"the workflow cannot start {len(unsent)} more jobs: {FULL}")
         found: dict[Client, list[Call[Any]]] = {}
-        for child, done in zip(unsent, notes, strict=True):
-            noted = done.result()
-            if noted.status == "lost":
-                raise ClaimLost("the task was reassigned to another worker, so it starts no more jobs: let the run end")
-            if noted.status == "full":
-                raise UsageError(f"the workflow cannot start one more job: {FULL}")
-            if noted.status == "ended":
-                self._flow.note_end(child.key, End.read(noted.end))
+        for child, known in zip(unsent, noted.children, strict=True):
+            if known.end is not None:
+                self._flow.note_end(child.key, End.read(known.end))
             else:
-                options = {**options_of(child.call), "id": self._id_of(child.key), "parent": self._parent(child, noted)}
+                options = {**options_of(child.call), "id": self._id_of(child.key), "parent": self._parent(child, known)}
                 found.setdefault(child.client, []).append(replace(child.call, _options=options))
         return list(found.items())
 
@@ -120,13 +131,11 @@ class Children:
 
     def _id_of(self, key: str) -> str:
         """Return the id of a child; with a digest of the key and of the parent's id if they are long."""
-        parent, life = self._flow.run.id, self._life
+        parent, life = self._flow.run.id.removeprefix("@"), self._life
         found = f"{parent}/{life}/{key}"
         if len(found.encode()) <= MAX_ID:
             return found
-        return (
-            f"{hashlib.sha256(parent.encode()).hexdigest()[:32]}/{life}/{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-        )
+        return f"{_digest(parent)}/{life}/{_digest(key)}"
 
     # Waiting for them
 
@@ -151,5 +160,9 @@ class Children:
         """Return the wait for those jobs that have not ended; None if all have."""
         if len(self._ends(keys)) == len(keys):
             return None
-        name = f"jobs {hashlib.sha256(chr(10).join(keys).encode()).hexdigest()[:32]}"
+        name = f"job {keys[0]}" if len(keys) == 1 else f"{len(keys)} jobs {_digest(chr(10).join(keys))}"
         return Wait(name, "children", about="\n".join(keys))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

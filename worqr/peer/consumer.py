@@ -37,7 +37,7 @@ from worqr.keys import QueueKeys
 from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, NotedChild, StartReply
+from worqr.ops import MAX_ITEMS, Child, NotedChildren, StartReply
 from worqr.peer.executors.offloaded import Handler
 from worqr.peer.run import PolicyFields, Run, Save
 from worqr.peer.scheduler import ClaimRequest, Scheduler, Share
@@ -611,9 +611,9 @@ class QueueConsumer:
         """The base of the keys of the queue, or of this shard of it."""
         return self.keys.base
 
-    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
-        """Note that the run of a workflow starts a job. From any thread."""
-        return self._services.reports.note_child(run, key, base, id)
+    def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
+        """Note that the run of a workflow starts jobs. From any thread."""
+        return self._services.reports.note_children(run, children)
 
     # Ending
 

@@ -22,7 +22,7 @@ import trio
 from worqr import inside
 from worqr.call_list import Outcomes
 from worqr.errors import UsageError
-from worqr.ops import NotedChild, Result, Wait
+from worqr.ops import Child, NotedChildren, Result, Wait
 from worqr.policy import POLICY_FIELDS, Failure, Policy, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import Description, describe, failed_record
@@ -432,8 +432,8 @@ class RunHost(Protocol):
         """The base of the keys of its queue, or of its shard of it."""
         ...
 
-    def note_child(self, run: Run[Any], key: str, base: str, id: str, /) -> Future[NotedChild]:
-        """Note that the run of a workflow starts a job; from any thread."""
+    def note_children(self, run: Run[Any], children: Sequence[Child], /) -> Future[NotedChildren]:
+        """Note that the run of a workflow starts jobs; from any thread."""
         ...
 
 
@@ -626,8 +626,8 @@ class Run(Generic[Host]):
         return self.state is SETTLED
 
     def keeps_result(self) -> bool:
-        """Return True if the handler's return value is to be stored."""
-        return self.record is not None and self.policy.result_ttl > 0
+        """Return True if the handler's return value is to be stored, or is for the workflow that has started the job."""
+        return self.record is not None and (self.policy.result_ttl > 0 or b"parent" in self.record)
 
     # Its transitions
 

@@ -23,7 +23,7 @@ from worqr.errors import ClaimLost, UsageError
 from worqr.keys import QueueKeys
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.ops import MAX_ITEMS, NotedChild
+from worqr.ops import MAX_ITEMS, Child, NotedChildren
 from worqr.peer.run import FULL, Run, Save
 from worqr.policy import Failure
 
@@ -98,12 +98,12 @@ class RunReports:
             call = ops.save_state(*claim, save.number, save.step, save.value, progress=save.progress)
         self._link.post(call, replied, owner=run.registration)
 
-    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
-        """Note that the run of a workflow starts a job. From any thread; never waits."""
-        done: Future[NotedChild] = Future()
+    def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
+        """Note that the run of a workflow starts jobs. From any thread; never waits."""
+        done: Future[NotedChildren] = Future()
         done.set_running_or_notify_cancel()
 
-        def replied(noted: NotedChild | None, error: Exception | None) -> None:
+        def replied(noted: NotedChildren | None, error: Exception | None) -> None:
             if noted is None:
                 done.set_exception(error or ClaimLost(LOST))
             else:
@@ -113,7 +113,7 @@ class RunReports:
             if run.settled or run.registration.dead:
                 replied(None, None)
                 return
-            call = ops.note_child(run.host.keys, run.registration.worker, run.fence, key, base, id)
+            call = ops.note_children(run.host.keys, run.registration.worker, run.fence, children)
             self._link.post(call, replied, owner=run.registration)
 
         if self._in_loop:

@@ -13,7 +13,7 @@ import trio
 
 from worqr.batches import BatchInfo, BatchRef
 from worqr.job_options import check_id, encode_options
-from worqr.ops import NotedChild
+from worqr.ops import Child, NotedChild, NotedChildren
 from worqr.peer.context import Context, ListContext, current_context
 from worqr.peer.list_run import ListItem, ListRun
 from worqr.peer.run import PolicyFields, Run, Save, check_saved, check_step, current_run, encode_step
@@ -56,9 +56,9 @@ class _NoConsumer:
         done.set_result(None)
         return done
 
-    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
-        done: Future[NotedChild] = Future()
-        done.set_result(NotedChild("ok", 0, b""))
+    def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
+        done: Future[NotedChildren] = Future()
+        done.set_result(NotedChildren("ok", [NotedChild(0, None) for _ in children]))
         return done
 
 

@@ -716,7 +716,7 @@ async def _save(run: Run[Any], what: Saving) -> SaveReply:
 
 
 async def _start(run: Run[Any], what: Starting) -> SaveReply:
-    done = run.host.note_child(run, what.key, what.base, what.id)
+    done = run.host.note_children(run, what.children)
     await wait_done(done)
     error = done.exception()
     return SaveReply("", "", done.result()) if error is None else SaveReply(type(error).__name__, str(error))

@@ -2,7 +2,7 @@
 
 The protocol is internal, because both sides always have the same version. A process first receives one `Setup`. It replies to
 each `RunRequest` with one `Returned`, `Raised` or `Suspending`. Before that reply, it sends a `Progressed` or `Extended` for each
-report or extension of the run. It sends a `Saving` when the run saves, a `Starting` when it starts a job, and waits for the
+report or extension of the run. It sends a `Saving` when the run saves, a `Starting` when it starts jobs, and waits for the
 `SaveReply`. If a list handler returns, it first sends a `CallEnded` for each of its calls. If a list handler raises, it sends one
 for each call whose payload cannot be decoded.
 """
@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from worqr.embedded import Relocation
-from worqr.ops import NotedChild, Wait
+from worqr.ops import Child, NotedChildren, Wait
 from worqr.peer.executors.processes.importable import Name
 from worqr.policy import Policy
 from worqr.records import RemoteError
@@ -82,12 +82,10 @@ class Saving(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Starting(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The run of a workflow starts a job, and waits for a `SaveReply`."""
+    """The run of a workflow starts jobs, and waits for a `SaveReply`."""
 
     fence: int
-    key: str
-    base: str
-    id: str
+    children: tuple[Child, ...]
 
 
 class SaveReply(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -95,7 +93,7 @@ class SaveReply(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     error: str
     message: str
-    noted: NotedChild | None = None
+    noted: NotedChildren | None = None
 
 
 class Returned(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -29,7 +29,7 @@ from typing import Any, Final, cast
 from worqr import errors
 from worqr.embedded import relocate, use_embedded
 from worqr.errors import ClaimLost, UsageError, WorqrError
-from worqr.ops import NotedChild
+from worqr.ops import Child, NotedChildren
 from worqr.peer.durable import Suspended, as_workflow
 from worqr.peer.executors.offloaded import is_unrun
 from worqr.peer.executors.processes.importable import Name, resolve
@@ -194,12 +194,12 @@ class ChildSaves:
             done.set_exception(reply)
         return done
 
-    def note_child(self, run: Run[Any], key: str, base: str, id: str) -> Future[NotedChild]:
-        """Note that the run of a workflow starts a job, and wait until the parent has replied. From any thread."""
-        done: Future[NotedChild] = Future()
-        reply = self._ask(run, Starting(run.fence, key, base, id))
+    def note_children(self, run: Run[Any], children: Sequence[Child]) -> Future[NotedChildren]:
+        """Note that the run of a workflow starts jobs, and wait until the parent has replied. From any thread."""
+        done: Future[NotedChildren] = Future()
+        reply = self._ask(run, Starting(run.fence, tuple(children)))
         if isinstance(reply, SaveReply):
-            done.set_result(reply.noted or NotedChild("lost", 0, b""))
+            done.set_result(reply.noted or NotedChildren("lost"))
         else:
             done.set_exception(reply)
         return done
@@ -242,7 +242,7 @@ class ProcessHost:
         self._pipe = pipe
         self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
         self.save: Callable[[Run[Any], Save], Future[None]] = saves.save
-        self.note_child: Callable[[Run[Any], str, str, str], Future[NotedChild]] = saves.note_child
+        self.note_children: Callable[[Run[Any], Sequence[Child]], Future[NotedChildren]] = saves.note_children
 
     def policy_with(self, own: tuple[tuple[bytes, bytes], ...]) -> Policy:
         """Return the policy of a job with policy fields of its own."""

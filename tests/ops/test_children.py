@@ -1,0 +1,432 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from tests.ops.driver import BOOM, PAST, Desk, fields_of
+from tests.ops.test_suspend_task import KIB, active, job_of, suspend, workflow
+from worqr import ops
+from worqr.client.outbox_relay import Relay
+from worqr.command import Command
+from worqr.keys import BatchKeys, QueueKeys
+from worqr.ops import Child, NotedChild, Wait
+
+PACK = "pack [7]"
+BOTH = Wait("gather #1", "children", about=f"{PACK}\nother")
+ONE = Wait("gather #1", "children", about=PACK)
+
+
+@pytest.fixture
+def far(desk: Desk) -> Desk:
+    """The queue of the children, on the same server."""
+    other = Desk(desk.client, desk.prefix)
+    other.q = QueueKeys(desk.prefix, "Q2")
+    other.numbers, other.producer = desk.numbers, desk.producer
+    other.set_fence()
+    return other
+
+
+def note(desk: Desk, held: int, *keys: str, base: str = "", worker: str = "A") -> ops.NotedChildren:
+    children = [Child(key, base or QueueKeys(desk.prefix, "Q2").base, f"x/{key}") for key in keys]
+    return desk.call(ops.note_children(desk.q, worker, held, children))
+
+
+def start(far: Desk, parent: Desk, key: str = PACK, *, after: int = 0, life: str = "", **options: Any) -> str:
+    """Dispatch a child of the job x; return the outcome."""
+    life = life or parent_record(parent)["life"]
+    option = {"base": parent.q.base, "id": "x", "life": life, "key": key, "after": str(after)}
+    return far.dispatch(f"x/{key}", parent=option, **options).outcome
+
+
+def parent_record(desk: Desk) -> dict[str, str]:
+    state = desk.state()
+    return next(value for key in (":active:x", ":job:x") if (value := state.get(key)))
+
+
+async def relay(desk: Desk, *others: Desk) -> None:
+    """Deliver all messages, as the leader does."""
+
+    async def ask(call: Command[Any]) -> Any:
+        return desk.call(call)
+
+    for each in (desk, *others, desk, *others):
+        await Relay(ask, desk.prefix).messages(each.q)
+
+
+def ran(far: Desk, key: str = PACK, **options: Any) -> int:
+    """The claim of B on a child."""
+    far.enter("B")
+    [held] = far.take("B", 1)
+    assert options == {}
+    return held
+
+
+def test_children_are_noted_before_they_are_dispatched(desk: Desk) -> None:
+    held = workflow(desk)
+    before = desk.state()
+    children = [Child("a", "p:{Q2}", "x/a"), Child("b", "p:{Q2}", "x/b")]
+    call = ops.note_children(desk.q, "A", held, children)
+    assert desk.send(call) == [b"ok", [b"0", None], [b"0", None]]
+    before[":active:x"] |= {
+        "child:a": "0 0 p:{Q2}\nx/a",
+        "child:b": "0 0 p:{Q2}\nx/b",
+        "saved_size": str(2 * KIB),
+        "entries": "1",
+    }
+    assert desk.state() == before
+    with desk.nothing_changes():
+        assert desk.call(call).children == [NotedChild(0, None)] * 2
+
+
+def test_a_raw_task_that_starts_a_child_becomes_a_workflow(desk: Desk) -> None:
+    [raw] = desk.hold("A", b"a")
+    assert note(desk, raw, PACK).status == "ok"
+    assert desk.state()[f":active:@{raw}"]["life"] == str(raw)
+
+
+@pytest.mark.parametrize("how", ["other", "swept", "finished", "foreign", "empty"])
+def test_only_the_run_that_holds_the_claim_notes(desk: Desk, how: str) -> None:
+    held = workflow(desk)
+    match how:
+        case "swept":
+            desk.call(ops.fail_worker(desk.q, "A"))
+        case "finished":
+            desk.call(ops.finish_tasks(desk.q, "A", [held]))
+        case "foreign":
+            desk.client.delete(desk.q.active("x"))
+            desk.client.set(desk.q.active("x"), "foreign")
+        case "empty":
+            desk.wipe()
+        case _:
+            pass
+    with desk.nothing_changes():
+        assert note(desk, held, PACK, worker="B" if how == "other" else "A").status == "lost"
+
+
+def test_a_child_for_which_the_record_has_no_room_is_refused(desk: Desk) -> None:
+    held = workflow(desk)
+    assert note(desk, held, *map(str, range(1000))).status == "ok"
+    with desk.nothing_changes():
+        assert note(desk, held, *map(str, range(1000, 1025))).status == "full"
+    assert note(desk, held, *map(str, range(1000, 1024))).status == "ok"
+
+
+@pytest.mark.parametrize("child", [Child("", "p:{Q}", "a"), Child("a", "b", "a"), Child("a", "p:{Q}", "a\n")])
+def test_what_is_no_child_is_an_error(desk: Desk, child: Child) -> None:
+    held = workflow(desk)
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="1 to 1000 children"):
+        desk.call(ops.note_children(desk.q, "A", held, [child]))
+
+
+# A child and its end
+
+
+async def test_the_end_of_a_child_wakes_its_parent_with_the_result(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    assert start(far, desk) == "created"
+    assert suspend(desk, held, ONE).status == "suspended"
+    child = ran(far)
+    far.call(ops.finish_tasks(far.q, "B", [child], {child: ("json", b'"label"')}))
+    await relay(desk, far)
+    assert BatchKeys(far.q).outbox not in [key.decode() for key in desk.all_keys()]
+    [entry] = desk.start("A", 1).entries
+    found = fields_of(entry)
+    assert found[f"end:{PACK}"] == f'finished {child} 2 json "label"'
+    assert found["end:gather #1"].startswith("ended ")
+    assert note(desk, int(found["claim"]), PACK).children == [NotedChild(0, found[f"end:{PACK}"].encode())]
+
+
+@pytest.mark.parametrize("how", ["fail", "cancel", "cancel waiting", "lost", "expired"])
+async def test_every_end_is_told(desk: Desk, far: Desk, how: str) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk, **({"expires": "0"} if how == "expired" else {}))
+    far.enter("B")
+    if how in ("fail", "cancel", "lost"):
+        child = ran(far)
+    match how:
+        case "fail":
+            far.call(ops.fail_task(far.q, "B", child, BOOM))
+        case "cancel":
+            far.call(ops.cancel_job(far.q, f"x/{PACK}", "why"))
+            far.call(ops.stop_tasks(far.q, "B", [child]))
+        case "cancel waiting":
+            far.call(ops.cancel_job(far.q, f"x/{PACK}", "why"))
+        case "lost":
+            far.client.hdel(far.q.active(f"x/{PACK}"), "task")
+            far.call(ops.stop_tasks(far.q, "B", [child]))
+        case _:
+            far.start("B", 1)
+    await relay(desk, far)
+    ready = suspend(desk, held, ONE)
+    assert ready.status == "ready"
+    end = desk.client.hget(desk.q.active("x"), f"end:{PACK}")
+    assert end is not None
+    outcome, _, _, value = bytes(end).split(b" ", 3)
+    if how in ("fail", "expired"):
+        assert outcome == b"failed"
+        assert msgspec.msgpack.decode(value)[0] == (BOOM.type if how == "fail" else "Expired")
+    else:
+        words = (b"gone", b"") if how == "lost" else (b"cancelled", b"why")
+        assert (outcome, value) == words
+
+
+async def test_a_parent_of_the_same_queue_gets_it_at_once(desk: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, base=desk.q.base)
+    assert start(desk, desk) == "created"
+    suspend(desk, held, ONE)
+    [child] = desk.take("A", 1)
+    desk.call(ops.finish_tasks(desk.q, "A", [child], {child: ("none", b"")}))
+    assert job_of(desk)["state"] == "waiting"
+    assert BatchKeys(desk.q).outbox not in [key.decode() for key in desk.all_keys()]
+
+
+async def test_it_wakes_when_all_have_ended(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other")
+    for key in (PACK, "other"):
+        start(far, desk, key)
+    suspend(desk, held, BOTH)
+    states = []
+    for _ in range(2):
+        child = ran(far)
+        far.call(ops.finish_tasks(far.q, "B", [child]))
+        await relay(desk, far)
+        states.append(job_of(desk)["state"])
+    assert states == ["suspended", "waiting"]
+
+
+def end(
+    desk: Desk, number: int, *, life: str = "", key: str = PACK, source: str = "", outcome: str = "finished"
+) -> None:
+    life = life or parent_record(desk)["life"]
+    source = source or QueueKeys(desk.prefix, "Q2").base
+    desk.call(ops.store_end(desk.q, source, "x", life, key, number, outcome, b"none "))
+
+
+def test_the_first_end_counts_and_no_other(desk: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    with desk.nothing_changes():
+        end(desk, 7, life="8")  # another life
+        end(desk, 7, key="unknown")
+        end(desk, 7, source="p:{Q3}")  # another queue has forged it
+        end(desk, 0)
+    end(desk, 7)
+    with desk.nothing_changes():
+        end(desk, 8, outcome="failed")
+    assert active(desk)[f"end:{PACK}"].split()[0] == "finished"
+    desk.wipe()
+    with desk.nothing_changes():
+        end(desk, 7, life="8")
+
+
+def test_a_large_result_is_told_by_its_size(desk: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, base=desk.q.base)
+    start(desk, desk)
+    [child] = desk.take("A", 1)
+    desk.call(ops.finish_tasks(desk.q, "A", [child], {child: ("bytes", b"x" * 64 * KIB)}))
+    assert active(desk)[f"end:{PACK}"].split()[::3] == ["large", str(64 * KIB + 6)]
+
+
+async def test_a_late_dispatch_of_a_child_that_has_ended_tells_the_end_again(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    assert start(far, desk) == "unchanged"
+    child = ran(far)
+    assert start(far, desk) == "unchanged"
+    far.call(ops.finish_tasks(far.q, "B", [child]))
+    await relay(desk, far)
+    desk.client.hdel(desk.q.active("x"), f"end:{PACK}")
+    assert start(far, desk) == "unchanged"
+    await relay(desk, far)
+    assert f"end:{PACK}" in active(desk)
+    assert start(far, desk, after=child) == "created"  # another try
+
+
+async def test_a_failed_child_is_remembered_as_long_as_its_record(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
+    await relay(desk, far)
+    desk.client.hdel(desk.q.active("x"), f"end:{PACK}")
+    far.client.delete(far.q.ended(f"x/{PACK}"))
+    assert start(far, desk) == "unchanged"
+    await relay(desk, far)
+    assert active(desk)[f"end:{PACK}"].startswith("failed ")
+
+
+def test_an_id_that_is_not_of_this_parent_is_a_duplicate(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    far.dispatch(f"x/{PACK}")
+    assert start(far, desk) == "duplicate"
+
+
+@pytest.mark.parametrize("name", ["base", "id", "life", "key", "after"])
+@pytest.mark.parametrize("value", [7, "", "a\nb", None])
+def test_what_is_no_parent_is_an_error(far: Desk, name: str, value: object) -> None:
+    option: dict[str, object] = {"base": "p:{Q}", "id": "x", "life": "1", "key": "k", "after": "0", name: value}
+    with far.nothing_changes(), pytest.raises(redis.ResponseError, match="the option parent"):
+        far.dispatch("c", parent=option)
+
+
+# Cancels
+
+
+@pytest.mark.parametrize("place", ["active", "suspended"])
+async def test_a_cancelled_parent_cancels_its_children(desk: Desk, far: Desk, place: str) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other", "ended")
+    start(far, desk)
+    start(far, desk, "other")
+    child = ran(far)
+    end(desk, 7, key="ended")
+    if place == "suspended":
+        suspend(desk, held, BOTH)
+    desk.call(ops.cancel_job(desk.q, "x", "enough"))
+    if place == "active":
+        desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    await relay(desk, far)
+    assert far.call(ops.reconcile(far.q, "B")) == ([child], [])
+    assert far.call(ops.inspect(far.q)).waiting == 0
+    far.call(ops.stop_tasks(far.q, "B", [child]))
+    await relay(desk, far)
+    assert not [key for key in desk.all_keys() if b"outbox" in key]
+
+
+async def test_a_child_whose_parent_was_cancelled_before_does_not_start(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    life = parent_record(desk)["life"]
+    note(desk, held, PACK)
+    desk.call(ops.cancel_job(desk.q, "x", "enough"))
+    desk.call(ops.stop_tasks(desk.q, "A", [held]))
+    await relay(desk, far)
+    assert start(far, desk, life=life) == "unchanged"
+    assert far.start("B", 1).entries == []
+    assert start(far, desk, life="9") == "created"  # that of a later job of the id
+
+
+def test_a_cancel_of_another_life_or_queue_changes_nothing(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    life = parent_record(desk)["life"]
+    for source, of_life in ((desk.q.base, "9"), ("p:{Q3}", life)):
+        far.call(ops.cancel_child(far.q, source, "x", of_life, f"x/{PACK}", "why"))
+        assert far.state(":counts")[f":job:x/{PACK}"]["state"] == "waiting"
+
+
+# Looks
+
+
+async def test_a_suspended_parent_looks_for_its_children(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other")
+    start(far, desk)
+    suspend(desk, held, BOTH)
+    looked = desk.client.zscore(desk.q.suspended, "x")
+    assert 590_000 < looked - desk.now() <= 600_000
+    desk.client.zadd(desk.q.suspended, {"x": PAST})
+    desk.call(ops.promote_due(desk.q))
+    assert 2_690_000 < desk.client.zscore(desk.q.suspended, "x") - desk.now() <= 2_700_000
+    await relay(desk, far)
+    found = job_of(desk)
+    assert found["state"] == "suspended"  # it does not wake for a child that still runs
+    assert found["end:other"].startswith("gone ")
+    assert f"end:{PACK}" not in found
+    far.call(ops.finish_tasks(far.q, "B", [ran(far)]))
+    far.client.delete(BatchKeys(far.q).outbox)  # the message is lost
+    desk.client.zadd(desk.q.suspended, {"x": PAST})
+    desk.call(ops.promote_due(desk.q))
+    await relay(desk, far)
+    assert job_of(desk)["state"] == "waiting"
+    assert start(far, desk, "other") == "unchanged"  # a lost child fails: it is not started again
+
+
+# Put back
+
+
+async def test_an_end_reaches_a_parent_in_the_dead_letter_queue(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    desk.fail("A", held)
+    child = ran(far)
+    life = desk.state()[f":aside:{held}"]["life"]
+    assert life
+    far.call(ops.finish_tasks(far.q, "B", [child]))
+    await relay(desk, far)
+    assert desk.call(ops.retry_aside(desk.q, "failed", [held])) == 1
+    assert job_of(desk)[f"end:{PACK}"].startswith("finished ")
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+async def test_a_failed_child_is_tried_again_unless_something_was_stored_after_it(
+    desk: Desk, far: Desk, compensated: bool
+) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    child = ran(far)
+    far.call(ops.fail_task(far.q, "B", child, BOOM))
+    await relay(desk, far)
+    if compensated:
+        desk.call(ops.save_state(desk.q, "A", held, 0, "refund", b"none "))
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    found = job_of(desk)
+    assert (f"end:{PACK}" in found) == compensated
+    [held] = desk.take("A", 1)
+    [noted] = note(desk, held, PACK).children
+    if compensated:
+        assert noted.end is not None
+        return
+    assert (noted, found[f"child:{PACK}"].split()[:2]) == (NotedChild(child, None), [str(child), "1"])
+    end(desk, child, outcome="failed")  # a late copy of the end that was dropped
+    assert f"end:{PACK}" not in active(desk)
+    assert start(far, desk, after=child) == "created"
+
+
+def test_a_failed_step_is_tried_again_unless_something_was_stored_after_it(desk: Desk) -> None:
+    for later in (False, True):
+        held = workflow(desk)
+        desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b'failed ["Declined"]'))
+        if later:
+            desk.call(ops.save_state(desk.q, "A", held, 0, "refund", b"none "))
+        desk.fail("A", held)
+        desk.call(ops.retry_aside(desk.q, "failed", [held]))
+        assert ("step:charge" in job_of(desk)) == later
+        desk.call(ops.cancel_job(desk.q, "x", "why"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (f"child:{PACK}", "nonsense"),
+        (f"child:{PACK}", "-1 0 p:{Q2}\nx"),
+        ("entries", "x"),
+        ("saved_size", "-1"),
+        ("open", "\xc1"),
+    ],
+)
+async def test_odd_values_of_others_cost_only_themselves(desk: Desk, far: Desk, field: str, value: str) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    suspend(desk, held, ONE)
+    desk.client.hset(desk.q.job("x"), field, value)
+    far.call(ops.finish_tasks(far.q, "B", [ran(far)]))
+    await relay(desk, far)
+    desk.call(ops.cancel_job(desk.q, "x", "why"))
+    far.client.hset(far.q.job("odd"), mapping={"state": "waiting", "queued": 9 * 10**15, "parent": value, "task": "x"})
+    far.call(ops.cancel_job(far.q, "odd", "why"))
+    await relay(desk, far)

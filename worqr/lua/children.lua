@@ -1,0 +1,344 @@
+-- Children: jobs that the run of a workflow has started, and whose ends come back into its record.
+-- The record of a child has the field `parent`: the base of the parent's queue, its id, its life, and the key of the child there, a
+-- line each. The record of the parent has `child:KEY`: after, round, the base of the child's queue, and its id. An end has the number of
+-- the claim by which the child ended, or of its place in the queue. Only an end with a number above `after` counts, and the first one.
+-- The child's slot remembers the end in `:ended:ID`, as the message that tells it. A message names the queue that it comes from by the
+-- outbox that it was in: the end of a child counts if the parent has noted it in that queue.
+
+local CHILD_EXPIRE = 3600000 -- ms for which an end is remembered
+local MOST_CHILDREN = 1000 -- that one request notes
+local END_BYTES = 65536 -- of a result; of a larger one, only the size is stored
+local NEXT_LOOK = 2700000 -- ms; a lost message of an end is found within the time for which the end is remembered
+
+-- Returns the field `parent` of a record as a table; nil if it is none.
+local function parsed_parent(text)
+  local base, id, life, key = string.match(text or '', '^([^\n]+)\n([^\n]+)\n(%d+)\n([^\n]+)$')
+  return base and {base = base, id = id, life = life, key = key} or nil
+end
+
+-- Returns what the parent has noted of a child as a table; nil if it is not noted.
+local function noted_child(text)
+  local after, round, base, id = string.match(text or '', '^(%d+) (%d+) ([^\n]+)\n([^\n]+)$')
+  return whole_number(after, nil, NEVER) and {after = tonumber(after), round = whole_number(round, 0), base = base, id = id} or nil
+end
+
+-- Returns the field `child:KEY` of a parent.
+local function child_field(child)
+  return digits(child.after) .. ' ' .. digits(child.round) .. ' ' .. child.base .. '\n' .. child.id
+end
+
+-- Returns the key of the record of this life of the job `id`, wherever it is; nil if there is none. Of the dead-letter records, the
+-- newest 100 are read.
+local function record_of_life(base, id, life)
+  local job, cleared = base .. ':job:' .. id, cleared_up_to(base)
+  if own(redis.pcall('HGET', base .. ':active:' .. id, 'life')) == life then
+    return base .. ':active:' .. id
+  end
+  local kept = own(redis.pcall('HMGET', job, 'life', 'queued')) or {}
+  if kept[1] == life and whole_number(kept[2], NEVER, NEVER) > cleared then
+    return job
+  end
+  local claim = own(redis.pcall('HGET', base .. ':aside', id))
+  for _ = 1, 100 do
+    local found = claim and own(redis.pcall('HMGET', base .. ':aside:' .. claim, 'life', 'older'))
+    if not found then
+      return nil
+    elseif found[1] == life then
+      return base .. ':aside:' .. claim
+    end
+    claim = found[2]
+  end
+end
+
+-- True if the suspended record `key` waits for children, of which `child` is one, and all of them have ended.
+local function waits_for_child(key, child)
+  for _, wait in ipairs(open_waits(redis.call('HGET', key, 'open') or nil)) do
+    local kind, _, _, _, about = read_wait(key, wait)
+    if kind == 'children' and string.find('\n' .. about .. '\n', '\n' .. child .. '\n', 1, true) and all_ended(key, about) then
+      return true
+    end
+  end
+  return false
+end
+
+-- Stores the end of a child in the record of its parent, and wakes the parent if it waits for nothing else. `from`: the base of the
+-- child's queue. `fact`: the number of the end, its outcome and its value. Returns how many tasks became claimable.
+local function take_end(base, from, parent, fact, now)
+  local key = record_of_life(base, parent.id, parent.life)
+  local child = key and noted_child(redis.call('HGET', key, 'child:' .. parent.key))
+  if not child or child.base ~= from or fact.number <= child.after or redis.call('HEXISTS', key, 'end:' .. parent.key) == 1 then
+    return 0
+  end
+  local kept = redis.call('HMGET', key, 'entries', 'saved_size', 'state')
+  local outcome, value, size = fact.outcome, fact.value, whole_number(kept[2], 0)
+  local more = math.max(0, #value - STEP_BYTES) -- the rest counts since the child was noted
+  if size + more > MOST_KEPT or #value > END_BYTES then
+    outcome, value, more = 'large', digits(#value), 0
+  end
+  redis.call('HSET', key, 'saved_size', digits(size + more), 'end:' .. parent.key,
+    table.concat({outcome, digits(fact.number), digits(whole_number(kept[1], 0)), value}, ' '))
+  notify(base, parent.id, 'event')
+  if kept[3] == 'suspended' and key == base .. ':job:' .. parent.id and waits_for_child(key, parent.key) then
+    return wake_suspended(base, parent.id, now)
+  end
+  return 0
+end
+
+-- Tells the parent that the child `id` has ended, and remembers that. `text`: the field `parent` of its record. `number`: of the end.
+local function tell_parent(base, id, text, number, outcome, value)
+  local parent = parsed_parent(text)
+  number = whole_number(number, 0, NEVER)
+  if not parent then
+    return -- another program wrote it
+  elseif #value > END_BYTES then
+    outcome, value = 'large', digits(#value)
+  end
+  local message = {'ended', parent.base, parent.id, parent.life, parent.key, digits(number), outcome, value}
+  redis.call('SET', base .. ':ended:' .. id, cmsgpack.pack(message), 'PX', CHILD_EXPIRE)
+  if parent.base == base then
+    wake(base, take_end(base, base, parent, {number = number, outcome = outcome, value = value}, now_ms()))
+  else
+    post(base, 'ended ' .. id, message)
+  end
+end
+
+-- Returns how a job that failed ended, for its parent: msgpack of the type of the error, its message, its traceback and its fields.
+local function packed_failure(error_type, error_message, error_traceback, error_fields)
+  local packed = cmsgpack.pack({error_type or '', error_message or '', error_traceback or '', error_fields or ''})
+  return #packed <= END_BYTES and packed or cmsgpack.pack({error_type or '', truncated(error_message or ''), '', ''})
+end
+
+-- Posts cancellations to the children of the workflow `id`, whose record `key` is about to be deleted, that have not ended.
+local function cancel_children(base, key, id, life, reason)
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    local child_key = string.match(name, '^child:(.*)$')
+    local child = child_key and noted_child(redis.call('HGET', key, name))
+    if child and redis.call('HEXISTS', key, 'end:' .. child_key) == 0 then
+      post(base, 'cancel_child ' .. child.id, {'cancel_child', child.base, id, life, child.id, reason})
+    end
+  end
+end
+
+-- True for a text that can be a token.
+local function is_token(value)
+  return type(value) == 'string' and #value <= 16 and string.find(value, '^%d+$') ~= nil
+end
+
+-- True if the value can be the option `parent` of a dispatch: what note_children has replied, and what names the parent.
+local function is_parent(value)
+  return type(value) == 'table' and is_line(value.base) and string.find(value.base, '{', 1, true) and is_line(value.id)
+    and is_token(value.life) and is_line(value.key) and is_token(value.after)
+end
+
+-- Returns the field `parent` of the record of a child, from the option of its dispatch.
+local function parent_field(option)
+  return table.concat({option.base, option.id, option.life, option.key}, '\n')
+end
+
+-- Tells the parent the end of the child `id` once more, if it has ended under a number above `after` and that is remembered: for an
+-- hour, as long as the message is in the outbox, and as long as the child is in the dead-letter queue. Returns true then.
+local function repeats_end(base, id, parent, after)
+  local packed = own(redis.pcall('GET', base .. ':ended:' .. id)) or own(redis.pcall('HGET', base .. ':outbox', 'ended ' .. id))
+  local read, message = pcall(cmsgpack.unpack, packed or '\144')
+  if read and type(message) == 'table' and message[2] == parent.base and message[3] == parent.id and message[4] == parent.life
+    and whole_number(message[6], 0, NEVER) > after and type(message[7]) == 'string' and type(message[8]) == 'string' then
+    tell_parent(base, id, parent_field(parent), message[6], message[7], message[8])
+    return true
+  end
+  local aside = find_dead_letter(base, id, 0)
+  local number = aside and whole_number(string.match(aside, '%d+$'), 0, NEVER)
+  local kept = aside and redis.call('HMGET', aside, 'parent', 'error_type', 'error_message', 'error_traceback', 'error_fields') or {}
+  if aside and number > after and kept[1] == parent_field(parent) then
+    tell_parent(base, id, kept[1], number, 'failed', packed_failure(kept[2], kept[3], kept[4], kept[5]))
+    return true
+  end
+  return false
+end
+
+-- True if the job `id` has not ended and is a child of this parent.
+local function is_child_of(base, id, from, parent, life)
+  for _, key in ipairs({base .. ':active:' .. id, base .. ':job:' .. id}) do
+    local found = parsed_parent(own(redis.pcall('HGET', key, 'parent')) or nil)
+    if found and found.base == from and found.id == parent and found.life == life then
+      return true
+    end
+  end
+  return false
+end
+
+-- Returns the keys of the children for which the suspended record `key` waits, and that have not ended.
+local function missing_children(key)
+  local missing = {}
+  for _, wait in ipairs(open_waits(redis.call('HGET', key, 'open') or nil)) do
+    local kind, _, _, _, about = read_wait(key, wait)
+    for child in string.gmatch(kind == 'children' and about or '', '[^\n]+') do
+      missing[#missing + 1] = redis.call('HEXISTS', key, 'end:' .. child) == 0 and child or nil
+    end
+  end
+  return missing
+end
+
+-- Asks the queues of the `missing` children of the suspended workflow `id` whether they have ended: the message of an end may have
+-- been lost. It stays suspended until the next look, or until its first `deadline`.
+local function look_for_children(base, id, missing, deadline, now)
+  local job = base .. ':job:' .. id
+  local life = redis.call('HGET', job, 'life') or ''
+  for _, key in ipairs(missing) do
+    local child = noted_child(redis.call('HGET', job, 'child:' .. key))
+    if child then
+      post(base, 'look ' .. child.id, {'look', child.base, id, life, key, digits(child.after), child.id})
+    end
+  end
+  redis.call('ZADD', base .. ':suspended', digits(math.min(deadline, now + NEXT_LOOK)), id)
+end
+
+-- Drops failures from what a put-back workflow keeps, if its runs have stored nothing after them: they are tried again. The ends of
+-- children that were dropped do not count any more.
+local function drop_last_failures(kept)
+  local entries, size = whole_number(kept.entries, 0), whole_number(kept.saved_size, 0)
+  for name, value in pairs(kept) do
+    local key = string.match(name, '^end:(.*)$')
+    local child = key and noted_child(kept['child:' .. key])
+    local outcome, number, stored = string.match(child and value or '', '^(%l+) (%d+) (%d+) ')
+    if outcome and outcome ~= 'finished' and outcome ~= 'large' and tonumber(stored) == entries then
+      child.after, child.round = math.max(child.after, tonumber(number)), child.round + 1
+      kept[name], kept['child:' .. key] = nil, child_field(child)
+      size = size - math.max(0, #value - STEP_BYTES)
+    end
+  end
+  local failed_at, step = string.match(kept.last_failed or '', '^(%d+) (.*)$')
+  if step and tonumber(failed_at) == entries and kept['step:' .. step] then
+    size = size - saved_bytes(step, #kept['step:' .. step])
+    kept['step:' .. step] = nil
+  end
+  kept.saved_size = kept.saved_size and digits(math.max(0, size))
+end
+
+-- note_children: notes in the record of a run which jobs it is about to start, so that their ends are stored there. It dispatches them
+-- then, unless they have ended: also those that an earlier run has noted.
+-- ARGV[1] worker id
+-- ARGV[2] claim id
+-- ARGV[3..] keys key of the child, base of its queue, and its id, in turn; 1 to 1,000 children
+-- RETURNS ok entry... (of each child: the `after` of its dispatch, and how it has ended, or false) | full (the job keeps too much:
+--   nothing is noted) | lost
+-- RESEND safe: fenced by the claim; a child that is noted stays as it is
+-- FLAGS allow-oom
+local function note_children()
+  local queue = KEYS[1]
+  local worker, claim = ARGV[1], ARGV[2]
+  local claims = queue .. ':claims:' .. worker
+
+  local item = redis.call('SISMEMBER', claims, claim) == 1 and own(redis.pcall('LINDEX', queue .. ':claim:' .. claim, 0))
+  local task = item and claimed_task(queue, item, job_id(item), claim, {task = item})
+  local active = task and queue .. ':active:' .. task.id
+  if not task or task.job and own(redis.pcall('HGET', active, 'claim')) ~= claim then
+    return {'lost'}
+  end
+  local kept = task.job and redis.call('HMGET', active, 'first', 'saved_size') or {}
+  local reply, new, size = {'ok'}, {}, whole_number(kept[2], 0)
+  for i = 3, #ARGV, 3 do
+    local key, base, id = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+    if not (is_line(key) and is_line(base) and string.find(base, '{', 1, true) and is_line(id)) or #reply > MOST_CHILDREN then
+      return redis.error_reply('ERR 1 to 1000 children, each with a key, the base of a queue and an id, of one line')
+    end
+    local child = noted_child(task.job and redis.call('HGET', active, 'child:' .. key) or nil)
+    if not child then
+      child, size = {after = 0, round = 0, base = base, id = id}, size + STEP_BYTES
+      new['child:' .. key] = child_field(child)
+    end
+    reply[#reply + 1] = {digits(child.after), task.job and redis.call('HGET', active, 'end:' .. key) or false}
+  end
+  if size > MOST_KEPT then
+    return {'full'}
+  elseif not task.job then
+    become_job(queue, worker, claim, task)
+  end
+  redis.call('HSETNX', active, 'life', kept[1] or claim)
+  if next(new) then
+    new.saved_size = digits(size)
+    write_hash(active, new)
+    note_entry(active, false)
+  end
+  return reply
+end
+
+-- store_end: stores in the record of a workflow how a child of it has ended, and wakes the workflow if it waits for nothing else. Wherever
+-- the record is: also in the dead-letter queue. An end that is not above the `after` of the child, or a second one, changes nothing.
+-- ARGV[1] from base of the child's queue, which must be the one that the parent has noted
+-- ARGV[2] id of the parent
+-- ARGV[3] life of the parent
+-- ARGV[4] key of the child
+-- ARGV[5] number of the end
+-- ARGV[6] outcome finished, failed, cancelled, large or gone
+-- ARGV[7] value the encoded result, how it failed (msgpack), the reason, or the size
+-- RETURNS ok
+-- RESEND safe: the first end counts
+-- FLAGS allow-oom
+local function store_end()
+  local queue = KEYS[1]
+  local from, id, life, key, number = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+  local outcome, value = ARGV[6], ARGV[7]
+
+  check_types(queue)
+  local fact = {number = whole_number(number, 0, NEVER), outcome = string.match(outcome, '^%l+$') or 'gone', value = value}
+  wake(queue, take_end(queue, from, {id = id, life = life, key = key}, fact, now_ms()))
+  return {'ok'}
+end
+
+-- cancel_child: cancels a child, because its parent was cancelled. If there is no such child, one that is dispatched later does not
+-- start.
+-- ARGV[1] from base of the parent's queue
+-- ARGV[2] parent id
+-- ARGV[3] life of the parent
+-- ARGV[4] id of the child
+-- ARGV[5] reason text
+-- RETURNS ok
+-- RESEND safe: a copy finds the child cancelled
+-- FLAGS allow-oom
+local function cancel_child()
+  local queue = KEYS[1]
+  local from, parent, life, id, reason = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+  local ended = queue .. ':ended:' .. id
+
+  check_types(queue)
+  redis.call('HLEN', queue .. ':job:' .. id)
+  redis.call('HLEN', queue .. ':active:' .. id)
+  if is_child_of(queue, id, from, parent, life) then
+    cancel_by_id(queue, id, reason)
+    wake(queue, count_members(queue))
+    give_room(queue)
+  elseif redis.call('EXISTS', ended) == 0 then
+    local token = next_token(queue)
+    store_token(queue, token)
+    local message = {'ended', from, parent, life, '', digits(token), 'cancelled', reason}
+    redis.call('SET', ended, cmsgpack.pack(message), 'PX', CHILD_EXPIRE)
+  end
+  return {'ok'}
+end
+
+-- look_for_child: tells a workflow that waits for a child how it has ended, if that message was lost. A child of which nothing is
+-- stored has been lost, and counts as `gone`.
+-- ARGV[1] from base of the parent's queue
+-- ARGV[2] parent id
+-- ARGV[3] life of the parent
+-- ARGV[4] key of the child
+-- ARGV[5] after number above which an end counts
+-- ARGV[6] id of the child
+-- RETURNS ok
+-- RESEND safe: the parent takes the first end
+-- FLAGS allow-oom
+local function look_for_child()
+  local queue = KEYS[1]
+  local from, parent, life, key = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+  local after, id = tonumber(ARGV[5]), ARGV[6]
+
+  check_types(queue)
+  local asks = {base = from, id = parent, life = life, key = key}
+  if is_child_of(queue, id, from, parent, life) or repeats_end(queue, id, asks, after) then
+    return {'ok'}
+  end
+  local token = next_token(queue)
+  store_token(queue, token)
+  tell_parent(queue, id, parent_field(asks), token, 'gone', '')
+  return {'ok'}
+end
