@@ -83,7 +83,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.mesh_records import WorkerInfo as WorkerInfo
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
-    from worqr.peer.durable import LifetimeOver as LifetimeOver
     from worqr.peer.durable import Suspended as Suspended
     from worqr.peer.durable import sleep as sleep
     from worqr.peer.durable import sleep_now as sleep_now
@@ -100,6 +99,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.peer.steps import step_now as step_now
     from worqr.policy import ChildError as ChildError
     from worqr.policy import Failure as Failure
+    from worqr.policy import LifetimeOver as LifetimeOver
     from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
@@ -146,13 +146,13 @@ _HOMES = {
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
     "worqr.peer.context": "Context current",
-    "worqr.peer.durable": ("LifetimeOver Suspended sleep sleep_now sleep_until sleep_until_now wait_for wait_for_now"),
+    "worqr.peer.durable": ("Suspended sleep sleep_now sleep_until sleep_until_now wait_for wait_for_now"),
     "worqr.peer.lifespans": "Middleware",
     "worqr.peer.manual_consumer": "Claim Claims",
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
-    "worqr.policy": "ChildError Failure RateLimited Retry RetryPolicy StepFailed Undecodable",
+    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy StepFailed Undecodable",
     "worqr.records": "CancelCount Ended EndedRun Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

@@ -135,6 +135,14 @@ class StepFailed(WorqrError, Failure):
         self.error: RemoteError = error
 
 
+class LifetimeOver(Failure):
+    """The `lifetime` of a workflow is over. Each wait raises it from then on. Uncaught, it moves the job to the dead-letter
+    queue.
+    """
+
+    __module__ = "worqr"
+
+
 class ChildFailed(JobFailed, Failure):
     """A job that a workflow has started has failed for good. People see it as a `JobFailed`. Uncaught, it is final, because each
     run of the workflow raises it.

@@ -23,7 +23,7 @@ from worqr.keys import QueueKeys
 from worqr.ops import Child, NotedChild, NotedChildren, Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import FULL, End
-from worqr.policy import Failure
+from worqr.policy import Failure, LifetimeOver
 
 if TYPE_CHECKING:
     from worqr.peer.durable import Flow
@@ -158,11 +158,20 @@ class Children:
 
     def _wait(self, keys: Sequence[str]) -> Wait | None:
         """Return the wait for those jobs that have not ended; None if all have."""
+        name = f"job {keys[0]}" if len(keys) == 1 else f"{len(keys)} jobs {_digest(chr(10).join(keys))}"
+        waited = self._flow.ended(name)
         if len(self._ends(keys)) == len(keys):
             return None
-        name = f"job {keys[0]}" if len(keys) == 1 else f"{len(keys)} jobs {_digest(chr(10).join(keys))}"
+        if waited is not None:
+            check_lifetime(waited)
         return Wait(name, "children", about="\n".join(keys))
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def check_lifetime(end: End) -> None:
+    """Raise `LifetimeOver` if a wait has ended because the lifetime of the job is over."""
+    if end.outcome == "lifetime":
+        raise LifetimeOver("the lifetime of this workflow is over, so its waits have ended")

@@ -30,7 +30,7 @@ from worqr.errors import UsageError
 from worqr.handler_options import is_async
 from worqr.log_events import emit
 from worqr.ops import Wait
-from worqr.peer.children import Children
+from worqr.peer.children import Children, check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
 from worqr.peer.steps import take_step, take_step_now
@@ -622,20 +622,6 @@ def _event_value(end: End, kind: type[T]) -> T | None:
         return cast("Callable[[bytes], T]", decoder_of(kind))(b"null" if form == b"none" else value)
     except Exception as error:
         raise _Undecodable from error
-
-
-def check_lifetime(end: End) -> None:
-    """Raise `LifetimeOver` if a wait has ended because the lifetime of the job is over."""
-    if end.outcome == "lifetime":
-        raise LifetimeOver("the lifetime of this workflow is over, so its waits have ended")
-
-
-class LifetimeOver(Failure):
-    """The `lifetime` of a workflow is over. Each wait raises it from then on. Uncaught, it moves the job to the dead-letter
-    queue.
-    """
-
-    __module__ = "worqr"
 
 
 _LONGEST_SCHEMA: Final = 16 * 1024

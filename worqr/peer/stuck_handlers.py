@@ -81,11 +81,13 @@ class StuckHandlerMonitor:
                 self._check(run, now - since)
 
     def orphans_of(self, consumer: QueueConsumer) -> list[Run[Any]]:
-        """Return the runs, or the list runs, of a consumer that no slot has."""
+        """Return the runs, or the list runs, of a consumer that no slot has. A run that is being suspended keeps its units until
+        the server has replied.
+        """
         if not isinstance(consumer, HandlerConsumer):
             return []
         held = self._slots.held()
-        return [run for run in consumer.executing.values() if run not in held]
+        return [run for run in consumer.executing.values() if run not in held and run.suspension is None]
 
     def _check_orphans(self) -> None:
         found = [run for consumer in self._consumers for run in self.orphans_of(consumer)]
