@@ -430,3 +430,22 @@ async def test_odd_values_of_others_cost_only_themselves(desk: Desk, far: Desk, 
     far.client.hset(far.q.job("odd"), mapping={"state": "waiting", "queued": 9 * 10**15, "parent": value, "task": "x"})
     far.call(ops.cancel_job(far.q, "odd", "why"))
     await relay(desk, far)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"ended", b"p:{Q1}"],
+        [b"ended", b"p:{Q1}", b"x", b"1", b"k", b"no number", b"finished", b"none "],
+        [b"cancel_child", b"p:{Q1}", b"x", b"1", b"why"],
+        [b"look", b"p:{Q1}", b"x", b"1", b"k", b"-1", b"c"],
+    ],
+)
+async def test_a_message_that_cannot_be_read_is_dropped(
+    desk: Desk, message: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = msgspec.msgpack.encode([part.decode() for part in message])
+    desk.client.hset(BatchKeys(desk.q).outbox, "topic", packed)
+    await relay(desk)
+    assert "cannot be read, and is dropped" in caplog.text
+    assert BatchKeys(desk.q).outbox not in [key.decode() for key in desk.all_keys()]
