@@ -66,7 +66,10 @@ OPERATORS_ONLY = {
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
     *("ask_worker", "list_batches", "list_policies"),
 }
-RELAY_SCRIPTS = {"take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up", "keep_follow_ups"}
+RELAY_SCRIPTS = {
+    *("take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up", "keep_follow_ups"),
+    *("store_end", "cancel_child", "look_for_child"),
+}
 """What the relay of messages between queues sends."""
 SCRIPTS = {
     "producer": {

@@ -126,6 +126,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "active": "worqr:{Q1}:active:X",
         "twins": "worqr:{Q1}:twins:X",
         "dead_letter": "worqr:{Q1}:aside:X",
+        "ended": "worqr:{Q1}:ended:X",
         "result": "worqr:{Q1}:result:X",
         "older_result": "worqr:{Q1}:older_result:X",
         "taken": "worqr:{Q1}:taken:X",

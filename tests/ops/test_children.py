@@ -175,15 +175,15 @@ async def test_every_end_is_told(desk: Desk, far: Desk, how: str) -> None:
         assert (outcome, value) == words
 
 
-async def test_a_parent_of_the_same_queue_gets_it_at_once(desk: Desk) -> None:
+async def test_a_child_may_be_in_the_queue_of_its_parent(desk: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK, base=desk.q.base)
     assert start(desk, desk) == "created"
     suspend(desk, held, ONE)
     [child] = desk.take("A", 1)
     desk.call(ops.finish_tasks(desk.q, "A", [child], {child: ("none", b"")}))
+    await relay(desk)
     assert job_of(desk)["state"] == "waiting"
-    assert BatchKeys(desk.q).outbox not in [key.decode() for key in desk.all_keys()]
 
 
 async def test_it_wakes_when_all_have_ended(desk: Desk, far: Desk) -> None:
@@ -226,12 +226,13 @@ def test_the_first_end_counts_and_no_other(desk: Desk) -> None:
         end(desk, 7, life="8")
 
 
-def test_a_large_result_is_told_by_its_size(desk: Desk) -> None:
+async def test_a_large_result_is_told_by_its_size(desk: Desk) -> None:
     held = workflow(desk)
     note(desk, held, PACK, base=desk.q.base)
     start(desk, desk)
     [child] = desk.take("A", 1)
     desk.call(ops.finish_tasks(desk.q, "A", [child], {child: ("bytes", b"x" * 64 * KIB)}))
+    await relay(desk)
     assert active(desk)[f"end:{PACK}"].split()[::3] == ["large", str(64 * KIB + 6)]
 
 
@@ -430,3 +431,22 @@ async def test_odd_values_of_others_cost_only_themselves(desk: Desk, far: Desk, 
     far.client.hset(far.q.job("odd"), mapping={"state": "waiting", "queued": 9 * 10**15, "parent": value, "task": "x"})
     far.call(ops.cancel_job(far.q, "odd", "why"))
     await relay(desk, far)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [b"ended", b"p:{Q1}"],
+        [b"ended", b"p:{Q1}", b"x", b"1", b"k", b"no number", b"finished", b"none "],
+        [b"cancel_child", b"p:{Q1}", b"x", b"1", b"why"],
+        [b"look", b"p:{Q1}", b"x", b"1", b"k", b"-1", b"c"],
+    ],
+)
+async def test_a_message_that_cannot_be_read_is_dropped(
+    desk: Desk, message: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    packed = msgspec.msgpack.encode([part.decode() for part in message])
+    desk.client.hset(BatchKeys(desk.q).outbox, "topic", packed)
+    await relay(desk)
+    assert "cannot be read, and is dropped" in caplog.text
+    assert BatchKeys(desk.q).outbox not in [key.decode() for key in desk.all_keys()]

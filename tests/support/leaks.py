@@ -10,7 +10,15 @@ import redis
 
 ALWAYS_LEFT = ("version",)
 EXPIRING = (
-    *("{*}*:result:*", "{*}*:older_result:*", "{*}*:taken:*", "{*}*:paused", "{*}*:starts:*", "{*}*:waiters"),
+    *(
+        "{*}*:result:*",
+        "{*}*:older_result:*",
+        "{*}*:ended:*",
+        "{*}*:taken:*",
+        "{*}*:paused",
+        "{*}*:starts:*",
+        "{*}*:waiters",
+    ),
     *("{*}*:part:*", "{*}*:counts", "{*}*:runs", "{*}*:recent", "{*}*:history", "{*}*:history10", "{*}*:fired"),
     *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
     *("log", "schedules", "schedules_due", "schedules_seen", "leader"),

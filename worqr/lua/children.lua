@@ -95,11 +95,7 @@ local function tell_parent(base, id, text, number, outcome, value)
   end
   local message = {'ended', parent.base, parent.id, parent.life, parent.key, digits(number), outcome, value}
   redis.call('SET', base .. ':ended:' .. id, cmsgpack.pack(message), 'PX', CHILD_EXPIRE)
-  if parent.base == base then
-    wake(base, take_end(base, base, parent, {number = number, outcome = outcome, value = value}, now_ms()))
-  else
-    post(base, 'ended ' .. id, message)
-  end
+  post(base, 'ended ' .. id, message)
 end
 
 -- Returns how a job that failed ended, for its parent: msgpack of the type of the error, its message, its traceback and its fields.

@@ -181,7 +181,7 @@ end
 -- or nil. `retry_message`: stored with a retried task instead of the failure's (nil: that). `to_back`: true for the back of
 -- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none). The field `lane`,
 -- which file_tasks sets, is the lane that a task without one is filed in. The field `suspended_until`, which suspend_task sets, is the
--- time in ms until which the job is suspended.
+-- time in ms until which the job is suspended; `look_at` when the leader looks at it.
 local function release_as(counter, limit, failure, retry_message, to_back, run_at, retried_at)
   return {counter = counter, limit = limit, failure = failure, retry_message = retry_message, to_back = to_back,
     run_at = run_at, retried_at = retried_at}
@@ -363,7 +363,7 @@ local function requeue(base, claim, task, release, policy, now)
   end
   write_hash(job, changes)
   if release.suspended_until then
-    return set_suspended(base, task.id, task.fields.lane, release.suspended_until, now), task.id
+    return set_suspended(base, task.id, task.fields.lane, release.suspended_until, release.look_at, now), task.id
   end
   return put_back(base, task, run_at, now, front, changes.suspect), task.id
 end

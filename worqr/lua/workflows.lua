@@ -197,18 +197,15 @@ local function described_waits(waits)
   return table.concat(names, ', ') .. (#waits > 5 and ', ...' or '')
 end
 
--- Puts the job `id` among the suspended ones until `deadline`. In a strict lane, its reference goes to the front: nothing of the lane
--- starts while it is suspended. Returns how many tasks became claimable.
-local function set_suspended(base, id, lane, deadline, now)
+-- Puts the job `id` among the suspended ones until `deadline`; the leader looks at it at `look_at`, which is not later. In a strict
+-- lane, its reference goes to the front: nothing of the lane starts while it is suspended. Returns how many tasks became claimable.
+local function set_suspended(base, id, lane, deadline, look_at, now)
   local job, suspended = base .. ':job:' .. id, base .. ':suspended'
   redis.call('HSET', job, 'state', 'suspended')
   set_field(job, 'run_at', deadline < LATEST and digits(deadline))
-  if #missing_children(job) > 0 then
-    deadline = math.min(deadline, now + FIRST_LOOK)
-  end
-  redis.call('ZADD', suspended, digits(deadline), id)
-  if deadline < LATEST and redis.call('ZRANGE', suspended, 0, 0)[1] == id then
-    announce_moment(base, math.max(0, deadline - now))
+  redis.call('ZADD', suspended, digits(look_at), id)
+  if look_at < LATEST and redis.call('ZRANGE', suspended, 0, 0)[1] == id then
+    announce_moment(base, math.max(0, look_at - now))
   end
   notify(base, id, 'suspended')
   return lane and is_strict(base) and push_to_lane(base, lane, MARKER .. id, true, now) or 0
@@ -345,6 +342,7 @@ local function suspend_task()
       return ready
     end
     release.suspended_until, release.retry_message = earliest_deadline(active), described_waits(waits)
+    release.look_at = math.min(release.suspended_until, #missing_children(active) > 0 and now + FIRST_LOOK or LATEST)
   end
 
   redis.call('SREM', claims, claim)
