@@ -122,7 +122,7 @@ class PlainBound(Bound[P, R]):
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the task may have been stored.
         """
         definition = self._definition
-        producer = definition.require_client().producer
+        producer = (definition.client or definition.require_client()).producer
         return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
 
 
