@@ -91,6 +91,16 @@ async def schedules(*, socket: str, count: int, shortest: float, longest: float)
         await answer()
 
 
+async def drip(*, socket: str, queue: str, task: str, spacing: float) -> None:
+    """Enqueue one raw task after the other, `spacing` seconds apart."""
+    mesh = worqr.Mesh(f"unix://{socket}")
+    async with mesh.connect():
+        say("ready")
+        while True:
+            await mesh.queue(queue).enqueue(task.encode())
+            await trio.sleep(spacing)
+
+
 async def answer() -> None:
     """Reply to questions until the input ends."""
     stdin = trio.lowlevel.FdStream(os.dup(0))
@@ -219,8 +229,9 @@ def bulk(*, socket: str, queue: str, meant: int, stop_at: int) -> None:
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
-    if role in {"peers", "joined", "schedules"}:
-        trio.run(partial({"peers": peers, "joined": joined, "schedules": schedules}[role], **settings))
+    if role in {"peers", "joined", "schedules", "drip"}:
+        loops = {"peers": peers, "joined": joined, "schedules": schedules, "drip": drip}
+        trio.run(partial(loops[role], **settings))
     else:
         roles = {
             "bulk": bulk,

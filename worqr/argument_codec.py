@@ -262,7 +262,9 @@ class ArgumentCodec:
         raise AssertionError(f"{self.name}: the call was refused without a reason")
 
     def split(self, values: Mapping[str, Any]) -> Arguments:
-        """Return the values of all parameters as positional and keyword arguments."""
+        """Return the values of all parameters, in their order, as positional and keyword arguments."""
+        if self._positional == len(self._names):
+            return tuple(values.values()), {}
         positional = self._names[: self._positional]
         return tuple([values[name] for name in positional]), {
             name: values[name] for name in self._names[self._positional :]
@@ -274,7 +276,7 @@ class ArgumentCodec:
         Raises:
             UsageError: the handler would reject it, or JSON cannot represent it.
         """
-        codec = self.ready()
+        codec = self._codec or self.ready()
         if codec.raw:
             task = values[self._names[0]]
             if not isinstance(task, bytes | bytearray | memoryview):

@@ -153,7 +153,7 @@ def test_many_cancelled_calls_leave_nothing_behind(loop: Loop, server: Server, p
         requests = link._client.requests  # type: ignore[union-attr]
         await until(loop, lambda: not requests.in_flight)
         assert not requests.pending
-        assert not requests.numbers._open
+        assert not requests.numbers.open
         server.look.delete(f"{prefix}:{{Q}}", f"{prefix}:{{Q}}:producer:{link.producer}")
 
     with_link(loop, server.url, program)

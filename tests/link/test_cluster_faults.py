@@ -197,7 +197,7 @@ async def test_a_call_is_not_handed_over_before_an_earlier_one_that_has_to_wait(
 
     first.does = moves_now
     outcomes = Outcomes()
-    with link.together():
+    with link.together:
         for number in range(3):
             link.post(append("t", str(number)), outcomes)
     await outcomes.wait(3)

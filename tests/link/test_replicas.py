@@ -82,7 +82,7 @@ async def test_an_answer_means_that_the_replica_has_it(link: Link, pair: Pair, m
 
 async def test_everybody_at_once_asks_together(proxied: Link, pair: Pair, mine: str, proxy: FaultProxy) -> None:
     outcomes = Outcomes()
-    with proxied.together():
+    with proxied.together:
         for n in range(100):
             proxied.post(enqueue(mine, b"%d" % n, queue=f"Q{n % 50}"), outcomes)
     await outcomes.wait(100)
@@ -147,7 +147,7 @@ async def test_patience_is_a_bound(link_to: LinkTo, pair: Pair, mine: str) -> No
 
 async def test_each_gets_what_it_wants_and_no_more(link: Link, mine: str) -> None:
     outcomes = [Outcomes() for _ in range(3)]
-    with link.together():
+    with link.together:
         for n, each in enumerate(outcomes):
             link.post(enqueue(mine, b"%d" % n, replicas=n), each, patience=1 if n == 2 else PATIENCE)
     for each in outcomes:
@@ -166,7 +166,7 @@ async def test_many_joined_in_one_request_each_get_their_share_of_the_bad_news(
     pair.replica.pause()
     link = await link_to(pair.primary.tcp_url)
     outcomes = Outcomes()
-    with link.together():
+    with link.together:
         for n in range(3):
             jobs = [({}, b"%d" % n)] * (n + 1)
             link.post(ops.dispatch_jobs(QueueKeys(mine, "Q1"), jobs, replicas=1), outcomes)
@@ -232,7 +232,7 @@ async def test_others_on_the_link_go_on_meanwhile_and_a_replica_that_comes_back_
 async def test_who_wants_no_replica_is_not_joined_with_one_who_does(link: Link, pair: Pair, mine: str) -> None:
     pair.replica.pause()
     wanting, plain = Outcomes(), Outcomes()
-    with link.together():
+    with link.together:
         link.post(enqueue(mine, b"a"), wanting)
         link.post(enqueue(mine, b"b", replicas=0), plain)
         link.post(enqueue(mine, b"c", replicas=0), plain)

@@ -122,10 +122,10 @@ def test_no_number_stays_open_for_one_that_was_given_up() -> None:
     request_queue.add(first)
     request_queue.add(second)
     for each in request_queue.take():
-        request_queue.numbers.give(each)
+        request_queue.numbers.give(each, 0.0)
     request_queue.put_back([first, second])
     assert request_queue.overdue(50) == ([first], [])
-    assert request_queue.numbers.lowest(second.call.base) == 2
+    assert request_queue.numbers.open[second.call.base][0] == 2
 
 
 def test_those_of_a_dead_owner_are_orphans_when_asked_for() -> None:
@@ -257,7 +257,7 @@ def test_a_quarantined_request_that_is_released_while_its_base_is_set_aside_wait
 def numbered(request_queue: RequestQueue) -> Request:
     """One that was sent before."""
     sent = Request(append("t", "x"), math.inf, 0)
-    request_queue.numbers.give(sent)
+    request_queue.numbers.give(sent, 0.0)
     sent.written_at = boottime()
     request_queue.add(sent)
     return sent

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
@@ -331,9 +331,11 @@ class SilentTransport:
         self.sent: list[bytes] = []
         self.arrived: list[bytes] = []
 
-    def read(self) -> list[bytes]:
+    def read(self, feed: Callable[[bytes], object]) -> int:
         arrived, self.arrived = self.arrived, []
-        return arrived
+        for piece in arrived:
+            feed(piece)
+        return sum(map(len, arrived))
 
     def send(self, pieces: list[bytes]) -> None:
         self.sent += pieces

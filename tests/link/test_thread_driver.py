@@ -345,7 +345,7 @@ def test_what_threads_post_together_is_their_own(link: Link, server: Server, pre
 
     def post(n: int) -> None:
         for i in range(50):
-            with link.together():
+            with link.together:
                 for j in range(4):
                     link.post(log(prefix, f"{n}-{i}-{j}"), lambda value, _: answers.append(value or 0))
 
@@ -365,11 +365,11 @@ def test_a_block_of_posts_is_of_one_thread(link: Link, server: Server, prefix: s
         link.post(log(prefix, text), lambda value, _: answers.append(value or 0))
 
     def post_together(_: int) -> None:
-        with link.together():
+        with link.together:
             post("other")
         until_replied(link, lambda: answers)  # though the block around is open still
 
-    with link.together():
+    with link.together:
         post("first")
         in_threads(1, post_together)
         post("second")

@@ -314,6 +314,8 @@ class ConnectionRegistry:
             UsageError: there is none.
             RefusedByServer, WrongVersion, Unavailable: in a thread, as ``Mesh.connect``.
         """
+        if in_sync():  # `worqr.sync` has made sure that no loop runs in this thread
+            return self.for_threads.get()
         loop = loop_here()
         if loop is not None:
             connection = self._by_loop.get(loop)
@@ -321,8 +323,6 @@ class ConnectionRegistry:
                 connection = self._connect_hosted(loop)
             if connection is not None:
                 return connection
-        elif in_sync():
-            return self.for_threads.get()
         if loop in self._inherited:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "

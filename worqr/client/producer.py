@@ -13,6 +13,7 @@ import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
@@ -122,6 +123,9 @@ def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_pay
 R = TypeVar("R")
 T = TypeVar("T")
 K = TypeVar("K")
+
+_keys_of: Final = lru_cache(maxsize=1000)(QueueKeys)
+"""Return the keys of a queue, by its prefix and its name."""
 
 Positioned = tuple[int, Call[Any]]
 """A call, with its position among those of its caller."""
@@ -340,8 +344,10 @@ class Producer:
         if "lane" in call._options:
             await self.dispatch(call)
             return
-        await self.enqueue_tasks(self._keys(call), [call.task], _raw_options(call))
-        self._note((call,))
+        given = _raw_options(call) if call._options else PLAIN
+        await self.enqueue_tasks(_keys_of(self._client.settings.prefix, call.queue), [call.task], given)
+        if self._sent is not None:
+            self._sent.append(call)
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
@@ -544,7 +550,7 @@ class Producer:
         return ops.dispatch_jobs(keys, _waiting_as(with_random_ids(jobs), waiter), replicas=replicas)
 
     def _keys(self, call: Call[Any]) -> QueueKeys:
-        return QueueKeys(self._client.settings.prefix, call.queue)
+        return _keys_of(self._client.settings.prefix, call.queue)
 
     def _batches(self, calls: Iterable[Call[R]]) -> Iterator[list[Call[R]]]:
         self._client.check_connected()
@@ -653,9 +659,9 @@ def _note_progress(error: Exception, verb: str, done: int, sending: int) -> None
 
 def _raw_options(call: Call[Any]) -> RawOptions:
     """Return the options of a call that is sent as a raw task."""
-    options = cast("dict[str, Any]", call._options)
-    if not options:
+    if not call._options:
         return PLAIN
+    options = cast("dict[str, Any]", call._options)
     return RawOptions(max_length=options.get("max_length"), wait=wait_in(options), replicas=options.get("replicas"))
 
 

@@ -92,7 +92,7 @@ class FunctionDefinition:
         codec = self.codec
         values = codec.bind(args, kwargs)
         task = codec.encode(values)
-        if self.client is not None:
+        if self.client is not None and len(task) > self.client.settings.max_payload:
             check_task(task, self.client.settings.max_payload)
         if len(task) > LARGE and not self._was_large:
             self._warn_of_large(len(task))

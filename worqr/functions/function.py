@@ -159,7 +159,7 @@ class PlainBound(Bound[P, R]):
         definition = self._definition
         if definition.options.policy.workflow:
             raise UsageError(f"a workflow is a job: use `await {self._short}.dispatch(...)`")
-        producer = definition.require_client().producer
+        producer = (definition.client or definition.require_client()).producer
         return sent_by(f"{self._short}.enqueue", producer.enqueue(definition.call(self._options, args, kwargs)))
 
 

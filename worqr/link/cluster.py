@@ -24,9 +24,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
+import trio
+
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.link.connector import Outage, ReadyWaiters, pause_after
-from worqr.link.driver import Driver, Waiter, copy_of, settle_soon
+from worqr.link.driver import Driver, Waiter, Watch, copy_of, settle_soon
 from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import SHARDED, Channels, Subscription, Subscriptions
@@ -402,9 +404,11 @@ class ClusterRouter:
         self.ended = None
         self.topology.watcher.start()
 
-    def submit(self, request: Request | Posted) -> None:
+    @trio.lowlevel.enable_ki_protection
+    def submit(self, request: Request | Posted) -> Watch | None:
         """Send a request, or several, to the nodes that have their keys. The driver delivers the outcomes."""
         self._send(request if isinstance(request, Posted) else (request,), self._client_of_new)
+        return None
 
     def wait_ready(self, waiter: Waiter, deadline: float) -> None:
         """Settle `waiter` when the connection to the registry's node is open, was refused, or the deadline has passed."""

@@ -34,7 +34,7 @@ from functools import partial
 from typing import Final
 
 from worqr.errors import Unavailable, WorqrBug, WorqrError
-from worqr.link.driver import Alarm, Driver, Waiter, settle_soon
+from worqr.link.driver import Alarm, Driver, Waiter, Watch, settle_soon
 from worqr.link.failures import ConnectionLost, as_connection_lost, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
 from worqr.link.opening import EndpointResolver, Wire
@@ -167,6 +167,7 @@ class Transport:
 
     Attributes:
         wire: the connection.
+        watch: how the driver waits for its socket.
 
     Args:
         wire: the connection; no other code may use it from now on.
@@ -190,12 +191,12 @@ class Transport:
         self._readable = readable
         self._progress = progress
         self._closed = False
-        self._watch = driver.watch(self._socket, readable, self._writable)
+        self.watch: Watch = driver.watch(self._socket, readable, self._writable)
 
     def send(self, pieces: list[bytes]) -> None:
         """Send bytes, and keep those that the socket does not accept yet. Raises `ConnectionLost`."""
-        self._out.extend(_sendable(pieces))
-        if not self._watch.wants_write:
+        self._out += pieces if len(pieces) == 1 and len(pieces[0]) <= _PIECE else _sendable(pieces)
+        if not self.watch.wants_write:
             self._flush()
 
     def _flush(self) -> None:
@@ -205,17 +206,17 @@ class Transport:
                 piece = out[0]
                 sent = send(piece)
                 if sent == len(piece):
-                    out.popleft()
+                    del out[0]
                 else:
                     out[0] = memoryview(piece)[sent:]
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
         except OSError as error:
             out.clear()
-            self._watch.want_write(False)
+            self.watch.want_write(False)
             raise as_connection_lost(error) from error
-        if bool(out) != self._watch.wants_write:
-            self._watch.want_write(bool(out))
+        if bool(out) != self.watch.wants_write:
+            self.watch.want_write(bool(out))
 
     def _writable(self) -> None:
         try:
@@ -225,9 +226,8 @@ class Transport:
         else:
             self._progress(None)
 
-    def read(self) -> list[bytes]:
-        """Read and return the input, in pieces; empty: nothing. Raises `ConnectionLost`."""
-        pieces: list[bytes] = []
+    def read(self, feed: Callable[[bytes], object]) -> int:
+        """Read the input, and pass it on in pieces; return how many bytes there were. Raises `ConnectionLost`."""
         size = 0
         receive, closed = self._socket.recv, False
         try:
@@ -236,28 +236,29 @@ class Transport:
                 if not data:
                     closed = True
                     break
-                pieces.append(data)
-                size += len(data)
-                if len(data) < _READ and not self._is_tls:  # TLS may have decrypted more than it returned
+                feed(data)
+                read = len(data)
+                size += read
+                if read < _READ and not self._is_tls:  # TLS may have decrypted more than it returned
                     break
         except _WAITS:
             pass
         except ssl.SSLWantWriteError:
-            self._watch.want_write(True)
+            self.watch.want_write(True)
         except OSError as error:
-            if not pieces:
+            if not size:
                 raise as_connection_lost(error) from error
-        if closed and not pieces:
+        if closed and not size:
             raise ConnectionLost(_CLOSED)
         if size >= _READ_AT_ONCE and self._is_tls:  # decrypted data does not make the socket readable
             self._driver.soon(self._readable)
-        return pieces
+        return size
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         if not self._closed:
             self._closed = True
-            self._watch.close()
+            self.watch.close()
             self.wire.close()
 
     def abandon(self) -> None:
@@ -268,8 +269,6 @@ class Transport:
 
 def _sendable(pieces: list[bytes]) -> list[bytes | memoryview]:
     """Return few pieces of moderate size: small ones joined (a send each would be slow), large ones cut without a copy."""
-    if len(pieces) == 1 and len(pieces[0]) <= _PIECE:
-        return list(pieces)
     if sum(map(len, pieces)) <= _JOINED:
         return [b"".join(pieces)]
     out: list[bytes | memoryview] = []

@@ -222,9 +222,9 @@ class Driver(Protocol):
         """Run `deliver` in the loop soon. Callable from any thread; never raises, even if the loop has ended."""
         ...
 
-    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        """Call `send(requests)` where the link's state may be used: here, or in the thread that is using it."""
-        send(requests)
+    def submits(self, send: Callable[[Any], Watch | None]) -> Callable[[Any], Watch | None]:
+        """Return what calls `send` with requests where the link's state may be used: here, or in the thread that is using it."""
+        return send
 
     def soon(self, callback: Callable[[], object]) -> None:
         """In the loop: run `callback` when the other tasks have had their turn."""
@@ -235,7 +235,9 @@ class Driver(Protocol):
         ...
 
     def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> Watch:
-        """In the loop: call `readable` whenever something can be read, until the watch is closed."""
+        """In the loop: call `readable` whenever something can be read, until the watch is closed. It returns True if more is to
+        come soon.
+        """
         ...
 
     def close(self) -> None:
@@ -263,6 +265,12 @@ class Driver(Protocol):
     async def wait(self, request: Waiter) -> None:
         """Wait until `request` is settled. When cancelled, abandon it: it is withdrawn, or its reply is dropped."""
         ...
+
+    async def exchange(self, request: Waiter, submit: Callable[[Any], Watch | None]) -> None:
+        """Prepare `request`, submit it, and wait until it is settled."""
+        await self.prepare(request)
+        submit(request)
+        await self.wait(request)
 
     def move_on_after(self, seconds: float, *, shield: bool = False) -> AbstractContextManager[TimeLimit]:
         """Return a block with a time limit, like ``trio.move_on_after``.
@@ -341,12 +349,13 @@ class Signal:
             await self._driver.wait(waiter)
 
 
-def guarded(deliver: Callable[[], object]) -> None:
+def guarded(deliver: Callable[[], T]) -> T | None:
     """Run `deliver` and log its exceptions, even a BaseException, which would end the program's event loop."""
     try:
-        deliver()
+        return deliver()
     except BaseException as error:
         emit(logger, "link.deliver", BUG, exc_info=error)
+    return None
 
 
 def run_callback(callback: Callable[[], object]) -> None:

@@ -20,8 +20,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -31,7 +30,7 @@ from worqr.command import Command
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
-from worqr.link.driver import Driver, Waiter, copy_of
+from worqr.link.driver import Driver, Waiter, Watch, copy_of
 from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread, Watchers
@@ -41,7 +40,7 @@ from worqr.link.opening import EndpointResolver, Wire, info_fields, open_connect
 from worqr.link.requests import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
 from worqr.link.settings import LinkSettings
-from worqr.link.thread_driver import ThreadDriver, in_sync
+from worqr.link.thread_driver import ThreadDriver, here
 from worqr.link.trio_driver import TrioDriver
 
 # Detect the event loop of this thread, and return the matching driver.
@@ -64,7 +63,7 @@ def loop_here() -> object | None:
 
 def can_wait_here() -> bool:
     """Return True if a coroutine that is made here can be awaited here: a loop runs in this thread, or `as_sync` does."""
-    return in_sync() or trio.lowlevel.in_trio_run() or _asyncio_loop() is not None
+    return here.in_sync or trio.lowlevel.in_trio_run() or _asyncio_loop() is not None
 
 
 def loop_name_here() -> Literal["Trio", "asyncio", ""]:
@@ -197,8 +196,25 @@ logger: logging.Logger = logging.getLogger(__name__)
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
-class _Together(threading.local):
-    posted: Posted | None = None  # that this thread posts in a block of `Link.together`
+class Together(threading.local):
+    """A block of a thread in which requests are posted together. There is one at a time, without an await.
+
+    Attributes:
+        posted: the requests of the block; None outside.
+    """
+
+    posted: Posted | None = None
+
+    def __init__(self, submit: Callable[[Request | Posted], object]) -> None:
+        self._submit = submit
+
+    def __enter__(self) -> None:
+        self.posted = Posted()
+
+    def __exit__(self, *_: object) -> None:
+        posted, self.posted = self.posted, None
+        if posted:
+            self._submit(posted if len(posted) > 1 else posted[0])
 
 
 class Link:
@@ -210,6 +226,7 @@ class Link:
         driver: waits for the callers, in their loop or threads.
         subscriptions: messages on channels.
         watchers: the listeners for a lost server and its return.
+        together: a block whose posted requests are submitted together: one submission costs less than many.
     """
 
     def __init__(self, settings: LinkSettings, driver: Driver) -> None:
@@ -232,8 +249,9 @@ class Link:
         else:
             self._client = NodeClient(settings, driver, self._log_thread, self.producer, resolver=self._resolver)
             self.subscriptions = Subscriptions(settings, driver, self._log_thread, resolver=self._resolver)
+        self._submit: Callable[[Request | Posted], Watch | None] = driver.submits(self._client.submit)
+        self.together: Together = Together(self._submit)
         self._heartbeats: list[Heartbeat[object]] = []
-        self._together = _Together()
         self._has_begun = False  # started, or closed
         _links.add(self)
 
@@ -336,13 +354,10 @@ class Link:
             RefusedByServer, QueueFull, WorqrError: the server's error, as the call decodes it.
             NotReplicated: it took effect, but fewer replicas than the call requires have it; `answer` is its value.
         """
-        driver = self.driver
         if self._client.ended is not None:
             self._check()
         request = Request(call, self.settings.patience if patience is None else patience, time.monotonic())
-        await driver.prepare(request)
-        self._submit(request)
-        await driver.wait(request)
+        await self.driver.exchange(request, self._submit)
         if request.error is not None:
             if isinstance(request.error, NotReplicated):
                 note_reply(request.error, request.value)
@@ -389,30 +404,11 @@ class Link:
         With an owner the call is resent until the server replies, or until the owner is dead (then `error` is ClaimLost).
         """
         request = Request(call, patience, time.monotonic(), owner, deliver)
-        posted = self._together.posted
+        posted = self.together.posted
         if posted is None:
             self._submit(request)
         else:
             posted.append(request)
-
-    @contextmanager
-    def together(self) -> Generator[None]:
-        """Submit the requests that are posted in this block together: one submission costs less than many.
-
-        For blocks without an await.
-        """
-        posted = self._together.posted = Posted()
-        try:
-            yield
-        finally:
-            self._together.posted = None
-            if posted:
-                self._submit(posted)
-
-    @trio.lowlevel.enable_ki_protection
-    def _submit(self, request: Request | Posted) -> None:
-        """Submit to the driver. Protected from Ctrl-C, which must not interrupt the submission in the caller's task."""
-        self.driver.submit(self._client.submit, request)
 
     def heartbeat(
         self,

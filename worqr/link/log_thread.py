@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal
+from functools import partial
+from typing import Final, Literal
 
 from worqr.log_events import emit_fields
 
@@ -71,9 +72,8 @@ class Watchers:
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
-def boottime() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps; on Windows, of the monotonic clock."""
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
+boottime: Final[Callable[[], float]] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
+"""Return seconds of a clock that goes on while the machine sleeps; on Windows, of the monotonic clock."""
 
 
 _FLUSH = 0.2  # seconds that closing waits for the last lines; a blocked handler gets no more

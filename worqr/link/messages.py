@@ -450,24 +450,21 @@ class Subscriptions:
 
     def _receive(self, transport: Transport) -> None:
         channels, gets, pinged = self._channels, self._reader.gets, self._pinged
-        pieces = transport.read()
-        if not pieces:
+        if not transport.read(self._reader.feed):
             return
         self._heard()
         if pinged:
             self._alarm.cancel()  # its time was the deadline of the PONG
             self._plan()
         try:
-            for data in pieces:
-                self._reader.feed(data)
-                while (reply := gets()) is not NOT_YET:
-                    if isinstance(reply, ErrorReply):
-                        self._refused(reply)
-                    else:
-                        channels.heard(reply)
-                        self._served = True
-                    if channels.expelled:
-                        raise ConnectionLost("channels went to another node", innocent=True)
+            while (reply := gets()) is not NOT_YET:
+                if isinstance(reply, ErrorReply):
+                    self._refused(reply)
+                else:
+                    channels.heard(reply)
+                    self._served = True
+                if channels.expelled:
+                    raise ConnectionLost("channels went to another node", innocent=True)
         except NotRedis as error:
             raise ConnectionLost(f"the server sent something that is no message ({error})") from error
         self._send(transport, channels.changes())

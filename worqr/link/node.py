@@ -20,14 +20,16 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import trio
+
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
 from worqr.link.connector import Connector, Outage, ReadyWaiters, State
-from worqr.link.driver import LATE, Alarm, Driver, Waiter, settle_soon, wake_all
+from worqr.link.driver import LATE, Alarm, Driver, Waiter, Watch, settle_soon, wake_all
 from worqr.link.failures import ConnectionLost, ErrorAction
 from worqr.link.log_thread import LogThread
 from worqr.link.opening import MOVED, EndpointResolver, OnSilence, ServerInfo, Wire, open_connection
 from worqr.link.requests import Posted, Request, RequestQueue, SequenceNumbers, give_up, guilty, too_old
-from worqr.link.session import BatchResult, Phase, Session, slot_of
+from worqr.link.session import IDLE_CHECK, BatchResult, Phase, Session, slot_of
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.lua import all_scripts
 
@@ -179,7 +181,7 @@ class NodeClient:
         if self.session is not None or self.ended is not None:
             self._ready.tell(self.ended)
         else:
-            self._plan()
+            self._plan(time.monotonic())
 
     @survives
     def reconsider(self) -> None:
@@ -225,6 +227,12 @@ class NodeClient:
         if self._cluster is not None:
             self._cluster.died(error)
 
+    def _survive(self, error: BaseException) -> None:
+        """End because of a bug in a method that is called per request; see `survives`."""
+        self.died(error)
+        if not isinstance(error, Exception):
+            raise error
+
     def _end(self, error: WorqrError) -> None:
         """End: fail the pending requests, and all later ones, so that no caller waits."""
         self.ended = error
@@ -237,28 +245,40 @@ class NodeClient:
 
     # Sending
 
-    @survives
-    def submit(self, request: Request | Posted) -> None:
+    @trio.lowlevel.enable_ki_protection
+    def submit(self, request: Request | Posted) -> Watch | None:
         """Send a request, or several together, as soon as the connection is free. The outcome is set on the request, also that
-        of the end.
+        of the end. Return how the driver waits for the replies, if they come next; None: something else comes before.
+
+        Ctrl-C does not interrupt it in the task of a caller.
         """
-        if self.ended is not None:
-            settle_soon(self._driver, request if isinstance(request, Posted) else (request,), self.ended)
-            return
-        if isinstance(request, Posted):
-            for each in request:
-                self.requests.add(each)
-        else:
-            self.requests.add(request)
-        session = self.session
-        if session is None:
-            self._plan()
-        elif session.phase is Phase.IDLE and not self._receiving:
-            if not session.gathers:
+        session, requests = self.session, self.requests
+        try:
+            if self.ended is not None:
+                settle_soon(self._driver, request if isinstance(request, Posted) else (request,), self.ended)
+            elif session is None or session.phase is not Phase.IDLE or self._receiving:
+                requests.add(request)
+                if session is None:
+                    self._plan(time.monotonic())
+            elif session.gathers:
+                requests.add(request)
+                if not self._gathering:
+                    self._gathering = True
+                    self._driver.soon(self._gathered)
+            elif type(request) is not Request or requests.pending or requests.held or requests.replication.waiting:
+                requests.add(request)
                 self._work()
-            elif not self._gathering:
-                self._gathering = True
-                self._driver.soon(self._gathered)
+                return session.transport.watch
+            elif session.held_until <= (now := time.monotonic()):
+                self._send(session, now, request)
+                self._plan(now)
+                return session.transport.watch
+            else:
+                requests.add(request)
+                self._plan(now)
+        except BaseException as error:
+            self._survive(error)
+        return None
 
     @survives
     def _gathered(self) -> None:
@@ -268,8 +288,8 @@ class NodeClient:
     def _work(self) -> None:
         """Send the waiting requests, if no batch is in flight."""
         session, requests = self.session, self.requests
+        now = time.monotonic()
         if session is not None and session.phase is Phase.IDLE and not self._receiving:
-            now = time.monotonic()
             if requests.held:
                 requests.release_due(now)
             if session.held_until <= now:
@@ -277,30 +297,39 @@ class NodeClient:
                     self._send(session, now)
                 elif requests.replication.waiting:
                     self._lose(session.count_replicas(now))
-        self._plan()
+        self._plan(now)
 
-    def _send(self, session: Session, now: float) -> None:
-        if not session.is_still_there(now):
+    def _send(self, session: Session, now: float, alone: Request | None = None) -> None:
+        """Send the next batch, or a request that found nothing else waiting."""
+        if now - session.used_at > IDLE_CHECK and not session.is_still_there():
+            if alone is not None:
+                self.requests.add(alone)
             self._drop(IDLE_LOSS, quiet=True)
             return
-        batch = self.requests.take()
+        batch = self.requests.take() if alone is None else self.requests.take_alone(alone)
         if self.requests.too_old:
             refused = self.requests.take_too_old()
             too_old(refused)
             self._settle(refused)
         if batch:
-            self._lose(session.send(batch, now))
+            if (lost := session.send(batch, now)) is not None:
+                self._lose(lost)
             if self.session is session and session.phase is Phase.IDLE:  # none of it could be packed
                 self._settle(session.take_settled())
                 self._batch_ended(session)
 
     # Receiving
 
-    @survives
-    def _readable(self) -> None:
-        """The socket has something to read."""
-        self._receive()
-        self._work()
+    def _readable(self) -> bool:
+        """The socket has something to read. Return True if more is to come soon."""
+        requests = self.requests
+        try:
+            self._receive()
+            if requests.pending or requests.held or requests.replication.waiting:
+                self._work()
+        except BaseException as error:
+            self._survive(error)
+        return bool(requests.pending or requests.in_flight or requests.held or requests.replication.waiting)
 
     @survives
     def _progress(self, lost: ConnectionLost | None) -> None:
@@ -322,7 +351,9 @@ class NodeClient:
             lost = session.receive()
         finally:
             self._receiving = False
-        self._settle(session.take_settled())
+        if settled := session.take_settled():
+            self.requests.numbers.settle(settled)
+            wake_all(settled)
         if lost is not None and was_idle:
             self._drop(IDLE_LOSS, quiet=True)
         elif lost is not None:
@@ -336,10 +367,10 @@ class NodeClient:
         wake_all(requests)
 
     def _batch_ended(self, session: Session) -> None:
-        result = session.take_result()
+        result = session.result
         if result.again or result.moved:
-            self._recover(session, result)
-        elif self.requests.end_batch():
+            self._recover(session, session.take_result())
+        elif self.requests.end_batch() and (session.troubled or self.outage.since is not None):
             self._works(session)
         if self._hands_over:
             self._sort_out()
@@ -375,7 +406,7 @@ class NodeClient:
             self.connector.lost()
             self._sort_out()
             self.connector.retry()
-            self._plan()
+            self._plan(time.monotonic())
 
     def _close_session(self) -> None:
         session, self.session = self.session, None
@@ -424,7 +455,7 @@ class NodeClient:
         hopeless = self.outage.failed_to_connect(error, self._settings, waiting=len(self.requests.pending))
         if hopeless is not None:
             self._ready.tell(hopeless)
-        self._plan()
+        self._plan(time.monotonic())
         if self._hands_over:
             self._sort_out()
 
@@ -453,14 +484,15 @@ class NodeClient:
 
     # Time
 
-    def _plan(self) -> None:
+    def _plan(self, now: float) -> None:
         """Plan the next check for work that no socket event announces; every tick while requests wait."""
         requests, session = self.requests, self.session
         pauses = requests.held or requests.replication.waiting
         if self.ended is not None or not (requests.pending or requests.in_flight or self._ready.waiting or pauses):
             return
-        now = time.monotonic()
-        when = min(now + _TICK, requests.next_deadline)
+        when = now + _TICK
+        if requests.next_deadline < when:
+            when = requests.next_deadline
         if session is not None:
             if session.held_until > now:
                 when = min(when, session.held_until)
@@ -544,7 +576,7 @@ class NodeClient:
         self._hands_over = passing or leaving
         if leaving:
             self._leave(cluster, node)
-        self._plan()
+        self._plan(time.monotonic())
 
     def _leave(self, cluster: ClusterRouter, node: Endpoint) -> None:
         for waiter, deadline in self._ready.take():

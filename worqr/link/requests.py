@@ -164,13 +164,6 @@ def _deliver(request: Request, deliver: Deliver) -> None:
     deliver(request.value, error)
 
 
-def mark_written(requests: Iterable[Request], now: float) -> None:
-    """The requests are being sent, some of them again."""
-    for request in requests:
-        if request.written_at == NEVER:
-            request.written_at = now
-
-
 def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) -> None:
     """Set the errors of requests whose patience has ended, and of those whose owner is dead."""
     for request in late:
@@ -289,6 +282,9 @@ class SequenceNumbers:
     continues above all numbers that any forgotten base had.
 
     The clients of all nodes of a cluster share one instance: a base can move to another node while its requests are in flight.
+
+    Attributes:
+        open: the numbers without a reply, of the bases that have some; the lowest is the first.
     """
 
     def __init__(self) -> None:
@@ -296,22 +292,22 @@ class SequenceNumbers:
         self._older: dict[str, int] = {}  # of those that were used between the last turn and the one before
         self._turn_at = time.monotonic() + FORGET_AFTER
         self._floor = 0
-        self._open: dict[str, deque[int]] = {}
+        self.open: dict[str, deque[int]] = {}
         self._early: set[tuple[str, int]] = set()  # answered or given up before a lower number was
 
-    def give(self, request: Request) -> int:
-        """Give `request` the next number of its base, and return it. The number is open now."""
+    def give(self, request: Request, now: float) -> int:
+        """Give `request` the next number of its base, and return it. The number is open now (a monotonic time)."""
         base = request.call.base
-        if time.monotonic() >= self._turn_at:
-            self._turn()
+        if now >= self._turn_at:
+            self._turn(now)
         last = self._last.get(base)
         if last is None:
             last = self._older.pop(base, self._floor)
         number = request.number = self._last[base] = last + 1
-        waiting = self._open.get(base)
-        if waiting is None:
-            waiting = self._open[base] = deque()
-        waiting.append(number)
+        if base in self.open:
+            self.open[base].append(number)
+        else:
+            self.open[base] = deque((number,))
         return number
 
     def settle(self, requests: Iterable[Request]) -> None:
@@ -328,27 +324,23 @@ class SequenceNumbers:
             self.done(request.call.base, request.number)
             request.number = 0
 
-    def _turn(self) -> None:
+    def _turn(self, now: float) -> None:
         """Forget the bases that were quiet for a period."""
-        self._turn_at = time.monotonic() + FORGET_AFTER
+        self._turn_at = now + FORGET_AFTER
         self._floor = max(self._floor, max(self._older.values(), default=0))
         self._older, self._last = self._last, {}
 
-    def lowest(self, base: str) -> int:
-        """Return the lowest open number of `base`. Call it only while a number is open, as when packing."""
-        return self._open[base][0]
-
     def done(self, base: str, number: int) -> None:
         """`number` got its reply, or was given up for good."""
-        waiting = self._open[base]
+        waiting = self.open[base]
         if waiting[0] != number:
             self._early.add((base, number))
             return
-        waiting.popleft()
+        del waiting[0]
         while waiting and (base, waiting[0]) in self._early:
             self._early.discard((base, waiting.popleft()))
         if not waiting:
-            del self._open[base]
+            del self.open[base]
 
 
 # Answered requests that wait until enough replicas have their writes. No I/O; the driver's loop uses it.
@@ -504,11 +496,12 @@ class RequestQueue:
         self.numbers: SequenceNumbers = numbers or SequenceNumbers()
         self.next_deadline: float = math.inf  # when a request may have waited too long
 
-    def add(self, request: Request) -> None:
-        line = self._line(request) if self.held else self.pending
-        line.append(request)
-        if request.deadline < self.next_deadline:
-            self.next_deadline = request.deadline
+    def add(self, request: Request | Posted) -> None:
+        for each in request if isinstance(request, Posted) else (request,):
+            line = self._line(each) if self.held else self.pending
+            line.append(each)
+            if each.deadline < self.next_deadline:
+                self.next_deadline = each.deadline
 
     def _line(self, request: Request) -> deque[Request]:
         """Return the queue for `request`: the held requests of its base, if there are any."""
@@ -516,11 +509,13 @@ class RequestQueue:
         return self.pending if held is None else held.requests
 
     def take(self) -> list[Request]:
-        """Return the next batch, now in flight: up to 512 calls or 8 MiB, or one call that is larger or under suspicion."""
+        """Return the next batch, now in flight: up to 512 calls or 8 MiB, or one call that is larger or under suspicion. From
+        now on its requests count as written.
+        """
         batch: list[Request] = []
-        size = 0
+        size = calls = 0
         pending = self.pending
-        while pending and len(batch) < MAX_CALLS:
+        while pending and calls < MAX_CALLS:
             request = pending[0]
             if request.settled or request.abandoned or (type(request) is MergedRequest and request.is_unwanted()):
                 self.numbers.drop(pending.popleft())
@@ -533,11 +528,24 @@ class RequestQueue:
             if batch and (size > MAX_BYTES or alone):
                 break
             batch.append(pending.popleft())
+            calls += 1
             if alone:
                 break
-        if len(batch) > 1:
+        if calls > 1:
             batch = _merged(batch)
+        now = boottime()
+        for request in batch:
+            if request.written_at == NEVER:
+                request.written_at = now
         self.in_flight = batch
+        return batch
+
+    def take_alone(self, request: Request) -> list[Request]:
+        """Return a batch of one new request, which has not waited, because no other does."""
+        request.written_at = boottime()
+        if request.deadline < self.next_deadline:
+            self.next_deadline = request.deadline
+        batch = self.in_flight = [request]
         return batch
 
     def is_empty(self) -> bool:

@@ -36,9 +36,8 @@ from worqr.errors import QueueFull, RefusedByServer, UsageError, WorqrError, has
 from worqr.keys import NONEXISTENT
 from worqr.link.connector import Transport, pause_after
 from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply, error_reply, is_no_longer_primary, redis_py
-from worqr.link.log_thread import boottime
 from worqr.link.opening import loading, pack
-from worqr.link.requests import MergedRequest, Request, RequestQueue, mark_written
+from worqr.link.requests import MergedRequest, Request, RequestQueue
 from worqr.lua import Script
 from worqr.stored_values import as_bytes
 
@@ -140,6 +139,7 @@ class Session:
         heard_at: when bytes last came or went, while something is under way. Moved on by the time in which the loop was blocked.
         held_until: do not send before; -inf: send.
         gathers: the last batch had several requests: let the next ones join before it is sent.
+        troubled: not every batch was answered lately.
     """
 
     def __init__(self, transport: Transport, requests: RequestQueue, producer: str, *, clustered: bool) -> None:
@@ -150,6 +150,7 @@ class Session:
         self.heard_at: float = self.used_at
         self.held_until: float = -math.inf
         self.gathers: bool = False
+        self.troubled: bool = False
         self._requests = requests
         self._producer = producer
         self._clustered = clustered
@@ -172,20 +173,27 @@ class Session:
         assert self.phase is Phase.IDLE, "one batch at a time"
         self.used_at = self.heard_at = now
         self.gathers = len(batch) > 1 or type(batch[0]) is MergedRequest
-        self._replicas, self._unloadable = 0, {}
+        self._replicas, self._unloadable, self.result.settled = 0, {}, False
         pieces = loading(self._loads) if self._loads else []
         self.phase = Phase.LOADING if pieces else Phase.REPLYING
         lost: ConnectionLost | None = None
-        for start in range(0, len(batch), PER_SEND):
-            if start:
-                lost, pieces = lost or self._write(pieces), []
-            pieces += self._packed(batch[start : start + PER_SEND])
+        if self.gathers:
+            for start in range(0, len(batch), PER_SEND):
+                if start:
+                    lost, pieces = lost or self._write(pieces), []
+                pieces += self._packed(batch[start : start + PER_SEND], now)
+        else:
+            pieces += self._packed(batch, now)
         replication = self._requests.replication
         if self._replicas or replication.waiting:
             question = replication.question(self._replicas, now)
             self._replicas = 0 if question is None else -1
             pieces += [] if question is None else [pack(question)]
-        lost = lost or self._write(pieces)
+        try:
+            if lost is None and pieces:
+                self.transport.send(pieces)
+        except ConnectionLost as error:
+            lost = error
         if not self._expected and self.phase is Phase.REPLYING:  # none of them could be packed
             self._end_of_replies(now)
         return lost
@@ -210,74 +218,69 @@ class Session:
             return lost
         return None
 
-    def _packed(self, requests: list[Request]) -> list[bytes]:
-        """Return the bytes of some requests. A request that cannot be packed gets its error, and no bytes."""
+    def _packed(self, requests: list[Request], now: float) -> list[bytes]:
+        """Return the bytes of some requests. A numbered request gets its number here, and keeps it when it is sent again. A
+        request that cannot be packed gets its error, and no bytes.
+        """
         pieces: list[bytes] = []
-        packed: list[Request] = []
+        numbers = self._requests.numbers
         for request in requests:
+            call = request.call
+            base = call.base
             try:
-                pieces.append(pack(self._command(request)))
+                args = call.args
+                if call.numbered:
+                    args = (self._producer, request.number or numbers.give(request, now), numbers.open[base][0], *args)
+                if self._clustered:
+                    pieces.append(pack((b"EVALSHA", call.script.sharded.sha, 2, base, base + NONEXISTENT, *args)))
+                else:
+                    pieces.append(pack((b"EVALSHA", call.script.sha, 1, base, *args)))
             except Exception as exc:
-                name = request.call.script.name
-                request.fail(UsageError(f"an argument of {name} cannot be sent ({type(exc).__name__})"))
+                request.fail(UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})"))
                 self._settled.append(request)
                 continue
-            packed.append(request)
-            if request.call.replicas > self._replicas:
-                self._replicas = request.call.replicas
-        mark_written(packed, boottime())
-        self._expected.extend(packed)
+            self._expected.append(request)
+            if call.replicas > self._replicas:
+                self._replicas = call.replicas
         return pieces
-
-    def _command(self, request: Request) -> tuple[bytes | str | int, ...]:
-        """Return one call as a command. A numbered request gets its number here, and keeps it when it is sent again."""
-        call = request.call
-        script, keys = as_sent(call, clustered=self._clustered)
-        if not call.numbered:
-            return (b"EVALSHA", script.sha, len(keys), *keys, *call.args)
-        numbers = self._requests.numbers
-        number = request.number or numbers.give(request)
-        numbering = (self._producer, number, numbers.lowest(call.base))
-        return (b"EVALSHA", script.sha, len(keys), *keys, *numbering, *call.args)
 
     # Receiving
 
-    def is_still_there(self, now: float) -> bool:
+    def is_still_there(self) -> bool:
         """Return False if the server has closed this idle connection, or sent something unasked."""
-        return now - self.used_at <= IDLE_CHECK or self.receive() is None
+        return self.receive() is None
 
     def receive(self) -> ConnectionLost | None:
         """Read the input; return the reason if the connection was lost, or if the bytes are no replies that are awaited."""
         try:
-            pieces = self.transport.read()
-            if pieces:
-                self.heard_at = now = time.monotonic()
-                for data in pieces:
-                    self._reader.feed(data)
-                    self._take_replies(now)
+            if not self.transport.read(self._reader.feed):
+                return None
+            self.heard_at = now = time.monotonic()
+            gets, expected, settled = self._reader.gets, self._expected, self._settled
+            while (reply := gets()) is not NOT_YET:
+                if self.phase is not Phase.REPLYING:
+                    self._other_reply(reply, now)
+                    continue
+                request = expected.popleft()
+                if request.settled:  # it has expired, and has its error
+                    settled.append(request)
+                elif type(reply) is ErrorReply:
+                    self._refused(request, reply)
+                elif request.read(reply):
+                    self.result.answered.append(request)
+                else:
+                    settled.append(request)
+                if expected:
+                    continue
+                if self._replicas or self.result.answered or self.result.moved:
+                    self._end_of_replies(now)
+                else:
+                    self.phase = Phase.IDLE
         except ConnectionLost as lost:
             return lost
         except NotRedis as error:
             return ConnectionLost(f"the server sent something that is no reply ({error})")
         return None
-
-    def _take_replies(self, now: float) -> None:
-        read, expected, settled = self._reader.gets, self._expected, self._settled
-        while (reply := read()) is not NOT_YET:
-            if self.phase is not Phase.REPLYING:
-                self._other_reply(reply, now)
-                continue
-            request = expected.popleft()
-            if request.settled:  # it has expired, and has its error
-                settled.append(request)
-            elif type(reply) is ErrorReply:
-                self._refused(request, reply)
-            elif request.read(reply):
-                self.result.answered.append(request)
-            else:
-                settled.append(request)
-            if not expected:
-                self._end_of_replies(now)
 
     def _other_reply(self, reply: object, now: float) -> None:
         match self.phase:
@@ -353,7 +356,8 @@ class Session:
 
     def _end_of_replies(self, now: float) -> None:
         """All requests are answered. The reply to WAIT follows, if replicas are counted."""
-        self._note_answered(now)
+        if self.result.answered or self.result.moved:
+            self._note_answered(now)
         if self._replicas < 0:
             self.phase, self._since = Phase.COUNTING, now
         else:
@@ -371,6 +375,7 @@ class Session:
             result.moved = [each for each in result.moved if each[0].call.base not in stays]
         if result.answered:
             self._requests.replication.add(result.answered, now)
+            result.answered = []
 
     def _counted(self, reply: object, now: float) -> None:
         """Handle the reply to WAIT: how many replicas have all earlier writes of this connection."""
@@ -413,11 +418,12 @@ class Session:
 
     def works(self) -> None:
         """A whole batch was answered."""
-        self.held_until, self._holds, self._noscript_rounds = -math.inf, 0, 0
+        self.held_until, self._holds, self._noscript_rounds, self.troubled = -math.inf, 0, 0, False
 
     def hold(self) -> None:
         """The server replied that it cannot work at the moment: pause, longer each time."""
         self._holds += 1
+        self.troubled = True
         self.held_until = time.monotonic() + pause_after(self._holds + 1)
 
     def load(self, missing: Collection[Request], *, executed: bool) -> bool:
@@ -430,6 +436,7 @@ class Session:
         """
         self._loads.extend({script.sha: script for script in map(self._script, missing)}.values())
         self._noscript_rounds = 0 if executed else self._noscript_rounds + 1
+        self.troubled = True
         return self._noscript_rounds <= _NOSCRIPT_ROUNDS
 
     def progress(self) -> None:

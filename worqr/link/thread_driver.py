@@ -25,10 +25,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar, cast
 
 from worqr.errors import Unavailable, UsageError
-from worqr.link.driver import Driver, TimeLimit, Timer, Timers, Waiter, Watch, run_callback, wake_all
+from worqr.link.driver import BUG, Driver, TimeLimit, Timer, Timers, Waiter, Watch, run_callback, wake_all
+from worqr.log_events import emit
 
 # Run coroutines in plain threads, with time limits like ``trio.move_on_after``. A waiting thread checks its own limits.
 #
@@ -122,8 +123,7 @@ def next_limit() -> float | None:
 
 def until(wakes_at: float) -> float | None:
     """Return the seconds until `when` or the first limit of this thread; None if there is neither."""
-    limit = next_limit()
-    end = wakes_at if limit is None else min(wakes_at, limit)
+    end = wakes_at if here.limit is None else min(wakes_at, next_limit() or math.inf)
     return None if end == math.inf else min(max(end - time.monotonic(), 0), _LONGEST)
 
 
@@ -199,8 +199,12 @@ class ThreadDriver(Driver):
         self._gathering = False  # a request is about to be sent, and others may join it
         self._closed = False
 
-    def submit(self, send: Callable[[Any], object], requests: Any) -> None:
-        self._state.submit(send, requests)
+    def submits(self, send: Callable[[Any], Watch | None]) -> Callable[[Any], Watch | None]:
+        self._send = send
+        return self._submit
+
+    def _submit(self, requests: Any) -> None:
+        self._state.submit(self._send, requests)
 
     # Called by the link, under the lock
 
@@ -278,13 +282,14 @@ class ThreadDriver(Driver):
         check_limits()
 
     async def prepare(self, request: Waiter) -> None:
-        check_limits()
+        if here.limit is not None:
+            check_limits()
         if self._state.is_owned():
             raise UsageError(
                 "this call comes from a signal handler that has interrupted another call of the same mesh: set a flag in the "
                 "handler, or hand the call to a thread"
             )
-        request.when_settled(_Gate(self))
+        request.wake = _Gate(self)
 
     async def wait(self, request: Waiter) -> None:
         gate = request.wake
@@ -324,35 +329,40 @@ class ThreadDriver(Driver):
     def _takes_over(self, gate: _Gate) -> bool:
         """Drive, if no other thread does; else wait until it is this thread's turn, or its reply has arrived."""
         with self._roles:
-            if gate.is_open:
-                return False
             outer = self._driving
-            if (
-                outer is None or outer.thread == gate.thread
-            ):  # a signal handler makes this call, and has interrupted a call that drives
-                self._the_reactor()
+            # a signal handler makes this call, if it has interrupted a call of this thread that drives
+            if outer is None or outer.thread == gate.thread:
+                if self._reactor is None:
+                    self._the_reactor()
                 gate.outer, self._driving = outer, gate
                 return True
-            self._followers[gate] = None
+            gate.follow()
+            if not gate.is_open:
+                self._followers[gate] = None
             return False
 
     def _drive(self, gate: _Gate, run: CancellableRun | None) -> None:
         """Wait for the sockets and timers of all threads, until this thread's reply has arrived, or its `run` is cancelled."""
         reactor = self._reactor
         assert reactor is not None, "it was made when this thread took over"
-        while not gate.is_open:
+        while True:
             self._wakes_at = self._timers.next()
+            gate.is_awake = False  # before it is checked: who opens the gate does so before this is read
+            if gate.is_open:
+                return
             ready = reactor.wait(until(self._wakes_at))
+            gate.is_awake = True
             if self._gathering:
                 self._let_join()
             with self.entered:
                 for watch, mask in ready:
                     watch.ready(mask)
                 self._timers.run()
-            if not gate.is_open:
-                check_limits()
-                if run is not None:
-                    run.check_wait()
+            if gate.is_open:
+                return
+            check_limits()
+            if run is not None:
+                run.check_wait()
 
     def _let_join(self) -> None:
         """Let other threads submit their requests, so that they are sent together; repeat while more arrive."""
@@ -442,24 +452,36 @@ class ReactorWatch(Watch):
         if mask & selectors.EVENT_WRITE and self.wants_write:
             run_callback(self._writable)
         if mask & selectors.EVENT_READ and not self._closed:
-            run_callback(self._readable)
+            try:
+                self._readable()
+            except Exception as error:
+                emit(logger, "link.deliver", BUG, exc_info=error)
 
 
 class _Entered:
-    """The lock of the link's state. If another thread holds it, a thread leaves its requests to that one."""
+    """The lock of the link's state. If another thread holds it, a thread leaves its requests to that one.
+
+    Attributes:
+        is_owned: returns True if this thread has the lock.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self.is_owned: Callable[[], bool] = cast("Any", self._lock)._is_owned
         self._submitted: deque[tuple[Callable[[Any], object], Any]] = deque()
 
     def submit(self, send: Callable[[Any], object], requests: Any) -> None:
         """Send the requests now, or leave them to the thread that has the lock."""
-        self._submitted.append((send, requests))
-        self._send_submitted()
-
-    def is_owned(self) -> bool:
-        """Return True if this thread has the lock."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue, reportUnknownVariableType]
+        if self._submitted or not self._lock.acquire(blocking=False):
+            self._submitted.append((send, requests))
+            self._send_submitted()
+            return
+        try:
+            send(requests)
+        finally:
+            self._lock.release()
+        if self._submitted:
+            self._send_submitted()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -481,22 +503,31 @@ class _Entered:
 
 
 class _Gate:
-    """A gate for one waiting thread, used once; opened by a call, from any thread."""
+    """A gate for one waiting thread, used once; opened by a call, from any thread.
 
-    __slots__ = ("_driver", "_lock", "is_open", "outer", "thread")
+    A thread that drives needs no lock: it is woken by the reactor, or is awake.
+    """
+
+    __slots__ = ("_driver", "_lock", "is_awake", "is_open", "outer", "thread")
 
     def __init__(self, driver: ThreadDriver) -> None:
         self.is_open: bool = False
         self.outer: _Gate | None = None  # the gate of an interrupted call of this thread that drives
         self.thread: int = threading.get_ident()
+        self.is_awake: bool = False  # its thread drives, and handles events: it sees by itself that the gate is open
         self._driver = driver
-        self._lock = threading.Lock()
-        self._lock.acquire()
+        self._lock: threading.Lock | None = None
 
     def __call__(self) -> None:
         self.is_open = True
-        self.promote()
-        self._driver.wake_driving(self)
+        if not self.is_awake:
+            self.nudge()
+
+    def follow(self) -> None:
+        """Let the thread wait for the one that drives. Call it before you check whether the gate is open."""
+        if self._lock is None:
+            self._lock = threading.Lock()
+            self._lock.acquire()
 
     def nudge(self) -> None:
         """Wake the thread, so that it checks whether its run is cancelled. Callable from any thread."""
@@ -505,11 +536,13 @@ class _Gate:
 
     def promote(self) -> None:
         """Wake the thread, so that it drives the sockets. Callable from any thread; idempotent."""
-        with suppress(RuntimeError):  # it is awake
-            self._lock.release()
+        if self._lock is not None:
+            with suppress(RuntimeError):  # it is awake
+                self._lock.release()
 
     def wait(self) -> None:
         """Wait until the gate is open or the thread has to drive. Raises when a limit of this thread has passed."""
+        assert self._lock is not None, "it follows another thread"
         while (limit := next_limit()) is not None:
             check_limits()
             left = limit - time.monotonic()

@@ -8,13 +8,18 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
 from worqr.link.driver import Driver, TimeLimit, Timer, Timers, Waiter, Watch, guarded
 
 T = TypeVar("T")
+
+_ALONE: Final = 3
+"""Calls in a row that have the connection for themselves, until their tasks read their replies."""
+_UNREAD: Final = 0.25
+"""Seconds until a connection is read again that the tasks of calls have read before."""
 
 
 class TrioDriver(Driver):
@@ -37,7 +42,17 @@ class TrioDriver(Driver):
         return self._alarm.add(when, callback)
 
     def watch(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> _Watch:
-        return _Watch(sock, readable, writable)
+        return _Watch(self, sock, readable, writable)
+
+    def submits(self, send: Callable[[Any], Watch | None]) -> Callable[[Any], Watch | None]:
+        def submit(requests: Any) -> Watch | None:
+            watch: Any = send(requests)
+            if watch is not None:
+                watch.expect()
+            return watch
+
+        self._send = send
+        return submit
 
     def close(self) -> None:
         if not self._closed:
@@ -56,6 +71,15 @@ class TrioDriver(Driver):
 
     async def prepare(self, request: Waiter) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
+
+    async def exchange(self, request: Waiter, submit: Callable[[Any], Watch | None]) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        watch: Any = self._send(request)
+        if watch is not None and watch.may_be_read():
+            await watch.read_for(request)
+            if request.settled:
+                return
+        await self.wait(request)
 
     async def wait(self, request: Waiter) -> None:
         if request.settled:  # at once, as at the end of the link
@@ -79,30 +103,107 @@ class TrioDriver(Driver):
 
 
 class _Watch(Watch):
-    """A task that waits until the socket is readable; and one that waits until it is writable, while that is wanted."""
+    """A task that waits until the socket is readable; and one that waits until it is writable, while that is wanted.
 
-    def __init__(self, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]) -> None:
+    While calls come one at a time, the task of each call reads its own reply (`read_for`), which saves a switch between tasks
+    and a turn of the loop per call. The reading task is parked meanwhile. It goes on when other replies are expected, and when
+    the connection was idle for `_UNREAD`.
+    """
+
+    def __init__(
+        self, driver: TrioDriver, sock: socket.socket, readable: Callable[[], object], writable: Callable[[], object]
+    ) -> None:
         super().__init__(sock, readable, writable)
+        self._driver = driver
+        self._descriptor = sock.fileno()
+        self._alone = 0  # calls in a row that had the connection for themselves
+        self._is_read = False  # by the task of a call
+        self._was_read = False  # by the task of a call, since the last look
+        self._parked: trio.lowlevel.Task | None = None
         trio.lowlevel.spawn_system_task(self._read, name="worqr.link.read")
+
+    # Read by the tasks of calls
+
+    def expect(self) -> None:
+        """Replies will come for which no task reads."""
+        self._alone = 0
+        if not self._is_read:
+            self._go_on()
+
+    def may_be_read(self) -> bool:
+        """Return True if the task of a call may read. It has the only request on the connection."""
+        self._alone += 1
+        return self._parked is not None and not self._is_read
+
+    @trio.lowlevel.enable_ki_protection
+    async def read_for(self, request: Waiter) -> None:
+        """Read until `request` is settled. Return earlier if the connection is closed."""
+        self._is_read = self._was_read = more = True
+        try:
+            while not (request.settled or self._closed):
+                request.wake = self._interrupt
+                await trio.lowlevel.wait_readable(self._descriptor)
+                request.wake = None
+                more = self._readable()
+        except (trio.ClosedResourceError, OSError):
+            pass  # settled by something else than a reply; or the connection was closed
+        except BaseException:
+            request.abandon()
+            raise
+        finally:
+            self._is_read = False
+            if more:
+                self._go_on()
+
+    def _interrupt(self) -> None:
+        """Wake the task that reads. A cancel scope around each call would cost more."""
+        trio.lowlevel.notify_closing(self._descriptor)
+
+    def _go_on(self) -> None:
+        """Let the reading task go on."""
+        task, self._parked = self._parked, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def _look(self) -> None:
+        """Let the reading task go on if no call has read lately."""
+        if self._was_read and not self._closed:
+            self._was_read = False
+            self._driver.call_at(time.monotonic() + _UNREAD, self._look)
+        elif not self._is_read:
+            self._go_on()
+        else:
+            self._driver.call_at(time.monotonic() + _UNREAD, self._look)
+
+    async def _park(self) -> None:
+        self._parked, self._was_read = trio.lowlevel.current_task(), True
+        self._look()
+        await trio.lowlevel.wait_task_rescheduled(self._unpark)
+
+    def _unpark(self, _: object) -> trio.lowlevel.Abort:
+        self._parked = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def _watch_write(self, wanted: bool) -> None:
         if wanted:
             trio.lowlevel.spawn_system_task(self._write, name="worqr.link.write")
 
     def _unwatch(self) -> None:
-        trio.lowlevel.notify_closing(self._socket)
+        trio.lowlevel.notify_closing(self._descriptor)
+        self._go_on()
 
     async def _read(self) -> None:
         with suppress(trio.ClosedResourceError, OSError):
             while not self._closed:
-                await trio.lowlevel.wait_readable(self._socket)
-                if not self._closed:
-                    guarded(self._readable)
+                await trio.lowlevel.wait_readable(self._descriptor)
+                if not self._closed and not guarded(self._readable) and self._alone >= _ALONE and not self._closed:
+                    await self._park()
 
     async def _write(self) -> None:
-        with suppress(trio.ClosedResourceError, trio.BusyResourceError, OSError):
+        with suppress(trio.BusyResourceError, OSError):
             while self.wants_write:
-                await trio.lowlevel.wait_writable(self._socket)
+                with suppress(trio.ClosedResourceError):  # closed; or a task that reads was interrupted
+                    await trio.lowlevel.wait_writable(self._descriptor)
                 if self.wants_write:
                     guarded(self._writable)
 

@@ -57,7 +57,7 @@ def enqueue(
     """
 
     def read(reply: Reply) -> int:
-        if status_word(reply) == "full":
+        if reply[0] != b"ok" and status_word(reply) == "full":
             raise at_max_length(
                 f"queue {keys.queue!r} holds {int(reply[1])} tasks, {len(tasks)} more are over its max_length of "
                 f"{max_length}"
@@ -66,10 +66,11 @@ def enqueue(
 
     bound: int | str = -1 if max_length is None else max_length
     args = (f"{bound} {waiter}" if waiter else bound, 1 if front else 0, *tasks)
+    number = len(tasks)
+    size = len(tasks[0]) if number == 1 else sum(map(len, tasks))
     merge: Merge[int] | None = None
     if max_length is None and not front:
-        merge = _ONE if len(tasks) == 1 else Merge(len(tasks), _join_enqueues, len(tasks))
-    size = len(tasks[0]) if len(tasks) == 1 else sum(map(len, tasks))
+        merge = _ONE if number == 1 else Merge(number, _join_enqueues, number)
     base = keys.base
     return Command(_ENQUEUE, base, args, read, True, size, merge, replicas)
 

@@ -123,7 +123,9 @@ class Settler:
         finally:
             if not held:
                 run.host.ended(run)
-            if not self._flush_requested:
+            if not self._scheduler.used:  # no other run can end in this turn of the loop
+                self._flush_together()
+            elif not self._flush_requested:
                 self.request_flush()
 
     def _suspend(self, run: Run[HandlerConsumer], returned: bool, error: BaseException | None) -> bool:
@@ -207,8 +209,12 @@ class Settler:
             if not self._flush_requested:
                 self._flusher = trio.lowlevel.current_task()
                 await trio.lowlevel.wait_task_rescheduled(self._unpark)
-            with self._link.together():
-                self.flush()
+            if self._flush_requested:
+                self._flush_together()
+
+    def _flush_together(self) -> None:
+        with self._link.together:
+            self.flush()
 
     def _unpark(self, _: object) -> trio.lowlevel.Abort:
         self._flusher = None
@@ -649,7 +655,7 @@ class RunCounter:
     def send_some(self) -> None:
         """Send the counts of some queues, those that wait longest first."""
         ready = [consumer for consumer, counts in self._counts.items() if counts and consumer not in self._sending]
-        with self._link.together():
+        with self._link.together:
             for consumer in ready[:QUEUES_AT_ONCE]:
                 self._counts[consumer] = self._counts.pop(consumer)  # to the end of the line
                 self._send(consumer)

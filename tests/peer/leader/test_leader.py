@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,15 @@ from worqr.ops import WorkerHeartbeats
 from worqr.peer.leader import leader
 from worqr.peer.leader import leader as leader_module
 from worqr.peer.leader.chore import NODE_PATIENCE, STALE_AFTER, STALE_BEATS, Lease, LeaseWatch
-from worqr.peer.leader.leader import CHECK_EVERY, MAX_CHECK_GAP, MISSING_FOR, STALE_KEEPALIVES, FailureDetector, Leader
+from worqr.peer.leader.leader import (
+    ALONE_EVERY,
+    CHECK_EVERY,
+    MAX_CHECK_GAP,
+    MISSING_FOR,
+    STALE_KEEPALIVES,
+    FailureDetector,
+    Leader,
+)
 from worqr.peer.leader.sweeper import SWEEP_AT_ONCE
 from worqr.peer.session import LEASE
 
@@ -272,6 +281,24 @@ def test_the_next_look_comes_when_somebody_can_be_proven_dead(looks: FailureDete
     looks.find_dead(seen(A=None), T, 0.0)
     assert looks.next_check_in(T + 0.1) == CHECK_EVERY
     assert looks.next_check_in(T + 1.0) == pytest.approx(MISSING_FOR - 1.0)
+
+
+def test_a_leader_that_is_the_only_worker_looks_less_often(looks: FailureDetector) -> None:
+    looks.find_dead(seen(A=b"RUN 1"), T, 0.0)
+    assert looks.next_check_in(T) == min(ALONE_EVERY, looks.keepalive * 2 / 3)
+    looks.find_dead(seen(A=b"RUN 2", B=b"RUN 1"), T + 2, 0.0)
+    assert looks.next_check_in(T + 2) == CHECK_EVERY, "there is one that may die"
+    looks.find_dead(seen(A=None), T + 4, 0.0)
+    assert looks.next_check_in(T + 4) == CHECK_EVERY, "it is missing"
+    looks.find_dead(replace(seen(A=b"RUN 4"), dying=["B"]), T + 5, 0.0)
+    assert looks.next_check_in(T + 5) == CHECK_EVERY, "another leader did not finish a recovery"
+
+
+def test_a_lonely_leader_looks_again_before_the_first_heartbeat_of_a_new_worker_can_expire() -> None:
+    for keepalive in (1.5, 3.0, 60.0):
+        looks = FailureDetector(keepalive)
+        looks.find_dead(seen(A=b"RUN 1"), T, 0.0)
+        assert CHECK_EVERY <= looks.next_check_in(T) < keepalive
 
 
 # Calm

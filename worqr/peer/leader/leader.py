@@ -1,10 +1,10 @@
 """`Leader`: the chores of the mesh, while this peer holds the lease. Here: the checks of workers.
 
-Every half second the leader reads the keepalive keys. A worker is dead when its key is missing at two checks at least 1.25 s
-apart. It is also dead when its heartbeat has not changed for nine keepalives, because the server's clock may have jumped. After a
-reconnect of the leader, or a change of the server, no worker is declared dead for a keepalive. In that time every worker can send
-a heartbeat. If the connection of a leader keeps breaking, its checks prove nothing. After some time it gives up the lease, so
-that another peer can lead.
+Every half second the leader reads the keepalive keys; less often while it is the only worker. A worker is dead when its key
+is missing at two checks at least 1.25 s apart. It is also dead when its heartbeat has not changed for nine keepalives, because
+the server's clock may have jumped. After a reconnect of the leader, or a change of the server, no worker is declared dead for a
+keepalive. In that time every worker can send a heartbeat. If the connection of a leader keeps breaking, its checks prove nothing.
+After some time it gives up the lease, so that another peer can lead.
 
 Not here: `Lease`; `FailureDetector`, which evaluates a check; `Sweeper`, which gives back the claims of dead workers; `Scanner`,
 which reads the queues; `HistorySampler`, which stores their history; `DueJobPromoter`, which enqueues due jobs. Each of these has
@@ -199,6 +199,10 @@ class DueJobPromoter(Chore):
 
 
 CHECK_EVERY = 0.5
+ALONE_EVERY = 2.0
+"""Seconds between two checks while the leader is the only worker, and at most two thirds of a keepalive. So a worker that
+registers meanwhile is seen before its first heartbeat can expire, and its death is noticed as soon as that of any other.
+"""
 MISSING_FOR = 1.25
 STALE_KEEPALIVES = 9
 """Keepalives for which a heartbeat must not have changed. The documentation promises ten; a heartbeat and a check take the
@@ -216,10 +220,12 @@ class FailureDetector:
         keepalive: seconds after which a worker without a heartbeat counts as dead.
         inconclusive: the last check came too soon after a reconnect, or after a change of the server, to declare a worker
             dead.
+        alone: the last check found one worker, and nothing to recover.
     """
 
     keepalive: float
     inconclusive: bool = False
+    alone: bool = False
     inconclusive_until: float = 0.0
     run_id: str | None = None
     checked_at: float = 0.0
@@ -254,10 +260,13 @@ class FailureDetector:
         for kept in (self.missing, self.beats):
             for worker in kept.keys() - look.beats.keys():
                 del kept[worker]
+        self.alone = len(look.beats) == 1 and not (self.missing or look.dying or self.inconclusive)
         return dead
 
     def next_check_in(self, now: float) -> float:
         """Return the seconds until the next check: the usual interval, or less when a worker is about to be proven dead."""
+        if self.alone:
+            return max(CHECK_EVERY, min(ALONE_EVERY, self.keepalive * 2 / 3))
         due = [since + MISSING_FOR - now for since in self.missing.values()]
         return max(0.0, min([CHECK_EVERY, *(d for d in due if d > 0)]))
 
@@ -298,7 +307,7 @@ class Leader(Chore):
         super().__init__(link, keys, self.lease, logger)
         self._detector = FailureDetector(keepalive)
         self.due_jobs: DueJobPromoter = DueJobPromoter(link, keys, self.lease)
-        self.scanner: Scanner = Scanner(link, keys, self.lease, self.due_jobs, history_queues)
+        self.scanner: Scanner = Scanner(link, keys, self.lease, self.due_jobs, history_queues, self._detector.beats)
         self.sweeper: Sweeper = Sweeper(link, keys, self.lease)
         self._round_ended = time.monotonic()
         self._unable_since: float | None = None
@@ -353,7 +362,7 @@ class Leader(Chore):
                 if wait < CHECK_EVERY:
                     await trio.sleep(wait)
                 else:
-                    await sleep_aligned(CHECK_EVERY)
+                    await sleep_aligned(wait)
             else:
                 self.due_jobs.end()
                 self._round_ended = time.monotonic()

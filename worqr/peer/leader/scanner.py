@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from binascii import crc32
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -784,12 +784,23 @@ PAGES_AT_ONCE = 10
 
 
 class Scanner(Chore):
-    """Scans while this peer leads. Its data about queues is kept when the lease expires. Changed only in the loop."""
+    """Scans while this peer leads. Its data about queues is kept when the lease expires. Changed only in the loop.
+
+    Args:
+        registered: the workers that the leader's last check found.
+    """
 
     def __init__(
-        self, link: Link, keys: RegistryKeys, lease: Lease, due_jobs: DueJobPromoter, history_queues: int
+        self,
+        link: Link,
+        keys: RegistryKeys,
+        lease: Lease,
+        due_jobs: DueJobPromoter,
+        history_queues: int,
+        registered: Collection[str] = (),
     ) -> None:
         super().__init__(link, keys, lease, logger)
+        self._registered = registered
         self._due_jobs = due_jobs
         self._known = KnownQueues()
         self._inspector = QueueInspector(link, keys, lease, self._known)
@@ -873,7 +884,9 @@ class Scanner(Chore):
         So the queue is read twice: before the registry, for a worker that was just entering, and after it, for one that was just
         leaving. The leader's next check finds the adopted worker among the dead ones, and recovers it.
         """
-        if not admitted:
+        if all(
+            worker in self._registered for _, worker in admitted
+        ):  # else one of them has entered, or is not registered
             return
         look = await self._ask(ops.look_at_workers(self._keys))
         for queue, worker in admitted:
