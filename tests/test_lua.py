@@ -183,7 +183,7 @@ def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     assert source.numbered == (
         "\nreturn numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n" in script(name).source
     )
-    assert not {"replied", "remember", "numbered"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
+    assert not {"numbered", "repeated_reply"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
     assert ("late" in source.words) == (source.numbered or name == "start_tasks")
 
 
