@@ -55,12 +55,8 @@ class Calls:
     def _timed(self, calls: list[tuple[Any, ...]]) -> float:
         """Return the server's time for these calls, in us for each."""
         before = self._spent()
-        pipe = self._client.pipeline(transaction=False)
-        for n, each in enumerate(calls, 1):
-            pipe.evalsha(*each)
-            if n % 100 == 0:
-                pipe.execute()
-        pipe.execute()
+        for each in calls:
+            self._client.evalsha(*each)
         return (self._spent() - before) / len(calls)
 
     def _spent(self) -> int:
@@ -114,7 +110,6 @@ class Calls:
 
     def all(self, count: int) -> Iterator[tuple[str, float]]:
         """Measure each call, as often as `count`; first what fills the queues."""
-        self._client.pipeline(transaction=False)
         yield "enqueue", self.enqueue(count)
         yield "start of one", self.start(KEYS, count)
         yield "finish of one", self.finish(KEYS)
@@ -192,7 +187,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 client.script_flush()
                 for what, unit, figure in loaded(client):
                     rows.setdefault((name, what, unit), []).append(figure)
-                for what, figure in Calls(client).all(plan.size(3000, 100)):
+                for what, figure in Calls(client).all(plan.size(2000, 100)):
                     rows.setdefault((name, what, "us"), []).append(figure)
     first, rest = zip(*[assembling() for _ in range(plan.runs)], strict=True)
     sent = sum(len(script.source) for script in all_scripts()) / 1e6

@@ -86,7 +86,6 @@ local function is_utf8(text)
 end
 
 -- True for a text of one line that can be stored in a record: names and ids.
--- LATER: few scripts get such texts from other programs.
 local function is_line(value)
   return type(value) == 'string' and #value >= 1 and #value <= 1000 and not string.find(value, '%c') and is_utf8(value)
 end
