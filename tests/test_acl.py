@@ -1359,7 +1359,7 @@ def on_a_cluster() -> set[str]:
 
 
 def test_on_a_cluster_the_scripts_need_what_the_page_says() -> None:
-    more = set().union(*(reachable(each.sharded.source) - reachable(each.source) for each in all_scripts()))
+    more = set().union(*(reachable(each.sharded.text) - reachable(each.text) for each in all_scripts()))
     assert on_a_cluster() - more == {"ssubscribe", "sunsubscribe", "cluster|slots", "cluster|info"}
     assert more <= on_a_cluster()
 

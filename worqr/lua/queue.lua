@@ -5,6 +5,7 @@
 -- before the first write.
 local function check_types(base)
   redis.call('LLEN', base)
+  redis.call('LLEN', base .. ':suspects') -- on which producers have the right to no other command that asks
   redis.call('SCARD', base .. ':hungry')
   redis.call('HLEN', base .. ':workers')
   redis.call('HLEN', base .. ':counts')
@@ -15,15 +16,14 @@ local function check_types(base)
     redis.call('ZCARD', base .. ':failed')
     redis.call('ZCARD', base .. ':broken')
   end
-  if redis.call('EXISTS', base .. ':suspects', base .. ':cancelling', base .. ':blocked', base .. ':limits', base .. ':limited',
-    base .. ':lanes', base .. ':lanes:rules') > 0 then
+  if redis.call('EXISTS', base .. ':cancelling', base .. ':blocked', base .. ':limits', base .. ':limited', base .. ':lanes',
+    base .. ':lanes:rules') > 0 then
     check_rare_types(base)
   end
 end
 
 -- Like check_types, for keys that most queues do not have.
 local function check_rare_types(base)
-  redis.call('LLEN', base .. ':suspects')
   redis.call('SCARD', base .. ':cancelling')
   redis.call('SCARD', base .. ':blocked')
   redis.call('HLEN', base .. ':limits')
