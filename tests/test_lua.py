@@ -349,7 +349,7 @@ def always(name: str) -> list[str]:
 
 
 MADE_TOGETHER = re.compile(
-    r"^setmetatable\(shared, \{__index = function\(shared, name\)\n(.*?)^return rawget\(shared, name\)\nend\}\)\n",
+    r"^setmetatable\(shared, \{__index = function\(shared, name\)\n(.*)^return rawget\(shared, name\).*\nend\}\)\n",
     re.MULTILINE | re.DOTALL,
 )
 """The definitions of a script that are not always needed."""
@@ -430,7 +430,7 @@ def test_what_is_sent_is_the_text_with_other_names(name: str) -> None:
         elif kind == "name" and not is_field and meant[n + 1 : n + 2] != [("symbol", "=")]:
             kept.add(one)
         depth += {"function": 1, "if": 1, "do": 1, "repeat": 1, "end": -1, "until": -1}.get(one, 0)
-        base = {"__index": 1, "rawget": 0}.get(one, base)  # definitions that are made together are inside a function
+        base += {"__index": 1, "rawget": -1}.get(one, 0)  # definitions that are made together are inside a function
         if depth == base and one == "end":
             variables = [other for name, other in renamed.items() if name[0] != "."]
             assert len({*variables, *kept}) == len(variables) + len(kept), variables

@@ -262,6 +262,31 @@ def test_what_is_always_needed_may_be_all_and_must_be_needed() -> None:
         readable("return a()\n", library(PARTS), "a", "c")
 
 
+def test_what_is_often_needed_is_made_first_and_the_rest_when_something_else_is_needed() -> None:
+    text = Assembler(library(PARTS)).readable("return b(a())\n", ["a"], ["LIST", "c"])
+    assert (
+        text
+        == """local shared = {}
+local function a()
+end
+setmetatable(shared, {__index = function(shared, name)
+function shared.c(x)
+  return x
+end
+shared.LIST = {}
+setmetatable(shared, {__index = function(shared, name)
+function shared.b(x)
+  return shared.c(x, a(), shared.LIST)
+end
+return rawget(shared, name)
+end})
+return rawget(shared, name) or shared[name]
+end})
+return shared.b(a())
+"""
+    )
+
+
 # What is sent
 
 
@@ -273,7 +298,7 @@ def test_what_is_sent_has_short_names_and_the_same_lines() -> None:
     known = library(["local function add(one, other)\n  local sum = one + other\n  return sum\nend\n"])
     assert (
         sent("local text = KEYS[1] .. ':x'\nreturn add(redis.call('GET', text), {text = text})\n", known)
-        == """local _,C,P={},redis.call,redis.pcall
+        == """local _,C={},redis.call
 function _.Aa(a,b)
 local c=a+b
 return c
@@ -287,7 +312,7 @@ return _.Aa(C('GET',a),{text=a})
 def test_what_is_always_needed_keeps_its_short_name_without_the_table() -> None:
     source = sent("return b(a())\n", library(PARTS), "a", "LIST")
     assert source == (
-        "local _,C,P={},redis.call,redis.pcall\nlocal function Ab()\nend\nlocal Aa={}\n"
+        "local _={}\nlocal function Ab()\nend\nlocal Aa={}\n"
         "setmetatable(_, {__index = function(_, name)\n"
         "function _.Ad(a)\nreturn a\nend\nfunction _.Ac(a)\nreturn _.Ad(a,Ab(),Aa)\nend\n"
         "return rawget(_, name)\nend})\nreturn _.Ac(Ab())\n"

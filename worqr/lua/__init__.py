@@ -26,6 +26,7 @@ from worqr.lua.assembler import Assembler, Transaction, library, transactions
 _FOLDER = Path(__file__).parent
 _NUMBERED = re.compile(r"^-- NUMBERED$", re.MULTILINE)
 _ALWAYS = re.compile(r"^-- ALWAYS (.+)$", re.MULTILINE)
+_OFTEN = re.compile(r"^-- OFTEN (.+)$", re.MULTILINE)
 _SUFFIX = re.compile(r"\b(?:queue|mesh) \.\. '(:[\w:]+)'")
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _SHARDED = (
@@ -108,12 +109,13 @@ class _Sharded(Script):
 def _assembled(name: str, *, readable: bool = False, sharded: bool = False) -> str:
     """Return the source of a script of the package, or its text for people."""
     known = _transactions(sharded=sharded)[name]
-    flags, always = _FLAGS.search(known.header), _ALWAYS.search(known.header)
+    flags = _FLAGS.search(known.header)
+    always, often = (" ".join(line.findall(known.header)).split() for line in (_ALWAYS, _OFTEN))
     body = known.body
     if _NUMBERED.search(known.header):
         body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n{body}end)\n"
     make = _assembler(sharded=sharded).readable if readable else _assembler(sharded=sharded).sent
-    return f"#!lua{f' flags={flags[1]}' if flags else ''}\n{make(body, always[1].split() if always else ())}"
+    return f"#!lua{f' flags={flags[1]}' if flags else ''}\n{make(body, always, often)}"
 
 
 @cache

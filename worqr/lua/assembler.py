@@ -5,7 +5,7 @@ A file is a list of definitions at the beginning of a line: ``local function nam
 a function without parameters whose comment, its header, begins with its name and a colon. No other function calls it.
 A script gets the definitions that its body names, and those that they name, once each, as fields of the table ``shared``: neither
 the 200 locals nor the 60 upvalues of Lua limit their number. Definitions that a script always needs can be locals in front of
-it. Then all others are made together, when the first of them is needed.
+it. Then all others are made together, when the first of them is needed, in one step or in two.
 What is sent has short names and no indentation, and the same lines as the text for people. `worqr.lua` lists the files and
 documents the lines of a header.
 """
@@ -41,12 +41,25 @@ _LITERAL: Final = re.compile(rf"local [A-Z_\d]+ = (\d+|'[^'\n]*')(?: *--.*)?\n{_
 SHARED: Final = "shared"
 """The table of the definitions."""
 _SHORT_SHARED: Final = "_"
-SHORT_CALLS: Final = {"redis.call": "C", "redis.pcall": "P"}
-"""The local variables of what is sent for the functions that call commands."""
+SHORT_CALLS: Final = {
+    "redis.call": "C",
+    "redis.pcall": "P",
+    "string.find": "F",
+    "string.match": "M",
+    "string.format": "S",
+    "string.sub": "U",
+    "math.max": "X",
+    "math.min": "N",
+    "math.floor": "L",
+    "table.concat": "T",
+}
+"""Functions of the server that what is sent has as local variables, if it calls them: that is shorter, and takes less memory."""
 _MADE_TOGETHER: Final = (
     "setmetatable(shared, {__index = function(shared, name)\n",
     "return rawget(shared, name)\nend})\n",
 )
+_MADE_FIRST: Final = "return rawget(shared, name) or shared[name]\nend})\n"
+"""What ends those that are often needed, after what makes the others."""
 
 _TRANSACTION: Final = re.compile(
     r"^(?P<header>-- (?P<name>\w+): .*\n(?:--.*\n)*)local function (?P=name)\(\)\n(?P<body>(?:(?: .*)?\n)*)end\n",
@@ -304,24 +317,25 @@ class Assembler:
         """The constants that are literals, with their values."""
         return {each.name: each.literal for each in self._known.values() if each.literal}
 
-    def readable(self, body: str, always: Sequence[str] = ()) -> str:
+    def readable(self, body: str, always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
         """Return the body without comments, after all definitions that it needs. Constants are literals in it.
 
         Args:
             body: the transaction.
             always: definitions that every call needs.
+            often: of the others, those that are made first, when one of them is needed.
 
         Raises:
-            ValueError: definitions call each other in a circle, or one of `always` is not needed.
+            ValueError: definitions call each other in a circle, or one of `always` and `often` is not needed.
         """
         fields = {name: f"{SHARED}.{name}" for name in self._known.keys() - {*always}} | self._constants
 
         def text_of(code: Code) -> str:
             return code.with_names(fields)
 
-        return f"local {SHARED} = {{}}\n" + self._joined(Code(body), always, text_of, text_of, SHARED)
+        return f"local {SHARED} = {{}}\n" + self._joined(Code(body), always, often, text_of, text_of, SHARED)
 
-    def sent(self, body: str, always: Sequence[str] = ()) -> str:
+    def sent(self, body: str, always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
         """Return `readable` with short names, and without spaces that Lua does not need. The lines are the same."""
         short = self._short_names
         fields = {name: f"{_SHORT_SHARED}.{each}" for name, each in short.items()} | self._constants
@@ -337,27 +351,31 @@ class Assembler:
                 self._sent[code.name] = text_of(code)
             return self._sent[code.name]
 
-        head = f"local {_SHORT_SHARED},{','.join(SHORT_CALLS.values())}={{}},{','.join(SHORT_CALLS)}\n"
-        return head + self._joined(Code(body), always, text_of, field_of, _SHORT_SHARED)
+        text = self._joined(Code(body), always, often, text_of, field_of, _SHORT_SHARED)
+        called = {function: short for function, short in SHORT_CALLS.items() if f"{short}(" in text}
+        return f"local {','.join([_SHORT_SHARED, *called.values()])}={','.join(['{}', *called])}\n{text}"
 
     def _joined(
         self,
         body: Code,
         always: Sequence[str],
+        often: Sequence[str],
         text_of: Callable[[Code], str],
         field_of: Callable[[Definition], str],
         table: str,
     ) -> str:
         """Return the definitions that are always needed, those that are made together, and the body."""
         order = [self._known[name] for name in self.in_order(body.uses) if name not in self._constants]
-        first = [each for each in order if each.name in always]
-        if len(first) < len(always):
-            raise ValueError(f"not needed: {', '.join({*always} - {each.name for each in first})}")
-        fields = [field_of(each).removeprefix("local ") for each in order if each.name not in always]
-        if fields and always:
-            before, after = (line.replace(SHARED, table) for line in _MADE_TOGETHER)
-            fields = [before, *fields, after]
-        return "".join([*map(text_of, first), *fields, text_of(body)])
+        if unneeded := {*always, *often} - {each.name for each in order}:
+            raise ValueError(f"not needed: {', '.join(sorted(unneeded))}")
+        first = [text_of(each) for each in order if each.name in always]
+        soon = [field_of(each).removeprefix("local ") for each in order if each.name in often]
+        rest = [field_of(each).removeprefix("local ") for each in order if each.name not in {*always, *often}]
+        if always:
+            begin, end, next_step = (each.replace(SHARED, table) for each in (*_MADE_TOGETHER, _MADE_FIRST))
+            rest = [begin, *rest, end] if rest else []
+            rest = [begin, *soon, *rest, next_step] if soon else rest
+        return "".join([*first, *rest, text_of(body)])
 
     def in_order(self, uses: Iterable[str]) -> list[str]:
         """Return all definitions that are reached from `uses`, each after those that it uses."""

@@ -683,7 +683,14 @@ end
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
 -- FLAGS allow-oom
--- ALWAYS whole_number own digits job_id admission_of repeated_start next_token store_token renew_hourly what_exists entry_of is_expired notify claim_one take next_tasks note_claims may_take add_stale remove_stale count member_changes count_members wake
+-- ALWAYS whole_number own digits job_id admission_of repeated_start next_token store_token renew_hourly what_exists entry_of
+-- ALWAYS is_expired notify claim_one take next_tasks note_claims may_take add_stale remove_stale count member_changes
+-- ALWAYS count_members wake
+-- OFTEN add_places add_starts add_to check_lane_types clamp drop_idle_lanes enqueue_job file_lane filed_in lane_length
+-- OFTEN lane_list lane_room lane_rules leave_ring_together limits_of next_lane note_lane_starts note_starts now_ms open_lanes
+-- OFTEN parsed_limits place promote push_to_lane read_hash read_rules read_turns room_of room_to_start rule_names rules_of
+-- OFTEN settle_visits start_entry startable startable_items starts_within state_at store_turns take_turns turn_number
+-- OFTEN turn_text visit_lane visit_main visit_of
 local function start_tasks()
   local queue = KEYS[1]
   local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -797,7 +804,10 @@ end
 --   a resend), lost (the worker counted as dead: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
 -- FLAGS allow-oom
--- ALWAYS whole_number own digits job_id notify copy_attempts store_attempts retire_result store_result end_job end_claim count member_changes count_members wake
+-- ALWAYS whole_number own digits job_id notify copy_attempts store_attempts retire_result store_result end_job end_claim count
+-- ALWAYS member_changes count_members wake
+-- OFTEN add_places drop_idle_lanes free_counted free_places free_room lane_rules now_ms parsed_limits read_hash read_rules
+-- OFTEN rules_of startable_items what_ends_need
 local function finish_tasks()
   local queue = KEYS[1]
   local worker, results = ARGV[1], tonumber(ARGV[2])

@@ -661,7 +661,13 @@ end
 --   blocked, unchanged, duplicate, full, closed), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- ALWAYS whole_number own producer_state is_plain forget_replies numbered digits is_utf8 write_hash check_types next_token store_token renew_hourly count member_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result create_job upsert
+-- ALWAYS whole_number own producer_state is_plain forget_replies numbered digits is_utf8 write_hash check_types next_token
+-- ALWAYS store_token renew_hourly count member_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
+-- ALWAYS announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result create_job
+-- ALWAYS upsert
+-- OFTEN add_to check_lane_types check_rare_types clamp file_lane filed_in is_lane lane_length lane_list lane_room lane_rules
+-- OFTEN limits_of now_ms parsed_limits push_to_lane queued_length renew_counts room_of rule_names rules_of start_entry
+-- OFTEN startable starts_within turn_number turn_text waiting_length
 local function dispatch_jobs()
   local queue = KEYS[1]
   local whole = ARGV[4] == '1'
