@@ -212,8 +212,8 @@ def users(server: Server, prefix: str) -> Iterator[Users]:
 
 def reachable(source: str) -> set[str]:
     """The commands that a script can come to: of its body, and of the shared functions that are called from there."""
-    parts = re.split(r"^(?=local function \w+\()|(?<=^end\n)", source, flags=re.MULTILINE)
-    functions = {name[1]: part for part in parts if (name := re.match(r"local function (\w+)\(", part))}
+    parts = re.split(r"^(?=(?:local )?function [\w.]+\()|(?<=^end\n)", source, flags=re.MULTILINE)
+    functions = {name[1]: part for part in parts if (name := re.match(r"(?:local function |function shared\.)(\w+)\(", part))}
     todo, seen, found = ["\n".join(part for part in parts if part not in functions.values())], set[str](), set[str]()
     while todo:
         body = todo.pop()
@@ -234,7 +234,7 @@ NEVER = {"operator": {"rpush"}}
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_has_the_commands_of_its_scripts_and_no_other(role: str) -> None:
-    needed = set().union(*(reachable(script(name).source) for name in SCRIPTS[role]))
+    needed = set().union(*(reachable(script(name).text) for name in SCRIPTS[role]))
     beside = BESIDE - {"script|load"} if role == "viewer" else BESIDE
     assert commands_in(lines()[role]) == needed - NEVER.get(role, set()) | beside
 
@@ -384,7 +384,7 @@ def test_no_right_of_a_role_is_idle(users: Users, role: str) -> None:
     scene = set_scene(desk)
     rules = lines()[role]
     users.grant(role)
-    reaches = {name: reachable(script(name).source) for name in SCRIPTS[role]}
+    reaches = {name: reachable(script(name).text) for name in SCRIPTS[role]}
     idle = []
     for item in [*(f"+{command}" for command in sorted(commands_in(rules))), *patterns_in(rules)]:
         users.grant(role, without(rules, item))
@@ -1100,7 +1100,7 @@ OF_QUEUES = [
 
 def asked_for(source: str, base: str) -> list[list[str]]:
     """What ``start_work`` asks the server about, in full."""
-    [examples] = re.findall(r"local RIGHTS = \[\[(.*?)\]\]", source, re.DOTALL)
+    [examples] = re.findall(r"\bRIGHTS = \[\[(.*?)\]\]", source, re.DOTALL)
     return [[re.sub("^@", base, word) for word in example.split()] for example in examples.split(",")]
 
 
@@ -1110,7 +1110,7 @@ def named(words: list[str]) -> str:
 
 @pytest.mark.parametrize("clustered", [False, True])
 def test_before_it_enters_a_peer_asks_for_every_command_of_its_scripts(clustered: bool) -> None:
-    sources = {name: script(name).sharded.source if clustered else script(name).source for name in OF_QUEUES}
+    sources = {name: script(name).sharded.text if clustered else script(name).text for name in OF_QUEUES}
     needed = set().union(*(reachable(source) for source in sources.values()))
     elsewhere = {"publish"} if clustered else set()  # to the registry's channel
     asked = {named(words) for words in asked_for(sources["start_work"], "q")}
@@ -1118,7 +1118,7 @@ def test_before_it_enters_a_peer_asks_for_every_command_of_its_scripts(clustered
 
 
 def test_and_for_every_kind_of_key() -> None:
-    words = {word for example in asked_for(script("start_work").source, KEYS.base) for word in example}
+    words = {word for example in asked_for(script("start_work").text, KEYS.base) for word in example}
     known = {**plain(KEYS), **{name: make("1") for name, make in makers(KEYS).items()}}
     known |= {name: make("1") for name, make in in_lanes(KEYS, period="1").items()}
     known |= {name: make("1") for name, make in in_batches(KEYS).items()}
@@ -1134,7 +1134,7 @@ def test_and_for_every_kind_of_key() -> None:
 def test_what_it_asks_about_are_calls_that_could_be_made(server: Server, prefix: str) -> None:
     """With as many arguments as the command wants: some servers say no to any other."""
     desk = Desk(server.client(), prefix)
-    for words in asked_for(script("start_work").source, desk.q.base):
+    for words in asked_for(script("start_work").text, desk.q.base):
         try:
             desk.client.execute_command(*words)
         except redis.ResponseError as error:
@@ -1146,7 +1146,7 @@ def test_a_peer_without_one_of_them_does_not_enter(users: Users) -> None:
     desk = seated(users)
     set_scene(desk)
     entering = ops.start_work(desk.q, "new", max_stalls=3, keep_failed=9, last=0)
-    examples = asked_for(entering.script.source, desk.q.base)
+    examples = asked_for(entering.script.text, desk.q.base)
 
     def refusal(*rules: str) -> str:
         users.grant("peer", [*rules])
@@ -1365,7 +1365,7 @@ def on_a_cluster() -> set[str]:
 
 
 def test_on_a_cluster_the_scripts_need_what_the_page_says() -> None:
-    more = set().union(*(reachable(each.sharded.source) - reachable(each.source) for each in all_scripts()))
+    more = set().union(*(reachable(each.sharded.text) - reachable(each.text) for each in all_scripts()))
     assert on_a_cluster() - more == {"ssubscribe", "sunsubscribe", "cluster|slots", "cluster|info"}
     assert more <= on_a_cluster()
 

@@ -20,7 +20,7 @@ from worqr import ops
 from worqr.cron import AHEAD_MS
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts, script
-from worqr.lua.assembler import Definition, library, names, strip, tokens, transactions, with_literals
+from worqr.lua.assembler import SHORT_CALLS, Definition, library, names, strip, tokens, transactions
 
 FOLDER = Path(worqr.lua.__file__).parent
 FILES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.lua"))}
@@ -179,11 +179,12 @@ def test_what_a_header_returns_the_body_returns(name: str) -> None:
 def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     source = read(name)
     assert source.numbered == ("the reply is stored under the producer's number" in source.resend[0])
-    assert source.numbered == script(name).source.endswith("\nend)\n")
+    assert source.numbered == script(name).text.endswith("\nend)\n")
     assert source.numbered == (
-        "\nreturn numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n" in script(name).source
+        re.search(r"\nreturn (?:shared\.)?numbered\(KEYS\[1\], ARGV\[1\], ARGV\[2\], ARGV\[3\], function\(\)\n", script(name).text)
+        is not None
     )
-    assert not {"replied", "remember", "numbered"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
+    assert not {"numbered", "repeated_reply"} & set(re.findall(r"\w+", source.body)), "that is the loader's"
     assert ("late" in source.words) == (source.numbered or name == "start_tasks")
 
 
@@ -230,7 +231,7 @@ def needed(text: str) -> list[Definition]:
         name = left.pop()
         if name in shared() and name not in found:
             found[name] = shared()[name]
-            left += found[name].uses
+            left += found[name].needs
     return list(found.values())
 
 
@@ -311,7 +312,7 @@ def test_unpack_is_bounded() -> None:
         ("limits", "claims, from, math.min(from + 999, #claims"),
         ("limits", "running, from, math.min(from + 999, #running"),
     }
-    assert "math.min(low, oldest + 1000)" in FILES["values"]
+    assert "math.min(low, newest + 1, oldest + 1000)" in FILES["values"]
     assert "for chunk = 0, tasks - 1, 1000 do" in read("enqueue").body
     assert "for i = from, math.min(from + 999, #ARGV) do" in read("finish_tasks").body
 
@@ -319,7 +320,7 @@ def test_unpack_is_bounded() -> None:
 def test_every_shared_function_is_called_by_a_script() -> None:
     everything = "numbered()" + "".join(map(strip, FILES.values()))
     assert {name for name in shared() if len(re.findall(rf"\b{name}\b", everything)) < 2} == set()
-    sent = "".join(script(name).source for name in SCRIPTS)
+    sent = "".join(script(name).text for name in SCRIPTS)
     assert {name for name, each in shared().items() if each.literal and name in sent} == set()
 
 
@@ -342,48 +343,55 @@ def test_all_scripts_are_loaded_and_nothing_else() -> None:
     assert script("enqueue") is script("enqueue")
 
 
-def sent_body(name: str) -> str:
-    return with_literals(strip(read(name).body), shared()) + ("end)\n" if read(name).numbered else "")
+def always(name: str) -> list[str]:
+    """The definitions that a script makes at once; the others are made together, when one of them is needed."""
+    return " ".join(re.findall(r"^-- ALWAYS (.+)$", TRANSACTIONS[name].header, re.MULTILINE)).split()
+
+
+MADE_TOGETHER = re.compile(
+    r"^setmetatable\(shared, \{__index = function\(shared, name\)\n(.*)^return rawget\(shared, name\).*\nend\}\)\n",
+    re.MULTILINE | re.DOTALL,
+)
+"""The definitions of a script that are not always needed."""
+AT_ONCE = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
+AS_FIELD = re.compile(r"^(?:function shared\.(?=\w+\()|shared\.(?=\w+ = ))(\w+)", re.MULTILINE)
+"""What a script makes at once, and the fields of its table."""
 
 
 @of_each("name", SCRIPTS)
 def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: str) -> None:
-    source = script(name).source
-    assert source.startswith("#!lua")
-    assert source.count("#!lua") == 1
-    assert source.endswith(sent_body(name))
-    defined = set(re.findall(r"^local (?:function )?(\w+)", source.removesuffix(sent_body(name)), re.MULTILINE))
-    helpers = {
-        f"{prefix}_{each}" for each, definition in shared().items() if definition.later for prefix in ("made", "make")
-    }
-    needed_names = {each.name for each in needed(reached(name)) if not each.literal}
-    assert defined - helpers == needed_names
+    text = script(name).text
+    assert text.startswith("#!lua")
+    assert text.count("#!lua") == 1
+    assert text.splitlines()[1] == "local shared = {}"
+    body = strip(read(name).body)
+    assert text.count("\n") > body.count("\n")
+    last = text.splitlines()[-1].replace("shared.", "")
+    assert last == ("end)" if read(name).numbered else body.splitlines()[-1])
+    begin, fields = ([*filter(shared().get, each.findall(text))] for each in (AT_ONCE, AS_FIELD))
+    assert len({*begin, *fields}) == len([*begin, *fields]), "each stands once"
+    assert {*fields} | {*always(name)} == {each.name for each in needed(reached(name)) if not each.literal}
+    assert {*always(name)} <= {*begin}
 
 
 @of_each("name", SCRIPTS)
 def test_everything_is_defined_before_it_is_used(name: str) -> None:
     """Lua takes a name that is not yet defined for a global, and the server refuses those when the line runs."""
-    scopes: list[set[str]] = [set()]
-    made: list[str] = []
-    for line in script(name).source.splitlines()[1:]:
+    there: set[str] = set()
+    linked = {each.name for each in needed(reached(name))}
+    for line in script(name).text.splitlines()[1:]:
         if found := re.match(r"local (?:function )?(\w+)", line):
-            scopes[-1].add(found[1])
-            if found[1].startswith("make_"):
-                made.append(found[1].removeprefix("make_"))
-                scopes.append(set())
-        assert {each for each in names(line) if each in shared()} <= set().union(*scopes), line
-        if made and line == f"return {made[-1]}":
-            made.pop()
-            scopes.pop()
-    assert made == []
+            there.add(found[1])
+        assert {each for each in re.findall(r"(?<![.:\w'])[A-Za-z_]\w*", line) if each in shared()} <= there, line
+        assert {*re.findall(r"\bshared\.(\w+)", line)} <= linked, line
 
 
-@pytest.mark.parametrize(("name", "most"), [("enqueue", 17), ("start_tasks", 37), ("finish_tasks", 20)])
+@pytest.mark.parametrize(("name", "most"), [("enqueue", 8), ("start_tasks", 24), ("finish_tasks", 15)])
 def test_a_script_that_runs_for_each_task_makes_few_functions(name: str, most: int) -> None:
-    """Each costs server time, also if it is not called: what is rarely needed says LATER."""
-    made_later = r"^local function make_(\w+)\(\)\n.*?^return \1\nend\n"
-    at_once = re.sub(made_later, "", script(name).source.removesuffix(sent_body(name)), flags=re.MULTILINE | re.DOTALL)
-    assert len(re.findall(r"^local function ", at_once, re.MULTILINE)) <= most
+    """Each costs server time, also if it is not called."""
+    assert len(always(name)) <= most
+    at_once = MADE_TOGETHER.sub("", script(name).text)
+    assert len(re.findall(r"^(?:local )?function ", at_once, re.MULTILINE)) <= most
 
 
 MOST_LOCALS, MOST_UPVALUES = 200, 60
@@ -392,25 +400,41 @@ MOST_LOCALS, MOST_UPVALUES = 200, 60
 
 @of_each("name", SCRIPTS)
 def test_no_function_comes_near_the_limits_of_lua(name: str) -> None:
-    """Counted too high: each local variable of the body with all definitions, and each name that a function does not define."""
-    source, body = script(name).source, sent_body(name)
-    made_later = re.compile(r"^local function make_(\w+)\(\)\n.*?^return \1\nend\n", re.MULTILINE | re.DOTALL)
-    top, made = made_later.subn("", source.removesuffix(body))
-    at_the_top = made + len(re.findall(r"^local ", top, re.MULTILINE))
-    in_the_body = sum(1 + line.count(",") for line in re.findall(r"\b(?:local|for) ([\w, ]+)", body))
-    assert at_the_top + in_the_body < MOST_LOCALS
-    assert len(set(names(body)) & set(shared())) < MOST_UPVALUES
-    for made_name, code in blocks_of(source, made_later):
-        defined = set(re.findall(r"^local (?:function )?(\w+)", code, re.MULTILINE))
-        assert len((set(names(code)) & set(shared())) - defined) < MOST_UPVALUES, made_name
+    """Counted too high: the local variables of a body. Only what is always needed is a variable outside a function."""
+    in_the_body = sum(1 + line.count(",") for line in re.findall(r"\b(?:local|for) ([\w, ]+)", strip(read(name).body)))
+    assert len(always(name)) + in_the_body < MOST_LOCALS
+    assert len(always(name)) < MOST_UPVALUES
 
 
-def blocks_of(source: str, made_later: re.Pattern[str]) -> Iterator[tuple[str, str]]:
-    """The name and the code of each function that is made later, also of those inside others."""
-    for found in made_later.finditer(source):
-        code = found[0].split("\n", 1)[1]
-        yield found[1], code
-        yield from blocks_of(code, made_later)
+def code_words(text: str) -> list[tuple[str, str]]:
+    """The tokens of a script after its first two lines, symbols one by one."""
+    words = [word for word in tokens(text.split("\n", 2)[2]) if word[0] not in {"space", "comment"}]
+    return [(kind, each) for kind, text in words for each in (text if kind == "symbol" else [text])]
+
+
+@of_each("name", SCRIPTS)
+def test_what_is_sent_is_the_text_with_other_names(name: str) -> None:
+    """In a definition, one name stands for one name, and for none that is there already."""
+    source, text = script(name).source, script(name).text
+    assert source.count("\n") == text.count("\n")
+    for function, short in SHORT_CALLS.items():
+        text = text.replace(f"{function}(", f"{short}(")
+    meant, sent = code_words(text), code_words(source)
+    renamed, kept, depth, base = dict[str, str](), set[str](), 0, 0
+    for n, ((kind, one), (_, other)) in enumerate(zip(meant, sent, strict=True)):
+        is_field = meant[n - 1][1] == "." and meant[n - 2][1] != "."
+        if one != other:
+            assert kind == "name"
+            assert renamed.setdefault(f".{one}" if is_field else one, other) == other
+            assert not is_field or meant[n - 2][1] == "shared"
+        elif kind == "name" and not is_field and meant[n + 1 : n + 2] != [("symbol", "=")]:
+            kept.add(one)
+        depth += {"function": 1, "if": 1, "do": 1, "repeat": 1, "end": -1, "until": -1}.get(one, 0)
+        base += {"__index": 1, "rawget": -1}.get(one, 0)  # definitions that are made together are inside a function
+        if depth == base and one == "end":
+            variables = [other for name, other in renamed.items() if name[0] != "."]
+            assert len({*variables, *kept}) == len(variables) + len(kept), variables
+            renamed, kept = {}, set()
 
 
 @of_each("name", SCRIPTS)

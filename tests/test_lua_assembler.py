@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worqr.lua.assembler import assemble, definitions, library, names, strip, tokens
+from worqr.lua.assembler import Assembler, Code, Definition, definitions, library, names, strip, tokens
 
 MODULE = """-- Things.
 
@@ -17,7 +17,6 @@ local function more(n)
 end
 
 -- Says it.
--- LATER: seldom.
 local function loud(text)
   return string.upper(text) .. more(0)
 end
@@ -160,14 +159,10 @@ def test_a_function_may_be_used_without_a_call(text: str) -> None:
 
 def test_a_module_is_a_list_of_definitions() -> None:
     one, more, loud = definitions(MODULE)
-    assert (one.name, one.code, one.later) == ("ONE", "local ONE = 1\n", False)
-    assert (more.name, more.code, more.later) == (
-        "more",
-        "local function more(n)\n  return n + ONE\nend\n",
-        False,
-    )
-    assert {"ONE"} == {"ONE", "loud", "more"} & set(more.uses), "not itself"
-    assert (loud.name, loud.later) == ("loud", True)
+    assert (one.name, one.code, one.literal) == ("ONE", "local ONE = 1\n", "1")
+    assert (more.name, more.code) == ("more", "local function more(n)\n  return n + ONE\nend\n")
+    assert {"ONE"} == {"ONE", "loud", "more"} & set(more.needs), "not itself"
+    assert (loud.name, loud.literal) == ("loud", "")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +178,7 @@ def test_a_module_is_a_list_of_definitions() -> None:
 )
 def test_anything_else_in_a_module_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="definitions|more or less"):
-        definitions(text)
+        assert [each.code for each in definitions(text)]
 
 
 def test_a_name_may_be_defined_once() -> None:
@@ -191,82 +186,190 @@ def test_a_name_may_be_defined_once() -> None:
         library(["local a = 1\n", "local a = 2\n"])
 
 
-# What is sent
+# What people read
 
 
-def test_only_what_is_needed_is_sent_each_after_what_it_needs_itself() -> None:
+def readable(body: str, known: dict[str, Definition], *always: str) -> str:
+    return Assembler(known).readable(body, always)
+
+
+def test_only_what_is_needed_is_there_each_after_what_it_needs_itself() -> None:
     known = library(["local function top()\n  return middle()\nend\n", "local function other()\nend\n"])
     known |= library(["local function middle()\n  return LOW\nend\n", "local LOW = 1\n"])
     assert (
-        assemble("-- why\nreturn top() + LOW\n", known)
-        == """local function middle()
+        readable("-- why\nreturn top() + LOW\n", known)
+        == """local shared = {}
+function shared.middle()
   return 1
 end
-local function top()
-  return middle()
+function shared.top()
+  return shared.middle()
 end
-return top() + 1
+return shared.top() + 1
 """
     )
-    assert assemble("return 1\n", known) == "return 1\n"
+    assert readable("return 1\n", known) == "local shared = {}\nreturn 1\n"
 
 
-def test_a_number_or_a_text_is_sent_in_place_of_its_name_and_a_table_is_not() -> None:
-    known = library(["local WORD = 'a word'\nlocal LIST = {1, 2}\nlocal SUM = 1 + 1\n"])
-    sent = assemble("return {WORD, 'WORD', LIST, SUM}\n", known)
-    assert sent == "local LIST = {1, 2}\nlocal SUM = 1 + 1\nreturn {'a word', 'WORD', LIST, SUM}\n"
+def test_a_number_or_a_text_is_there_in_place_of_its_name_and_a_table_is_not() -> None:
+    known = library(["local WORD = 'a word' -- why\nlocal LIST = {1, 2}\n\n-- Two.\nlocal SUM = 1 + 1\n"])
+    text = readable("return {WORD, 'WORD', LIST, SUM}\n", known)
+    assert text == (
+        "local shared = {}\nshared.LIST = {1, 2}\nshared.SUM = 1 + 1\nreturn {'a word', 'WORD', shared.LIST, shared.SUM}\n"
+    )
 
 
 def test_a_function_may_call_itself_but_not_one_that_calls_it() -> None:
     again = "local function a(n)\n  return n == 0 or a(n - 1)\nend\n"
-    assert assemble("return a(1)\n", library([again])) == f"{again}return a(1)\n"
+    assert "function shared.a(n)\n  return n == 0 or shared.a(n - 1)\n" in readable("return a(1)\n", library([again]))
     circle = ["local function a()\n  return b()\nend\n", "local function b()\n  return a()\nend\n"]
     with pytest.raises(ValueError, match="a circle of calls: a -> b -> a"):
-        assemble("return a()\n", library(circle))
+        readable("return a()\n", library(circle))
 
 
-LATE = [
+PARTS = [
     "local function a()\nend\n",
-    "-- LATER: seldom.\nlocal function b(x)\n  return c(x, a())\nend\n",
+    "local function b(x)\n  return c(x, a(), LIST)\nend\n",
     "local function c(x)\n  return x\nend\n",
+    "local LIST = {}\n",
 ]
 
 
-def test_one_that_is_made_later_is_made_by_a_function_with_what_only_it_needs() -> None:
+def test_what_is_not_always_needed_is_made_together_at_the_first_need() -> None:
     assert (
-        assemble("return b(a())\n", library(LATE))
-        == """local function a()
+        readable("return b(a())\n", library(PARTS), "a", "LIST")
+        == """local shared = {}
+local function a()
 end
-local made_b
-local function make_b()
-local function c(x)
+local LIST = {}
+setmetatable(shared, {__index = function(shared, name)
+function shared.c(x)
   return x
 end
-local function b(x)
-  return c(x, a())
+function shared.b(x)
+  return shared.c(x, a(), LIST)
 end
-return b
-end
-local function b(...)
-  made_b = made_b or make_b()
-  return made_b(...)
-end
-return b(a())
+return rawget(shared, name)
+end})
+return shared.b(a())
 """
     )
 
 
-def test_what_the_body_needs_too_is_made_at_once_and_only_once() -> None:
-    sent = assemble("return b(1) + c(2)\n", library(LATE))
-    assert sent.count("local function c(") == 1
-    assert sent.index("local function c(") < sent.index("local made_b")
-    assert sent.index("local function a(") > sent.index("local function make_b("), "which the body does not call"
+def test_what_is_always_needed_may_be_all_and_must_be_needed() -> None:
+    assert readable("return a()\n", library(PARTS), "a") == "local shared = {}\nlocal function a()\nend\nreturn a()\n"
+    with pytest.raises(ValueError, match="not needed: c"):
+        readable("return a()\n", library(PARTS), "a", "c")
 
 
-def test_one_that_is_made_later_may_need_another() -> None:
-    known = library([*LATE, "-- LATER: still less.\nlocal function d()\n  return b(1)\nend\n"])
-    alone = assemble("return d()\n", known)
-    assert alone.index("local function make_d(") < alone.index("local function make_b(") < alone.index("return d\n")
-    both = assemble("return d() + b(1)\n", known)
-    assert both.count("local function make_b(") == 1
-    assert both.index("local function make_b(") < both.index("local function make_d(")
+def test_what_is_often_needed_is_made_first_and_the_rest_when_something_else_is_needed() -> None:
+    text = Assembler(library(PARTS)).readable("return b(a())\n", ["a"], ["LIST", "c"])
+    assert (
+        text
+        == """local shared = {}
+local function a()
+end
+setmetatable(shared, {__index = function(shared, name)
+function shared.c(x)
+  return x
+end
+shared.LIST = {}
+setmetatable(shared, {__index = function(shared, name)
+function shared.b(x)
+  return shared.c(x, a(), shared.LIST)
+end
+return rawget(shared, name)
+end})
+return rawget(shared, name) or shared[name]
+end})
+return shared.b(a())
+"""
+    )
+
+
+# What is sent
+
+
+def sent(body: str, known: dict[str, Definition], *always: str) -> str:
+    return Assembler(known).sent(body, always)
+
+
+def test_what_is_sent_has_short_names_and_the_same_lines() -> None:
+    known = library(["local function add(one, other)\n  local sum = one + other\n  return sum\nend\n"])
+    assert (
+        sent("local text = KEYS[1] .. ':x'\nreturn add(redis.call('GET', text), {text = text})\n", known)
+        == """local _,C={},redis.call
+function _.Aa(a,b)
+local c=a+b
+return c
+end
+local a=KEYS[1]..':x'
+return _.Aa(C('GET',a),{text=a})
+"""
+    )
+
+
+def test_what_is_always_needed_keeps_its_short_name_without_the_table() -> None:
+    source = sent("return b(a())\n", library(PARTS), "a", "LIST")
+    assert source == (
+        "local _={}\nlocal function Ab()\nend\nlocal Aa={}\n"
+        "setmetatable(_, {__index = function(_, name)\n"
+        "function _.Ad(a)\nreturn a\nend\nfunction _.Ac(a)\nreturn _.Ad(a,Ab(),Aa)\nend\n"
+        "return rawget(_, name)\nend})\nreturn _.Ac(Ab())\n"
+    )
+
+
+def test_names_depend_on_nothing_but_the_files() -> None:
+    first, again = (Assembler(library(PARTS)) for _ in range(2))
+    again.sent("return c(1)\n")
+    assert first.sent("return b(a())\n") == again.sent("return b(a())\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("return a - -a", "return a- -a"),
+        ("return 1 .. a", "return 1 ..a"),
+        ("return a .. 'x' .. a", "return a..'x'..a"),
+        ("return #a, not a", "return#a,not a"),
+        ("return a == 1 and 'x' or {}", "return a==1 and'x'or{}"),
+        ("return a[ [[x]] ]", "return a[ [[x]]]"),
+        ("return a == 'x' and (a) or nil", "return a=='x'and(a)or nil"),
+        ("a = a\n  return a", "a=a\nreturn a"),
+    ],
+)
+def test_only_spaces_go_that_lua_does_not_need(text: str, short: str) -> None:
+    assert Code(text).short({}) == f"{short}\n"
+    assert [word for word in tokens(short) if word[0] in {"string", "number"}] == [
+        word for word in tokens(text) if word[0] in {"string", "number"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "declared"),
+    [
+        ("local a, b = c, d", ("a", "b")),
+        ("local a\nb, c = 1, 2", ("a",)),
+        ("local a\nprint(b)", ("a",)),
+        ("for i, each in ipairs(all) do end", ("i", "each")),
+        ("for i = from, to do end", ("i",)),
+        ("local function f(x, ...) end", ("f", "x")),
+        ("sort(all, function(one, other) return one < other end)", ("one", "other")),
+        ("call(function() return x end)", ()),
+        ("-- local x\nreturn 'local y', z.local_time", ()),
+    ],
+)
+def test_the_local_variables_of_a_text(text: str, declared: tuple[str, ...]) -> None:
+    assert Code(text).declared == declared
+
+
+def test_fields_and_keys_keep_their_names() -> None:
+    names = {"one": "a", "two": "b"}
+    assert Code("one.two, two = {one = two, two}, one:two(one['two'])").short(names) == (
+        "a.two,b={one=b,b},a:two(a['two'])\n"
+    )
+
+
+def test_a_function_among_the_values_of_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="a function among the values"):
+        Code("return {a = function() end}").short({})

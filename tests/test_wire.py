@@ -163,9 +163,9 @@ def test_every_option_of_a_dispatch_is_in_the_table() -> None:
     table = rows("wire-scripts.md", "Options of dispatch_jobs")
     named = {word for row in table for word in words(row[0])}
     assert set(encode_options(every)) <= named
-    read = {name for name in named if re.search(rf"\bo\.{name}\b", script("dispatch_jobs").source)}
+    read = {name for name in named if re.search(rf"\bo\.{name}\b", script("dispatch_jobs").text)}
     assert named == read
-    used = set(re.findall(r"\bo\.(\w+)", script("dispatch_jobs").source)) - {"scheduled_for"}  # that is the leader's
+    used = set(re.findall(r"\bo\.(\w+)", script("dispatch_jobs").text)) - {"scheduled_for"}  # that is the leader's
     assert used == named
 
 

@@ -47,6 +47,8 @@ class Producing(NamedTuple):
     waiting: int = 0
     stored: tuple[int, ...] = (0,) * TASKS
     kept: frozenset[tuple[int, str]] = frozenset()
+    run: tuple[int, int] = (1, 0)
+    """The first and the last of successive numbers that were answered `ok`, which are stored together."""
     low: int = 0
     losses: int = 2
     refusals: int = 1
@@ -68,17 +70,21 @@ class Producers(Model[Producing]):
     mistakes: ClassVar[Mapping[str, int]] = {
         "a plain high-water mark": 7,
         "an enqueue without a number": 5,
-        "a late copy lowers the lowest": 8,
+        "a late copy lowers the lowest": 11,
         # `full` is the script's own answer and must be final: an old copy that runs later would store the task.
         "full is not stored": 9,
         # No memory (like NOSCRIPT) is refused before the script can look up what it answered to an earlier copy.
         "no memory is believed after a resend": 5,
         "a number is given away unanswered": 7,
+        # NOSCRIPT was the answer to the number between: it is not done, and will come again.
+        "a run spans a number that was not done": 11,
+        "a run that is still needed is replaced": 12,
     }
     least: ClassVar[int] = 10_000
 
     def starts(self) -> Iterator[Producing]:
         yield Producing()
+        yield Producing(asked=(Asked(1, "ok"),), stored=(1, *(0,) * TASKS), run=(1, 1), low=1, losses=1)
 
     def steps(self, state: Producing) -> Iterator[tuple[str, str, Producing]]:
         yield from self._user_steps(state)
@@ -87,7 +93,7 @@ class Producers(Model[Producing]):
             yield from self._late_steps(state)
 
     def _user_steps(self, state: Producing) -> Iterator[tuple[str, str, Producing]]:
-        if len(state.asked) < TASKS:
+        if len(state.asked) < len(state.stored):
             task, number = len(state.asked), self._next_number(state)
             asked = (*state.asked, Asked(number))
             copy = Copy(task, number, lowest(asked))
@@ -141,6 +147,8 @@ class Producers(Model[Producing]):
             for number, word in kept:
                 if number == copy.number:
                     return word, after
+            if state.run[0] <= copy.number <= state.run[1]:
+                return "ok", after
         if state.waiting >= BOUND:
             if self.mistake in ("full is not stored", "a plain high-water mark"):
                 return "full", state
@@ -148,7 +156,16 @@ class Producers(Model[Producing]):
         count = state.stored[copy.task] + 1
         stored = (*state.stored[: copy.task], count, *state.stored[copy.task + 1 :])
         after = after._replace(waiting=state.waiting + 1, stored=stored)
-        return "ok", after._replace(kept=after.kept | {(copy.number, "ok")})
+        return "ok", self._store_ok(after, copy.number)
+
+    def _store_ok(self, state: Producing, number: int) -> Producing:
+        first, last = state.run
+        follows = number == last + 1 or self.mistake == "a run spans a number that was not done" and number > last
+        if follows and first <= last:
+            return state._replace(run=(first, number))
+        if last < state.low or self.mistake == "a run that is still needed is replaced":
+            return state._replace(run=(number, number))
+        return state._replace(kept=state.kept | {(number, "ok")})
 
     def _read(self, state: Producing, task: int, word: str) -> Producing:
         request = state.asked[task]

@@ -447,7 +447,7 @@ def test_the_follow_up_of_an_end_in_a_start_does_not_take_its_numbers(desk: Desk
 
 FILES = [path.read_text("utf-8") for path in Path(worqr.lua.__file__).parent.glob("*.lua")]
 BODIES = {each.name: each.body for text in FILES for each in transactions(text)}
-ENDING = [each.name for each in all_scripts() if "note_member(" in each.source]
+ENDING = [each.name for each in all_scripts() if "note_member(" in each.text]
 """Scripts that may note what happens to a member, by what is linked into them."""
 
 
@@ -460,13 +460,13 @@ def counts_members(source: str, body: str) -> bool:
     code = re.sub(r"--.*", "", body)
     enders = [each for each in ENDERS if f"{each}(" in code]
     return "count_members(" in code or any(
-        re.search(rf"function {each}\(.*?count_members\(.*?\nend\n", source, re.DOTALL) for each in enders
+        re.search(rf"function (?:shared\.)?{each}\(.*?count_members\(.*?\nend\n", source, re.DOTALL) for each in enders
     )
 
 
 @pytest.mark.parametrize("name", ENDING)
 def test_a_script_that_may_end_a_member_counts_members(name: str) -> None:
-    source, body = script(name).source, BODIES[name]
+    source, body = script(name).text, BODIES[name]
     assert counts_members(source, body)
     called = ("count_members", *ENDERS)
     assert not counts_members(source, re.sub(rf"\b({'|'.join(called)})\(", "", body))

@@ -10,11 +10,11 @@ import pytest
 import redis
 
 from tests.ops.driver import Desk
-from tests.ops.scene import CALLS, next_call, reset_scene, set_scene
-from tests.support.clusters import open_node
+from tests.ops.scene import CALLS, NO_SCENE, next_call, reset_scene, set_scene
+from tests.support.clusters import cluster_of, open_node
 from tests.support.patience import PATIENCE
 from worqr.command import Command
-from worqr.keys import NONEXISTENT
+from worqr.keys import NONEXISTENT, QueueKeys, RegistryKeys
 from worqr.link.session import as_sent, slot_of
 from worqr.lua import Script, all_scripts
 
@@ -81,7 +81,43 @@ def test_every_script_works_on_a_node_and_tells_it_in_the_slot(node: redis.Redis
 def test_what_is_said_of_the_registry_is_said_to_all_nodes() -> None:
     """Its channels are plain, and whoever says something on one of a queue says it in the slot."""
     for script in all_scripts():
-        published = re.findall(r"'(S?PUBLISH)', ('\{'|mesh|[\w. :']+)", script.sharded.source)
+        published = re.findall(r"'(S?PUBLISH)', ('\{'|mesh|[\w. :']+)", script.sharded.text)
         for command, channel in published:
             assert command == ("PUBLISH" if channel in ("'{'", "mesh") else "SPUBLISH"), (script.name, command, channel)
         assert "'NUMSUB'" not in script.sharded.source
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_while_a_slot_moves_key_by_key_no_script_runs_on_a_part_of_its_keys(server_kind: str, is_there: bool) -> None:
+    """The base is still there, or has moved already. The node that it leaves and the node that it goes to both refuse the call."""
+    queue, registry = QueueKeys("mesh", "Q1"), RegistryKeys("mesh")
+    calls = {name: make(queue, registry, NO_SCENE) for name, make in CALLS.items()}
+    with cluster_of(server_kind, primaries=2, replicas=0) as cluster:
+        for base in {call.base for call in calls.values()}:
+            source = cluster.owner(base)
+            [target] = [node for node in cluster.nodes if node is not source]
+            source.ask("SET" if base == registry.base else "RPUSH", base, "a task")
+            target.ask("CLUSTER", "SETSLOT", slot_of(base), "IMPORTING", source.id)
+            source.ask("CLUSTER", "SETSLOT", slot_of(base), "MIGRATING", target.id)
+            if not is_there:
+                source.ask("MIGRATE", "127.0.0.1", target.port, base, 0, 5000)
+        before = cluster.all_keys()
+        for name, call in calls.items():
+            script, keys = as_sent(call, clustered=True)
+            numbers = ("producer", 1, 1) if call.numbered else ()
+            source = cluster.owner(call.base)
+            [target] = [node for node in cluster.nodes if node is not source]
+            for node in cluster.nodes:
+                node.look.script_load(script.source)
+            sent = ("EVALSHA", script.sha, len(keys), *keys, *numbers, *call.args)
+            refusal = r"TRYAGAIN|Multiple keys" if is_there else rf"ASK|{slot_of(call.base)} 127.0.0.1:{target.port}"
+            with pytest.raises(redis.ResponseError, match=refusal):
+                source.look.execute_command(*sent)
+            with target.look.pipeline(transaction=False) as pipe:
+                pipe.execute_command("ASKING")
+                pipe.execute_command(*sent)
+                asked, refused = pipe.execute(raise_on_error=False)
+            assert asked in {b"OK", True}
+            assert isinstance(refused, redis.ResponseError), (name, refused)
+            assert re.search(r"TRYAGAIN|Multiple keys", str(refused)), (name, refused)
+            assert cluster.all_keys() == before, name

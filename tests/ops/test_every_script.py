@@ -156,7 +156,7 @@ def test_a_task_lives_on_when_memory_is_full(own_desk: Desk) -> None:
     assert desk.state()[":claims:A"] == {str(three)}
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if "numbered(" in script(name).source])
+@pytest.mark.parametrize("name", [name for name in CALLS if "numbered(" in script(name).text])
 def test_a_numbered_request_that_comes_again_or_late_changes_nothing(desk: Desk, name: str) -> None:
     scene = set_scene(desk)
     call = next_call(desk, scene, name)

@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE
 from worqr import ops
 from worqr.command import Command
 from worqr.limits import DECLARES_NOTHING
-from worqr.lua.assembler import assemble, library
+from worqr.lua.assembler import Assembler, library
 
 MINUTE = "60000"
 
@@ -256,7 +256,9 @@ def test_tasks_start_when_the_window_opens(desk: Desk) -> None:
     soon(lambda: not desk.client.exists(desk.q.starts("200")))
 
 
-WINDOW = assemble(
+WINDOW = Assembler(
+    library(path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua")))
+).sent(
     """
 local key, period, now, wanted, rate = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local number, leaves_at = starts_within(key, period, now)
@@ -266,8 +268,7 @@ if n > 0 then
   redis.call('PERSIST', key) -- the moments are the test's, and the key would expire by the server's clock
 end
 return {n, leaves_at and leaves_at - now or -1, redis.call('LLEN', key)}
-""",
-    library(path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua"))),
+"""
 )
 
 

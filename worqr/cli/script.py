@@ -29,6 +29,9 @@ def script(
     *,
     sha: Annotated[bool, flag("Print the SHA-1 for EVALSHA instead of the source.")] = False,
     header: Annotated[bool, flag("Print the guarantee, KEYS, ARGV and replies instead of the source.")] = False,
+    readable: Annotated[
+        bool, flag("Print the source with its own names and indentation: line for line what is sent.")
+    ] = False,
     cluster: Annotated[bool, flag("Print the variant for Redis Cluster, which uses sharded channels.")] = False,
     every: Annotated[
         bool, Parameter(name="--list", show_default=False, help="List all scripts. This is the default.")
@@ -40,6 +43,8 @@ def script(
         raise InvalidArguments(f"--{'list' if every else 'json'} lists all scripts: omit {name!r}")
     if header and (name is None or sha):
         raise InvalidArguments("--header prints the header of one script: name the script, and omit --sha")
+    if readable and (name is None or sha or header):
+        raise InvalidArguments("--readable prints one script: name the script, and omit --sha and --header")
     if name is None:
         _print_all([_variant(each, cluster=cluster) for each in all_scripts()], sha=sha, json=json)
         return
@@ -55,7 +60,8 @@ def script(
         print(found.header, end="")
         return
     sys.stdout.flush()
-    sys.stdout.buffer.write(found.source.encode())  # byte for byte: its SHA-1 depends on it
+    printed = found.text if readable else found.source  # byte for byte: the SHA-1 depends on it
+    sys.stdout.buffer.write(printed.encode())
 
 
 def _variant(script: Script, *, cluster: bool) -> Script:

@@ -21,10 +21,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worqr.lua.assembler import Definition, Transaction, assemble, library, transactions
+from worqr.lua.assembler import Assembler, Transaction, library, transactions
 
 _FOLDER = Path(__file__).parent
 _NUMBERED = re.compile(r"^-- NUMBERED$", re.MULTILINE)
+_ALWAYS = re.compile(r"^-- ALWAYS (.+)$", re.MULTILINE)
+_OFTEN = re.compile(r"^-- OFTEN (.+)$", re.MULTILINE)
 _SUFFIX = re.compile(r"\b(?:queue|mesh) \.\. '(:[\w:]+)'")
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
 _SHARDED = (
@@ -42,46 +44,44 @@ class Script:
     """One transaction: its name, the source as it is sent, and the SHA-1 by which the server knows it.
 
     Without a source, it is the script of the package with that name, read at first use. `sharded` is the same transaction for a
-    cluster, where the channels of a queue are sharded.
+    cluster, where the channels of a queue are sharded. `text` is the source for people: it has the same lines.
     """
 
-    __slots__ = ("name", "sha", "sharded", "source")
+    __slots__ = ("name", "sha", "sharded", "source", "text")
 
-    def __init__(self, name: str, source: str | None = None) -> None:
+    def __init__(self, name: str, source: str | None = None, sharded: Script | None = None) -> None:
         self.name: str = name
         if source is not None:
-            self._set(source)
-
-    def _set(self, source: str) -> None:
-        self.source: str = source
-        self.sha: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            self.source: str = source
+            self.text: str = source
+            self.sharded: Script = sharded or self
 
     def __getattr__(self, attribute: str) -> Any:
-        """Compute `source`, `sha` or `sharded` at first use. Python calls it only for an attribute that is not set."""
-        if attribute == "sharded":
-            source = self.source
-            for plain, sharded in _SHARDED:
-                source = plain.sub(sharded, source)
-            self.sharded: Script = self if source == self.source else Script(self.name, source)
-            return self.sharded
-        if attribute not in {"source", "sha"}:
+        """Compute `source`, `text`, `sha` or `sharded` at first use. Python calls it only for an attribute that is not set."""
+        if attribute == "sha":
+            self.sha: str = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+            return self.sha
+        if attribute == "source":
+            self.source = _assembled(self.name)
+            return self.source
+        if attribute == "text":
+            self.text = _assembled(self.name, readable=True)
+            return self.text
+        if attribute != "sharded":
             raise AttributeError(attribute)
-        known = _transactions()[self.name]
-        body, flags = known.body, _FLAGS.search(known.header)
-        if _NUMBERED.search(known.header):
-            body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n{body}end)\n"
-        self._set(f"#!lua{f' flags={flags[1]}' if flags else ''}\n{assemble(body, _shared())}")
-        return self.source if attribute == "source" else self.sha
+        source = _assembled(self.name, sharded=True)
+        self.sharded = self if source == self.source else _Sharded(self.name, source)
+        return self.sharded
 
     @property
     def header(self) -> str:
         """The header: guarantee, ARGV, RETURNS, RESEND."""
-        return _transactions()[self.name].header
+        return _transactions(sharded=False)[self.name].header
 
     @property
     def suffixes(self) -> list[str]:
         """What the transaction itself appends to the base to make its keys; an asterisk stands for an id. For messages."""
-        known = _transactions().get(self.name)
+        known = _transactions(sharded=False).get(self.name)
         found = _SUFFIX.findall(known.body) if known else ()
         return ["", *sorted({f"{each}*" if each.endswith(":") else each for each in found})]
 
@@ -89,27 +89,61 @@ class Script:
         return f"<Script {self.name}>"
 
 
-@cache
-def _files() -> tuple[str, ...]:
-    return tuple(path.read_text("utf-8") for path in sorted(_FOLDER.glob("*.lua")))
+class _Sharded(Script):
+    """The variant of a script for a cluster."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, source: str) -> None:
+        super().__init__(name)
+        self.source = source
+        self.sharded = self
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute == "text":
+            self.text = _assembled(self.name, readable=True, sharded=True)
+            return self.text
+        return super().__getattr__(attribute)
+
+
+def _assembled(name: str, *, readable: bool = False, sharded: bool = False) -> str:
+    """Return the source of a script of the package, or its text for people."""
+    known = _transactions(sharded=sharded)[name]
+    flags = _FLAGS.search(known.header)
+    always, often = (" ".join(line.findall(known.header)).split() for line in (_ALWAYS, _OFTEN))
+    body = known.body
+    if _NUMBERED.search(known.header):
+        body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n{body}end)\n"
+    make = _assembler(sharded=sharded).readable if readable else _assembler(sharded=sharded).sent
+    return f"#!lua{f' flags={flags[1]}' if flags else ''}\n{make(body, always, often)}"
 
 
 @cache
-def _transactions() -> dict[str, Transaction]:
-    found = [each for text in _files() for each in transactions(text)]
+def _files(*, sharded: bool) -> tuple[str, ...]:
+    if not sharded:
+        return tuple(path.read_text("utf-8") for path in sorted(_FOLDER.glob("*.lua")))
+    files = list(_files(sharded=False))
+    for plain, changed in _SHARDED:
+        files = [plain.sub(changed, text) for text in files]
+    return tuple(files)
+
+
+@cache
+def _transactions(*, sharded: bool) -> dict[str, Transaction]:
+    found = [each for text in _files(sharded=sharded) for each in transactions(text)]
     return {each.name: each for each in sorted(found, key=lambda each: each.name)}
 
 
 @cache
-def _shared() -> dict[str, Definition]:
-    """Return all functions and constants that transactions share, by name."""
-    return library(_files())
+def _assembler(*, sharded: bool) -> Assembler:
+    """Return the assembler with all functions and constants that transactions share."""
+    return Assembler(library(_files(sharded=sharded)))
 
 
 @cache
 def script(name: str) -> Script:
     """Return the transaction `name`."""
-    if name not in _transactions():
+    if name not in _transactions(sharded=False):
         raise FileNotFoundError(f"there is no script {name!r}")
     return Script(name)
 
@@ -117,4 +151,4 @@ def script(name: str) -> Script:
 @cache
 def all_scripts() -> tuple[Script, ...]:
     """Return all transactions, by name."""
-    return tuple(map(script, _transactions()))
+    return tuple(map(script, _transactions(sharded=False)))

@@ -3,16 +3,21 @@
 Here are a tokenizer of Lua, the call graph of the shared functions, and the text that is sent to the server. All of it is pure.
 A file is a list of definitions at the beginning of a line: ``local function name(...)`` or ``local NAME = ...``. A transaction is
 a function without parameters whose comment, its header, begins with its name and a colon. No other function calls it.
-A script gets the definitions that its body names, and those that they name, each before its first use, because Lua's scoping
-requires that. `worqr.lua` lists the files and documents the lines of a header.
+A script gets the definitions that its body names, and those that they name, once each, as fields of the table ``shared``: neither
+the 200 locals nor the 60 upvalues of Lua limit their number. Definitions that a script always needs can be locals in front of
+it. Then all others are made together, when the first of them is needed, in one step or in two.
+What is sent has short names and no indentation, and the same lines as the text for people. `worqr.lua` lists the files and
+documents the lines of a header.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from functools import cached_property
+from itertools import count, islice, pairwise, product
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
 from typing import Final
 
 _TOKEN: Final = re.compile(
@@ -27,46 +32,46 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_BEGINS: Final = re.compile(r"^(?=local )", re.MULTILINE)
 _DEFINED: Final = re.compile(r"local (?:function (\w+)\(|(\w+) =)")
 _OTHER_CODE: Final = re.compile(r"(?<=\n)(?!end\n|\}\n|\]\]\n)\S")
 """A line that is neither indented nor the end of a definition."""
-_LITERAL: Final = re.compile(r"local \w+ = (\d+|'[^'\n]*')\n")
-_LATER: Final = "-- LATER"
-_MADE_LATER: Final = """local made_{name}
-local function make_{name}()
-{code}return {name}
-end
-local function {name}(...)
-  made_{name} = made_{name} or make_{name}()
-  return made_{name}(...)
-end
-"""
-
+_COMMENTS: Final = re.compile(r"(?:--.*\n|\n)*")
+_LITERAL: Final = re.compile(rf"local [A-Z_\d]+ = (\d+|'[^'\n]*')(?: *--.*)?\n{_COMMENTS.pattern}")
+SHARED: Final = "shared"
+"""The table of the definitions."""
+_SHORT_SHARED: Final = "_"
+SHORT_CALLS: Final = {
+    "redis.call": "C",
+    "redis.pcall": "P",
+    "string.find": "F",
+    "string.match": "M",
+    "string.format": "S",
+    "string.sub": "U",
+    "math.max": "X",
+    "math.min": "N",
+    "math.floor": "L",
+    "table.concat": "T",
+}
+"""Functions of the server that what is sent has as local variables, if it calls them: that is shorter, and takes less memory."""
+_MADE_TOGETHER: Final = (
+    "setmetatable(shared, {__index = function(shared, name)\n",
+    "return rawget(shared, name)\nend})\n",
+)
+_MADE_FIRST: Final = "return rawget(shared, name) or shared[name]\nend})\n"
+"""What ends those that are often needed, after what makes the others."""
 
 _TRANSACTION: Final = re.compile(
     r"^(?P<header>-- (?P<name>\w+): .*\n(?:--.*\n)*)local function (?P=name)\(\)\n(?P<body>(?:(?: .*)?\n)*)end\n",
     re.MULTILINE,
 )
+_KEYWORDS: Final = frozenset(
+    "and break do else elseif end false for function if in local nil not or repeat return then true until while".split()
+)
 
 Token = tuple[str, str]
 """One word of a Lua text: its kind (space, comment, string, name, number or symbol) and the word. Symbols without a space between
 them are one token, but for brackets and minus signs, which begin one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """A function or a constant of a file."""
-
-    name: str
-    code: str
-    """Its text, without comments."""
-    uses: tuple[str, ...]
-    """Every name in it that may be another definition's, in the order of appearance."""
-    later: bool
-    """The comment in front of it has a line that begins with ``-- LATER``: it is made at its first call."""
-    literal: str = ""
-    """The value of a constant that is a number or a text, as it is written. It is sent in place of the name: a function that uses
-    a variable outside it takes longer to make."""
 
 
 def tokens(text: str) -> Iterator[Token]:
@@ -80,6 +85,163 @@ def tokens(text: str) -> Iterator[Token]:
         if kind == "open":
             raise ValueError(f"line {text.count(chr(10), 0, found.start()) + 1}: a string has no end")
         yield kind, found[0]
+
+
+class Code:
+    """A text of Lua, looked at when something of it is asked for."""
+
+    def __init__(self, raw: str) -> None:
+        self.raw = raw
+
+    @cached_property
+    def _words(self) -> list[tuple[str, str, str]]:
+        """Each word that is neither space nor comment, with its kind and the gap in front of it: what is left of the spaces there."""
+        found: list[tuple[str, str, str]] = []
+        gap = ""
+        for kind, text in tokens(self.raw):
+            if kind == "space":
+                gap += text
+            elif kind == "comment":
+                gap = gap or " "
+            else:
+                if "\n" in gap:
+                    gap = gap[gap.rindex("\n") + (not found) :]
+                found.append((gap, kind, text))
+                gap = ""
+        return found
+
+    @cached_property
+    def stripped(self) -> str:
+        """The text without comments and empty lines. Every other line keeps its indentation."""
+        words = self._words
+        return "".join([*(gap + text for gap, _, text in words), "\n"]) if words else ""
+
+    @cached_property
+    def uses(self) -> tuple[str, ...]:
+        """The names that the text uses: neither fields nor what it assigns, each once, in the order of appearance."""
+        found: dict[str, None] = {}
+        before, candidate = "", ""
+        for _, kind, text in self._words:
+            if candidate and not (text[0] == "=" and text[:2] != "=="):
+                found[candidate] = None
+            candidate = text if kind == "name" and not _is_field(before) else ""
+            before = text
+        if candidate:
+            found[candidate] = None
+        return tuple(found)
+
+    @cached_property
+    def declared(self) -> tuple[str, ...]:
+        """The names of local variables and parameters, each once, in the order of appearance."""
+        found: dict[str, None] = {}
+        state, before = "", ""
+        for _, kind, text in self._words:
+            if kind == "name" and text in ("local", "for"):
+                state = "names"
+            elif kind == "name" and text == "function":
+                state = "function"
+            elif state == "function":
+                if kind == "name":
+                    found[text] = None
+                else:
+                    state = "names" if text == "(" else ""
+            elif state and kind == "name" and before in {"local", "for", ",", "("}:
+                found[text] = None
+            elif text != ",":
+                state = ""
+            before = text
+        return tuple(found)
+
+    def with_names(self, names: Mapping[str, str]) -> str:
+        """Return `stripped` with other names in place of these, wherever they are no fields or keys."""
+        return "".join([gap + text for gap, text in self._renamed(names)] + ["\n"]) if self._words else ""
+
+    def short(self, names: Mapping[str, str]) -> str:
+        """Return `with_names` without spaces that Lua does not need. The lines are the same."""
+        parts: list[str] = []
+        before = "\n"
+        for gap, text in self._renamed(names):
+            if "\n" in gap:
+                parts.append("\n")
+            elif gap and _needs_space(before, text):
+                parts.append(" ")
+            parts.append(text)
+            before = text
+        return "".join([*parts, "\n"]) if parts else ""
+
+    def _renamed(self, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Yield each word with its gap, and the names replaced."""
+        brackets: list[str] = []
+        words = self._words
+        for n, (gap, kind, text) in enumerate(words):
+            if kind == "symbol":
+                _note_brackets(brackets, text)
+            elif kind == "name" and text in names:
+                before = words[n - 1][2] if n else ""
+                after = words[n + 1][2] if n + 1 < len(words) else ""
+                is_key = brackets[-1:] == ["{"] and before[-1] in "{,;" and after[0] == "=" and after[:2] != "=="
+                if not is_key and not _is_field(before):
+                    yield gap, names[text]
+                    continue
+            elif text == "function" and brackets[-1:] == ["{"]:
+                raise ValueError(f"a function among the values of a table: {self.raw!r}")
+            yield gap, text
+
+
+def _is_field(before: str) -> bool:
+    """Return True if a name after this word is a field."""
+    return before[-1:] in {".", ":"} and before[-2:] != ".."
+
+
+def _note_brackets(brackets: list[str], symbols: str) -> None:
+    """Change the list of open brackets by these symbols."""
+    for symbol in symbols:
+        if symbol in "([{":
+            brackets.append(symbol)
+        elif symbol in ")]}" and brackets:
+            brackets.pop()
+
+
+def _needs_space(before: str, text: str) -> bool:
+    """Return True if the two words might be others without a space."""
+    last, first = before[-1], text[0]
+    if last.isalnum() or last == "_":
+        return first.isalnum() or first == "_" or (first == "." and last.isdigit())
+    return last not in "'\")}]" and first not in "'\"({)}],;#" and not (first.isalnum() or first == "_")
+
+
+class Definition(Code):
+    """A function or a constant of a file."""
+
+    def __init__(self, raw: str) -> None:
+        super().__init__(raw)
+        found = _DEFINED.match(raw)
+        if not found:
+            raise ValueError(f"more or less than `local function name(` or `local NAME =`: {raw!r}")
+        self.name: str = found[1] or found[2]
+        self.is_function: bool = found[1] is not None
+
+    @cached_property
+    def code(self) -> str:
+        """Its text, without comments.
+
+        Raises:
+            ValueError: it is followed by other code.
+        """
+        if _OTHER_CODE.search(self.stripped):
+            raise ValueError(f"more or less than `local function name(` or `local NAME =`: {self.stripped!r}")
+        return self.stripped
+
+    @cached_property
+    def needs(self) -> tuple[str, ...]:
+        """Every name in it that may be another definition's, in the order of appearance."""
+        return tuple(each for each in self.uses if each != self.name)
+
+    @cached_property
+    def literal(self) -> str:
+        """The value of a constant that is a number or a text, as it is written. It is sent in place of the name."""
+        found = None if self.is_function else _LITERAL.fullmatch(self.raw)
+        return found[1] if found else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,67 +263,24 @@ def transactions(text: str) -> list[Transaction]:
 
 def strip(text: str) -> str:
     """Return the text without comments and empty lines. Every other line keeps its indentation."""
-    return _scan(tokens(text))[0]
+    return Code(text).stripped
 
 
 def names(text: str) -> tuple[str, ...]:
     """Return the names that the text uses: neither fields nor what it assigns, each once, in the order of appearance."""
-    return _scan(tokens(text))[1]
-
-
-def _scan(words: Iterable[Token]) -> tuple[str, tuple[str, ...]]:
-    """Return what `strip` and `names` return of a text of these tokens."""
-    code: list[str] = []
-    found: dict[str, None] = {}
-    gap, before, candidate = "", "", ""
-    for kind, text in words:
-        if kind == "space":
-            gap += text
-            continue
-        if kind == "comment":
-            gap = gap or " "
-            continue
-        if "\n" in gap:
-            gap = gap[gap.rindex("\n") + (not code) :]
-        code += (gap, text)
-        if candidate and not (text[0] == "=" and text[:2] != "=="):
-            found[candidate] = None
-        candidate = text if kind == "name" and (before[-1:] not in {".", ":"} or before[-2:] == "..") else ""
-        gap, before = "", text
-    if candidate:
-        found[candidate] = None
-    return "".join([*code, "\n"]) if code else "", tuple(found)
+    return Code(text).uses
 
 
 def definitions(text: str) -> list[Definition]:
     """Return the definitions of a file, in their order.
 
     Raises:
-        ValueError: the file has other code between them.
+        ValueError: the file has other code in front of them.
     """
-    words = list(tokens(text))
-    starts = [n for n, word in enumerate(words) if word[1] == "local" and (n == 0 or words[n - 1][1][-1] == "\n")]
-    if any(kind not in {"space", "comment"} for kind, _ in words[: starts[0] if starts else None]):
+    starts = [found.start() for found in _BEGINS.finditer(text)]
+    if not _COMMENTS.fullmatch(text, 0, starts[0] if starts else len(text)):
         raise ValueError("a file has only definitions, and begins with something else")
-    return [
-        _definition(words[start:end], later=_is_later(words[:start])) for start, end in pairwise([*starts, len(words)])
-    ]
-
-
-def _is_later(before: list[Token]) -> bool:
-    """Return True if the comment at the end of `before` has a line that begins with ``-- LATER``."""
-    comment = takewhile(lambda word: word[0] in {"space", "comment"}, reversed(before))
-    return any(text.startswith(_LATER) for _, text in comment)
-
-
-def _definition(words: list[Token], *, later: bool) -> Definition:
-    code, uses = _scan(words)
-    found = _DEFINED.match(code)
-    if not found or _OTHER_CODE.search(code):
-        raise ValueError(f"more or less than `local function name(` or `local NAME =`: {code!r}")
-    name: str = found[1] or found[2]
-    literal = _LITERAL.fullmatch(code)
-    return Definition(name, code, tuple(each for each in uses if each != name), later, literal[1] if literal else "")
+    return [Definition(text[start:end]) for start, end in pairwise([*starts, len(text)])]
 
 
 def library(modules: Iterable[str]) -> dict[str, Definition]:
@@ -179,69 +298,123 @@ def library(modules: Iterable[str]) -> dict[str, Definition]:
     return known
 
 
-def assemble(body: str, known: Mapping[str, Definition]) -> str:
-    """Return the body without comments, after all definitions that it needs. Constants are literals in it.
+class Assembler:
+    """The definitions of all files, and the scripts that are made of them."""
 
-    Raises:
-        ValueError: definitions call each other in a circle.
-    """
-    code, uses = _scan(tokens(body))
-    return with_literals(_linked(uses, known, frozenset()) + code, known)
+    def __init__(self, known: Mapping[str, Definition]) -> None:
+        self._known = known
+        self._sent: dict[str, str] = {}
+        """What is sent of a definition that is a field, by its name."""
 
+    @cached_property
+    def _short_names(self) -> dict[str, str]:
+        """The name of each definition in what is sent, of two letters or more. It depends on the names of all definitions."""
+        pool = islice(_pool(ascii_uppercase), len(ascii_uppercase), None)
+        return dict(zip(sorted(self._known), pool, strict=False))
 
-def with_literals(code: str, known: Mapping[str, Definition]) -> str:
-    """Return the code with the literals of constants in place of their names."""
-    literals = {each.name: each.literal for each in known.values() if each.literal}
-    return "".join([literals.get(text, text) if kind == "name" else text for kind, text in tokens(code)])
+    @cached_property
+    def _constants(self) -> dict[str, str]:
+        """The constants that are literals, with their values."""
+        return {each.name: each.literal for each in self._known.values() if each.literal}
 
+    def readable(self, body: str, always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
+        """Return the body without comments, after all definitions that it needs. Constants are literals in it.
 
-def _linked(uses: tuple[str, ...], known: Mapping[str, Definition], outer: frozenset[str]) -> str:
-    """Return the definitions that `uses` needs, each after those that it needs itself; `outer` are defined already.
+        Args:
+            body: the transaction.
+            always: definitions that every call needs.
+            often: of the others, those that are made first, when one of them is needed.
 
-    A definition that is made later is inside a function, together with the definitions that only it needs.
-    """
-    here = _needed_now(uses, known) - outer
-    parts: list[str] = []
-    for name in _in_order(uses, known):
-        each = known[name]
-        if name not in here or each.literal:
-            continue
-        if each.later:
-            code = _linked(each.uses, known, outer | here) + each.code
-            parts.append(_MADE_LATER.format(name=name, code=code))
-        else:
-            parts.append(each.code)
-    return "".join(parts)
+        Raises:
+            ValueError: definitions call each other in a circle, or one of `always` and `often` is not needed.
+        """
+        fields = {name: f"{SHARED}.{name}" for name in self._known.keys() - {*always}} | self._constants
 
+        def text_of(code: Code) -> str:
+            return code.with_names(fields)
 
-def _needed_now(uses: tuple[str, ...], known: Mapping[str, Definition]) -> frozenset[str]:
-    """Return the definitions that are reached from `uses` without a call of one that is made later."""
-    found: set[str] = set()
-    left = list(uses)
-    while left:
-        name = left.pop()
-        if name in known and name not in found:
-            found.add(name)
-            left += () if known[name].later else known[name].uses
-    return frozenset(found)
+        return f"local {SHARED} = {{}}\n" + self._joined(Code(body), always, often, text_of, text_of, SHARED)
 
+    def sent(self, body: str, always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
+        """Return `readable` with short names, and without spaces that Lua does not need. The lines are the same."""
+        short = self._short_names
+        fields = {name: f"{_SHORT_SHARED}.{each}" for name, each in short.items()} | self._constants
+        hot = {**fields, **{name: short[name] for name in always}}
 
-def _in_order(uses: tuple[str, ...], known: Mapping[str, Definition]) -> list[str]:
-    """Return all definitions that are reached from `uses`, each after those that it uses."""
-    done: list[str] = []
-    path: list[str] = []
+        def text_of(code: Code) -> str:
+            return _with_calls(code.short({**_locals(code, hot), **hot}))
 
-    def visit(name: str) -> None:
-        if name in path:
-            raise ValueError(f"a circle of calls: {' -> '.join([*path[path.index(name) :], name])}")
-        if name not in known or name in done:
-            return
-        path.append(name)
-        for each in known[name].uses:
+        def field_of(code: Definition) -> str:
+            if always:
+                return text_of(code)
+            if code.name not in self._sent:
+                self._sent[code.name] = text_of(code)
+            return self._sent[code.name]
+
+        text = self._joined(Code(body), always, often, text_of, field_of, _SHORT_SHARED)
+        called = {function: short for function, short in SHORT_CALLS.items() if f"{short}(" in text}
+        return f"local {','.join([_SHORT_SHARED, *called.values()])}={','.join(['{}', *called])}\n{text}"
+
+    def _joined(
+        self,
+        body: Code,
+        always: Sequence[str],
+        often: Sequence[str],
+        text_of: Callable[[Code], str],
+        field_of: Callable[[Definition], str],
+        table: str,
+    ) -> str:
+        """Return the definitions that are always needed, those that are made together, and the body."""
+        order = [self._known[name] for name in self.in_order(body.uses) if name not in self._constants]
+        if unneeded := {*always, *often} - {each.name for each in order}:
+            raise ValueError(f"not needed: {', '.join(sorted(unneeded))}")
+        first = [text_of(each) for each in order if each.name in always]
+        soon = [field_of(each).removeprefix("local ") for each in order if each.name in often]
+        rest = [field_of(each).removeprefix("local ") for each in order if each.name not in {*always, *often}]
+        if always:
+            begin, end, next_step = (each.replace(SHARED, table) for each in (*_MADE_TOGETHER, _MADE_FIRST))
+            rest = [begin, *rest, end] if rest else []
+            rest = [begin, *soon, *rest, next_step] if soon else rest
+        return "".join([*first, *rest, text_of(body)])
+
+    def in_order(self, uses: Iterable[str]) -> list[str]:
+        """Return all definitions that are reached from `uses`, each after those that it uses."""
+        done: dict[str, None] = {}
+        path: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in path:
+                raise ValueError(f"a circle of calls: {' -> '.join([*path[path.index(name) :], name])}")
+            if name not in self._known or name in done:
+                return
+            path.append(name)
+            for each in self._known[name].needs:
+                visit(each)
+            path.pop()
+            done[name] = None
+
+        for each in uses:
             visit(each)
-        path.pop()
-        done.append(name)
+        return list(done)
 
-    for each in uses:
-        visit(each)
-    return done
+
+def _with_calls(text: str) -> str:
+    for function, short in SHORT_CALLS.items():
+        text = text.replace(f"{function}(", f"{short}(")
+    return text
+
+
+def _locals(code: Code, taken: Collection[str]) -> dict[str, str]:
+    """Return a short name for each local variable. One name has one short name, wherever it is declared."""
+    own = [name for name in code.declared if name not in taken]
+    return dict(zip(own, _pool(ascii_lowercase), strict=False))
+
+
+def _pool(first: str) -> Iterator[str]:
+    """Yield names that begin with one of these letters: first those of one letter, then longer ones."""
+    yield from first
+    for length in count(1):
+        for letter, *rest in product(first, *[ascii_letters + digits] * length):
+            name = letter + "".join(rest)
+            if name not in _KEYWORDS:
+                yield name

@@ -425,7 +425,6 @@ end
 
 -- Returns true if a member may not be added to a part by the option `batch` of its dispatch: the part was closed at this version
 -- or later, or cancelled, or sealed after the home gave that option.
--- LATER: most jobs are in no batch.
 local function is_closed(base, batch)
   local kept = own(redis.pcall('HMGET', part_key(base, batch.token), 'v', 'closed', 'cancel_reason', 'sealed')) or {}
   local is_closed_now = kept[2] or kept[3] or kept[4] and not batch.sealed
@@ -445,7 +444,6 @@ local function batch_field(token, home, id)
 end
 
 -- Notes a new member. Returns the field of its record.
--- LATER: most jobs are in no batch.
 local function enter_batch(batch, id)
   local text = batch_field(batch.token, batch.home, batch.id)
   note_member(text, 'added', id)
@@ -574,7 +572,6 @@ local function count_changes(base, token, changes)
 end
 
 -- Counts the collected changes of all parts, also those that follow from them. Returns how many tasks became claimable.
--- LATER: most queues have no batches.
 local function settle_parts(base)
   local ready = 0
   while next(member_changes) do
@@ -589,7 +586,6 @@ end
 
 -- Returns the field `batch` of a dead-letter record whose task becomes a member again; nil if its part is not stored any more. Also
 -- returns true if it may not be put back now: its batch is being cancelled.
--- LATER: few failed tasks are in a batch.
 local function batch_to_rejoin(base, batch)
   local part = part_key(base, string.match(batch, '^[^\n]*'))
   local kept = own(redis.pcall('HMGET', part, 'v', 'closed', 'cancel_reason')) or {}

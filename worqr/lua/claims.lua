@@ -5,15 +5,15 @@
 
 local LAST_TOKEN = 9000000000000000 -- the clock in the year 2255. A larger token was never assigned: doubles soon lose digits there
 
--- Returns the queue's next fencing token, and the clock in milliseconds. The token is above the last one and above the
--- clock, so that it never decreases.
+-- Returns the queue's next fencing token, the clock in milliseconds, and the last token (0: none). The token is above the last
+-- one and above the clock, so that it never decreases.
 local function next_token(base)
   local last = tonumber(redis.call('HGET', base .. ':counts', 'fence')) or 0
   if not (last >= 0 and last <= LAST_TOKEN) then
     last = 0
   end
   local time = redis.call('TIME')
-  return math.max(last + 1, time[1] * 1000000 + time[2]), time[1] * 1000 + math.floor(time[2] / 1000)
+  return math.max(last + 1, time[1] * 1000000 + time[2]), time[1] * 1000 + math.floor(time[2] / 1000), last
 end
 
 -- Stores the last fencing token that was assigned.
@@ -252,7 +252,6 @@ end
 
 -- True if the claimed `task` may be put into a lane: it is a raw task, or a job that was one and is in no lane. A job of its id that
 -- is blocked has to be merged first.
--- LATER: most tasks of lanes are dispatched.
 local function may_be_filed(base, task)
   local fields = task.fields
   return not task.job or fields.twin and not fields.lane and redis.call('EXISTS', base .. ':job:' .. task.id) == 0
@@ -260,7 +259,6 @@ end
 
 -- Puts the `task` under `claim` at the back of a lane, as a job; a suspect at the front. A raw task is as old as its filing. Returns
 -- how many tasks became claimable, and the id of the job.
--- LATER: most tasks of lanes are dispatched.
 local function file_task(base, claim, task, lane, now)
   local job, fields = base .. ':job:' .. task.id, {lane = lane, state = 'waiting', queued = claim}
   fields.run_at = task.fields.run_at or digits(now)
@@ -369,7 +367,6 @@ local function requeue(base, claim, task, release, policy, now)
 end
 
 -- Removes the members of a set of claims that can be no claims.
--- LATER: no program of worqr adds others.
 local function remove_implausible(held)
   for _, claim in ipairs(redis.call('SMEMBERS', held)) do
     if not string.find(claim, '^%d+$') then
@@ -563,18 +560,26 @@ local function note_claims(start, held, has_limits)
   end
   if start.taken > 0 then
     store_token(base, start.next_claim + start.taken - 1)
-    renew_counts(base)
+    renew_hourly(base, start.last, start.now)
   end
 end
 
--- Returns whether there are limits or a pause, whether there are lanes, and whether producers wait for room. Most queues have none
--- of these: one question.
+-- Returns whether there are limits or a pause, whether there are lanes, whether producers wait for room, how many suspects wait,
+-- whether workers wait, and how many jobs are due later or suspended. Many queues have none of these: one question. A key of a wrong type is an
+-- error.
 local function what_exists(base)
   local paused, limits, lanes, waiters = base .. ':paused', base .. ':limits', base .. ':lanes', base .. ':waiters'
-  if redis.call('EXISTS', paused, limits, lanes, waiters) == 0 then
-    return false, false, false
+  local suspects, hungry, due, suspended = base .. ':suspects', base .. ':hungry', base .. ':due', base .. ':suspended'
+  if redis.call('EXISTS', paused, limits, lanes, waiters, suspects, hungry, due, suspended) == 0 then
+    return false, false, false, 0, false, 0
   end
-  return redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1, redis.call('EXISTS', waiters) == 1
+  local waiting, workers_wait = redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
+  local due_count = redis.call('ZCARD', due) + redis.call('ZCARD', suspended)
+  if redis.call('EXISTS', paused, limits, lanes, waiters) == 0 then
+    return false, false, false, waiting, workers_wait, due_count
+  end
+  return redis.call('EXISTS', paused, limits) > 0, redis.call('EXISTS', lanes) == 1, redis.call('EXISTS', waiters) == 1,
+    waiting, workers_wait, due_count
 end
 
 -- True if the `start` may take one more task. Fields of a start: base, worker, next_claim, now, wanted, room (how
@@ -655,7 +660,6 @@ local function saved_bytes(step, size)
 end
 
 -- Deletes what was saved from the record `key`.
--- LATER: few jobs save anything.
 local function forget_saved(key)
   for _, name in ipairs(redis.call('HKEYS', key)) do
     if is_of_life(name) then
@@ -666,7 +670,6 @@ end
 
 -- Deletes what was saved from the record `key` if it has another payload than `task`, which replaces it: what a run saved belongs
 -- to its payload. A new life begins with the dispatch `number`. `lives_until`: ms as text, if the life has an end.
--- LATER: few jobs save anything.
 local function forget_saved_of_other(key, task, number, lives_until)
   if redis.call('HGET', key, 'task') ~= task then
     local is_workflow = redis.call('HEXISTS', key, 'life') == 1
@@ -678,7 +681,6 @@ local function forget_saved_of_other(key, task, number, lives_until)
 end
 
 -- Adds what was saved in the record `fields` to the table `kept`.
--- LATER: few jobs save anything.
 local function copy_saved(fields, kept)
   for name, value in pairs(fields) do
     if is_of_life(name) then
@@ -705,7 +707,6 @@ end
 
 -- Chooses what is kept when a `blocked` job replaces the payload of the record `key`, which had `fields`. What a run saved
 -- belongs to its payload. Of two that saved under one payload, the one that ran last is kept.
--- LATER: few jobs save anything.
 local function merge_saved(key, fields, blocked, changes)
   local is_other = blocked.task ~= fields.task
   if is_other and (fields.saved_size or fields.life) then
@@ -732,23 +733,31 @@ end
 --   false for a claim that is gone
 -- RESEND safe: fenced by the number; an equal one gets the same claims again, a lower one nothing
 -- FLAGS allow-oom
+-- ALWAYS whole_number own digits job_id admission_of repeated_start next_token store_token renew_hourly what_exists entry_of
+-- ALWAYS is_expired notify claim_one take next_tasks note_claims may_take add_stale remove_stale count member_changes
+-- ALWAYS count_members wake
+-- OFTEN add_places add_starts add_to check_lane_types clamp drop_idle_lanes enqueue_job file_lane filed_in lane_length
+-- OFTEN lane_list lane_room lane_rules leave_ring_together limits_of next_lane note_lane_starts note_starts now_ms open_lanes
+-- OFTEN parsed_limits place promote push_to_lane read_hash read_rules read_turns room_of room_to_start rule_names rules_of
+-- OFTEN settle_visits start_entry startable startable_items starts_within state_at store_turns take_turns turn_number
+-- OFTEN turn_text visit_lane visit_main visit_of
 local function start_tasks()
   local queue = KEYS[1]
   local worker, number, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
   local max_bytes, max_skipped = tonumber(ARGV[4]), tonumber(ARGV[5])
   local workers, claims, hungry = queue .. ':workers', queue .. ':claims:' .. worker, queue .. ':hungry'
-  local suspects, due, suspended, lanes = queue .. ':suspects', queue .. ':due', queue .. ':suspended', queue .. ':lanes'
+  local suspects, lanes = queue .. ':suspects', queue .. ':lanes'
 
   local earlier_reply, suspect = repeated_start(queue, admission_of(workers, worker), number)
   if earlier_reply then
     return earlier_reply
   end
   -- A key of a wrong type is an error before the first write. Keys that only an expired job needs are checked when there is one.
-  local left, workers_wait = redis.call('LLEN', queue) + redis.call('LLEN', suspects), redis.call('SCARD', hungry) > 0
-  local first_source = redis.call('SISMEMBER', claims, suspect) == 0 and suspects or queue
-  local source, exhausted, due_count, promoted = first_source, false, redis.call('ZCARD', due) + redis.call('ZCARD', suspended), 0
-  local next_claim, now = next_token(queue)
-  local has_limits, has_lanes, has_waiters = what_exists(queue)
+  local has_limits, has_lanes, has_waiters, suspects_wait, workers_wait, due_count = what_exists(queue)
+  local left, runs_none = redis.call('LLEN', queue) + suspects_wait, redis.call('SISMEMBER', claims, suspect) == 0
+  local first_source = runs_none and (suspects_wait + due_count > 0 or has_lanes) and suspects or queue
+  local source, exhausted, promoted = first_source, false, 0
+  local next_claim, now, last = next_token(queue)
   local room = not has_limits and wanted or room_to_start(queue, wanted, now)
   if not room then
     redis.call('HSET', workers, worker, digits(number) .. ' 0 0 ' .. suspect)
@@ -760,7 +769,7 @@ local function start_tasks()
   end
   local reply, mine = {'ok', digits(next_claim)}, {}
   local start = {base = queue, worker = worker, next_claim = next_claim, now = now, wanted = wanted, room = room,
-    max_skipped = max_skipped, max_bytes = max_bytes, taken = 0, skipped = 0, bytes = 0, reply = reply, mine = mine}
+    last = last, max_skipped = max_skipped, max_bytes = max_bytes, taken = 0, skipped = 0, bytes = 0, reply = reply, mine = mine}
   while may_take(start) and not exhausted do
     local status = next_tasks(start, source, has_lanes)
     if status == 'empty' and source == queue and due_count > 0 then
@@ -824,6 +833,18 @@ local function file_tasks()
   return release_uncounted(queue, workers, claims, worker, named, lanes)
 end
 
+-- Returns what the ends of runs need to know of a queue that may have jobs that are blocked by runs, suspects, requests to cancel, or
+-- runs that limits or lanes count: whether it has no blocked jobs, whether suspects and workers wait, whether claims are marked, and
+-- true. A key of a wrong type is an error.
+local function what_ends_need(base)
+  local none_blocked = redis.call('SCARD', base .. ':blocked') == 0
+  local suspects_wait = redis.call('LLEN', base .. ':suspects') > 0 and redis.call('SCARD', base .. ':hungry') > 0
+  if suspects_wait or not none_blocked then
+    check_types(base)
+  end
+  return none_blocked, suspects_wait, redis.call('SCARD', base .. ':cancelling') > 0, true
+end
+
 -- finish_tasks: ends claims as finished, keeps the results of jobs, puts blocked jobs into the queue. A claim with a cancel
 -- mark ends as cancelled instead, without a result.
 -- ARGV[1] worker id
@@ -833,6 +854,10 @@ end
 --   a resend), lost (the worker counted as dead: the task runs elsewhere)
 -- RESEND safe: fenced by the claim
 -- FLAGS allow-oom
+-- ALWAYS whole_number own digits job_id notify copy_attempts store_attempts retire_result store_result end_job end_claim count
+-- ALWAYS member_changes count_members wake
+-- OFTEN add_places drop_idle_lanes free_counted free_places free_room lane_rules now_ms parsed_limits read_hash read_rules
+-- OFTEN rules_of startable_items what_ends_need
 local function finish_tasks()
   local queue = KEYS[1]
   local worker, results = ARGV[1], tonumber(ARGV[2])
@@ -840,14 +865,12 @@ local function finish_tasks()
 
   -- A key of a wrong type is an error before the first write. Keys for blocked jobs and suspects are checked if there are some.
   redis.call('HLEN', queue .. ':counts')
-  local none_blocked = redis.call('SCARD', queue .. ':blocked') == 0
-  local suspects_wait = redis.call('LLEN', queue .. ':suspects') > 0 and redis.call('SCARD', queue .. ':hungry') > 0
-  if suspects_wait or not none_blocked then
-    check_types(queue)
+  local none_blocked, suspects_wait, anything_marked, any_counted = true, false, false, false
+  if redis.call('EXISTS', queue .. ':blocked', queue .. ':suspects', queue .. ':cancelling', queue .. ':limited',
+    queue .. ':lanes:claims') > 0 then
+    none_blocked, suspects_wait, anything_marked, any_counted = what_ends_need(queue)
   end
-  local anything_marked = redis.call('SCARD', queue .. ':cancelling') > 0
-  local unheld = unheld_status(workers, worker)
-  local no_result = {'kind', 'none', 'value', ''}
+  local unheld, no_result = nil, {'kind', 'none', 'value', ''}
   local ttl, now = whole_number(redis.call('HGET', policy, 'result_ttl'), 0), not none_blocked and now_ms()
   local subscribers = redis.pcall('PUBSUB', 'NUMSUB', queue .. ':events', queue .. ':event_ends')
   local ids = subscribers[2] and subscribers[2] > 0 and {}
@@ -868,18 +891,20 @@ local function finish_tasks()
       named[#named + 1] = ended
     end
     local held = redis.call('SMISMEMBER', claims, unpack(named))
+    unheld = unheld or string.find(table.concat(held), '0') and unheld_status(workers, worker)
     for i, claim in ipairs(named) do
-      local status, id, item = held[i] == 1 and 'finished' or unheld, nil, nil
+      local status, put, id, item = 'finished', nil, nil, nil
       if held[i] == 1 then
         status = anything_marked and take_cancel_request(queue, claim) and 'cancelled' or status
-        local put
         put, id, item = end_claim(queue, claim, status, results_of[claim] or no_result, ttl, now, none_blocked)
         if status == 'cancelled' then
           count(queue, 'cancelled', 1, {id})
-        elseif not put then
-          status = unheld
         end
         ready = ready + (put or 0)
+      end
+      if held[i] == 0 or not put and status == 'finished' then
+        unheld = unheld or unheld_status(workers, worker)
+        status = unheld
       end
       if status == 'finished' then
         finished = finished + 1
@@ -893,7 +918,7 @@ local function finish_tasks()
       end
     end
     redis.call('SREM', claims, unpack(named)) -- last: a claim whose end was an error, such as a missing right, is still held
-    freed = freed + free_room(queue, named, held)
+    freed = freed + (any_counted and free_room(queue, named, held) or 0)
   end
   count(queue, 'finished', finished, ids, subscribers, nil, ends)
   ready = ready + count_members(queue)

@@ -152,7 +152,6 @@ end
 
 -- Moves the claimed job `id`, which was to begin before now, to the dead-letter queue. Returns false if a key has a foreign
 -- type: an error in the middle of the move would lose the task.
--- LATER: few jobs expire.
 local function expire(base, item, id, claim, worker, fields, now)
   local can_move = pcall(function()
     check_types(base)

@@ -122,9 +122,8 @@ local function unblock(base, id, now)
   return enqueue_job(base, id, whole_number(kept[1], 0, LATEST), now, false, false, kept[2])
 end
 
--- Puts up to `limit` due jobs into the queue, and as many suspended ones whose time has come. Returns how many of them can be claimed
--- now.
--- LATER: most starts find enough tasks.
+-- Puts up to `limit` due jobs into the queue, and as many suspended ones whose time has come. Returns how many of them can be
+-- claimed now.
 local function promote(base, limit, now)
   local ids = redis.call('ZRANGEBYSCORE', base .. ':due', '-inf', now, 'LIMIT', 0, limit)
   local pushed = 0
@@ -141,7 +140,6 @@ end
 -- Deletes the active job `id`, and puts a blocked job of this id into the queue. `outcome`: finished, cancelled, or gone
 -- (no result is stored). `facts` of a finished job: names and values in turn. `ttl`: ms for which the result is kept if the
 -- job does not say. `none_blocked`: true if no job of this queue is blocked. Returns how many tasks became claimable.
--- LATER: most tasks are no jobs.
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'parent', 'claim',
@@ -297,7 +295,6 @@ local function is_random(value)
 end
 
 -- True if the value can be the option `batch`: what open_part has replied, and what names the batch.
--- LATER: most jobs are in no batch.
 local function is_batch(value)
   return type(value) == 'table' and is_random(value.token) and type(value.number) == 'number' and value.number >= 1
     and value.number < 1e15 and value.number == math.floor(value.number)
@@ -455,7 +452,6 @@ local function change_policy(job, o)
 end
 
 -- Files the lane of a waiting job that was to be retried later, and is due now. Returns 1 if it may start, else 0.
--- LATER: few lanes are strict: in all others, such a job does not wait in its lane.
 local function retry_now(base, id, now)
   local lane = redis.call('HGET', base .. ':job:' .. id, 'lane')
   if not lane then
@@ -486,7 +482,6 @@ end
 
 -- Returns the due time `asked`, but no later than the time `latest` of the job, which the first dispatch with `at_most`
 -- sets. A job that is due after that keeps its time.
--- LATER: few dispatches have at_most.
 local function no_later(job, at_most, kept, asked, now)
   redis.call('HSETNX', job, 'latest', digits(now + at_most))
   local latest = whole_number(redis.call('HGET', job, 'latest'), 0)
@@ -495,7 +490,6 @@ end
 
 -- Changes the waiting, due or blocked job, field by field as the dispatch says. `kept`: the `job` of find_job. Returns the
 -- outcome, and how many tasks became claimable.
--- LATER: most dispatches are new jobs.
 local function update_job(base, id, o, task, number, asked, now, kept)
   local job, blocked, fields, gone = base .. ':job:' .. id, kept.state == 'blocked', {last = number}, {}
   asked = o.at_most and no_later(job, o.at_most, kept, asked, now) or asked
@@ -538,7 +532,6 @@ end
 
 -- Stores a job whose id runs. Stores also what its dispatch would have changed, in case that run is retried instead of
 -- ending.
--- LATER: few ids run when they are dispatched.
 local function store_blocked_job(base, id, o, fields, asked)
   local lower, upper = due_bounds(o.when, asked)
   fields.state, fields.update_low, fields.update_high = 'blocked', digits(lower), digits(upper)
@@ -552,7 +545,6 @@ end
 
 -- Deletes the job `id` of a deleted queue, for the `reason` stored with the deletion, and frees the place that a suspect has in its
 -- lane. Its item in the trash is skipped then. `ttl`: as for delete_cancelled_job.
--- LATER: few queues are cleared.
 local function delete_trashed_job(base, id, ttl, reason)
   local lane = redis.call('HGET', base .. ':job:' .. id, 'lane')
   delete_cancelled_job(base, id, ttl, reason)
@@ -710,6 +702,13 @@ end
 --   blocked, unchanged, duplicate, full, closed), id, number of the dispatch that its handle waits for
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- ALWAYS whole_number own producer_state is_plain forget_replies numbered digits is_utf8 write_hash check_types next_token
+-- ALWAYS store_token renew_hourly count member_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
+-- ALWAYS announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result create_job
+-- ALWAYS upsert
+-- OFTEN add_to check_lane_types check_rare_types clamp file_lane filed_in is_lane lane_length lane_list lane_room lane_rules
+-- OFTEN limits_of now_ms parsed_limits push_to_lane queued_length renew_counts room_of rule_names rules_of start_entry
+-- OFTEN startable starts_within turn_number turn_text waiting_length
 local function dispatch_jobs()
   local queue = KEYS[1]
   local whole = ARGV[4] == '1'
@@ -745,7 +744,7 @@ local function dispatch_jobs()
   end
 
   local created, ready, subscribers, ids, waiter = 0, 0, nil, nil, nil
-  local token, now = next_token(queue)
+  local token, now, assigned = next_token(queue)
   store_token(queue, token + #jobs - 1)
   reply = {'ok'}
   local done = {}
@@ -766,7 +765,7 @@ local function dispatch_jobs()
     end
     reply[#reply + 1] = {outcome, id, last}
   end
-  renew_counts(queue)
+  renew_hourly(queue, assigned, now)
   count(queue, 'enqueued', created, ids, subscribers)
   wake(queue, ready + count_members(queue))
   if waiter then

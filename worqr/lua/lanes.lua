@@ -36,7 +36,6 @@ local function lane_length(list)
 end
 
 -- Returns the names of the fields of `:lanes:rules` that rule the lane, as rules_of takes their values.
--- LATER: most queues have no lanes.
 local function rule_names(lane)
   return 'weight:' .. lane, 'declared weight:' .. lane, 'limit:' .. lane, 'declared limit:' .. lane, 'pause:' .. lane,
     'declared limit', 'declared strict'
@@ -44,7 +43,6 @@ end
 
 -- Returns the rules of a lane: its weight, concurrency (false: none), rates (as limits_of), limits (both as text), whether it is
 -- strict, and the end and the reason of its pause (nil: not paused).
--- LATER: most queues have no lanes.
 local function rules_of(weight, declared_weight, limit, declared_limit, pause, limit_of_all, strict)
   local limits = limit or declared_limit or limit_of_all or ''
   local concurrency, rates = parsed_limits(limits)
@@ -55,7 +53,6 @@ end
 
 -- Returns the rules of all lanes, for lane_rules: the `fields` that are stored, the lanes that they name, and the rules of all
 -- `others`. Returns nil if there are too many fields to read them all.
--- LATER: most queues have no lanes.
 local function read_rules(base)
   local rules = base .. ':lanes:rules'
   if redis.call('HLEN', rules) > RULES_READ_AT_ONCE then
@@ -70,7 +67,6 @@ local function read_rules(base)
 end
 
 -- Returns the rules of a lane, as rules_of. `read`: what read_rules returned (nil: not read).
--- LATER: most queues have no lanes.
 local function lane_rules(base, lane, read)
   if read and not read.named[lane] then
     return read.others
@@ -84,7 +80,6 @@ end
 
 -- Returns when the task in front of a strict lane is due (ms since 1970; nil: none waits there). References whose job does not wait
 -- there any more are passed over, as a start does, but no more than PASSED_OVER.
--- LATER: few lanes are strict.
 local function front_due_at(base, lane, list)
   local due_at
   read_items(list, 0, true, 65536, function(item, passed)
@@ -99,7 +94,6 @@ end
 
 -- Returns how many tasks of a lane may start now, and when more may, if only time makes room (ms since 1970; nil: something has
 -- to end). Writes nothing. In a strict lane, the task in front may have to wait for its retry.
--- LATER: most queues have no lanes.
 local function lane_room(base, lane, rules, list, now)
   local ends_at = rules.paused_until
   if ends_at == 0 or ends_at and ends_at > now then
@@ -127,7 +121,6 @@ local function lane_room(base, lane, rules, list, now)
 end
 
 -- Takes a lane out of the ring.
--- LATER: most queues have no lanes.
 local function leave_ring(base, lane, weight)
   if redis.call('ZREM', base .. ':lanes:ring', lane) == 1 then
     add_to(base .. ':lanes', 'weights', -weight)
@@ -135,7 +128,6 @@ local function leave_ring(base, lane, weight)
 end
 
 -- Notes when time alone may let a lane start, and tells the leader if it is the first moment of the queue.
--- LATER: most queues have no lanes.
 local function note_opening(base, lane, opens_at, now)
   local opens = base .. ':lanes:opens'
   redis.call('ZADD', opens, digits(opens_at), lane)
@@ -145,7 +137,6 @@ local function note_opening(base, lane, opens_at, now)
 end
 
 -- Returns the key of the set that a lane is filed in (false: none) and its turn, which is that of the clock if none is remembered.
--- LATER: most queues have no lanes.
 local function filed_in(base, lane, clock)
   for _, key in ipairs({base .. ':lanes:ring', base .. ':lanes:held', base .. ':lanes:idle'}) do
     local turn = redis.call('ZSCORE', key, lane)
@@ -159,7 +150,6 @@ end
 -- Files a lane where it belongs: in the ring, held, or idle. A lane that enters the ring has the turn that is remembered of it,
 -- or that of the clock if that is later. Returns whether it is in the ring, and whether it was not before. `rules`: as lane_rules
 -- has returned them (nil: not read).
--- LATER: most queues have no lanes.
 local function file_lane(base, lane, now, rules)
   local ring, held, names = base .. ':lanes:ring', base .. ':lanes:held', base .. ':lanes:names'
   local state = redis.call('HMGET', base .. ':lanes', 'epoch', 'clock')
@@ -197,7 +187,6 @@ local function file_lane(base, lane, now, rules)
 end
 
 -- Puts an item at the back or the front of its lane. Returns 1 if a task of the lane may start now, else 0.
--- LATER: most queues have no lanes.
 local function push_to_lane(base, lane, item, front, now)
   local lanes = base .. ':lanes'
   local list = lane_list(base, lane, redis.call('HGET', lanes, 'epoch'))
@@ -211,7 +200,6 @@ local function push_to_lane(base, lane, item, front, now)
 end
 
 -- Files a lane after `n` references were taken from its list. They do not count as references without a record any more.
--- LATER: few lanes are cancelled.
 local function take_from_lane(base, lane, n, now)
   if n > 0 then
     add_to(base .. ':lanes', 'waiting', -n)
@@ -237,7 +225,6 @@ end
 
 -- Returns how many tasks of the lists may start now, as far as it is known: those of the queue's own list, the suspects, and
 -- one of each lane in the ring.
--- LATER: most queues have no lanes.
 local function startable_items(base)
   return redis.call('LLEN', base) + redis.call('LLEN', base .. ':suspects') + redis.call('ZCARD', base .. ':lanes:ring')
 end
@@ -249,7 +236,6 @@ local function trashed_lane(base, trash)
 end
 
 -- Deletes what is stored about lanes if none has a task or a claim.
--- LATER: most queues have no lanes.
 local function drop_idle_lanes(base)
   local lanes = base .. ':lanes'
   if redis.call('EXISTS', base .. ':lanes:names', base .. ':lanes:running', base .. ':trash:lanes') == 0 then
@@ -282,7 +268,6 @@ end
 
 -- Frees the places that `entries` of `:lanes:claims` have in their lanes, at most 1,000. Returns how many lanes entered the ring.
 -- A lane is filed only if its number of running tasks is limited: no other lane may start because a task has ended.
--- LATER: most queues have no lanes.
 local function free_places(base, entries, now)
   local claims = base .. ':lanes:claims'
   local lanes, freed, gone = redis.call('HMGET', claims, unpack(entries)), {}, {}
@@ -311,7 +296,6 @@ end
 
 -- Files the lane of a job that has left the queue without a run: it may have been a suspect that had its place already, or the
 -- task that a strict lane waited for. Wakes a worker if the lane may start now.
--- LATER: most jobs are in no lane.
 local function job_left_lane(base, lane, id, now)
   local entered = free_places(base, {':' .. id}, now)
   if is_strict(base) then
@@ -323,7 +307,6 @@ end
 
 -- Files lanes whose moment has come, and all lanes in turn after their rules have changed: each time up to `limit`, and no more
 -- than FILED_AT_ONCE of each. Returns how many entered the ring.
--- LATER: most queues have no lanes.
 local function open_lanes(base, limit, now)
   local opens, entered, most = base .. ':lanes:opens', 0, math.min(limit, FILED_AT_ONCE)
   local lanes = redis.call('ZRANGEBYSCORE', opens, '-inf', digits(now), 'LIMIT', 0, most)
@@ -353,7 +336,6 @@ local function open_lanes(base, limit, now)
 end
 
 -- Files all lanes, because other rules hold: at once or, if they are many, in the next calls of start_tasks and promote_due.
--- LATER: rules seldom change.
 local function refile_lanes(base, now)
   if redis.call('EXISTS', base .. ':lanes:names') == 1 then
     redis.call('HSET', base .. ':lanes', 'refile', '-')
@@ -363,7 +345,6 @@ local function refile_lanes(base, now)
 end
 
 -- Pauses a lane until `ends_at` (ms since 1970, 0: until it is resumed).
--- LATER: few lanes are paused.
 local function pause_lane(base, lane, reason, ends_at, now)
   redis.call('HSET', base .. ':lanes:rules', 'pause:' .. lane, digits(ends_at) .. ' ' .. reason)
   file_lane(base, lane, now)
@@ -373,7 +354,6 @@ local function pause_lane(base, lane, reason, ends_at, now)
 end
 
 -- Pauses a lane for `ms`, unless it is paused for longer.
--- LATER: few lanes are paused.
 local function pause_lane_for(base, lane, reason, ms, now)
   local ends_at = lane_rules(base, lane).paused_until
   if not ends_at or ends_at > 0 and ends_at < now + ms then
@@ -382,7 +362,6 @@ local function pause_lane_for(base, lane, reason, ms, now)
 end
 
 -- True if the lanes of the queue are strict.
--- LATER: most jobs are in no lane.
 local function is_strict(base)
   return redis.call('HGET', base .. ':lanes:rules', 'declared strict')
 end
@@ -411,7 +390,6 @@ local function turn_number(text, default)
 end
 
 -- Returns the state of the turns. What its visits have changed is stored for all of them together, in settle_visits.
--- LATER: most queues have no lanes.
 local function read_turns(base, wanted)
   local kept = redis.call('HMGET', base .. ':lanes', 'epoch', 'clock', 'weights', 'main', 'main_idle')
   local turns = {epoch = kept[1], clock = turn_number(kept[2], 0), weights = whole_number(kept[3], 0)}
@@ -425,7 +403,6 @@ local function read_turns(base, wanted)
 end
 
 -- Stores the state of the turns, and forgets idle lanes whose turn the clock has passed. When the ring is empty, it has passed all.
--- LATER: most queues have no lanes.
 local function store_turns(base, turns)
   local lanes = base .. ':lanes'
   if redis.call('EXISTS', base .. ':lanes:ring') == 0 and not turns.main_waits then
@@ -447,7 +424,6 @@ local function store_turns(base, turns)
 end
 
 -- Takes lanes that have nothing more to start now out of the ring: those without tasks, and those held by their concurrency.
--- LATER: most queues have no lanes.
 local function leave_ring_together(base, turns, visits)
   local lanes, weights, empty, held, idle = {}, 0, {}, {}, {}
   for _, visit in ipairs(visits) do
@@ -474,7 +450,6 @@ local function leave_ring_together(base, turns, visits)
 end
 
 -- Gives claims (names and lanes in turn) their places, and counts the starts of the visited lanes.
--- LATER: most queues have no lanes.
 local function note_lane_starts(start, turns)
   local base, claims, starts = start.base, turns.claims, {}
   for from = 1, #claims, 1000 do
@@ -494,7 +469,6 @@ end
 
 -- Stores what the visits have changed: one command for many lanes where that is possible. A lane that is held by a rate or a pause
 -- is filed alone, because a moment is noted for it. No lane gets a task while lanes are visited: a job that expires blocks none.
--- LATER: most queues have no lanes.
 local function settle_visits(start, turns)
   local base, lanes, scores, leaving, filed = start.base, start.base .. ':lanes', {}, {}, {}
   note_lane_starts(start, turns)
@@ -523,7 +497,6 @@ local function settle_visits(start, turns)
 end
 
 -- Returns the lane whose turn it is, and its turn (nil: there is none). Reads as many lanes at a time as the start may need.
--- LATER: most queues have no lanes.
 local function next_lane(start, turns)
   if not turns.names[turns.next] then
     settle_visits(start, turns)
@@ -539,7 +512,6 @@ local function next_lane(start, turns)
 end
 
 -- Puts a lane among those that were read, unless one that was not read has its turn before.
--- LATER: most queues have no lanes.
 local function keep_lane(turns, lane, turn)
   local at = #turns.names + 1
   if turn < turns.unread then
@@ -553,7 +525,6 @@ end
 
 -- Returns what the start knows of a lane that it visits: its list, rules, how many references are left, how many tasks may start
 -- (`room`), how many have started, its turn, and whether it `leaves` the ring.
--- LATER: most queues have no lanes.
 local function visit_of(start, turns, lane)
   local visit = turns.visit_of[lane]
   if not visit then
@@ -569,7 +540,6 @@ end
 
 -- Takes tasks of the `lane`, whose turn it is. A suspect moves to the suspects, with its place in the lane. Returns the status of
 -- the last one.
--- LATER: most queues have no lanes.
 local function visit_lane(start, turns, lane, turn)
   local visit, claims, before = visit_of(start, turns, lane), turns.claims, #start.mine
   local status, items, suspect = 'empty', 0, nil
@@ -597,7 +567,6 @@ local function visit_lane(start, turns, lane, turn)
 end
 
 -- Takes tasks of the queue's own list, whose turn it is.
--- LATER: most queues have no lanes.
 local function visit_main(start, turns)
   local before = #start.mine
   turns.main_waits = take(start, start.base, turns.quantum) ~= 'empty'
@@ -608,7 +577,6 @@ end
 
 -- Takes tasks of the lanes in turn, and of the queue's own list, as many as the start may take. Returns `empty` if no task is left
 -- that may start, `suspect` if a suspect has moved to the suspects, else `taken`.
--- LATER: most queues have no lanes.
 local function take_turns(start)
   local base = start.base
   local turns, status = read_turns(base, start.wanted), 'taken'
@@ -629,7 +597,6 @@ local function take_turns(start)
 end
 
 -- Gives the place of the suspect `id`, which has waited with it, to its claim.
--- LATER: most suspects are in no lane.
 local function move_place(base, lane, id, claim)
   redis.call('HDEL', base .. ':lanes:claims', ':' .. id)
   redis.call('HSET', base .. ':lanes:claims', claim, lane)
@@ -689,7 +656,6 @@ local function declares_other_lanes(base, packed)
 end
 
 -- Stores what the workers declare about lanes. Returns true if it differs from what was stored.
--- LATER: most workers declare nothing.
 local function declare_lanes(base, packed, now)
   local rules = base .. ':lanes:rules'
   if not declares_other_lanes(base, packed) then

@@ -100,7 +100,6 @@ end
 
 -- Returns how many tasks may start now, and in how many ms more may, if only time makes room (nil: something has to end). Writes
 -- nothing.
--- LATER: most queues have no limits.
 local function room_of(base, now)
   if redis.call('EXISTS', base .. ':paused') == 1 then
     local ends_in = redis.call('PTTL', base .. ':paused')
@@ -158,7 +157,6 @@ end
 
 -- Returns how many of `n` tasks may start now. If none may and only a rate forbids it, this is announced to the leader. An error
 -- (a key has a foreign type) counts as no room, because the script that wakes workers has written already.
--- LATER: most queues have no limits.
 local function startable(base, n)
   local now = now_ms()
   local room, opens_in
@@ -175,7 +173,6 @@ end
 
 -- Returns how many tasks may start now in a queue with limits, for a worker that asks for `wanted`; false if the queue is paused
 -- until it is resumed. If only time makes room, this is announced to the leader.
--- LATER: most queues have no limits.
 local function room_to_start(base, wanted, now)
   local room, opens_in = room_of(base, now)
   if opens_in and wanted > 0 then
@@ -188,7 +185,6 @@ local function room_to_start(base, wanted, now)
 end
 
 -- Counts the starts of `claims`. If a rate allows no more, announces to the leader when it will.
--- LATER: most queues have no limits.
 local function note_starts(base, claims, now)
   local concurrency, rates = limits_of(base)
   for i = 1, rates and #rates or 0, 2 do
@@ -204,7 +200,6 @@ end
 
 -- Takes `claims` out of those that count, for the queue and for their lanes. Returns for how many waiting tasks there is room
 -- because of it.
--- LATER: most queues have neither limits nor lanes.
 local function free_counted(base, claims)
   local entered = redis.call('EXISTS', base .. ':lanes:claims') == 1 and free_places(base, claims, now_ms()) or 0
   return math.max(entered, math.min(redis.call('SREM', base .. ':limited', unpack(claims)), startable_items(base)))

@@ -5,18 +5,28 @@
 -- before the first write.
 local function check_types(base)
   redis.call('LLEN', base)
-  redis.call('LLEN', base .. ':suspects')
+  redis.call('LLEN', base .. ':suspects') -- on which producers have the right to no other command that asks
   redis.call('SCARD', base .. ':hungry')
-  redis.call('SCARD', base .. ':cancelling')
   redis.call('HLEN', base .. ':workers')
   redis.call('HLEN', base .. ':counts')
   redis.call('ZCARD', base .. ':due')
-  redis.call('ZCARD', base .. ':suspended')
-  redis.call('SCARD', base .. ':blocked')
-  redis.call('HLEN', base .. ':aside')
-  redis.call('ZCARD', base .. ':failed')
-  redis.call('ZCARD', base .. ':broken')
   redis.call('ZCARD', base .. ':result_ttls')
+  if redis.call('EXISTS', base .. ':aside', base .. ':failed', base .. ':broken') > 0 then
+    redis.call('HLEN', base .. ':aside')
+    redis.call('ZCARD', base .. ':failed')
+    redis.call('ZCARD', base .. ':broken')
+  end
+  if redis.call('EXISTS', base .. ':cancelling', base .. ':blocked', base .. ':limits', base .. ':limited', base .. ':lanes',
+    base .. ':lanes:rules', base .. ':suspended') > 0 then
+    check_rare_types(base)
+  end
+end
+
+-- Like check_types, for keys that most queues do not have.
+local function check_rare_types(base)
+  redis.call('ZCARD', base .. ':suspended')
+  redis.call('SCARD', base .. ':cancelling')
+  redis.call('SCARD', base .. ':blocked')
   redis.call('HLEN', base .. ':limits')
   redis.call('SCARD', base .. ':limited')
   if redis.call('EXISTS', base .. ':lanes', base .. ':lanes:rules') > 0 then
@@ -25,7 +35,6 @@ local function check_types(base)
 end
 
 -- Like check_types, for the keys of lanes.
--- LATER: most queues have no lanes.
 local function check_lane_types(base)
   redis.call('HLEN', base .. ':lanes')
   redis.call('HLEN', base .. ':lanes:rules')
@@ -48,10 +57,17 @@ local function renew_counts(base)
   end
 end
 
+-- Does the same if `last`, the fencing token that was assigned before (its clock in microseconds), is of another hour than `now`
+-- (ms). Between two calls in one hour little of the 30 days passes, and the script need not ask.
+local function renew_hourly(base, last, now)
+  if math.floor(last / 3600000000) ~= math.floor(now / 3600000) then
+    renew_counts(base)
+  end
+end
+
 -- Returns how the first 100 of the runs `ends` ended, as text: a line with the lengths of all values, -1 for none, and the values
 -- without anything between them, at most 1 KiB of each. An end is the worker, the id of a job (false: a plain task), the payload, its
 -- result (the words kind and value, each in front of what it is), the type and the message of its error.
--- LATER: few programs listen.
 local function packed_ends(ends)
   local lengths, values = {}, {}
   for n = 1, math.min(#ends, 100) do
@@ -226,7 +242,6 @@ end
 local TRASHED_KEYS = {'', ':suspects', ':due', ':suspended', ':blocked'}
 
 -- Moves the lanes to the trash: their names, by which a purge finds their lists. A new epoch of lists begins.
--- LATER: most queues have no lanes.
 local function clear_lanes(base)
   local lanes = base .. ':lanes'
   if redis.call('EXISTS', base .. ':lanes:names') == 1 then
@@ -287,7 +302,6 @@ local function parsed_waiter(text)
 end
 
 -- Notes that a producer waits for room. Another application's value at the key leaves it to ask once a second.
--- LATER: few queues are full.
 local function note_waiter(base, waiter, max_length, max_lane_length, lane)
   local waiters, name, tasks = base .. ':waiters', parsed_waiter(waiter)
   if (own(redis.pcall('HLEN', waiters)) or 0) >= MAX_WAITERS then
@@ -302,7 +316,6 @@ end
 
 -- Returns the reply to an enqueue of so many `tasks` if the queue has no room for them, else nil and its `waiter` (nil: it does not
 -- wait). `text`: the max_length, -1 for none; a space and the name of a call that waits may follow.
--- LATER: most enqueues have no bound.
 local function refuse_enqueue(base, text, tasks)
   local bound, name = string.match(text, '^(-?%d+) ?(.*)$')
   local waiter = bound and name ~= '' and name .. ' ' .. digits(tasks) or nil
@@ -324,7 +337,6 @@ end
 
 -- True if a producer that waits for `wish` has room now. `promised`: for how many tasks others were woken, by lane, and in all
 -- under the name ''. Counts the tasks of this one, if it has room.
--- LATER: few queues are full.
 local function has_room(base, wish, length, promised, now)
   local bound, tasks, lane_bound, since, lane = string.match(wish, '^(%S+) (%d+) (%S+) (%d+) (.*)$')
   bound, tasks, lane_bound = tonumber(bound or ''), tonumber(tasks or '') or 0, tonumber(lane_bound or '')
@@ -344,7 +356,6 @@ end
 
 -- Wakes some of the producers that wait for room, as many as have room together. One that does not listen any more is removed,
 -- and takes no room. An error (a key has a foreign type) ends it quietly, because the caller has written already.
--- LATER: few queues are full.
 local function wake_producers(base)
   local waiters = base .. ':waiters'
   local found = own(redis.pcall('HRANDFIELD', waiters, WOKEN_PRODUCERS, 'WITHVALUES')) or {}
@@ -375,12 +386,24 @@ local function give_room(base)
 end
 
 -- Removes the entry of a producer that has found room, and wakes others if there is more.
--- LATER: few producers wait.
 local function leave_waiters(base, waiter)
   if redis.call('EXISTS', base .. ':waiters') == 1 then
     own(redis.pcall('HDEL', base .. ':waiters', (parsed_waiter(waiter))))
     wake_producers(base)
   end
+end
+
+-- Stores a plain task whose payload looks like a reference as a job. Returns the item of the list.
+local function stored_as_job(base, task)
+  local token = next_token(base)
+  store_token(base, token)
+  local number, digest = digits(token), redis.sha1hex(task)
+  local id = new_id(base, number)
+  redis.call('DEL', base .. ':job:' .. id) -- another application's value, if there is one
+  redis.call('HSET', base .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', number, 'state', 'waiting', 'first', number,
+    'last', number)
+  own(redis.pcall('SADD', base .. ':twins:' .. digest, id)) -- the same: then the job cannot be found by its payload
+  return MARKER .. id
 end
 
 -- enqueue: puts tasks at the back (or the front) of a queue and wakes as many waiting workers as there are tasks.
@@ -392,6 +415,7 @@ end
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- ALWAYS whole_number own producer_state is_plain numbered job_id count wake
 local function enqueue()
   local queue = KEYS[1]
   local bound, front = ARGV[4], ARGV[5] == '1'
@@ -407,27 +431,13 @@ local function enqueue()
   if refused then
     return refused
   end
-
-  local function stored_item(task)
-    if not job_id(task) then
-      return task
-    end
-    local token = next_token(queue)
-    store_token(queue, token)
-    local id, digest = new_id(queue, digits(token)), redis.sha1hex(task)
-    redis.call('DEL', queue .. ':job:' .. id) -- another application's value, if there is one
-    redis.call('HSET', queue .. ':job:' .. id, 'task', task, 'twin', digest, 'queued', digits(token),
-      'state', 'waiting', 'first', digits(token), 'last', digits(token))
-    own(redis.pcall('SADD', queue .. ':twins:' .. digest, id)) -- the same: then the job cannot be found by its payload
-    return MARKER .. id
-  end
-
   count(queue, 'enqueued', tasks) -- the first write: an error if the counters are of another type
   for chunk = 0, tasks - 1, 1000 do
     local items = {}
     for i = chunk, math.min(chunk + 1000, tasks) - 1 do
       local position = front and tasks - 1 - i or i
-      items[#items + 1] = stored_item(ARGV[tasks_from + position])
+      local task = ARGV[tasks_from + position]
+      items[#items + 1] = job_id(task) and stored_as_job(queue, task) or task
     end
     redis.call(front and 'RPUSH' or 'LPUSH', queue, unpack(items))
   end

@@ -86,7 +86,6 @@ local function is_utf8(text)
 end
 
 -- True for a text of one line that can be stored in a record: names and ids.
--- LATER: few scripts get such texts from other programs.
 local function is_line(value)
   return type(value) == 'string' and #value >= 1 and #value <= 1000 and not string.find(value, '%c') and is_utf8(value)
 end
@@ -201,60 +200,87 @@ local function schedule_check(schedules_due, name, ms)
 end
 
 -- The stored replies of a producer, by which a repeated or late copy of a request changes nothing.
--- Requests carry (producer, number). Replies are stored unchanged, one field per number, until the producer no longer
--- needs them. The field 'low' is the lowest number that it may still send. No reply is kept below 'oldest', which follows
--- in steps.
+-- Requests carry (producer, number). A reply is stored until the producer no longer needs it. Most replies are {'ok', n}: those with
+-- successive numbers and the same n are a run, and stored together. Any other reply has a field of its own, named by its number.
+-- The field 'state' has the numbers LOW FIRST LAST N OLDEST NEWEST: the lowest number that the producer may still send; the run,
+-- with its n; and the lowest and the highest number that may have a field. FIRST is above LAST if there is no run, and OLDEST is above
+-- NEWEST if there is no field. A number is new if it is not below LOW, not in the run, and has no field.
 
 local REPLIES_EXPIRE = 3600
 local EXACT = 9007199254740991 -- above it, a number plus 1 may be the same number, and no loop over such numbers ends
 
--- Returns the reply to a request seen before. Returns {'late'} for one that the producer abandoned or has the reply of.
--- Returns for a new one: nil, and the stored 'low' and 'oldest'.
-local function replied(producer, number, lowest)
-  assert(whole_number(number, nil, EXACT) and whole_number(lowest, nil, EXACT),
-    'the number of a request and the lowest unanswered one must be whole numbers below 2^53')
-  local kept = redis.call('HMGET', producer, number, 'low', 'oldest')
-  local low = whole_number(kept[2], 0, EXACT)
-  if tonumber(number) < low then
-    return {'late'}
+-- Returns the six numbers of a producer's state. A state that another program wrote counts as none.
+local function producer_state(text)
+  local low, first, last, n, oldest, newest = string.match(text or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+  low, oldest = tonumber(low), tonumber(oldest)
+  if low and low <= EXACT and oldest <= EXACT then
+    return low, tonumber(first), tonumber(last), tonumber(n), oldest, tonumber(newest)
   end
-  if kept[1] then
-    redis.call('EXPIRE', producer, REPLIES_EXPIRE)
-    local is_read, reply = pcall(cmsgpack.unpack, kept[1])
-    return is_read and type(reply) == 'table' and reply or redis.error_reply('ERR the stored reply to this request cannot be read')
-  end
-  return nil, low, whole_number(kept[3], nil, EXACT)
+  return 0, 1, 0, 0, 1, 0
 end
 
--- Stores `reply` under `number`, and deletes the replies below `lowest`, at most 1000 at a time. `low` and `oldest` are
--- from replied.
-local function remember(producer, number, lowest, reply, low, oldest)
-  low = math.max(tonumber(lowest), low)
-  if not (oldest and oldest <= low) then -- none is stored yet, or another program wrote it
-    oldest = low
-  end
-  local above = math.min(low, oldest + 1000)
-  local gone = {}
-  for n = oldest, above - 1 do
-    gone[#gone + 1] = string.format('%.0f', n)
-  end
-  if #gone > 0 then
-    redis.call('HDEL', producer, unpack(gone))
-  end
-  redis.call('HSET', producer, number, cmsgpack.pack(reply),
-    'low', string.format('%.0f', low), 'oldest', string.format('%.0f', math.max(oldest, above)))
+-- Returns the reply to a request seen before: it is stored in `kept`, or in the run with `n`. Renews what is stored.
+local function repeated_reply(producer, kept, n)
   redis.call('EXPIRE', producer, REPLIES_EXPIRE)
-  return reply
+  if not kept then
+    return {'ok', n}
+  end
+  local is_read, reply = pcall(cmsgpack.unpack, kept)
+  return is_read and type(reply) == 'table' and reply or redis.error_reply('ERR the stored reply to this request cannot be read')
+end
+
+-- Deletes the replies below `low` that have a field, at most 1000 at a time. Returns the numbers that may have one afterwards.
+local function forget_replies(producer, low, oldest, newest)
+  local above, gone = math.min(low, newest + 1, oldest + 1000), {}
+  for n = oldest, above - 1 do
+    gone[#gone + 1] = digits(n)
+  end
+  redis.call('HDEL', producer, unpack(gone))
+  return above, newest
+end
+
+-- Returns true for a reply that may be in a run: ok and a whole number.
+local function is_plain(reply)
+  return #reply == 2 and reply[1] == 'ok' and type(reply[2]) == 'number' and whole_number(reply[2]) ~= nil
 end
 
 -- Runs a script whose header says NUMBERED: the loader puts its body into `transaction`. Its reply is stored, a refusal
--- too. An error is not stored, because it wrote nothing: the same number may come again and take effect then.
-local function numbered(base, id, number, lowest, transaction)
-  local producer = base .. ':producer:' .. id
-  local before, low, oldest = replied(producer, number, lowest)
-  if before then
-    return before
+-- too. An error is not stored, because it wrote nothing: the same number may come again and take effect then. A number below
+-- `lowest` is late: the producer has abandoned it, or has its reply.
+local function numbered(base, id, text, lowest, transaction)
+  local producer, number, least = base .. ':producer:' .. id, tonumber(text), tonumber(lowest)
+  assert(number and least and number <= EXACT and least <= EXACT and string.find(text .. lowest, '^%d+$'),
+    'the number of a request and the lowest unanswered one must be whole numbers below 2^53')
+  local stored = redis.call('HMGET', producer, text, 'state')
+  local low, first, last, n, oldest, newest = producer_state(stored[2])
+  if number < low then
+    return {'late'}
+  elseif stored[1] or number >= first and number <= last then
+    return repeated_reply(producer, stored[1], n)
   end
   local reply = transaction()
-  return reply.err and reply or remember(producer, number, lowest, reply, low, oldest)
+  if reply.err then
+    return reply
+  end
+  low = math.max(low, least)
+  if oldest <= newest and oldest < low then
+    oldest, newest = forget_replies(producer, low, oldest, newest)
+  end
+  local plain, packed = is_plain(reply), nil
+  if plain and number == last + 1 and first <= last and reply[2] == n then
+    last = number
+  elseif plain and last < low then -- no number of the run is needed
+    first, last, n = number, number, reply[2]
+  else
+    packed = cmsgpack.pack(reply)
+    oldest, newest = oldest <= newest and math.min(oldest, number) or number, math.max(newest, number)
+  end
+  local state = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', low, first, last, n, oldest, newest)
+  if packed then
+    redis.call('HSET', producer, 'state', state, text, packed)
+  else
+    redis.call('HSET', producer, 'state', state)
+  end
+  redis.call('EXPIRE', producer, REPLIES_EXPIRE)
+  return reply
 end

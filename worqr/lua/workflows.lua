@@ -111,7 +111,6 @@ end
 
 -- Binds the open waits of the record `key`: stores how those have ended whose event, time or children are there. A wait that another
 -- program has spoilt is dropped: the run will wait again.
--- LATER: few jobs wait.
 local function bind_waits(key, now)
   local kept = redis.call('HMGET', key, 'open', 'lives_until', 'entries', 'saved_size')
   local lives_until, size = whole_number(kept[2], nil, LATEST), whole_number(kept[4], 0)

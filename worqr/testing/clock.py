@@ -20,13 +20,14 @@ from worqr.command import Argument, Command
 from worqr.keys import RegistryKeys
 from worqr.link import Heartbeat, Link, WorkerHandle
 from worqr.lua import Script, all_scripts
+from worqr.lua.assembler import SHORT_CALLS
 from worqr.ops import list_schedules
 from worqr.ops.replies import expect_ok, text
 
 R = TypeVar("R")
 T = TypeVar("T")
 
-_TIME: Final = "redis.call('TIME')"
+_TIME: Final = f"{SHORT_CALLS['redis.call']}('TIME')"
 SOON_MS: Final = 10
 """Tasks that are due within this time are due now, because a test may dispatch for the present time of its own clock."""
 SET_WITHIN: Final = 5.0
