@@ -15,7 +15,7 @@ from tests.support.cases import of_each
 from tests.support.sources import MODULES, PACKAGE, Module
 
 LAYERS = (
-    "log_events tracing",
+    "log_events tracing resident_memory",
     "link",
     "embedded",
     "http_server",

@@ -215,7 +215,11 @@ class PeerFactory(Generic[S]):
     def _peer_settings(self, options: Mapping[str, Any], host: HostLoop | None = None) -> PeerSettings:
         refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
         ours, server = self.settings, self.client.settings
-        memory = options.get("process_memory")
+        given = {
+            name: check_count(options[name], name)
+            for name in ("process_memory", "runs_per_process", "memory_per_process")
+            if options.get(name) is not None
+        }
         nothing = f"no function is declared on {self!r} with @mesh.task, nor a schedule"
         return PeerSettings(
             prefix=server.prefix,
@@ -228,7 +232,7 @@ class PeerFactory(Generic[S]):
             schedules=self.declarations.schedules,
             threads=check_count(options.get("threads", THREADS), "threads"),
             processes=check_count(options.get("processes", default_processes()), "processes"),
-            process_memory=None if memory is None else check_count(memory, "process_memory"),
+            **given,
             why_idle=nothing if self.declarations.is_empty else "",
             middleware=(
                 *(each.run for each in (server.tracing, self._measuring) if each is not None),
