@@ -37,7 +37,7 @@ SUBJECTS = (
         "pickup",
     ),
     *("cancel", "recovery", "idle", "fleet", "crowd", "cluster", "memory", "names", "operator", "bulk", "due", "storm"),
-    *("schedules", "functions", "auto", "startup", "processes", "places", "threads", "tracing", "history"),
+    *("schedules", "functions", "auto", "startup", "workers", "processes", "places", "threads", "tracing", "history"),
 )
 """The modules of this folder that measure something."""
 LONGEST = 600.0

@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -52,7 +52,7 @@ class ControlledChild:
         pid: its process id, until it was reaped.
     """
 
-    def __init__(self, command: Sequence[str], restarted: str = "") -> None:
+    def __init__(self, command: list[str], restarted: str = "") -> None:
         environment = {name: value for name, value in os.environ.items() if name not in OF_THE_PARENT}
         self._socket, theirs = socket.socketpair()
         try:

@@ -103,7 +103,7 @@ class Plan:
         restarts: False: there is one worker, the parent ends with it and with its exit code, and only reaps other processes.
     """
 
-    command: tuple[str, ...]
+    command: list[str]
     workers: int
     limits: Limits
     grace: float
@@ -123,7 +123,8 @@ def become_supervisor(plan: Plan, level: Level | None, *, log_json: bool) -> NoR
 def main(data: dict[str, Any]) -> NoReturn:
     """Run the parent: the program that `become_supervisor` starts."""
     set_up_logging(data.pop("level"), as_json=data.pop("log_json"))
-    plan = Plan(**{**data, "limits": Limits(**data["limits"]), "command": tuple(data["command"])})
+    limits = Limits(**data.pop("limits"))
+    plan = Plan(**data, limits=limits)
     try:
         sys.exit(_Supervisor(plan).run())
     except UsageError as error:
@@ -142,7 +143,7 @@ class _Worker:
         metrics: the text of its last metrics.
     """
 
-    def __init__(self, number: int, command: Sequence[str], limits: Limits, restarted: str) -> None:
+    def __init__(self, number: int, command: list[str], limits: Limits, restarted: str) -> None:
         self.number = number
         self.started: float = time.monotonic()
         self.seen: float = self.started
@@ -441,9 +442,9 @@ class _Supervisor:
             "/ready": health.why,
             "/startup": "" if self._ready_once else health.why or "starting",
         }
-        why = reasons.get(request.path)
-        if why is None:
+        if request.path not in reasons:
             return HttpReply.of(HTTPStatus.NOT_FOUND, f"there are {', '.join(reasons)}, /metrics")
+        why = reasons[request.path]
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
         if _JSON not in request.accept:
             return HttpReply.of(status, why or "ok")
