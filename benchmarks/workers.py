@@ -114,8 +114,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
             "Several workers below one parent",
             "two commands, side by side; for the renewal, workers that are not renewed",
             [
-                Row("drain with `--workers 2`", "tasks/s", *rates),
-                Row("memory with `--workers 2`", "MB", *sizes),
+                Row("drain with `--workers 2`", "tasks/s", rates[0], rates[1]),
+                Row("memory with `--workers 2`", "MB", sizes[0], sizes[1]),
                 Row("busy workers, each renewed after 10 s", "tasks/s", renewed, steady),
                 Row(
                     "its share of the rate",
