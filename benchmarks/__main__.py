@@ -37,7 +37,8 @@ SUBJECTS = (
         "pickup",
     ),
     *("cancel", "recovery", "idle", "fleet", "crowd", "cluster", "memory", "names", "operator", "bulk", "due", "storm"),
-    *("calls", "schedules", "functions", "auto", "startup", "processes", "places", "threads", "tracing", "history", "scripts"),
+    *("calls", "schedules", "functions", "auto", "startup", "workers", "processes", "places", "threads", "tracing"),
+    *("history", "scripts"),
 )
 """The modules of this folder that measure something."""
 LONGEST = 600.0

@@ -83,9 +83,7 @@ class Calls:
     def into_lane(self, count: int) -> float:
         """A dispatch of one job into one of ten lanes."""
         return self._timed(
-            self._numbered(
-                count, lambda n: ops.dispatch_jobs(LANED, [({"delay": 0, "lane": f"l{n % 10}"}, TASK)])
-            )
+            self._numbered(count, lambda n: ops.dispatch_jobs(LANED, [({"delay": 0, "lane": f"l{n % 10}"}, TASK)]))
         )
 
     def beat(self, count: int) -> float:
@@ -100,7 +98,9 @@ class Calls:
 
     def start(self, keys: QueueKeys, count: int, each: int = 1) -> float:
         """A start of so many tasks, which are there."""
-        return self._timed([command(ops.start_tasks(keys, "A", n, each)) for n in itertools.islice(self._starts, count)])
+        return self._timed(
+            [command(ops.start_tasks(keys, "A", n, each)) for n in itertools.islice(self._starts, count)]
+        )
 
     def finish(self, keys: QueueKeys, each: int = 1) -> float:
         """An end of so many runs."""

@@ -15,9 +15,10 @@ from tests.support.cases import of_each
 from tests.support.sources import MODULES, PACKAGE, Module
 
 LAYERS = (
-    "log_events tracing",
+    "log_events tracing resident_memory",
     "link",
     "embedded",
+    "data_server",
     "http_server",
     "client",
     "functions",

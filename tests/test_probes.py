@@ -86,7 +86,7 @@ def test_json_has_the_whole_health() -> None:
         reply = get(address, "/ready", accept="text/html, application/json;q=0.9")
         assert (reply.status, reply.type) == (503, "application/json")
         expected = {"ok": False, "reason": "deaf \u202e", "alive": True, "ready": False, "why": "deaf \u202e"}
-        assert json.loads(reply.text) == {**expected, "running": 2, "room": 98, "loop_lag": 0.0}
+        assert json.loads(reply.text) == {**expected, "running": 2, "room": 98, "loop_lag": 0.0, "runs": 0}
 
 
 def test_other_paths_name_those_that_exist() -> None:

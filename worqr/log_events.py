@@ -237,6 +237,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "process.started": _event(DEBUG, "a process that runs handlers was started", "pid"),
     "process.ended": _event(DEBUG, "a process that runs handlers has ended", "pid reason"),
+    "process.renewed": _event(
+        INFO, "a process is replaced, because of `runs_per_process` or `memory_per_process`", "pid reason"
+    ),
     "process.stuck": _event(ERROR, "a process was killed and does not end", "pid"),
     "process.garbled": _event(
         ERROR, "a process wrote something else than a reply to its pipe; it is killed", "pid error"
@@ -362,6 +365,20 @@ EVENTS: Final[dict[str, LogEvent]] = {
         (WARNING, ERROR), "a handler or a thread does not end, and the process ends without it", "reason duration"
     ),
     "run": _event(ERROR, "`worqr run --log-json` failed", "error"),
+    "workers.start": _event(INFO, "all workers of `worqr run --workers` serve", "running"),
+    "workers.stop": _event(
+        INFO, "`worqr run --workers` received a signal to stop, and stops its workers", "running urgency"
+    ),
+    "worker.restarted": _event(
+        (WARNING, ERROR),
+        "a worker of `worqr run --workers` ended, and another is started; ERROR: it is killed, as it does not end or respond",
+        "pid reason retry_in",
+    ),
+    "worker.renewed": _event(
+        INFO,
+        "a worker reached a limit of `worqr run`: its successor is started; later, that it has ended",
+        "pid reason",
+    ),
     "peer.ended": _event(ERROR, "a worker in a thread has ended by an error; its `stop` or its block raises it"),
     "bench": _event(WARNING, "a test bench of `worqr.testing` waits for tasks that do not end", "reason"),
     # The dashboard
@@ -376,6 +393,8 @@ FIELDS: Final[dict[str, str]] = {
     "event": "the name of the event; every line has it",
     "queue": "the name of the queue",
     "job": "the id of the job; of a plain task, the id that it has in `queue.failed`",
+    "running": "the number of workers",
+    "urgency": "how the workers are stopped: 1 lets running tasks end, 2 cancels them, 3 ends the processes",
     "lane": "the lane of the task, if only that lane is paused",
     "claim": "the number of one run of one task: `Context.fence`",
     "attempt": "the number of this run: 1 is the first",

@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
+from worqr.inside import readings_of
 from worqr.mesh_records import Health
 from worqr.peer.peer import PeerReadings
 
@@ -39,7 +40,8 @@ def serve(peer: HasHealth, address: str | int) -> Generator[str]:
     """Serve the probes of a peer that your program embeds, for the length of a block.
 
     ``/live`` returns 200 unless ``peer.health().alive`` is false, ``/ready`` returns 200 if it is ready, and ``/startup`` returns
-    200 once it has been ready. Otherwise they return 503 with the reason. Clients that accept JSON get all of `Health`.
+    200 once it has been ready. Otherwise they return 503 with the reason. Clients that accept JSON get all of `Health`,
+    and ``runs``, the number of runs that have ended.
     ``/metrics`` returns the metrics of the peer, with ``pip install 'worqr[metrics]'``.
 
     Args:
@@ -88,9 +90,13 @@ class Probes:
         why = check(health)
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
         if "application/json" in request.accept:
-            body = json.dumps({"ok": not why, "reason": why, **asdict(health)}) + "\n"
+            body = json.dumps({"ok": not why, "reason": why, **asdict(health), "runs": self._runs()}) + "\n"
             return HttpReply(status, body.encode(), "application/json")
         return HttpReply.of(status, why or "ok")
+
+    def _runs(self) -> int:
+        readings = readings_of(self._source)
+        return 0 if readings is None else sum(readings.runs.values())
 
     def _metrics(self, request: HttpRequest) -> HttpReply:
         try:

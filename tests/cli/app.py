@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 
@@ -53,3 +54,12 @@ def fail(text: str) -> None:
 def linger() -> None:
     threading.Thread(target=time.sleep, args=(600,), name="lingering", daemon=False).start()
     print("lingering", flush=True)
+
+
+@mesh.task
+def leave() -> None:
+    """Leaves a process behind that has another parent then."""
+    found = subprocess.run(
+        ["sh", "-c", "sleep 0.5 >/dev/null & echo $!"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    print("left", found.stdout.strip(), flush=True)

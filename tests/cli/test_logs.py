@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from worqr.cli.run import JsonFormatter, set_up_logging
-from worqr.hosting.service import LINE, PlainFormatter
+from worqr.hosting.logs import LINE, JsonFormatter, PlainFormatter, set_up_logging
 
 
 def nothing_is_set_up() -> None:

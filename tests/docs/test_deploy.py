@@ -135,12 +135,18 @@ def test_the_unit_is_told_when_the_worker_serves_and_when_it_is_stuck() -> None:
     typed(shlex.split(found["ExecStart"]))
 
 
+def test_the_unit_of_the_server_has_a_command_that_can_be_typed() -> None:
+    text = (DEPLOY / "systemd" / "worqr-server.service").read_text()
+    (command,) = [line.partition("=")[2] for line in text.splitlines() if line.startswith("ExecStart=")]
+    assert typed(shlex.split(command))["data"] == Path("/srv/worqr")
+    assert {"Type=notify", "NotifyAccess=all", "ReadWritePaths=/srv/worqr"} <= set(text.splitlines())
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_knows_each_setting_and_finds_the_unit_well_protected(tmp_path: Path) -> None:
-    path = tmp_path / "worqr@.service"
-    path.write_text(
-        (DEPLOY / "systemd" / "worqr@.service").read_text().replace("/srv/shop/.venv/bin/worqr", "/bin/true")
-    )
+@pytest.mark.parametrize("name", ["worqr@.service", "worqr-server.service"])
+def test_systemd_knows_each_setting_and_finds_the_unit_well_protected(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text((DEPLOY / "systemd" / name).read_text().replace("/srv/shop/.venv/bin/worqr", "/bin/true"))
     security = [
         "security",
         "--offline=yes",

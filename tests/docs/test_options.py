@@ -116,7 +116,7 @@ def test_the_arguments_of_retry() -> None:
 def test_the_options_of_a_worker() -> None:
     assert set(WORKER) == set(worqr.JoinOptions.__annotations__)
     numbers = {"concurrency": CONCURRENCY, "threads": THREADS, "grace": GRACE}
-    assert literals(WORKER) == {**numbers, "process_memory": None}
+    assert literals(WORKER) == {**numbers, "process_memory": None, "runs_per_process": None, "memory_per_process": None}
     assert f"between 1 and {AUTO_MAX}" in WORKER["concurrency"]["meaning"]
 
 

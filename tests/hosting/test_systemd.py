@@ -17,7 +17,7 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.test_probes import WELL, Patient
-from worqr.hosting.service import READY, SystemdNotifier
+from worqr.hosting.systemd import READY, SystemdNotifier
 
 RUN = "import sys; from worqr.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
 

@@ -153,7 +153,7 @@ async def test_room_comes_back_after_every_kind_of_end(mesh: worqr.Mesh, other: 
         await until(lambda: peer.health().room == 3)
 
 
-@pytest.mark.parametrize("name", ["threads", "processes", "process_memory"])
+@pytest.mark.parametrize("name", ["threads", "processes", "process_memory", "runs_per_process", "memory_per_process"])
 @pytest.mark.parametrize("value", [0, -5, True, "lots"])
 async def test_a_pool_is_a_whole_number_of_at_least_1(mesh: worqr.Mesh, name: str, value: Any) -> None:
     with pytest.raises(worqr.UsageError, match=f"{name} must be a whole number of at least 1, not {value!r}"):

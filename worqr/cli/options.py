@@ -98,6 +98,16 @@ def parse_duration(text: str | None, what: str) -> float | None:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
+def parse_size(text: str | None, what: str) -> int | None:
+    """Return bytes: ``800M``, ``1.5G``; units are K, M and G, of 1024. InvalidArguments names `what`."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])(?:i?B)?", text, re.IGNORECASE)
+    if found is None:
+        raise InvalidArguments(f"{what} must be a size such as 800M or 2G (units: K, M, G), got {text!r}")
+    return round(float(found[1]) * 1024 ** ("KMG".index(found[2].upper()) + 1))
+
+
 def parse_rate(text: str, what: str) -> Limit:
     """Return the limit that a number and a period mean: ``100/1m``. InvalidArguments names `what`."""
     number, slash, period = text.partition("/")

@@ -5,37 +5,39 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
-import json
 import logging
 import os
 import pkgutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeGuard
 
 from cyclopts import Parameter
 
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, InvalidArguments
-from worqr.cli.options import duration_option, flag, parse_duration
+from worqr.cli.options import duration_option, flag, parse_duration, parse_size
 from worqr.cli.output import print_error
 from worqr.client.connections import EMBEDDED, url_or_default
 from worqr.errors import UsageError, WorqrBug, WorqrError
-from worqr.hosting.service import EXIT_AFTER, LINE, PlainFormatter, Service, exit_after, refuse_run
-from worqr.http_server import BindAddress
+from worqr.hosting.control import CHANNEL, Parent, follow_parent, parent_of_this_process
+from worqr.hosting.logs import Level, set_up_logging
+from worqr.hosting.service import EXIT_AFTER, Service, exit_after, refuse_run
+from worqr.hosting.supervisor import Limits, Plan, become_supervisor
+from worqr.http_server import BindAddress, HttpReply, HttpRequest
 from worqr.inside import declarations_of, peers_of, set_server
 from worqr.keys import check_name
 from worqr.log_events import emit
-from worqr.peer.options import Only
+from worqr.peer.options import GRACE, Only
+from worqr.peer.scheduler import default_processes
 from worqr.tracebacks import one_line
 
 if TYPE_CHECKING:
@@ -188,72 +190,12 @@ def _attribute(module: ModuleType, dotted: str) -> Mesh[Any]:
     raise CommandFailed(f"{module.__name__}:{dotted} is {kind}, not a worqr.Mesh{choices}")
 
 
-# Logging of ``worqr run``, on the standard error: lines for people, or JSON Lines for programs.
-#
-# If the user's module has set up logging, its set-up stays, except with ``--log-json``.
-
-
-Level = Literal["debug", "info", "warning", "error"]
-
-_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_RESERVED: Final = ("time", "level", "logger", "message", "exception", "stack")
-
-
-def set_up_logging(level: Level | None, *, as_json: bool) -> None:
-    """Log to the standard error, unless logging is set up already and `as_json` is False. worqr logs `level` and above."""
-    root, own = logging.getLogger(), logging.getLogger("worqr")
-    number = logging.getLevelNamesMapping()[(level or "info").upper()]
-    if as_json or not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(LINE))
-        root.handlers[:] = [handler]
-        root.setLevel(number)
-    if level is not None or own.level == logging.NOTSET:
-        own.setLevel(number)
-
-
-class JsonFormatter(logging.Formatter):
-    """Format each record as a JSON object on one line.
-
-    The fields are ``time`` (UTC), ``level``, ``logger`` and ``message``; ``exception`` and ``stack`` if the record has them; and
-    the values of ``extra`` under their own names.
-    """
-
-    def format(self, record: logging.LogRecord) -> str:
-        found: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_text:
-            found["exception"] = record.exc_text
-        elif record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
-        if record.stack_info:
-            found["stack"] = record.stack_info
-        for name, value in vars(record).items():
-            if name not in _STANDARD_FIELDS:
-                found[f"extra_{name}" if name in _RESERVED else name] = value
-        try:
-            return json.dumps(found, default=str, allow_nan=False)
-        except (TypeError, ValueError, RecursionError):  # `extra` has keys that are not text, a reference cycle, or NaN
-            return json.dumps({name: _plain(value) for name, value in found.items()})
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, str | int | None) else repr(value)
-
-
 # ``worqr run --reload``: a supervisor that restarts the worker, its child, when a ``.py`` file of the project changes.
 #
-# Supervisor and child share the terminal, so a debugger works in a handler, and Ctrl-C reaches both. A pipe connects them. The
-# supervisor writes into it how urgently the child should stop: see `worqr.hosting.service.StopLevel`. The end of the pipe means
-# that the supervisor has ended. Repeated messages do no harm.
+# Supervisor and child share the terminal, so a debugger works in a handler, and Ctrl-C reaches both. The supervisor tells the
+# child how urgently it should stop: see `worqr.hosting.control`. Repeated messages do no harm.
 
 
-CONTROL_PIPE: Final = "WORQR_RELOAD_PIPE"
-"""The environment variable with the file descriptor of the child's end of the pipe."""
 POLL_EVERY: Final = 0.3
 """Seconds between two checks of the files; a change takes effect when two checks in a row find the same."""
 STOP_WITHIN: Final = 10.0
@@ -322,7 +264,7 @@ class _Supervisor:
 
     def _start(self) -> None:
         child_end, self._control = os.pipe()
-        environment = {**os.environ, CONTROL_PIPE: str(child_end)}
+        environment = {**os.environ, CHANNEL: str(child_end)}
         try:
             self._child = subprocess.Popen(self._command, env=environment, pass_fds=(child_end,))
         finally:
@@ -367,7 +309,7 @@ class _Supervisor:
     def _send_request(self, urgency: int) -> None:
         if urgency and self._control >= 0:
             with contextlib.suppress(OSError):  # the child has ended
-                os.write(self._control, str(min(urgency, 3)).encode())
+                os.write(self._control, f"{min(urgency, 3)}\n".encode())
 
 
 def scan(folder: Path) -> Snapshot:
@@ -397,21 +339,6 @@ def describe_change(before: Snapshot, now: Snapshot) -> str:
     """Return the changed files as a text for people."""
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return os.path.relpath(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-
-def follow_supervisor(request_stop: Callable[[int], None]) -> bool:
-    """In a child, call `request_stop` in a thread with each message of the supervisor. Return False without a supervisor."""
-    number = os.environ.pop(CONTROL_PIPE, "")
-    if not number:
-        return False
-    threading.Thread(target=_read_requests, args=(int(number), request_stop), name="worqr-reload", daemon=True).start()
-    return True
-
-
-def _read_requests(pipe: int, request_stop: Callable[[int], None]) -> None:
-    while request := os.read(pipe, 64):
-        request_stop(int(max(request.decode())))
-    request_stop(2)  # the supervisor has ended
 
 
 def command_without_reload() -> list[str]:
@@ -445,6 +372,13 @@ class WorkerOptions:
             help="Serve only these functions: names or globs. Comma-separated or repeated.",
         ),
     ] = ()
+    runs_per_process: Annotated[
+        int | None, Parameter(metavar="N", help='Replace a process of runs_in="process" after so many runs.')
+    ] = None
+    memory_per_process: Annotated[
+        str | None,
+        Parameter(metavar="SIZE", help="Replace such a process if it has more memory than this after a run: 500M, 2G."),
+    ] = None
     grace: Annotated[str | None, duration_option("Wait this long for running tasks at shutdown. Default: 25s.")] = None
 
     def as_join_options(self) -> dict[str, Any]:
@@ -453,6 +387,8 @@ class WorkerOptions:
             "concurrency": _concurrency(self.concurrency),
             "threads": self.threads,
             "processes": self.processes,
+            "runs_per_process": self.runs_per_process,
+            "memory_per_process": parse_size(self.memory_per_process, "--memory-per-process"),
             "only": [name for words in self.queues for name in words.split(",")] or None,
             "grace": parse_duration(self.grace, "--grace"),
         }
@@ -460,6 +396,58 @@ class WorkerOptions:
 
 
 DEFAULTS: Final = WorkerOptions()
+
+
+@Parameter(name="*", group="Several workers")
+@dataclass(frozen=True, slots=True)
+class SupervisorOptions:
+    """How many workers one command runs, and when it renews them. With any of these, a small parent supervises the workers."""
+
+    workers: Annotated[
+        str | None,
+        Parameter(
+            metavar="N|auto",
+            help="Processes that serve the mesh. auto: one for each usable CPU. Default: this process only.",
+        ),
+    ] = None
+    max_runs: Annotated[int | None, Parameter(metavar="N", help="Renew a worker after about this many runs.")] = None
+    max_memory: Annotated[
+        str | None,
+        Parameter(metavar="SIZE", help="Renew a worker whose process has more memory than about this: 800M, 2G."),
+    ] = None
+    max_age: Annotated[str | None, duration_option("Renew a worker after about this time: 12h, 1d.")] = None
+
+    @property
+    def is_empty(self) -> bool:
+        """None of them is given."""
+        return self == NO_SUPERVISOR
+
+    def count(self) -> int:
+        """Return the number of workers; raise InvalidArguments if it is invalid."""
+        if self.workers == "auto":
+            return default_processes()
+        if self.workers is None:
+            return 1
+        if not self.workers.isdecimal() or not 1 <= int(self.workers) <= MOST_WORKERS:
+            raise InvalidArguments(
+                f"--workers must be a number from 1 to {MOST_WORKERS}, or auto, got {self.workers!r}"
+            )
+        return int(self.workers)
+
+    def limits(self) -> Limits:
+        """Return when a worker is renewed; raise InvalidArguments if an option is invalid."""
+        age = parse_duration(self.max_age, "--max-age")
+        if self.max_runs is not None and self.max_runs < 1:
+            raise InvalidArguments(f"--max-runs must be at least 1, got {self.max_runs}")
+        if age is not None and age < SHORTEST_AGE:
+            raise InvalidArguments(f"--max-age must be at least {SHORTEST_AGE:g} s, because a start takes some seconds")
+        return Limits(self.max_runs, parse_size(self.max_memory, "--max-memory"), age)
+
+
+NO_SUPERVISOR: Final = SupervisorOptions()
+MOST_WORKERS: Final = 512
+SHORTEST_AGE: Final = 10.0
+"""Seconds."""
 
 
 def run(
@@ -473,6 +461,7 @@ def run(
     /,
     *,
     options: WorkerOptions = DEFAULTS,
+    several: SupervisorOptions = NO_SUPERVISOR,
     probe: Annotated[
         str | None,
         Parameter(
@@ -491,14 +480,31 @@ def run(
     The first signal waits for running tasks, the second cancels them, the third ends the process at once.
     """
     _check_address(probe)
-    program = _Program(target, options.as_join_options(), url, prefix, probe)
+    join_options, parent = options.as_join_options(), parent_of_this_process()
+    plan = _plan(join_options, several, probe)
     if reload:
+        if not several.is_empty:
+            raise InvalidArguments("--reload runs one worker; leave out --workers and --max-...")
         return supervise(command_without_reload(), Path.cwd())
-    follow_supervisor(program.request_stop)
+    if parent is None and plan is not None:
+        become_supervisor(plan, log_level, log_json=log_json)
+    program = _Program(target, join_options, url, prefix, probe, parent)
     if log_json:
         return _run_with_json(program, log_level)
     program.run(lambda: set_up_logging(log_level, as_json=False))
     return 0
+
+
+def _plan(join_options: dict[str, Any], several: SupervisorOptions, probe: str | None) -> Plan | None:
+    """Return what a parent of workers does; None: this process is the worker. Raise InvalidArguments for invalid options."""
+    workers, limits = several.count(), several.limits()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    grace = join_options.get("grace", GRACE)
+    if not several.is_empty:
+        return Plan(command, workers, limits, grace, probe or os.environ.get("WORQR_PROBE") or None)
+    if os.getpid() == 1:  # the first process of a container: it has to reap what handlers leave behind
+        return Plan(command, 1, limits, grace, probe=None, restarts=False)
+    return None
 
 
 def _run_with_json(program: _Program, level: Level | None) -> int:
@@ -565,20 +571,38 @@ class _Program:
     """The mesh to run, by its name, and the options."""
 
     def __init__(
-        self, target: str, options: dict[str, Any], url: str | None, prefix: str | None, probe: str | None
+        self,
+        target: str,
+        options: dict[str, Any],
+        url: str | None,
+        prefix: str | None,
+        probe: str | None,
+        parent: Parent | None,
     ) -> None:
         self._target = target
         self._options = options
         self._url = url
         self._prefix = prefix
-        self._probe = probe
+        self._probe = None if parent is not None and parent.supervises else probe
+        self._restarted = "" if parent is None else parent.restarted
         self._service: Service | None = None
+        if parent is not None:
+            follow_parent(parent.channel, self._request_stop, self._retire, self._respond)
 
-    def request_stop(self, urgency: int) -> None:
-        """Handle a request of the supervisor of `--reload`; in the thread that reads them."""
+    def _request_stop(self, urgency: int) -> None:
         if self._service is None:
             os._exit(EXIT_FAILED)  # the module is still being imported, so this process holds no tasks
         self._service.request_stop(urgency)
+
+    def _retire(self) -> None:
+        if self._service is None:
+            os._exit(EXIT_FAILED)
+        self._service.retire()
+
+    def _respond(self, request: HttpRequest) -> HttpReply:
+        if self._service is None:
+            return HttpReply.of(HTTPStatus.SERVICE_UNAVAILABLE, "importing the application")
+        return self._service.respond(request)
 
     def run(self, log: Callable[[], None]) -> None:
         """Find the mesh, serve it, and make sure that the process ends afterwards."""
@@ -593,7 +617,7 @@ class _Program:
             )
         self._check_queues(mesh)
         _warn_if_private(mesh)
-        self._service = Service(peers_of(mesh), self._options, self._probe)
+        self._service = Service(peers_of(mesh), self._options, self._probe, self._restarted)
         self._service.run()
         exit_after(EXIT_AFTER)
 

@@ -215,7 +215,10 @@ class PeerFactory(Generic[S]):
     def _peer_settings(self, options: Mapping[str, Any], host: HostLoop | None = None) -> PeerSettings:
         refuse_unknown("join", options, tuple(JoinOptions.__annotations__))
         ours, server = self.settings, self.client.settings
-        memory = options.get("process_memory")
+
+        def optional(name: str) -> int | None:
+            return None if options.get(name) is None else check_count(options[name], name)
+
         nothing = f"no function is declared on {self!r} with @mesh.task, nor a schedule"
         return PeerSettings(
             prefix=server.prefix,
@@ -228,7 +231,9 @@ class PeerFactory(Generic[S]):
             schedules=self.declarations.schedules,
             threads=check_count(options.get("threads", THREADS), "threads"),
             processes=check_count(options.get("processes", default_processes()), "processes"),
-            process_memory=None if memory is None else check_count(memory, "process_memory"),
+            process_memory=optional("process_memory"),
+            runs_per_process=optional("runs_per_process"),
+            memory_per_process=optional("memory_per_process"),
             why_idle=nothing if self.declarations.is_empty else "",
             middleware=(
                 *(each.run for each in (server.tracing, self._measuring) if each is not None),

@@ -15,9 +15,7 @@ import enum
 import logging
 import os
 import queue
-import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -28,13 +26,15 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 import trio
+from trio_util import periodic
 
 from worqr.errors import Unavailable, UsageError
-from worqr.escaping import escape
 from worqr.functions.function import Function
 from worqr.handler_options import AsyncRunsIn
+from worqr.hosting.logs import LINE, PlainFormatter
 from worqr.hosting.peer_factory import PeerFactory
-from worqr.http_server import BindAddress, HttpServer
+from worqr.hosting.systemd import READY, STOPPING, SystemdNotifier
+from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.inside import definition_of, engine_of, readings_of
 from worqr.link import loop_name_here
 from worqr.log_events import emit, emit_fields
@@ -45,103 +45,6 @@ from worqr.probes import Probes
 from worqr.tracebacks import one_line
 from worqr.validation import seconds
 from worqr.version import __version__
-
-# `SystemdNotifier`: tells systemd that a service is ready, is stopping, and is alive, for units of ``Type=notify``.
-#
-# systemd names a datagram socket in ``$NOTIFY_SOCKET``. A thread sends the messages, because the event loop may be blocked: a
-# service that is not alive sends no ``WATCHDOG=1``, and systemd starts it again. Without the variable there is no thread.
-#
-# See: sd_notify(3), sd_watchdog_enabled(3).
-
-
-STATUS_EVERY: Final = 5.0
-"""Seconds between two checks of the line that ``systemctl status`` shows."""
-READY: Final = "READY=1"
-STOPPING: Final = "STOPPING=1"
-_WATCHDOG: Final = "WATCHDOG=1"
-
-
-class SystemdNotifier:
-    """Sends messages from `start` to `end`, if systemd has asked for them.
-
-    Args:
-        health: returns the health of the service, in any thread.
-        environment: the environment of the process.
-    """
-
-    def __init__(self, health: Callable[[], Health], environment: Mapping[str, str]) -> None:
-        self._health = health
-        self._address = environment.get("NOTIFY_SOCKET", "")
-        self._watchdog_every = _watchdog_every(environment)
-        self._messages: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # its put() is allowed in a signal handler
-        self._thread: threading.Thread | None = None
-        self._shown = ""
-
-    def start(self) -> None:
-        """Begin to send. Does nothing if systemd has not asked."""
-        if self._address:
-            self._thread = threading.Thread(target=self._run, name="worqr-systemd", daemon=True)
-            self._thread.start()
-
-    def tell(self, message: str) -> None:
-        """Send a message; from any thread, and from a signal handler."""
-        if self._thread is not None:
-            self._messages.put(message)
-
-    def end(self) -> None:
-        """Send what is left, and stop."""
-        if self._thread is not None:
-            self._messages.put(None)
-            self._thread.join(1.0)
-
-    # In the thread
-
-    def _run(self) -> None:
-        every = min(STATUS_EVERY, self._watchdog_every or STATUS_EVERY)
-        next_check = time.monotonic()
-        while True:
-            try:
-                message = self._messages.get(timeout=max(0.0, next_check - time.monotonic()))
-            except queue.Empty:
-                next_check = time.monotonic() + every
-                self._check()
-                continue
-            if message is None:
-                return
-            self._send(message)
-            next_check = time.monotonic()  # the status has changed
-
-    def _check(self) -> None:
-        """Send the status if it has changed; and the watchdog's message, if the service is alive."""
-        health = self._health()
-        status = (
-            f"{health.why}, {health.running} running" if health.why else f"{health.running} running, {health.room} free"
-        )
-        lines: list[str] = []
-        if status != self._shown:
-            self._shown = status
-            lines.append(f"STATUS={status}")
-        if self._watchdog_every is not None and health.alive:
-            lines.append(_WATCHDOG)
-        if lines:
-            self._send("\n".join(lines))
-
-    def _send(self, message: str) -> None:
-        name = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.sendto(message.encode("utf-8", "replace"), name)
-        except OSError:
-            pass  # systemd does not listen; the service goes on without it
-
-
-def _watchdog_every(environment: Mapping[str, str]) -> float | None:
-    """Return the seconds between two messages of the watchdog: half of its time. None: systemd does not watch this process."""
-    microseconds = environment.get("WATCHDOG_USEC", "")
-    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None
-    return int(microseconds) / 2e6 if microseconds.isdecimal() and int(microseconds) else None
-
 
 # `Supervision`: what a service tells those who supervise it, an orchestrator by probes over HTTP and systemd by messages.
 #
@@ -192,6 +95,10 @@ class Supervision:
             if server is not None:
                 server.close()
 
+    def respond(self, request: HttpRequest) -> HttpReply:
+        """Return the reply of the probes to a request; from any thread."""
+        return self._probes.respond(request)
+
     def serves(self, peer: Peer) -> None:
         """The peer has joined, and serves its queues."""
         self._peer = peer
@@ -218,7 +125,6 @@ class Supervision:
 
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LINE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 WARN_AFTER: Final = 4.0
 """Seconds after a cancellation at which handlers that still run are logged."""
 EXIT_AFTER: Final = 10.0
@@ -237,8 +143,8 @@ class StopLevel(enum.IntEnum):
     NOW = 3
 
 
-_LINE_START: Final = re.compile(r"\n(?=\S)")
-
+IDLE_CHECK_EVERY: Final = 0.1
+"""Seconds between two checks whether a worker that retires still runs tasks."""
 RETRY_AFTER: Final = 2.0
 """Seconds between a failed join and the next try. Some joins fail at once, for example if the host name does not resolve."""
 _STOP_TEXTS: Final = {
@@ -274,20 +180,16 @@ def run(peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | 
     service.run()
 
 
-class PlainFormatter(logging.Formatter):
-    """Format lines for people, and escape them, because an exception may contain a payload.
+class Service:
+    """One run of a mesh as a program. Any thread may change `_level` and `_retires`; the rest is changed in the loop's thread.
 
-    Further lines of a record are indented, so that an error text with a line feed cannot look like a line of its own.
+    Args:
+        restarted: why the worker ended that this one replaces, for the log of the mesh; empty: it replaces none.
     """
 
-    def format(self, record: logging.LogRecord) -> str:
-        return _LINE_START.sub("\n  ", escape(super().format(record), keep="\n\t"))
-
-
-class Service:
-    """One run of a mesh as a program. Any thread may change `_level`; the rest is changed in the loop's thread."""
-
-    def __init__(self, peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | None = None) -> None:
+    def __init__(
+        self, peers: PeerFactory[Any], options: Mapping[str, Any], probe: str | int | None = None, restarted: str = ""
+    ) -> None:
         self._peers = peers
         self._options = options
         self._supervision = Supervision(probe)
@@ -298,6 +200,9 @@ class Service:
         self._token: trio.lowlevel.TrioToken | None = None
         self._scope = trio.CancelScope()
         self._stopping = trio.Event()
+        self._retires = False
+        self._retiring = trio.Event()
+        self._restarted = restarted
         self._peer: Peer | None = None
         self._watchdog = _ShutdownWatchdog(self._describe_running, self._grace)
 
@@ -334,6 +239,18 @@ class Service:
         self._level = max(self._level, level)
         self._watchdog.begin(self._level)
         self._supervision.stopping()
+        self._wake()
+
+    def retire(self) -> None:
+        """Take no more tasks, and stop when the running ones have ended, however long they take. Called from any thread."""
+        self._retires = True
+        self._wake()
+
+    def respond(self, request: HttpRequest) -> HttpReply:
+        """Return the reply of the probes to a request. Called from any thread."""
+        return self._supervision.respond(request)
+
+    def _wake(self) -> None:
         if self._token is not None:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._apply_stop, idempotent=True)
@@ -346,7 +263,9 @@ class Service:
         self.request_stop(self._signals)
 
     def _apply_stop(self) -> None:
-        """Stop with the requested level. Called in the loop."""
+        """Retire, or stop with the requested level. Called in the loop."""
+        if self._retires:
+            self._retiring.set()
         if self._level > self._logged_level:
             self._logged_level = self._level
             text = _STOP_TEXTS[StopLevel(self._level)]
@@ -376,6 +295,8 @@ class Service:
             banner = _banner(self._peers, peer, served).replace("%", "%%")
             emit_fields(logger, "start", banner, _facts(self._peers, peer, served))
             self._supervision.serves(peer)
+            if self._restarted:
+                engine_of(peer).session.note("restarted", self._restarted)
             try:
                 await self._wait_until_stopping(peer)
             except BaseException:
@@ -393,8 +314,19 @@ class Service:
                 self._stopping.set()
 
             nursery.start_soon(drained)
+            nursery.start_soon(self._retire_when_asked, peer)
             await self._stopping.wait()
             nursery.cancel_scope.cancel()
+
+    async def _retire_when_asked(self, peer: Peer) -> None:
+        await self._retiring.wait()
+        scheduler = engine_of(peer).scheduler
+        emit(logger, "stop", "this worker is renewed: it takes no more tasks, and ends after those that run")
+        scheduler.be_quiet()
+        async for _ in periodic(IDLE_CHECK_EVERY):
+            if not scheduler.running:
+                break
+        self.request_stop(StopLevel.DRAIN)
 
     def _describe_running(self) -> str:
         """Return a text that says which handlers still run. Called in the thread of the watchdog, while the loop runs."""

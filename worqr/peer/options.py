@@ -49,6 +49,10 @@ class JoinOptions(TypedDict, total=False):
     the CPU limit of the container."""
     process_memory: int | None
     """Bytes of address space that such a process may use; a run that needs more gets a MemoryError. Default: None, no limit."""
+    runs_per_process: int | None
+    """After how many runs such a process is replaced, at least 1. Default: None, never."""
+    memory_per_process: int | None
+    """Bytes of resident memory; a process that has more after a run is replaced. Default: None, never."""
     only: Collection[str]
     """Names or globs (``"mail.*"``) of the functions to run. Default: all."""
 
@@ -125,6 +129,8 @@ class PeerSettings:
     threads: int = 40
     processes: int = 1
     process_memory: int | None = None
+    runs_per_process: int | None = None
+    memory_per_process: int | None = None
     state: object = None
     why_idle: str = ""
     """Why this peer serves nothing unless the program calls `serve` or `work`; empty if it serves something."""

@@ -343,8 +343,12 @@ class Session:
         self._requests.on_request(beat.request)
 
     def _note_answered_request(self, text: str) -> None:
+        self.note("worker_answered", text)
+
+    def note(self, kind: str, text: str) -> None:
+        """Append an entry about this worker to the log of the mesh, if the server can be reached."""
         worker = "" if self.registration is None else self.registration.worker
-        call = ops.note_event(self._keys, "worker_answered", who=self._settings.app, worker=worker, text=text)
+        call = ops.note_event(self._keys, kind, who=self._settings.app, worker=worker, text=text)
         self._link.post(call, ignore_outcome, patience=LEASE)
 
     def lost(self, registration: Registration, why: str) -> None:

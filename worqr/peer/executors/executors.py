@@ -241,13 +241,14 @@ class Executors:
     def _processes(self) -> ProcessPool:
         """Return the peer's worker processes. None of them is started here."""
         if self._pool is None:
-            from worqr.peer.executors.processes.pool import ProcessPool
+            from worqr.peer.executors.processes.pool import ProcessPool, Renewal
 
             self._pool = ProcessPool(
                 self._settings.processes,
                 process_lifespan=self._settings.process_lifespan,
                 around_thread=self._settings.around_thread,
                 memory_limit=self._settings.process_memory,
+                renewal=Renewal(self._settings.runs_per_process, self._settings.memory_per_process),
                 max_result=self._settings.max_payload,
                 relocation=self._settings.relocation,
                 tracing=self._settings.tracing,

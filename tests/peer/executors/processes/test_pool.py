@@ -25,6 +25,7 @@ from tests.peer.processes import FENCE, LONG, Desk, open_pool, wait_dead
 from tests.support.children import ROOT, Child
 from worqr import Failure, Retry, Undecodable, UsageError
 from worqr.peer.executors.processes import pool as pool_module
+from worqr.peer.executors.processes.pool import Renewal
 from worqr.policy import ChildError, Policy, Stalled
 from worqr.remote_error import remote_error
 from worqr.validation import name_of
@@ -317,6 +318,29 @@ async def test_processes_that_nobody_needs_are_let_go_but_one(tmp_path: Path, mo
         assert value(await pool.run(jobs.pid)) == left
     lines = log.read_text().splitlines()
     assert {f"left {pid}" for pid in old} <= set(lines)
+
+
+async def test_a_process_is_replaced_after_so_many_runs_and_leaves_its_lifespan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("WORQR_TEST_LOG", str(log))
+    monkeypatch.setattr(pool_module, "EXIT_GRACE", LONG)
+    async with open_pool(1, renewal=Renewal(runs=2), process_lifespan=jobs.lifespan) as pool:
+        pids = [value(await pool.run(jobs.pid)) for _ in range(5)]
+        assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+        with trio.fail_after(LONG):
+            while len(pool.children.pids) > 1:
+                await trio.sleep(0.01)
+        assert pool.children.pids == [pids[4]]
+    assert {f"left {pids[0]}", f"left {pids[2]}"} <= set(log.read_text().splitlines())
+
+
+async def test_a_process_that_has_grown_is_replaced_and_a_smaller_one_is_kept() -> None:
+    async with open_pool(1, renewal=Renewal(memory=1 << 20)) as pool:
+        assert len({value(await pool.run(jobs.pid)) for _ in range(3)}) == 3
+    async with open_pool(1, renewal=Renewal(memory=1 << 40)) as pool:
+        assert len({value(await pool.run(jobs.pid)) for _ in range(3)}) == 1
 
 
 # What is around them

@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from time import monotonic
@@ -60,6 +61,7 @@ from worqr.peer.run import Encoded, Run, RunHost, Save, check_thread, current_ru
 from worqr.policy import ChildError, Failure, RateLimited, Retry, Stalled, Undecodable
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, with_stderr
+from worqr.resident_memory import resident_memory
 from worqr.tracing import Tracing
 from worqr.validation import check_count, from_ms
 
@@ -220,6 +222,30 @@ class Channel:
             pass  # closed already
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """When a process is replaced between two runs, because libraries in it leak. None: not for that reason.
+
+    Attributes:
+        runs: after so many runs.
+        memory: when it has more resident memory than this, in bytes; not that of the programs that it starts.
+    """
+
+    runs: int | None = None
+    memory: int | None = None
+
+    def why_due(self, pid: int, runs: int) -> str:
+        """Return why a process should be replaced; empty if it should not."""
+        if self.runs is not None and runs >= self.runs:
+            return f"it has run {runs} tasks"
+        if self.memory is not None and (memory := resident_memory(pid)) > self.memory:
+            return f"it has {memory / (1 << 20):.0f} MiB of memory after {runs} runs"
+        return ""
+
+
+NEVER: Final = Renewal()
+
+
 class WorkerState(Enum):
     """The phases of a worker process.
 
@@ -246,6 +272,7 @@ class WorkerProcess:
 
     Attributes:
         idle_since: when it became idle, by Trio's clock.
+        runs: how many runs it was given.
         unread: it died before it took the last run.
     """
 
@@ -259,6 +286,7 @@ class WorkerProcess:
         self.state: WorkerState = WorkerState.STARTING
         self.idle_since: float = math.inf
         self.unread: bool = False
+        self.runs: int = 0
         self._process = process
         self._channel = channel
         self._lifeline = lifeline
@@ -282,6 +310,7 @@ class WorkerProcess:
         After a cancellation, the caller must kill the process.
         """
         self.output.begin()
+        self.runs += 1
         self.state = WorkerState.BUSY
         self.unread = False
         reported = False
@@ -458,6 +487,7 @@ class ProcessPool:
             there.
         around_thread: entered around each call.
         memory_limit: bytes of address space of a process. Code that needs more gets a MemoryError. None: no limit.
+        renewal: when a process is replaced between two runs.
         max_result: bytes of the largest result.
         relocation: where a test has moved the mesh to; None: nowhere.
         tracing: continues the trace of a run in its process; None: the mesh is not traced.
@@ -473,6 +503,7 @@ class ProcessPool:
         process_lifespan: SpanFactory | None = None,
         around_thread: SpanFactory | None = None,
         memory_limit: int | None = None,
+        renewal: Renewal = NEVER,
         max_result: int,
         relocation: Relocation | None = None,
         tracing: Tracing | None = None,
@@ -481,6 +512,7 @@ class ProcessPool:
         self._process_lifespan = process_lifespan
         self._around_thread = around_thread
         self._memory_limit = None if memory_limit is None else check_count(memory_limit, "memory_limit")
+        self._renewal = renewal
         self._max_result = max_result
         self._relocation = relocation
         self._tracing = tracing
@@ -641,6 +673,9 @@ class ProcessPool:
                     await _wait_gone([child], KILLED_WITHIN)
                 child.close_channel()
                 _KilledRun(child.output.tail())
+            elif self._nursery is not None and (reason := self._renewal.why_due(child.pid, child.runs)):
+                emit(logger, "process.renewed", "process %(pid)d is replaced: %(reason)s", pid=child.pid, reason=reason)
+                self._nursery.start_soon(self._end_process, child)
             else:
                 child.become_idle(trio.current_time())
                 self._idle.append(child)

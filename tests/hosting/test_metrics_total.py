@@ -1,0 +1,41 @@
+"""The sum of the metrics of several workers: what is added, what is the largest, and what stays when a worker has ended."""
+
+from __future__ import annotations
+
+from worqr.hosting.metrics_total import MetricsTotal
+
+
+def metrics(running: int, lag: float, runs: dict[str, int], registrations: int = 1) -> str:
+    counted = "".join(f'worqr_peer_runs_total{{outcome="finished",queue="{name}"}} {n}.0\n' for name, n in runs.items())
+    return (
+        f"# HELP worqr_peer_running Tasks that it runs.\n# TYPE worqr_peer_running gauge\nworqr_peer_running {running}.0\n"
+        f"# HELP worqr_peer_loop_lag_seconds Lag.\n# TYPE worqr_peer_loop_lag_seconds gauge\nworqr_peer_loop_lag_seconds {lag}\n"
+        "# HELP worqr_peer_registrations_total Joins.\n# TYPE worqr_peer_registrations_total counter\n"
+        f"worqr_peer_registrations_total {registrations}.0\n"
+        f"# HELP worqr_peer_runs_total Runs.\n# TYPE worqr_peer_runs_total counter\n{counted}"
+    )
+
+
+def test_values_are_added_and_of_gauges_in_seconds_the_largest_counts() -> None:
+    total = MetricsTotal(2)
+    found = total.text({0: metrics(3, 0.5, {"a b": 10}), 1: metrics(4, 0.25, {"a b": 1, "c{}": 5})})
+    assert found == metrics(7, 0.5, {"a b": 11, "c{}": 5}, registrations=2)
+
+
+def test_counters_never_fall_when_a_worker_is_renewed() -> None:
+    total = MetricsTotal(2)
+    first, second = metrics(3, 0.0, {"a": 10}), metrics(4, 0.0, {"a": 20})
+    assert total.text({0: first, 1: second}) == metrics(7, 0.0, {"a": 30}, registrations=2)
+    third = metrics(1, 0.0, {"a": 1})
+    assert total.text({0: first, 1: second, 2: third}) == metrics(8, 0.0, {"a": 31}, registrations=2)
+    total.ended(0, first)
+    assert total.text({1: second, 2: third}) == metrics(5, 0.0, {"a": 31}, registrations=2)
+    total.ended(2, metrics(1, 0.0, {"a": 2}, registrations=3))  # it was declared dead twice
+    assert 'worqr_peer_runs_total{outcome="finished",queue="a"} 32.0' in total.text({1: second})
+    assert "worqr_peer_registrations_total 4.0" in total.text({1: second})
+
+
+def test_a_worker_without_metrics_adds_nothing() -> None:
+    total = MetricsTotal(1)
+    total.ended(0, "")
+    assert total.text({1: ""}) == ""

@@ -1,0 +1,471 @@
+"""``worqr run --workers N``: a small parent that starts workers, restarts those that end, and renews them one after the other.
+
+The parent runs this module alone: it imports neither the application nor an event loop. Its children are the same command. It
+passes signals on, adds up the probes of its workers, and talks to systemd. A worker that reaches a limit (`Limits`) is renewed:
+its successor starts first, and only when that serves does the old one retire. So the capacity does not drop, and no task is cut
+short. As process 1 of a container the parent also reaps what handlers leave behind.
+
+One thread, `_Supervisor.run`, changes everything. The threads of the probes and of systemd only read. How a worker is started and
+asked is in `worqr.hosting.control`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+from worqr.errors import UsageError
+from worqr.hosting.control import ControlledChild
+from worqr.hosting.logs import Level, set_up_logging
+from worqr.hosting.metrics_total import MetricsTotal
+from worqr.hosting.systemd import READY, STOPPING, SystemdNotifier, watchdog_every
+from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
+from worqr.log_events import emit
+from worqr.mesh_records import Health
+from worqr.resident_memory import resident_memory
+
+logger: logging.Logger = logging.getLogger("worqr.supervisor")
+
+CHECK_EVERY: Final = 0.5
+"""Seconds between two checks of the workers. A signal, and the end of a worker, are handled at once."""
+JITTER: Final = 0.1
+"""Each worker takes up to this part off its limits, so that workers that were started together are not due together."""
+RETIRE_WITHIN: Final = 3600.0
+"""Seconds after which a worker that is renewed, and still runs tasks, is stopped with its grace period."""
+STEADY_AFTER: Final = 60.0
+"""Seconds after which the end of a worker does not count as a failed start. The next one is started without a pause."""
+FIRST_PAUSE: Final = 0.5
+LONGEST_PAUSE: Final = 30.0
+"""Seconds before a worker is started again that has ended too soon: they double from `FIRST_PAUSE`."""
+STOP_SPARE: Final = 12.0
+"""Seconds beyond its grace period after which a worker that does not end is killed. It ends by itself 2 s earlier."""
+SILENT_AFTER: Final = 15.0
+"""Seconds without a reply after which a worker counts as not alive, like one whose event loop is blocked."""
+PARENT_STUCK_AFTER: Final = 30.0
+"""Seconds without a round of this program after which systemd should start it again."""
+LEVEL_NOW: Final = 3
+"""The `StopLevel` with which a worker ends at once."""
+_JSON: Final = "application/json"
+_PROGRAM: Final = (
+    "import json, sys; plan = json.loads(sys.argv.pop()); sys.path[:] = plan.pop('path'); "
+    "from worqr.hosting.supervisor import main; main(plan)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a worker is renewed. None: not for that reason.
+
+    Attributes:
+        runs: after so many runs.
+        memory: when its process has more resident memory than this, in bytes; not that of the processes that it starts.
+        age: so many seconds after its start.
+    """
+
+    runs: int | None = None
+    memory: int | None = None
+    age: float | None = None
+
+    def with_jitter(self) -> Limits:
+        """Return the limits of one worker."""
+        part = 1 - JITTER * random.random()
+        return Limits(
+            None if self.runs is None else max(1, round(self.runs * part)),
+            None if self.memory is None else round(self.memory * part),
+            None if self.age is None else self.age * part,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the parent does.
+
+    Attributes:
+        command: the program of a worker, and its arguments.
+        workers: how many serve at a time.
+        limits: when a worker is renewed.
+        grace: seconds that a worker has to end its tasks.
+        probe: where the probes are served; None: nowhere.
+        restarts: False: there is one worker, the parent ends with it and with its exit code, and only reaps other processes.
+    """
+
+    command: list[str]
+    workers: int
+    limits: Limits
+    grace: float
+    probe: str | None
+    restarts: bool = True
+
+
+def become_supervisor(plan: Plan, level: Level | None, *, log_json: bool) -> NoReturn:
+    """Replace this process, which has imported the command line, by the parent, which is a third of its size."""
+    data = {**asdict(plan), "path": sys.path, "level": level, "log_json": log_json}
+    flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *flags, "-c", _PROGRAM, json.dumps(data)])  # noqa: S606 - no shell is wanted
+
+
+def main(data: dict[str, Any]) -> NoReturn:
+    """Run the parent: the program that `become_supervisor` starts."""
+    set_up_logging(data.pop("level"), as_json=data.pop("log_json"))
+    limits = Limits(**data.pop("limits"))
+    plan = Plan(**data, limits=limits)
+    try:
+        sys.exit(_Supervisor(plan).run())
+    except UsageError as error:
+        sys.stderr.write(f"worqr: {error}\n")
+        sys.exit(1)
+
+
+class _Worker:
+    """One worker, as the parent knows it.
+
+    Attributes:
+        number: how many workers were started before it.
+        status: the last reply of its probes; empty: it has not joined yet.
+        seen: when it last replied.
+        retires_since: when it was asked to retire; None: it was not.
+        metrics: the text of its last metrics.
+    """
+
+    def __init__(self, number: int, command: list[str], limits: Limits, restarted: str) -> None:
+        self.number = number
+        self.started: float = time.monotonic()
+        self.seen: float = self.started
+        self.well: float = self.started
+        self.status: Mapping[str, Any] = {}
+        self.retires_since: float | None = None
+        self.kill_at: float | None = None
+        self.metrics: str = ""
+        self.child = ControlledChild(command, restarted)
+        self._limits = limits.with_jitter()
+
+    @property
+    def serves(self) -> bool:
+        """It takes tasks."""
+        return self.retires_since is None and bool(self.status.get("ready"))
+
+    def check(self) -> None:
+        """Ask for its health. Changes `status`, `seen` and `well`."""
+        reply = self.child.ask("/ready", _JSON)
+        now = time.monotonic()
+        if reply is not None:
+            self.seen = now
+            if reply.content_type == _JSON:
+                self.status = json.loads(reply.body)
+        if not self.why_not_alive():
+            self.well = now
+
+    def why_not_alive(self) -> str:
+        """Return why it should be started again; empty if it should not."""
+        silent = time.monotonic() - self.seen
+        if silent > SILENT_AFTER:
+            return f"it has not replied for {silent:.0f} s"
+        if self.status and not self.status["alive"]:
+            return f"its event loop has been blocked for {self.status['loop_lag']:.1f} s"
+        return ""
+
+    def why_due(self) -> str:
+        """Return why it should be renewed; empty if it should not."""
+        runs, age = self.status.get("runs", 0), time.monotonic() - self.started
+        if self._limits.runs is not None and runs >= self._limits.runs:
+            return f"it has run {runs} tasks"
+        if self._limits.age is not None and age >= self._limits.age:
+            return f"it is {age:.0f} s old"
+        if self._limits.memory is not None and runs:  # one that has run nothing would be as large again
+            memory = resident_memory(self.child.pid)
+            if memory > self._limits.memory:
+                return f"it has {memory / (1 << 20):.0f} MiB of memory after {runs} runs"
+        return ""
+
+    def refresh_metrics(self) -> HttpReply | None:
+        """Ask for its metrics. From any thread. Return a reply that has none."""
+        reply = self.child.ask("/metrics", "text/plain")
+        if reply is None or reply.status != HTTPStatus.OK:
+            return reply
+        self.metrics = reply.body.decode()
+        return None
+
+    def retire(self) -> None:
+        """Ask it to take no more tasks, and to end."""
+        self.retires_since = time.monotonic()
+        self.child.retire()
+
+    def stop(self, level: int, grace: float) -> None:
+        """Ask it to stop with this `StopLevel`, and kill it if it does not end."""
+        self.child.request_stop(level)
+        within = {1: grace + STOP_SPARE, 2: STOP_SPARE}.get(level, 1.0)
+        self.kill_at = min(self.kill_at or time.monotonic() + within, time.monotonic() + within)
+
+
+class _Supervisor:
+    """The parent. Its signal handler changes `_level` only; `run` changes everything else."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._workers: list[_Worker] = []
+        self._started = 0
+        self._level = 0
+        self._passed_on = 0
+        self._renewed: _Worker | None = None
+        self._ready_once = False
+        self._failures = 0
+        self._next_start = 0.0
+        self._restarted = ""
+        self._code = 0
+        self._round = time.monotonic()
+        self._total = MetricsTotal(plan.workers)
+        self._runs = 0
+        self._systemd = SystemdNotifier(self.health, os.environ)
+        self._watchdog = watchdog_every(os.environ)
+
+    def run(self) -> int:
+        """Run workers until a signal comes; return the exit code.
+
+        Raises:
+            UsageError: the address of the probes cannot be used.
+        """
+        bind = None if self._plan.probe is None else BindAddress.parse(self._plan.probe, "probe")
+        server = None if bind is None else HttpServer(bind, self.respond)
+        waker, woken = socket.socketpair()
+        waker.setblocking(False)
+        woken.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGCHLD:
+                signal.signal(number, self._on_signal)
+        try:
+            self._systemd.start()
+            if server is not None:
+                emit(logger, "probe", "serving probes at %(address)s", address=str(server.address))
+            while not self._once():
+                select.select([woken], [], [], CHECK_EVERY)
+                with suppress(BlockingIOError):
+                    woken.recv(4096)
+            return self._code
+        finally:
+            self._systemd.end()
+            if server is not None:
+                server.close()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGCHLD:
+            self._level = max(1, min(LEVEL_NOW, self._level + (number != signal.SIGHUP)))
+
+    def _once(self) -> bool:
+        """Do what is to be done now. Return True when all workers have ended."""
+        self._round = time.monotonic()
+        self._reap()
+        if self._level > self._passed_on:
+            self._stop_all(self._level)
+        if self._passed_on and not self._workers:
+            return True
+        for worker in self._workers:
+            worker.check()
+            if worker.retires_since is not None and self._plan.probe is not None:
+                worker.refresh_metrics()  # these may be its last ones
+        if not self._passed_on:
+            self._start_missing()
+            self._note_ready()
+            self._renew()
+        self._kill_late()
+        return False
+
+    def _stop_all(self, level: int) -> None:
+        """Stop all workers with this level, and start no more."""
+        self._passed_on = level
+        text = "shutting down: stopping %(running)d workers (urgency %(urgency)d)"
+        emit(logger, "workers.stop", text, running=len(self._workers), urgency=level)
+        self._systemd.tell(STOPPING)
+        for worker in self._workers:
+            worker.stop(level, self._plan.grace)
+
+    # Starting, and what has ended
+
+    def _start_missing(self) -> None:
+        wanted = self._plan.workers + (self._renewed is not None and self._renewed.retires_since is None)
+        while sum(worker.retires_since is None for worker in self._workers) < wanted:
+            if time.monotonic() < self._next_start:
+                return
+            try:
+                worker = _Worker(self._started, self._plan.command, self._plan.limits, self._restarted)
+            except OSError as error:
+                self._pause(f"a worker could not be started: {error.strerror}")
+                return
+            self._started += 1
+            self._restarted = ""
+            self._workers.append(worker)
+
+    def _reap(self) -> None:
+        """Collect the processes that have ended: workers, and as process 1 also those that handlers left behind."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for worker in [each for each in self._workers if each.child.pid == pid]:
+                self._on_end(worker, os.waitstatus_to_exitcode(status))
+
+    def _on_end(self, worker: _Worker, code: int) -> None:
+        self._workers.remove(worker)
+        worker.child.close()
+        self._total.ended(worker.number, worker.metrics)
+        self._runs += worker.status.get("runs", 0)
+        retired = worker.retires_since is not None
+        if worker is self._renewed:
+            self._renewed = None
+        if self._passed_on and not worker.status:  # it was told to stop before it had joined
+            return
+        if self._passed_on or not self._plan.restarts or (code > 0 and not self._ready_once):
+            self._code = self._code or (code if code >= 0 else 1)
+            if not self._passed_on:
+                self._passed_on = 1
+                self._stop_all(1)
+            return
+        if retired:
+            emit(
+                logger,
+                "worker.renewed",
+                "the old process %(pid)d %(reason)s",
+                pid=worker.child.pid,
+                reason=_ended(code),
+            )
+            return
+        steady = time.monotonic() - worker.started >= STEADY_AFTER
+        self._failures = 0 if steady or code == 0 else self._failures
+        self._restarted = f"the worker of process {worker.child.pid} {_ended(code)}"
+        if steady or code == 0:
+            emit(
+                logger, "worker.restarted", "%(reason)s; starting another", reason=self._restarted, pid=worker.child.pid
+            )
+        else:
+            self._pause(self._restarted)
+
+    def _pause(self, why: str) -> None:
+        """Start no worker for some time, which doubles with each failure."""
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        self._next_start = time.monotonic() + pause
+        text = "%(reason)s; starting another in %(retry_in)g s"
+        emit(logger, "worker.restarted", text, reason=why, retry_in=pause)
+
+    def _note_ready(self) -> None:
+        """Note the first moment at which all workers serve."""
+        if not self._ready_once and sum(worker.serves for worker in self._workers) >= self._plan.workers:
+            self._ready_once = True
+            self._systemd.tell(READY)
+            emit(logger, "workers.start", "%(running)d workers serve", running=self._plan.workers)
+
+    # Renewing
+
+    def _renew(self) -> None:
+        """Renew one worker at a time: choose it, start its successor, and let it retire when the successor serves."""
+        renewed = self._renewed
+        if renewed is None:
+            serving = [worker for worker in self._workers if worker.serves]
+            if len(serving) < self._plan.workers or len(serving) < len(self._workers):
+                return  # another one is starting, or is being restarted
+            for worker in serving:
+                if why := worker.why_due():
+                    text = "process %(pid)d is renewed, because %(reason)s"
+                    emit(logger, "worker.renewed", text, pid=worker.child.pid, reason=why)
+                    self._renewed = worker
+                    return
+        elif renewed.retires_since is None:
+            if sum(worker.serves for worker in self._workers if worker is not renewed) >= self._plan.workers:
+                renewed.retire()
+        elif renewed.kill_at is None and time.monotonic() > renewed.retires_since + RETIRE_WITHIN:
+            renewed.stop(1, self._plan.grace)
+
+    def _kill_late(self) -> None:
+        """Kill workers that should have ended; under a watchdog of systemd, also those that are not alive."""
+        now = time.monotonic()
+        for worker in self._workers:
+            late = worker.kill_at is not None and now > worker.kill_at
+            if late or (self._watchdog is not None and now > worker.well + 2 * self._watchdog):
+                why = "it did not end in time" if late else worker.why_not_alive()
+                text = "process %(pid)d is killed: %(reason)s"
+                emit(logger, "worker.restarted", text, level=logging.ERROR, pid=worker.child.pid, reason=why)
+                worker.child.kill()
+
+    # Probes, in their threads
+
+    def health(self) -> Health:
+        """Return the health of all workers together. Called in other threads."""
+        workers = [worker for worker in tuple(self._workers) if worker.retires_since is None]
+        states = [worker.status for worker in workers]
+        missing = self._plan.workers - sum(worker.serves for worker in workers)
+        why = "the workers are stopping" if self._passed_on else self._why_missing(workers) if missing > 0 else ""
+        return Health(
+            alive=time.monotonic() - self._round < PARENT_STUCK_AFTER,
+            ready=not why,
+            why=why,
+            running=sum(worker.status.get("running", 0) for worker in tuple(self._workers)),
+            room=sum(state.get("room", 0) for state in states),
+            loop_lag=max((state.get("loop_lag", 0.0) for state in states), default=0.0),
+        )
+
+    def _why_missing(self, workers: Sequence[_Worker]) -> str:
+        reasons = [str(worker.status.get("why") or "starting") for worker in workers if not worker.serves]
+        serving = sum(worker.serves for worker in workers)
+        return (
+            f"{serving} of {self._plan.workers} workers serve: {reasons[0] if reasons else 'waiting to start another'}"
+        )
+
+    def respond(self, request: HttpRequest) -> HttpReply:
+        """Return the reply to a request of a probe. Called in the server's thread."""
+        if request.path == "/metrics":
+            return self._metrics()
+        health = self.health()
+        not_alive = [
+            f"process {each.child.pid}: {why}" for each in tuple(self._workers) if (why := each.why_not_alive())
+        ]
+        reasons: dict[str, str] = {
+            "/live": "" if health.alive and not not_alive else (not_alive or ["the parent does not respond"])[0],
+            "/ready": health.why,
+            "/startup": "" if self._ready_once else health.why or "starting",
+        }
+        if request.path not in reasons:
+            return HttpReply.of(HTTPStatus.NOT_FOUND, f"there are {', '.join(reasons)}, /metrics")
+        why = reasons[request.path]
+        status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+        if _JSON not in request.accept:
+            return HttpReply.of(status, why or "ok")
+        runs = self._runs + sum(worker.status.get("runs", 0) for worker in tuple(self._workers))
+        found = {"ok": not why, "reason": why, **asdict(health), "alive": not reasons["/live"], "runs": runs}
+        pids = [worker.child.pid for worker in tuple(self._workers)]
+        return HttpReply(status, (json.dumps({**found, "workers": pids}) + "\n").encode(), _JSON)
+
+    def _metrics(self) -> HttpReply:
+        workers = tuple(self._workers)
+        for worker in workers:
+            if (refused := worker.refresh_metrics()) is not None:
+                return refused
+        text = self._total.text({worker.number: worker.metrics for worker in workers})
+        return HttpReply(HTTPStatus.OK, text.encode(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
