@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from worqr.lua import Script
 
 T_co = TypeVar("T_co", covariant=True)
 
 Argument = bytes | str | int
+
+SEND_AGAIN_WITHIN: Final = 3000.0
+"""Seconds after a numbered request was first sent; the server forgets its reply after 3600."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,7 @@ class Command(Generic[T_co]):
         merge: set if the call may be joined with others of the same `replicas` before it is first written.
         replicas: how many replicas must have its writes before it counts as answered. Such a call must write, also when it is
             resent.
+        again_within: seconds after a numbered call was first sent within which it may be sent again.
     """
 
     script: Script
@@ -56,6 +60,7 @@ class Command(Generic[T_co]):
     size: int = 0
     merge: Merge[T_co] | None = None
     replicas: int = 0
+    again_within: float = SEND_AGAIN_WITHIN
 
     def with_script(self, script: Script) -> Command[T_co]:
         """Return this call with another script, which takes the same arguments.

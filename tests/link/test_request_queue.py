@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.link.scripts import append, echo
 from worqr import lua
+from worqr.command import SEND_AGAIN_WITHIN
 from worqr.errors import Unavailable
 from worqr.link.log_thread import boottime
 from worqr.link.requests import (
     GUILTY_AFTER,
     MAX_BYTES,
     MAX_CALLS,
-    SEND_AGAIN_WITHIN,
     Request,
     RequestQueue,
     WorkerHandle,

@@ -10,10 +10,18 @@ import redis
 
 ALWAYS_LEFT = ("version",)
 EXPIRING = (
-    *("{*}*:result:*", "{*}*:older_result:*", "{*}*:taken:*", "{*}*:paused", "{*}*:starts:*", "{*}*:waiters"),
+    *(
+        "{*}*:result:*",
+        "{*}*:older_result:*",
+        "{*}*:taken:*",
+        "{*}*:sent:*",
+        "{*}*:paused",
+        "{*}*:starts:*",
+        "{*}*:waiters",
+    ),
     *("{*}*:part:*", "{*}*:counts", "{*}*:runs", "{*}*:recent", "{*}*:history", "{*}*:history10", "{*}*:fired"),
     *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
-    *("log", "schedules", "schedules_due", "schedules_seen", "leader"),
+    *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes"),
 )
 """The keys that may expire, by their `short` names, as the page about the wire says. Any other key that does is a leak."""
 

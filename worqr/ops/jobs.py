@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from worqr.command import Argument, Command, Merge
+from worqr.command import SEND_AGAIN_WITHIN, Argument, Command, Merge
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import CancelReply
@@ -16,6 +16,7 @@ from worqr.ops.replies import (
     MAX_ITEMS,
     Reply,
     error_of,
+    expect_ok,
     new_call,
     pairs,
     status_word,
@@ -106,12 +107,14 @@ def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Com
     return new_call("read_payload", keys.base, (id, "" if claim is None else claim), read)
 
 
+ROWS_AGAIN_WITHIN: Final = 60.0
+"""Seconds after it was first sent within which a dispatch of rows of an outbox may be sent again."""
 _DISPATCH: Final = script("dispatch_jobs")
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """The outcome of one dispatch (created, updated, blocked, unchanged, duplicate or full), with the id and number of its
+    """The outcome of one dispatch (created, updated, blocked, unchanged, duplicate, full or sent), with the id and number of its
     handle.
     """
 
@@ -137,17 +140,29 @@ def _read_all(reply: Reply) -> list[Dispatched]:
 
 
 def dispatch_jobs(
-    keys: QueueKeys, jobs: Sequence[NewJob], *, all_or_none: bool = False, replicas: int = 0
+    keys: QueueKeys, jobs: Sequence[NewJob], *, all_or_none: bool = False, replicas: int = 0, rows: bool = False
 ) -> Command[list[Dispatched]]:
-    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused."""
+    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused. With
+    `rows`, each has the option `row`, and the call is not sent again after a minute: the server knows rows for longer.
+    """
     args: list[Argument] = [int(all_or_none)]
     for options, task in jobs:
         args += (_encode(options), task)
     size = len(jobs[0][1]) if len(jobs) == 1 else sum(len(task) for _, task in jobs)
     merge: Merge[list[Dispatched]] | None = None
-    if not all_or_none:
+    if not all_or_none and not rows:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
-    return Command(_DISPATCH, keys.base, tuple(args), _read_all, True, size, merge, replicas)
+    return Command(
+        _DISPATCH,
+        keys.base,
+        tuple(args),
+        _read_all,
+        True,
+        size,
+        merge,
+        replicas,
+        ROWS_AGAIN_WITHIN if rows else SEND_AGAIN_WITHIN,
+    )
 
 
 def _join(calls: Sequence[Command[list[Dispatched]]]) -> Command[list[Dispatched]]:
@@ -165,6 +180,11 @@ def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
 
 
 _ONE: Final[Merge[list[Dispatched]]] = Merge(1, _join, pick=_pick(1))
+
+
+def shorten_sent(keys: QueueKeys, rows: Sequence[str]) -> Command[str]:
+    """Remember up to MAX_ITEMS rows of an outbox for ten minutes more: they were deleted from their database."""
+    return new_call("shorten_sent", keys.base, tuple(rows), expect_ok)
 
 
 class Promoted(NamedTuple):
