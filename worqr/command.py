@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from worqr.lua import Script
 
 T_co = TypeVar("T_co", covariant=True)
 
 Argument = bytes | str | int
-
-SEND_AGAIN_WITHIN: Final = 3000.0
-"""Seconds after a numbered request was first sent; the server forgets its reply after 3600."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +47,7 @@ class Command(Generic[T_co]):
         merge: set if the call may be joined with others of the same `replicas` before it is first written.
         replicas: how many replicas must have its writes before it counts as answered. Such a call must write, also when it is
             resent.
-        again_within: seconds after a numbered call was first sent within which it may be sent again.
+        not_after: the moment, on the clock of `worqr.link.boottime`, after which it is neither sent nor sent again.
     """
 
     script: Script
@@ -60,7 +58,7 @@ class Command(Generic[T_co]):
     size: int = 0
     merge: Merge[T_co] | None = None
     replicas: int = 0
-    again_within: float = SEND_AGAIN_WITHIN
+    not_after: float = math.inf
 
     def with_script(self, script: Script) -> Command[T_co]:
         """Return this call with another script, which takes the same arguments.

@@ -795,7 +795,7 @@ def test_what_another_program_wrote_there_is_no_row(desk: Desk, value: str) -> N
     assert desk.dispatch("y", row=ROW).outcome == "sent"
 
 
-def test_a_dispatch_of_rows_is_sent_alone_and_not_again_after_a_minute(desk: Desk) -> None:
-    call = ops.dispatch_jobs(desk.q, [job("x", row=ROW)], rows=True)
-    assert (call.merge, call.again_within) == (None, 60.0)
-    assert ops.dispatch_jobs(desk.q, [job("x")]).again_within == 3000.0
+def test_a_dispatch_that_must_not_be_late_is_sent_alone(desk: Desk) -> None:
+    call = ops.dispatch_jobs(desk.q, [job("x", row=ROW)], not_after=7.0)
+    assert (call.merge, call.not_after) == (None, 7.0)
+    assert ops.dispatch_jobs(desk.q, [job("x")]).merge is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from worqr.command import SEND_AGAIN_WITHIN, Argument, Command, Merge
+from worqr.command import Argument, Command, Merge
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.ops.operators import CancelReply
@@ -107,8 +108,6 @@ def read_payload(keys: QueueKeys, id: str = "", claim: int | None = None) -> Com
     return new_call("read_payload", keys.base, (id, "" if claim is None else claim), read)
 
 
-ROWS_AGAIN_WITHIN: Final = 60.0
-"""Seconds after it was first sent within which a dispatch of rows of an outbox may be sent again."""
 _DISPATCH: Final = script("dispatch_jobs")
 
 
@@ -140,17 +139,22 @@ def _read_all(reply: Reply) -> list[Dispatched]:
 
 
 def dispatch_jobs(
-    keys: QueueKeys, jobs: Sequence[NewJob], *, all_or_none: bool = False, replicas: int = 0, rows: bool = False
+    keys: QueueKeys,
+    jobs: Sequence[NewJob],
+    *,
+    all_or_none: bool = False,
+    replicas: int = 0,
+    not_after: float = math.inf,
 ) -> Command[list[Dispatched]]:
-    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused. With
-    `rows`, each has the option `row`, and the call is not sent again after a minute: the server knows rows for longer.
+    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused. With a
+    `not_after`, it is not sent after that moment, and not joined with other calls.
     """
     args: list[Argument] = [int(all_or_none)]
     for options, task in jobs:
         args += (_encode(options), task)
     size = len(jobs[0][1]) if len(jobs) == 1 else sum(len(task) for _, task in jobs)
     merge: Merge[list[Dispatched]] | None = None
-    if not all_or_none and not rows:
+    if not all_or_none and not_after == math.inf:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
     return Command(
         _DISPATCH,
@@ -161,7 +165,7 @@ def dispatch_jobs(
         size,
         merge,
         replicas,
-        ROWS_AGAIN_WITHIN if rows else SEND_AGAIN_WITHIN,
+        not_after,
     )
 
 
