@@ -99,7 +99,7 @@ class Outbox:
             ``connections["other"]``; or a function without parameters that returns a new connection of sqlite3, psycopg or
             asyncpg. The outbox uses connections of its own, in a thread.
         table: The name of the table, ``name`` or ``schema.name``. A second one, ``..._steps``, belongs to `first` and `step`.
-        queues: The queues that rows may be sent to. Whoever may insert into the table may start these functions, with any
+        queues: The queues that rows may be sent to. Everyone who may insert into the table may start these functions, with any
             arguments. None: all.
         sweep: False: workers of this program do not sweep, because they have no access to the database.
         replicas: The number of replicas of the server that must have a job before its row is deleted, 0 to 100.

@@ -3,8 +3,8 @@ by others.
 
 Both ways are the same three steps, each a short transaction or request of its own: read rows without locks, send them, delete
 them. Nothing is ever open in the database while a request to the server is. A row may be sent twice, and becomes one job: the
-server knows it by its id (`dispatch_jobs`, option `row`) for a week, and for ten minutes after it was deleted. So nobody
-sends a row more than a minute after reading it, by a clock that goes on while the machine sleeps.
+server knows it by its id (`dispatch_jobs`, option `row`) for a week, and for ten minutes after it was deleted. So no
+sender sends a row more than a minute after reading it, by a clock that goes on while the machine sleeps.
 
 A sweep holds the lease of its outbox, so that one worker does it at a time. The lease is no fence: two sweeps would only do the
 same work.

@@ -34,8 +34,8 @@ _OLD_TIMEOUT: Final[Statement] = ("SELECT current_setting('lock_timeout')", ())
 
 
 class TooOld(Failure):
-    """The job was dispatched so long ago that its steps may have been forgotten. It moves to the dead-letter queue, and its
-    effect is not repeated.
+    """The job was dispatched more than 29 days ago, and its steps may have been forgotten. It moves to the dead-letter queue,
+    and its effect is not repeated.
     """
 
     __module__ = "worqr.sql"
