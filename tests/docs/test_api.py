@@ -12,8 +12,8 @@ import worqr
 import worqr.dashboard
 import worqr.metrics
 import worqr.otel
-import worqr.sql
 import worqr.probes
+import worqr.sql
 import worqr.testing
 from tests.support.cases import of_each
 from tests.support.children import ROOT
