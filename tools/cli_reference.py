@@ -28,6 +28,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr run shop:mesh --concurrency 20 --queues 'shop.mail.*,shop.report' --log-json",
         "worqr run shop:mesh --reload",
     ),
+    "outbox": (
+        "worqr outbox",
+        "worqr outbox shop:outbox --state failed",
+        "worqr outbox shop:outbox --retry 01a21d1847317b32aa3f19454a5374a8",
+    ),
     "server": ("worqr server --port 6390 --dir ./data",),
     "demo": ("worqr demo --workers 8", "worqr demo --dashboard"),
     "enqueue": ("tail -f addresses.txt | worqr enqueue mails --lines",),

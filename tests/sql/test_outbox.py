@@ -6,6 +6,7 @@ import gc
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,12 +17,13 @@ import worqr
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
+from worqr.client.outboxes import Facts, read_facts
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.sql import Outbox
 from worqr.sql.rows import Row, new_row_id, options_to_send
-from worqr.sql.sender import MOST_HANDED_OVER, Facts, Passes, read_facts
+from worqr.sql.sender import MOST_HANDED_OVER, Passes
 from worqr.testing import recording
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
@@ -359,7 +361,7 @@ def test_rows_of_a_restored_database_are_held_until_they_are_released(
     def with_coverage(passes: Passes) -> int:
         passes._lease()
         assert passes._facts is not None
-        passes._facts.covered -= 3 * HOUR
+        passes._facts = replace(passes._facts, covered=passes._facts.covered - 3 * HOUR)
         return passes.sweep()
 
     assert outbox.sender.once(with_coverage) == 0

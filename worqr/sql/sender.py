@@ -19,19 +19,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
 from worqr import ops
+from worqr.client.outboxes import Facts, read_facts
 from worqr.client.sync import sync
-from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, UsageError, WrongVersion
+from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, WrongVersion
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.log_events import emit
 from worqr.sql.connections import Database, Rows
-from worqr.sql.rows import MAX_TRIES, Row, backoff_ms, options_to_send, replicas_of
+from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, replicas_of
 from worqr.sql.statements import SWEEP_ROWS, Statement, Statements
 from worqr.tracebacks import one_line
 
@@ -64,30 +65,6 @@ STEPS_EVERY: Final = 3600.0
 LONGEST_BLOCK: Final = 60.0
 MOST_ERROR: Final = 300
 SHORTEN_AT: Final = 100
-
-
-@dataclass(slots=True)
-class Facts:
-    """What workers tell each other, and people, of a table. Times are in ms, by the clock of the database.
-
-    Attributes:
-        covered: since when each sweep has reached the end of the table.
-        seen: the last sweep.
-        rows, failed, held: how many rows there are.
-        oldest: age of the oldest that waits.
-        table: its name.
-    """
-
-    covered: int = 0
-    seen: int = 0
-    rows: int = 0
-    oldest: int = 0
-    failed: int = 0
-    held: int = 0
-    table: str = ""
-
-
-_facts_of = msgspec.json.Decoder(Facts).decode
 
 
 class Sender:
@@ -250,12 +227,12 @@ class Sender:
 def _in_thread(act: Callable[[], object]) -> Any:
     """Return what a function returns in a thread of its own."""
     found: list[Any] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             found.append(act())
-        except Exception as error:
+        except BaseException as error:  # the caller's thread raises it
             errors.append(error)
 
     thread = threading.Thread(target=run, name="worqr-outbox-once")
@@ -480,7 +457,7 @@ class Passes:
         held = {row.id for row in old}
         sent = self._send([row for row in rows if row.id not in held], read_at)
         if len(rows) == SWEEP_ROWS or self._blocked:
-            self._facts.covered = self._facts.seen  # rows wait for a reason
+            self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
         return sent, len(rows) == SWEEP_ROWS and sent + len(old) > 0
 
     def _hold(self, rows: Sequence[str]) -> None:
@@ -500,9 +477,9 @@ class Passes:
         began = now
         found = {state: (number, age) for state, number, age in self._database.query(self._sql.totals())}
         self._counted_at = now + SHARE * (time.monotonic() - began)
-        facts = self._facts
-        facts.rows, facts.oldest = found.get("waiting", (0, 0))
-        facts.failed, facts.held = found.get("failed", (0, 0))[0], found.get("held", (0, 0))[0]
+        rows, oldest = found.get(WAITING, (0, 0))
+        failed, held = found.get(FAILED, (0, 0))[0], found.get(HELD, (0, 0))[0]
+        self._facts = replace(self._facts, rows=rows, oldest=oldest, failed=failed, held=held)
 
     def _drop_steps(self) -> None:
         if time.monotonic() >= self._steps_at:
@@ -524,22 +501,8 @@ def is_for_all(error: Exception) -> bool:
     )
 
 
-def read_facts(stored: str) -> Facts:
-    """Return what is stored of an outbox; nothing if another program wrote it."""
-    try:
-        return _facts_of(stored)
-    except msgspec.MsgspecError:
-        return Facts()
-
-
 def _rows(found: Rows) -> list[Row]:
     return [
         Row(row, queue, bytes(payload), bytes(options), age, tries)
         for row, queue, payload, options, age, tries in found
     ]
-
-
-def refuse_missing(rows: Sequence[str]) -> None:
-    """Raise UsageError if a command names no row."""
-    if not rows:
-        raise UsageError("name the rows, as `worqr outbox` lists them")
