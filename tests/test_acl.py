@@ -64,7 +64,7 @@ OPERATORS_ONLY = {
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_events", "read_history", "read_runs", "list_ended", "find_task"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
-    *("ask_worker", "list_batches", "list_policies"),
+    *("ask_worker", "list_batches", "list_policies", "list_outboxes"),
 }
 RELAY_SCRIPTS = {
     *("take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up", "keep_follow_ups"),
@@ -84,7 +84,7 @@ SCRIPTS = {
             "read_result",
             "send_event",
         ),
-        *("note_queues", "list_shards", "hold_follow_ups"),
+        *("note_queues", "list_shards", "hold_follow_ups", "shorten_sent"),
         *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
         *RELAY_SCRIPTS,
     },
@@ -109,7 +109,7 @@ SCRIPTS = {
         "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
-        *("list_batches", "read_batch", "read_part", "list_policies"),
+        *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes"),
     },
 }
 """What the programs of each role send."""
@@ -213,7 +213,9 @@ def users(server: Server, prefix: str) -> Iterator[Users]:
 def reachable(source: str) -> set[str]:
     """The commands that a script can come to: of its body, and of the shared functions that are called from there."""
     parts = re.split(r"^(?=(?:local )?function [\w.]+\()|(?<=^end\n)", source, flags=re.MULTILINE)
-    functions = {name[1]: part for part in parts if (name := re.match(r"(?:local function |function shared\.)(\w+)\(", part))}
+    functions = {
+        name[1]: part for part in parts if (name := re.match(r"(?:local function |function shared\.)(\w+)\(", part))
+    }
     todo, seen, found = ["\n".join(part for part in parts if part not in functions.values())], set[str](), set[str]()
     while todo:
         body = todo.pop()

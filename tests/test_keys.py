@@ -130,6 +130,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "result": "worqr:{Q1}:result:X",
         "older_result": "worqr:{Q1}:older_result:X",
         "taken": "worqr:{Q1}:taken:X",
+        "sent": "worqr:{Q1}:sent:X",
         "starts": "worqr:{Q1}:starts:X",
         "wake_channel": "worqr:{Q1}:wake:X",
     }
@@ -167,6 +168,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "schedules": "{worqr}:schedules",
         "schedules_due": "{worqr}:schedules_due",
         "schedules_seen": "{worqr}:schedules_seen",
+        "outboxes": "{worqr}:outboxes",
         "shards": "{worqr}:shards",
         "due_channel": "{worqr}:due",
         "snapshot": "{worqr}:snapshot",
@@ -219,7 +221,7 @@ def desk(server: Server, prefix: str) -> Iterator[Desk]:
 
 
 WIRE = (Path(__file__).parent.parent / "docs/reference/wire.md").read_text("utf-8")
-PLACES = re.compile(r"(P1|W1|ID|DIGEST|MS|LANE|EPOCH|TOKEN|X)$")
+PLACES = re.compile(r"(P1|W1|ID|DIGEST|ROW|MS|LANE|EPOCH|TOKEN|X)$")
 
 
 def listed() -> dict[str, re.Pattern[str]]:

@@ -28,6 +28,7 @@ LAYERS = (
     "hosting",
     "mesh",
     "side_mesh",
+    "sql",
     "worqr",  # worqr/__init__.py: the public names
     "otel",
     "views",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -181,7 +180,10 @@ def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     assert source.numbered == ("the reply is stored under the producer's number" in source.resend[0])
     assert source.numbered == script(name).text.endswith("\nend)\n")
     assert source.numbered == (
-        re.search(r"\nreturn (?:shared\.)?numbered\(KEYS\[1\], ARGV\[1\], ARGV\[2\], ARGV\[3\], function\(\)\n", script(name).text)
+        re.search(
+            r"\nreturn (?:shared\.)?numbered\(KEYS\[1\], ARGV\[1\], ARGV\[2\], ARGV\[3\], function\(\)\n",
+            script(name).text,
+        )
         is not None
     )
     assert not {"numbered", "repeated_reply"} & set(re.findall(r"\w+", source.body)), "that is the loader's"

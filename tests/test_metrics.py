@@ -25,6 +25,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.test_probes import Patient
 from worqr import probes
+from worqr.client.outboxes import OutboxInfo
 from worqr.cron import Schedule
 from worqr.hosting.peer_thread import no_health
 from worqr.link import ServerStats
@@ -200,6 +201,9 @@ def mesh_info(
 RAN = {"ok": 6, "raised": 1, "r0": 1, "r2": 2, "r3": 1, "r19": 2, "rs": 9_500, "w1": 3, "w15": 1, "ws": 400}
 
 
+OUTBOX = OutboxInfo("a", "worqr_outbox", 3, 7.5, 1, 0, 0.0)
+
+
 def scraped(
     fleet: FleetMetrics, mesh: worqr.MeshInfo, runs: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, float]:
@@ -209,7 +213,7 @@ def scraped(
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
     text, _ = exposition(
-        fleet_collector(fleet.samples(FleetSnapshot(mesh, 1, schedules, {"s": 3}, runs or {}, stats))), ""
+        fleet_collector(fleet.samples(FleetSnapshot(mesh, 1, schedules, {"s": 3}, runs or {}, stats, [OUTBOX]))), ""
     )
     return values(text.decode())
 
@@ -338,3 +342,25 @@ def test_names_of_any_kind_are_labels() -> None:
 def test_a_server_that_is_away_leaves_one_metric() -> None:
     text, _ = exposition(fleet_collector(FleetMetrics(300).samples(None)), "")
     assert values(text.decode()) == {"worqr_up": 0}
+
+
+def test_an_outbox_has_its_rows_by_state_and_two_databases_are_added_up() -> None:
+    boxes = [OUTBOX, OutboxInfo("b", "worqr_outbox", 2, 1.0, 0, 4, 90.0)]
+    snapshot = FleetSnapshot(
+        worqr.MeshInfo(from_ms(0), "leader", 1.5, "", [], 0, None, {}),
+        0,
+        [],
+        {},
+        {},
+        ServerStats(1, 2, keeps_everything=True, clients=3),
+        boxes,
+    )
+    text, _ = exposition(fleet_collector(FleetMetrics(9).samples(snapshot)), "")
+    found = {name: value for name, value in values(text.decode()).items() if "outbox" in name}
+    assert found == {
+        'worqr_outbox_rows{state="waiting",table="worqr_outbox"}': 5,
+        'worqr_outbox_rows{state="failed",table="worqr_outbox"}': 1,
+        'worqr_outbox_rows{state="held",table="worqr_outbox"}': 4,
+        'worqr_outbox_oldest_seconds{table="worqr_outbox"}': 7.5,
+        'worqr_outbox_unseen_seconds{table="worqr_outbox"}': 90,
+    }

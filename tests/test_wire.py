@@ -71,6 +71,7 @@ def test_every_key_has_its_type_in_the_table() -> None:
         "claim": "P1",
         "id": "ID",
         "digest": "DIGEST",
+        "row": "ROW",
         "period": "MS",
         "lane": "LANE",
         "epoch": "EPOCH",
@@ -100,7 +101,7 @@ def test_every_key_has_its_type_in_the_table() -> None:
 
 def test_the_keys_that_tests_may_leave_to_expire_are_those_of_the_table() -> None:
     told = {key for row in rows(PAGE, "Keys") for key in words(row[0]) if "expire" in row[2]}
-    stems = {re.sub(r"(W1|ID|X|TOKEN|MS(:LANE)?|TOKEN:follow_ups)$", "*", key) for key in told}
+    stems = {re.sub(r"(W1|ID|ROW|X|TOKEN|MS(:LANE)?|TOKEN:follow_ups)$", "*", key) for key in told}
     assert {key.replace("worqr:{Q1}", "{*}*").removeprefix("{worqr}:") for key in stems} - {
         "{*}*:part:*:follow_ups"
     } == {*EXPIRING}
@@ -129,6 +130,7 @@ def shape(key: str, prefix: str) -> str:
     for kind, name in {
         **dict.fromkeys(("claims", "leaving", "policy", "worker", "WorkMap", "info"), "W1"),
         **dict.fromkeys(("job", "active", "result", "older_result", "taken"), "ID"),
+        "sent": "ROW",
         "claim": "P1",
         "aside": "P1",
         "twins": "DIGEST",

@@ -31,6 +31,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "server": ("worqr server --port 6390 --dir ./data", "worqr server --data /srv/worqr --max-memory 2G"),
     "backup": ('worqr backup "/backup/worqr-$(date +%F).rdb" --data /srv/worqr',),
     "restore": ("worqr restore /backup/worqr-2031-05-01.rdb --data /srv/worqr",),
+    "outbox": (
+        "worqr outbox",
+        "worqr outbox shop:outbox --state failed",
+        "worqr outbox shop:outbox --retry 01a21d1847317b32aa3f19454a5374a8",
+    ),
     "demo": ("worqr demo --workers 8", "worqr demo --dashboard"),
     "enqueue": ("tail -f addresses.txt | worqr enqueue mails --lines",),
     "call": ("worqr call shop.send_mail to=ada@example.org times:=3 --wait",),

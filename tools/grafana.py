@@ -156,6 +156,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         ("Paused", "short", {"worqr_schedule_paused > 0": "{{schedule}}"}),
         ("Firings that wait to be enqueued", "short", {"worqr_schedule_pending > 0": "{{schedule}}"}),
     ),
+    "Outboxes": (
+        ("Rows", "short", {"worqr_outbox_rows": "{{table}} {{state}}"}),
+        ("Oldest row", "s", {"worqr_outbox_oldest_seconds": "{{table}}"}),
+        ("Without a worker", "s", {"worqr_outbox_unseen_seconds > 0": "{{table}}"}),
+    ),
     "Server": (
         ("Memory", "bytes", {"worqr_server_memory_bytes": "used", "worqr_server_max_bytes > 0": "limit"}),
         ("Connections of the server", "short", {"worqr_server_clients": "connections"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -46,6 +47,7 @@ class Command(Generic[T_co]):
         merge: set if the call may be joined with others of the same `replicas` before it is first written.
         replicas: how many replicas must have its writes before it counts as answered. Such a call must write, also when it is
             resent.
+        not_after: the moment, on the clock of `worqr.link.boottime`, after which it is neither sent nor sent again.
     """
 
     script: Script
@@ -56,6 +58,7 @@ class Command(Generic[T_co]):
     size: int = 0
     merge: Merge[T_co] | None = None
     replicas: int = 0
+    not_after: float = math.inf
 
     def with_script(self, script: Script) -> Command[T_co]:
         """Return this call with another script, which takes the same arguments.

@@ -433,6 +433,10 @@ class QueueKeys:
         """STRING: the id is reserved (`unique_for`); expires."""
         return f"{self.base}:taken:{id}"
 
+    def sent(self, row: str) -> str:
+        """STRING: the job of a row of an outbox; expires a week after it was sent, ten minutes after the row was deleted."""
+        return f"{self.base}:sent:{row}"
+
     def active(self, id: str) -> str:
         """HASH: the record of a claimed job."""
         return f"{self.base}:active:{id}"
@@ -533,6 +537,13 @@ class RegistryKeys:
         likewise.
         """
         return f"{self.base}:schedules_seen"
+
+    @property
+    def outboxes(self) -> str:
+        """HASH: the id of an outbox -> who sweeps its table, until when, and JSON about it; expires 30 days after the last
+        sweep.
+        """
+        return f"{self.base}:outboxes"
 
     @property
     def shards(self) -> str:

@@ -110,6 +110,25 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "a handler left a nursery or a cancel scope open; or a task failed in which handlers run. It is replaced",
         "queue job error",
     ),
+    # Outboxes in databases
+    "outbox.waits": _event(
+        (WARNING, INFO),
+        "the database or the server cannot be used, so rows of an outbox wait; INFO: that is over",
+        "table error duration",
+    ),
+    "outbox.refused": _event(
+        WARNING, "the server takes no rows of an outbox for a queue; the worker tries again", "queue error"
+    ),
+    "outbox.failed": _event(
+        ERROR,
+        "the server has refused a row of an outbox ten times. It is kept until you retry or delete it: `worqr outbox`",
+        "row queue attempts error",
+    ),
+    "outbox.held": _event(
+        WARNING,
+        "rows of an outbox are too old to be sent without a word, as after a restore of the database: `worqr outbox release`",
+        "table count",
+    ),
     # Claims, and the requests that end them
     "claim.lost": _event(
         WARNING,
@@ -422,6 +441,8 @@ FIELDS: Final[dict[str, str]] = {
     "returned": "how many tasks were given back to their queue",
     "failed": "how many tasks were moved to the dead-letter queue",
     "schedule": "the name of the schedule",
+    "table": "the table of an outbox",
+    "row": "the id of a row of an outbox",
     "key": "a key on the server",
     "limits": "what may start in the whole mesh, in words",
     "wait": "the name of a wait of a workflow",

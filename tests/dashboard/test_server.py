@@ -10,8 +10,11 @@ import trio
 import worqr
 from tests.dashboard.conftest import Site
 from tests.support.servers import Server
+from worqr import ops
 from worqr.dashboard import reader
 from worqr.dashboard.server_page import Fact, facts_of
+from worqr.inside import client_of
+from worqr.keys import RegistryKeys
 from worqr.link import ServerReport
 from worqr.link.link import MOST_CLIENTS
 
@@ -160,3 +163,11 @@ async def test_a_server_without_a_reply_is_a_part_of_the_page(
         )
         page = (await site.get("/server")).text
     assert "This server reports nothing: no answer" in page
+
+
+async def test_outboxes_are_listed_with_what_needs_attention(connected: worqr.Mesh, site: Site) -> None:
+    assert "Outboxes" not in (await site.get("/server")).text
+    client, facts = client_of(connected), '{"table":"orders_outbox","rows":12,"oldest":90000,"held":2}'
+    await client.ask(ops.lease_outbox(RegistryKeys(connected.prefix), "0c" * 16, "A", 60_000, facts))
+    text = (await site.get("/server")).text
+    assert re.search(r"orders_outbox.*>12<.*>0<.*>2<.*note", text, re.DOTALL)

@@ -19,7 +19,10 @@ FILES = [
     *DOCS.glob("reference/*.md"),
     *(path for path in (ROOT / "deploy").rglob("*") if path.suffix in {".yaml", ".json"}),
 ]
-NAME = re.compile(r"\bworqr_(?:up|has|queues?|workers?|tasks|runs?|wait|schedule|server|peer|snapshot)(?:_[a-z_]+)?\b")
+NAME = re.compile(
+    r"\bworqr_(?:up|has|queues?|workers?|tasks|runs?|wait|schedule|server|peer|snapshot|outbox_rows|outbox_oldest|outbox_unseen)"
+    r"(?:_[a-z_]+)?\b"
+)
 
 
 def table(metrics: dict[str, Metric]) -> str:

@@ -274,6 +274,19 @@ def test_a_numbered_request_is_not_sent_again_when_the_server_may_have_forgotten
     assert request_queue.too_old == []
 
 
+def test_a_request_is_neither_sent_nor_sent_again_when_its_time_has_passed() -> None:
+    request_queue = RequestQueue()
+    late, again, young = numbered(request_queue), numbered(request_queue), numbered(request_queue)
+    late.written_at = math.inf
+    for each, left in ((late, -1), (again, -1), (young, 60)):
+        each.call.not_after = boottime() + left
+    assert request_queue.take() == [young]
+    too_old(request_queue.take_too_old())
+    assert isinstance(late.error, Unavailable)
+    assert isinstance(again.error, Unavailable)
+    assert (late.error.sent, again.error.sent) == (False, None)
+
+
 def test_what_has_no_number_is_sent_again_however_old_it_is() -> None:
     """A settle names its claim: the server knows it for as long as it is held."""
     settle = request(owner=WorkerHandle("W1"))

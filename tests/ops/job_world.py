@@ -28,7 +28,7 @@ end
 return found
 """
 _FORGET = "for _, key in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do redis.call('DEL', key) end"
-EXPIRING = (":starts:", ":result:", ":older_result:", ":taken:", ":counts", ":fired", "-fail:counts")
+EXPIRING = (":starts:", ":result:", ":older_result:", ":taken:", ":sent:", ":counts", ":fired", "-fail:counts")
 _TIMES = ("run_at", "retried_at", "latest", "update_low", "update_high", "at")
 _SOON = 600_000  # ms: what a clock says within the life of a test
 

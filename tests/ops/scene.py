@@ -89,6 +89,8 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.cancel_task(desk.q, b"stale"))
     desk.put(b"x", b"y", MARKER)
     desk.dispatch("waits", unique_for=60_000)
+    desk.dispatch("sent", row=SENT_ROW)
+    desk.call(ops.lease_outbox(desk.g, OUTBOX, "A", 1000, '{"rows":1}'))
     desk.dispatch("too late", expires="0")
     desk.dispatch("due", run_at=FUTURE)
     desk.dispatch("soon", run_at=FUTURE)
@@ -112,6 +114,8 @@ def set_scene(desk: Desk) -> Scene:
 LIFE = "77"
 """Of the workflows that have children."""
 SCATTERED = "5ca77e12ed" * 3
+ROW, SENT_ROW, OUTBOX = "0a" * 16, "0b" * 16, "0c" * 16
+"""Of a database: a row that was not sent, one that was, and the id of the outbox."""
 AFAR = "afa12" * 6
 HELD = {"then_options": msgspec.msgpack.encode({"lane": "gold"}), "then_task": b"next"}
 """A follow-up of a batch of another home."""
@@ -257,6 +261,8 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
             job("due", b"b"),
             job(None),
             job("member", batch=member_of(q)),
+            job("row", row=ROW),
+            job("row again", row=SENT_ROW),
         ],
     ),
     "drop_aside": lambda q, g, scene: ops.drop_aside(q, "undecodable", [scene.undecodable]),
@@ -285,6 +291,8 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "list_aside": lambda q, g, scene: ops.list_aside(q, "failed", 9),
     "list_lanes": lambda q, g, scene: ops.list_lanes(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
+    "lease_outbox": lambda q, g, scene: ops.lease_outbox(g, OUTBOX, "A", 60_000, '{"rows":2}'),
+    "list_outboxes": lambda q, g, scene: ops.list_outboxes(g),
     "list_own_claims": lambda q, g, scene: ops.list_own_claims(q, "A"),
     "list_policies": lambda q, g, scene: ops.list_policies(q),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
@@ -327,6 +335,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "retry_aside": lambda q, g, scene: ops.retry_aside(q, "failed", [scene.failed, scene.failed_member]),
     "retry_task": lambda q, g, scene: ops.retry_task(q, "A", scene.twin, BOOM, counter="failures", limit=10),
     "rewind_schedules": lambda q, g, scene: ops.rewind_schedules(g),
+    "shorten_sent": lambda q, g, scene: ops.shorten_sent(q, [SENT_ROW, ROW]),
     "sample_queue": lambda q, g, scene: ops.sample_queue(q, create=True, since=7, age_ms=1),
     "save_state": lambda q, g, scene: ops.save_state(q, "A", scene.twin, 1, "", b"page 7"),
     "suspend_task": lambda q, g, scene: ops.suspend_task(

@@ -711,3 +711,91 @@ def test_it_is_claimed_with_its_policy_and_runs_once(desk: Desk) -> None:
         ":counts": Expires({"fence": str(held), "enqueued": "1", "claimed": "1"}),
     }
     assert desk.start("A", 1).entries == []
+
+
+# Rows of an outbox
+
+ROW, OTHER_ROW = "0a" * 16, "0b" * 16
+
+
+def test_a_row_becomes_one_job_however_often_it_is_sent(desk: Desk) -> None:
+    first = desk.dispatch("x", row=ROW)
+    assert first == Dispatched("created", "x", FENCE + 1)
+    assert desk.state()[f":sent:{ROW}"] == Expires(f"{FENCE + 1} x")
+    assert 604_000_000 < desk.client.pttl(desk.q.sent(ROW)) <= 604_800_000
+    before = desk.state(":counts")
+    assert desk.dispatch("x", b"other", row=ROW) == Dispatched("sent", "x", FENCE + 1)
+    assert desk.dispatch(None, row=ROW) == Dispatched("sent", "x", FENCE + 1)
+    assert desk.state(":counts") == before
+    assert desk.counts()["enqueued"] == 1
+
+
+@pytest.mark.parametrize("how", ["ends", "cancelled", "cancelled while it runs", "purged", "failed"])
+def test_what_becomes_of_its_job_does_not_free_a_row(desk: Desk, how: str) -> None:
+    if how in {"cancelled", "purged"}:
+        desk.dispatch("x", row=ROW)
+    else:
+        held = desk.run("A", "x", row=ROW)
+    match how:
+        case "ends":
+            desk.call(ops.finish_tasks(desk.q, "A", [held]))
+        case "failed":
+            desk.fail("A", held)
+        case "purged":
+            desk.call(ops.delete_queue(desk.q))
+            while desk.call(ops.purge_queue(desk.q)):
+                pass
+        case _:
+            desk.call(ops.cancel_job(desk.q, "x", ""))
+    before = desk.state(":counts")
+    assert desk.dispatch("x", row=ROW).outcome == "sent"
+    assert desk.state(":counts") == before
+
+
+def test_rows_of_one_request_are_looked_at_in_turn(desk: Desk) -> None:
+    jobs = job("x", row=ROW), job("x", b"b", row=ROW), job("x", b"c", row=OTHER_ROW), job("plain")
+    assert outcomes(desk, *jobs) == ["created", "sent", "updated", "created"]
+    assert desk.counts()["enqueued"] == 2
+    assert outcomes(desk, *jobs)[:3] == ["sent", "sent", "sent"]
+
+
+def test_a_row_for_which_there_was_no_room_is_sent_later(desk: Desk) -> None:
+    desk.put(b"raw")
+    assert desk.dispatch("x", row=ROW, max_length=1).outcome == "full"
+    assert f":sent:{ROW}" not in desk.state()
+    assert desk.dispatch("x", row=ROW, max_length=2).outcome == "created"
+    assert desk.dispatch("x", row=ROW, max_length=1).outcome == "sent"
+
+
+def test_a_row_that_leaves_a_taken_id_alone_was_sent(desk: Desk) -> None:
+    number = desk.dispatch("x").number
+    assert desk.dispatch("x", row=ROW, exists="skip") == Dispatched("unchanged", "x", number)
+    desk.call(ops.cancel_job(desk.q, "x", ""))
+    assert desk.dispatch("x", row=ROW, exists="skip") == Dispatched("sent", "x", number)
+
+
+@pytest.mark.parametrize("value", ["", "short", "a" * 65, "a" * 15 + "-", 7])
+def test_a_row_has_a_name_of_letters_and_digits(desk: Desk, value: object) -> None:
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="the option row"):
+        desk.send(ops.dispatch_jobs(desk.q, [job("x", row=value)]))
+
+
+def test_rows_are_not_stored_all_or_none(desk: Desk) -> None:
+    with desk.nothing_changes(), pytest.raises(redis.ResponseError, match="not all or none"):
+        desk.send(ops.dispatch_jobs(desk.q, [job("x", row=ROW)], all_or_none=True))
+
+
+@pytest.mark.parametrize("value", ["", "no number", "7", "x 7"])
+def test_what_another_program_wrote_there_is_no_row(desk: Desk, value: str) -> None:
+    desk.client.set(desk.q.sent(ROW), value)
+    assert desk.dispatch("x", row=ROW).outcome == "created"
+    desk.client.delete(desk.q.sent(ROW))
+    desk.client.rpush(desk.q.sent(ROW), "foreign")
+    assert desk.dispatch("y", row=ROW).outcome == "created"
+    assert desk.dispatch("y", row=ROW).outcome == "sent"
+
+
+def test_a_dispatch_that_must_not_be_late_is_sent_alone(desk: Desk) -> None:
+    call = ops.dispatch_jobs(desk.q, [job("x", row=ROW)], not_after=7.0)
+    assert (call.merge, call.not_after) == (None, 7.0)
+    assert ops.dispatch_jobs(desk.q, [job("x")]).merge is not None

@@ -15,13 +15,14 @@ EXPIRING = (
         "{*}*:older_result:*",
         "{*}*:ended:*",
         "{*}*:taken:*",
+        "{*}*:sent:*",
         "{*}*:paused",
         "{*}*:starts:*",
         "{*}*:waiters",
     ),
     *("{*}*:part:*", "{*}*:counts", "{*}*:runs", "{*}*:recent", "{*}*:history", "{*}*:history10", "{*}*:fired"),
     *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
-    *("log", "schedules", "schedules_due", "schedules_seen", "leader"),
+    *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes"),
 )
 """The keys that may expire, by their `short` names, as the page about the wire says. Any other key that does is a leak."""
 

@@ -51,6 +51,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "cancel": "queue_commands",
         "run-now": "job_commands",
         "batch": "batch_commands",
+        "outbox": "outbox_command",
         **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
         **dict.fromkeys(("pause", "resume", "lanes", "limit", "delete"), "queue_commands"),
     },

@@ -68,13 +68,24 @@ class ImportFailed(CommandFailed):
 def load_mesh(target: str) -> Mesh[Any]:
     """Return the mesh that ``package.module:name`` names; without a name, the only mesh of the module.
 
-    The module is imported, from the current folder first. If ``DJANGO_SETTINGS_MODULE`` is set, Django is set up before.
-
     Raises:
         ImportFailed: the module raised an exception.
         CommandFailed: the module or the name does not exist, or it is not a mesh.
     """
-    name, colon, attribute = target.partition(":")
+    module, attribute = load_module(target)
+    return _attribute(module, attribute) if ":" in target else _only_mesh(module)
+
+
+def load_module(target: str) -> tuple[ModuleType, str]:
+    """Import the module of ``package.module:name``, from the current folder first, and return it with the name.
+
+    If ``DJANGO_SETTINGS_MODULE`` is set, Django is set up before.
+
+    Raises:
+        ImportFailed: the module raised an exception.
+        CommandFailed: the module does not exist, or the target is no name.
+    """
+    name, _, attribute = target.partition(":")
     if os.sep in name or name.endswith(".py"):
         dotted = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         raise CommandFailed(
@@ -85,8 +96,7 @@ def load_mesh(target: str) -> Mesh[Any]:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     _set_up_django()
-    module = _import(name)
-    return _attribute(module, attribute) if colon else _only_mesh(module)
+    return _import(name), attribute
 
 
 def _set_up_django() -> None:

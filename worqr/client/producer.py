@@ -424,6 +424,49 @@ class Producer:
         self._note(call for call, (done, _) in stored if done.outcome in {"created", "blocked"})
         return outcomes, late
 
+    def row_options(self, call: Call[Any]) -> dict[str, object]:
+        """Return the encoded options of a call that goes into an outbox, with the context of the current trace.
+
+        Raises:
+            UsageError, PayloadTooLarge: the call cannot be sent.
+        """
+        self._check(call)
+        options = call._options if self._tracing is None else _carried(call._options, self._tracing.carrier())
+        return {name: value for name, value in options.items() if name != "wait"}
+
+    def note_row(self, call: Call[Any]) -> bool:
+        """A call goes into an outbox. Return True if it is only recorded, for a test."""
+        return False
+
+    async def dispatch_rows(
+        self, queue: str, jobs: Sequence[NewJob], replicas: int, not_after: float
+    ) -> list[tuple[Dispatched, QueueKeys]]:
+        """Send jobs that name their rows of an outbox into a queue. Return their outcomes, with the shards they went to.
+
+        Raises:
+            QueueFull, NotReplicated, RefusedByServer, Unavailable: as a dispatch. Some of the jobs may be stored.
+        """
+        sharding, client = self._client.sharding, self._client
+        found: dict[int, tuple[Dispatched, QueueKeys]] = {}
+        by_shard: dict[QueueKeys, list[int]] = {}
+        for position, (options, _) in enumerate(jobs):
+            keys = await sharding.shard_for_job(QueueKeys(client.settings.prefix, queue), options)
+            by_shard.setdefault(keys, []).append(position)
+        for keys, positions in by_shard.items():
+            for chunk in in_chunks(positions, lambda position: len(jobs[position][1])):
+                split = [
+                    without_replicas(jobs[position][0], max(replicas, client.settings.replicas)) for position in chunk
+                ]
+                sent = [
+                    (await sharding.options_for(keys, each), jobs[at][1])
+                    for (each, _), at in zip(split, chunk, strict=True)
+                ]
+                wanted = max(number for _, number in split)
+                request = ops.dispatch_jobs(keys, sent, replicas=wanted, not_after=not_after)
+                answers = await client.link_to(keys.name).call(request)
+                found |= {at: (each, keys) for at, each in zip(chunk, answers, strict=True)}
+        return [found[position] for position in range(len(jobs))]
+
     def follow_up(self, call: Call[Any]) -> Call[Any]:
         """Return the call that the server will enqueue when a batch has ended."""
         self._check(call)

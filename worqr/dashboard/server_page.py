@@ -12,8 +12,10 @@ from typing import Final, Literal
 import anyio.to_thread
 from starlette.responses import Response
 
+from worqr.client.outboxes import OutboxInfo, outboxes_of
 from worqr.dashboard.pages import with_state
 from worqr.dashboard.request import Visit
+from worqr.errors import RefusedByServer
 from worqr.inside import client_of
 from worqr.link import ServerReport, server_version
 from worqr.views import values
@@ -247,7 +249,15 @@ TIMEOUT: Final = 2.0
 async def page(visit: Visit) -> Response:
     """The server, or each primary of a cluster."""
     servers, _ = await with_state(visit, partial(_servers, visit))
-    return visit.page("server.html", live="", servers=servers)
+    return visit.page("server.html", live="", servers=servers, outboxes=await _outboxes(visit))
+
+
+async def _outboxes(visit: Visit) -> list[OutboxInfo]:
+    """Return the outboxes of the mesh; none if the server refuses to say."""
+    try:
+        return await outboxes_of(client_of(visit.mesh))
+    except RefusedByServer:
+        return []
 
 
 async def _servers(visit: Visit) -> list[ServerFacts]:

@@ -6,8 +6,15 @@ is in `worqr.peer`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
@@ -132,6 +139,7 @@ class PeerFactory(Generic[S]):
         self.declarations = declarations
         self._states = LifespanStates[S]()
         self._measuring: Measuring | None = None
+        self._beside: list[Callable[[], AbstractContextManager[object]]] = []
 
     def __repr__(self) -> str:
         return repr(self.settings)
@@ -160,8 +168,17 @@ class PeerFactory(Generic[S]):
             raise UsageError(f"the workers of {self!r} are measured already: call measure_workers(mesh) once")
         self._measuring = measuring
 
-    def _measured(self, peer: Peer) -> AbstractContextManager[object]:
-        return nullcontext() if self._measuring is None else self._measuring.joined(peer)
+    def run_beside(self, block: Callable[[], AbstractContextManager[object]]) -> None:
+        """Enter a block around the life of each peer that joins from now on. It must neither wait nor raise."""
+        self._beside.append(block)
+
+    @contextmanager
+    def _with_all(self, peer: Peer) -> Generator[None]:
+        with ExitStack() as stack:
+            for block in self._beside:
+                stack.enter_context(block())
+            stack.enter_context(nullcontext() if self._measuring is None else self._measuring.joined(peer))
+            yield
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raise UsageError for options of a join that do not exist or are not valid."""
@@ -207,7 +224,7 @@ class PeerFactory(Generic[S]):
                 await engine.serve_all(handlers)
                 with serving_late(engine, self.declarations, only, known):
                     peer = Peer(engine)
-                    with self._measured(peer):
+                    with self._with_all(peer):
                         yield peer
         if host is not None:
             host.raise_if_ended()

@@ -176,11 +176,16 @@ def give_up(late: Iterable[Request], orphans: Iterable[Request], outage: str) ->
 
 
 def too_old(requests: Iterable[Request]) -> None:
-    """Set the errors of requests that are not sent again, because the server may have forgotten its reply."""
+    """Set the errors of requests that are not sent any more: the server may have forgotten the reply, or it is too late."""
     for request in requests:
+        if request.written_at == NEVER:
+            text = f"{request.call.script.name} was not sent in time, and is not sent any more"
+            request.fail(Unavailable(text, sent=False))
+            continue
+        minutes = SEND_AGAIN_WITHIN / 60
         text = (
-            f"{request.call.script.name} was first sent over {SEND_AGAIN_WITHIN / 60:.0f} minutes ago, and the server may have "
-            "forgotten it; it is not sent again; whether it took effect is unknown"
+            f"{request.call.script.name} was first sent over {minutes:.0f} minutes ago, or its time has passed: the server may "
+            "have forgotten it; it is not sent again; whether it took effect is unknown"
         )
         request.fail(Unavailable(text, sent=None))
 
@@ -520,7 +525,9 @@ class RequestQueue:
             if request.settled or request.abandoned or (type(request) is MergedRequest and request.is_unwanted()):
                 self.numbers.drop(pending.popleft())
                 continue
-            if request.number and boottime() - request.written_at > SEND_AGAIN_WITHIN:
+            if (request.number and boottime() - request.written_at > SEND_AGAIN_WITHIN) or (
+                request.call.not_after != math.inf and boottime() > request.call.not_after
+            ):
                 self.too_old.append(pending.popleft())
                 continue
             size += request.call.size

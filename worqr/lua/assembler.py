@@ -66,7 +66,29 @@ _TRANSACTION: Final = re.compile(
     re.MULTILINE,
 )
 _KEYWORDS: Final = frozenset(
-    "and break do else elseif end false for function if in local nil not or repeat return then true until while".split()
+    [
+        "and",
+        "break",
+        "do",
+        "else",
+        "elseif",
+        "end",
+        "false",
+        "for",
+        "function",
+        "if",
+        "in",
+        "local",
+        "nil",
+        "not",
+        "or",
+        "repeat",
+        "return",
+        "then",
+        "true",
+        "until",
+        "while",
+    ]
 )
 
 Token = tuple[str, str]

@@ -36,7 +36,7 @@ end
 -- as a call would need.
 local RIGHTS = [[
   DEL @:claim:1, DEL @:lanes, DEL @:lanes:idle, DEL @:policy:1, EXISTS @:paused, EXPIRE @:counts 1,
-  GET @:taken:1, GETRANGE @:history 0 1, HDEL @:lanes:claims 1, HDEL @:outbox 1, HDEL @:workers 1,
+  GET @:sent:1, GET @:taken:1, GETRANGE @:history 0 1, HDEL @:lanes:claims 1, HDEL @:outbox 1, HDEL @:workers 1,
   HEXISTS @:job:1 1, HEXISTS @:lanes:claims 1, HGET @:aside 1, HGETALL @:active:1, HINCRBY @:counts 1 1,
   HINCRBY @:lanes:running 1 1, HINCRBY @:part:1 1 1, HKEYS @:lanes:rules, HKEYS @:workers, HLEN @:policy:1,
   HMGET @:aside:1 1, HMGET @:batch:1 1, HMGET @:lanes:rules 1, HMGET @:limits 1, HRANDFIELD @:waiters 16,

@@ -271,7 +271,7 @@ local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 't
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   workflow = 'boolean', lifetime = 'digits', parent = 'parent',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
-  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch'}
+  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -339,10 +339,13 @@ local function valid_option(kind, value)
   return type(value) == kind
 end
 
--- Returns what is wrong with the options `o` of a job with the payload `task`, as an error reply; nil if they are valid.
-local function invalid_job(o, task)
+-- Returns what is wrong with the options `o` of a job with the payload `task`, as an error reply; nil if they are valid. `whole`:
+-- the jobs of the call are stored all or none.
+local function invalid_job(o, task, whole)
   if type(o) ~= 'table' or not task then
     return redis.error_reply('ERR a job is its options, a msgpack map, and its task')
+  elseif whole and o.row then
+    return redis.error_reply('ERR a row of an outbox is stored by itself, not all or none')
   end
   for name, value in pairs(o) do
     if not OPTION_KINDS[name] then
@@ -591,7 +594,8 @@ end
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
---   parent (base, id, life, key, after; of a child)
+--   parent (base, id, life, key, after; of a child), row (of an outbox, see
+--   upsert_row)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
@@ -622,6 +626,35 @@ local function upsert(base, o, task, number, now, seen)
     redis.call('SET', base .. ':taken:' .. id, number, 'PX', digits(o.unique_for))
   end
   return outcome, id, number, ready, seen.job and 0 or 1
+end
+
+-- A row of an outbox in a database becomes at most one job: the row's name is remembered in a key of its own. Whatever ends,
+-- cancels or deletes the job leaves that key, so that a row that is sent again is never a new job.
+
+local SENT_FOR = 604800000 -- ms, a week, for which a row may be sent again while its database is away
+local SENT_AFTER_DELETE = 600000 -- ms: no sender holds a row for that long after it has been deleted
+
+-- Runs one dispatch of a `row`, as `upsert` does. If an earlier one stored it, nothing is stored, and the outcome is sent, with
+-- the id and the number that the earlier one returned. A row that was refused for lack of room may be sent again.
+local function upsert_row(base, o, task, number, now, seen)
+  local sent = base .. ':sent:' .. o.row
+  local earlier, of = string.match(own(redis.pcall('GET', sent)) or '', '^(%d+) (.+)$')
+  if earlier then
+    return 'sent', of, earlier, 0, 0
+  end
+  local outcome, id, last, ready, made = upsert(base, o, task, number, now, seen)
+  if outcome ~= 'full' and outcome ~= 'closed' then
+    redis.call('SET', sent, last .. ' ' .. id, 'PX', SENT_FOR)
+  end
+  return outcome, id, last, ready, made
+end
+
+-- Runs one dispatch, as `upsert` does, of a row or of none.
+local function dispatch_one(base, o, task, number, now, seen)
+  if o.row then
+    return upsert_row(base, o, task, number, now, seen)
+  end
+  return upsert(base, o, task, number, now, seen)
 end
 
 -- The result of a job: how long it is kept, how it is found, and how it is stored.
@@ -699,13 +732,14 @@ end
 -- ARGV[4] whole 1: if one is a duplicate or the queue is full, none is stored
 -- ARGV[5..] jobs options (a msgpack map, see `dispatch` above) and task bytes, in turn
 -- RETURNS ok entry... | refused entry... (whole: up to the one that was refused) | late; an entry is outcome (created, updated,
---   blocked, unchanged, duplicate, full, closed), id, number of the dispatch that its handle waits for
+--   blocked, unchanged, duplicate, full, closed, sent), id, number of the dispatch that its handle waits for; sent: an earlier
+--   dispatch had the same row, and this one stores nothing
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 -- ALWAYS whole_number own producer_state is_plain forget_replies numbered digits is_utf8 write_hash check_types next_token
 -- ALWAYS store_token renew_hourly count member_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
 -- ALWAYS announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result create_job
--- ALWAYS upsert
+-- ALWAYS upsert dispatch_one
 -- OFTEN add_to check_lane_types check_rare_types clamp file_lane filed_in is_lane lane_length lane_list lane_room lane_rules
 -- OFTEN limits_of now_ms parsed_limits push_to_lane queued_length renew_counts room_of rule_names rules_of start_entry
 -- OFTEN startable starts_within turn_number turn_text waiting_length
@@ -719,7 +753,7 @@ local function dispatch_jobs()
   for i = 5, #ARGV, 2 do
     local job, task = ARGV[i], ARGV[i + 1]
     local o = cmsgpack.unpack(job)
-    local wrong = invalid_job(o, task)
+    local wrong = invalid_job(o, task, whole)
     if wrong then
       return wrong
     end
@@ -753,7 +787,7 @@ local function dispatch_jobs()
     if o.id and done[o.id] then
       seen = find_job(queue, o.id)
     end
-    local outcome, id, last, put, made = upsert(queue, o, task, digits(token + i - 1), now, seen)
+    local outcome, id, last, put, made = dispatch_one(queue, o, task, digits(token + i - 1), now, seen)
     done[id], created, ready = true, created + made, ready + put
     waiter = outcome ~= 'full' and o.waiter or waiter
     if made == 1 then
@@ -772,6 +806,25 @@ local function dispatch_jobs()
     leave_waiters(queue, waiter)
   end
   return reply
+end
+
+-- shorten_sent: rows of an outbox that were sent to this queue have been deleted from their database. Remembers them ten minutes
+-- longer, in place of a week.
+-- ARGV[1..] rows their names
+-- RETURNS ok
+-- RESEND safe: a copy shortens nothing twice
+-- FLAGS allow-oom
+local function shorten_sent()
+  local queue = KEYS[1]
+
+  for i = 1, #ARGV do
+    local row = ARGV[i]
+    local sent = queue .. ':sent:' .. row
+    if redis.call('PTTL', sent) > SENT_AFTER_DELETE then
+      redis.call('PEXPIRE', sent, SENT_AFTER_DELETE)
+    end
+  end
+  return {'ok'}
 end
 
 -- promote_due: puts due jobs into the queue, files the lanes whose moment has come, and wakes workers for what may start now; returns when more may, because a job is

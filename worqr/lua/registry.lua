@@ -531,3 +531,46 @@ local function drop_shards()
   redis.call('HDEL', shards, queue)
   return {'ok'}
 end
+
+-- lease_outbox: takes or renews the lease of one outbox, whose holder alone sweeps its table, and stores what it says of the table.
+-- Gives the lease back if it asks for 0 ms. What another program has written there counts as nothing.
+-- ARGV[1] outbox the random id that its table has
+-- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
+-- ARGV[3] lease_ms ms
+-- ARGV[4] facts JSON about the table, '' to keep those that are stored
+-- RETURNS ok facts | held facts
+-- RESEND safe: it sets what it set
+-- FLAGS allow-oom
+local function lease_outbox()
+  local mesh = KEYS[1]
+  local outbox, holder, lease_ms, facts = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+  local outboxes, now = mesh .. ':outboxes', now_ms()
+
+  local found, till, known = string.match(redis.call('HGET', outboxes, outbox) or '', '^(%w+) (%d+) (.*)$')
+  till = whole_number(till, 0, LATEST)
+  if found and found ~= holder and till > now and till <= now + 60000 then -- beyond that, the clock was set back
+    return {'held', known}
+  end
+  facts = facts ~= '' and facts or known or ''
+  redis.call('HSET', outboxes, outbox, holder .. ' ' .. digits(now + lease_ms) .. ' ' .. facts)
+  redis.call('EXPIRE', outboxes, 2592000)
+  return {'ok', facts}
+end
+
+-- list_outboxes: what the workers that sweep outboxes say of their tables.
+-- RETURNS ok now then outbox facts age in turn: now ms since 1970; age ms since the lease ended, 0 while a worker holds it
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_outboxes()
+  local mesh = KEYS[1]
+
+  local now = now_ms()
+  local reply, stored = {'ok', digits(now)}, own(redis.pcall('HGETALL', mesh .. ':outboxes')) or {}
+  for i = 1, #stored, 2 do
+    local _, till, facts = string.match(stored[i + 1], '^(%w+) (%d+) (.*)$')
+    if facts then
+      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = stored[i], facts, math.max(0, now - whole_number(till, 0, LATEST))
+    end
+  end
+  return reply
+end

@@ -19,6 +19,7 @@ import trio
 from worqr.client.client import Client
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import RunTotalsReader
+from worqr.client.outboxes import OutboxInfo, outboxes_of
 from worqr.client.schedules import all_schedules, schedule_of
 from worqr.cron import Schedule
 from worqr.inside import client_of, readings_of
@@ -133,8 +134,9 @@ class FleetReader:
             partial(all_schedules, client.ask, keys),
             partial(client.link.call, look_at_workers(keys)),
             partial(_server_stats, client.link),
+            partial(outboxes_of, client),
         ]
-        info, (rows, now), workers, server = await self._together(calls)
+        info, (rows, now), workers, server, outboxes = await self._together(calls)
         return FleetSnapshot(
             mesh=info,
             dying=len(workers.dying),
@@ -142,6 +144,7 @@ class FleetReader:
             pending={readable(row.name): len(row.pending) for row in rows},
             runs=await self._runs.read(info.queues),
             server=server,
+            outboxes=outboxes,
         )
 
 
@@ -176,6 +179,7 @@ class FleetSnapshot:
         pending: how many firings of each schedule could not be enqueued yet.
         runs: the totals of the runs of queues, by field (`worqr.run_counts.FIELDS`). Queues without runs are left out.
         server: the state of the server.
+        outboxes: the outboxes in databases.
     """
 
     mesh: MeshInfo
@@ -184,6 +188,7 @@ class FleetSnapshot:
     pending: Mapping[str, int]
     runs: Mapping[str, Mapping[str, int]]
     server: ServerStats
+    outboxes: Sequence[OutboxInfo] = ()
 
 
 class FleetMetrics:
@@ -209,6 +214,8 @@ class FleetMetrics:
             for schedule in snapshot.schedules:
                 _add_schedule(found, schedule)
                 found.add("worqr_schedule_pending", snapshot.pending.get(schedule.name, 0), schedule.name)
+            for table in sorted({outbox.table for outbox in snapshot.outboxes}):
+                _add_outboxes(found, table, [outbox for outbox in snapshot.outboxes if outbox.table == table])
             _add_server(found, snapshot.server)
         return found
 
@@ -277,6 +284,15 @@ def _add_schedule(found: Samples, schedule: Schedule) -> None:
     found.add("worqr_schedule_next_timestamp_seconds", schedule.next_run.timestamp(), schedule.name)
     found.add("worqr_schedule_last_timestamp_seconds", last, schedule.name)
     found.add("worqr_schedule_paused", schedule.paused, schedule.name)
+
+
+def _add_outboxes(found: Samples, table: str, outboxes: Sequence[OutboxInfo]) -> None:
+    """Add the outboxes whose tables have this name: two databases may each have one."""
+    found.add("worqr_outbox_rows", sum(outbox.rows for outbox in outboxes), table, "waiting")
+    found.add("worqr_outbox_rows", sum(outbox.failed for outbox in outboxes), table, "failed")
+    found.add("worqr_outbox_rows", sum(outbox.held for outbox in outboxes), table, "held")
+    found.add("worqr_outbox_oldest_seconds", max(outbox.oldest for outbox in outboxes), table)
+    found.add("worqr_outbox_unseen_seconds", max(outbox.age for outbox in outboxes), table)
 
 
 def _add_server(found: Samples, server: ServerStats) -> None:

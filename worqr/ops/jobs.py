@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -16,6 +17,7 @@ from worqr.ops.replies import (
     MAX_ITEMS,
     Reply,
     error_of,
+    expect_ok,
     new_call,
     pairs,
     status_word,
@@ -111,7 +113,7 @@ _DISPATCH: Final = script("dispatch_jobs")
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """The outcome of one dispatch (created, updated, blocked, unchanged, duplicate or full), with the id and number of its
+    """The outcome of one dispatch (created, updated, blocked, unchanged, duplicate, full or sent), with the id and number of its
     handle.
     """
 
@@ -137,17 +139,34 @@ def _read_all(reply: Reply) -> list[Dispatched]:
 
 
 def dispatch_jobs(
-    keys: QueueKeys, jobs: Sequence[NewJob], *, all_or_none: bool = False, replicas: int = 0
+    keys: QueueKeys,
+    jobs: Sequence[NewJob],
+    *,
+    all_or_none: bool = False,
+    replicas: int = 0,
+    not_after: float = math.inf,
 ) -> Command[list[Dispatched]]:
-    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused."""
+    """Store up to MAX_ITEMS jobs. With `all_or_none`, store all or none; the last outcome then says which job was refused. With a
+    `not_after`, it is not sent after that moment, and not joined with other calls.
+    """
     args: list[Argument] = [int(all_or_none)]
     for options, task in jobs:
         args += (_encode(options), task)
     size = len(jobs[0][1]) if len(jobs) == 1 else sum(len(task) for _, task in jobs)
     merge: Merge[list[Dispatched]] | None = None
-    if not all_or_none:
+    if not all_or_none and not_after == math.inf:
         merge = _ONE if len(jobs) == 1 else Merge(len(jobs), _join, pick=_pick(len(jobs)))
-    return Command(_DISPATCH, keys.base, tuple(args), _read_all, True, size, merge, replicas)
+    return Command(
+        _DISPATCH,
+        keys.base,
+        tuple(args),
+        _read_all,
+        True,
+        size,
+        merge,
+        replicas,
+        not_after,
+    )
 
 
 def _join(calls: Sequence[Command[list[Dispatched]]]) -> Command[list[Dispatched]]:
@@ -165,6 +184,11 @@ def _pick(n: int) -> Callable[[list[Dispatched], int], list[Dispatched]]:
 
 
 _ONE: Final[Merge[list[Dispatched]]] = Merge(1, _join, pick=_pick(1))
+
+
+def shorten_sent(keys: QueueKeys, rows: Sequence[str]) -> Command[str]:
+    """Remember up to MAX_ITEMS rows of an outbox for ten minutes more: they were deleted from their database."""
+    return new_call("shorten_sent", keys.base, tuple(rows), expect_ok)
 
 
 class Promoted(NamedTuple):

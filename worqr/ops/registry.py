@@ -329,6 +329,48 @@ def adopt_worker(keys: RegistryKeys, worker: str, queue: str) -> Command[str]:
     return new_call("adopt_worker", keys.base, (worker, queue), expect("ok", "alive"))
 
 
+# The outboxes in databases: who sweeps their tables, and what is in them.
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxLease:
+    """Reply of lease_outbox: whether the caller holds the lease, and the JSON that is stored about the table; '' for none."""
+
+    held: bool
+    facts: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOutbox:
+    """One outbox as list_outboxes returns it. `idle_ms`: since the last lease ended; 0: a worker holds it."""
+
+    id: str
+    facts: str
+    idle_ms: int
+
+
+def lease_outbox(keys: RegistryKeys, outbox: str, holder: str, lease_ms: int, facts: str = "") -> Command[OutboxLease]:
+    """Take or renew the lease of an outbox, or with 0 ms give it back, and store what its table has, unless `facts` is empty."""
+
+    def read(reply: Reply) -> OutboxLease:
+        return OutboxLease(status_word(reply) == "ok", text(reply[1] or b""))
+
+    return new_call("lease_outbox", keys.base, (outbox, holder, lease_ms, facts), read)
+
+
+def list_outboxes(keys: RegistryKeys) -> Command[list[StoredOutbox]]:
+    """Return the outboxes of the mesh, by id."""
+
+    def read(reply: Reply) -> list[StoredOutbox]:
+        status_word(reply)
+        rows = zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
+        return sorted(
+            (StoredOutbox(text(each), text(facts), int(idle)) for each, facts, idle in rows), key=lambda row: row.id
+        )
+
+    return new_call("list_outboxes", keys.base, (), read)
+
+
 # The log of the mesh: what has happened in it, for people.
 
 

@@ -152,7 +152,7 @@ class Clock:
         if self._stopped_ms is not None:
             self._stopped_ms += ms
         await self._set()
-        for rest in (":result:*", ":taken:*", ":paused", ":part:*"):
+        for rest in (":result:*", ":taken:*", ":sent:*", ":paused", ":part:*"):
             found = await keys_like(self._link, self._keys, f"{self._keys.prefix}:{{*{rest}")
             await _expire(self._link, self._keys, [(key, max(1, at - ms)) for key, at in found if at > 0])
 

@@ -266,6 +266,11 @@ class RecordingProducer(Producer):
         super().__init__(client, sent=sent)
         self._ids = count(1)
 
+    def note_row(self, call: Call[Any]) -> bool:
+        """Record a call that goes into an outbox. No row is stored."""
+        self._note((call,))
+        return True
+
     async def enqueue(self, call: Call[Any]) -> None:
         """Record a call."""
         self._note((call,))

@@ -470,6 +470,25 @@ def batch_state(info: BatchInfo) -> str:
     return "finished" if info.succeeded else "failed" if info.cancel_reason is None else "cancelled"
 
 
+OUTBOXES: Final = Table(
+    (
+        column("table", fit="fold"),
+        count("rows", always=True),
+        column("oldest", SECONDS, always=True),
+        count("failed", style="red", always=True),
+        count("held", style="yellow", always=True),
+        column("age", SECONDS, "unseen", wide=True),
+    )
+)
+OUTBOX_ROWS: Final = Table(
+    (
+        column("id"),
+        column("queue", fit="fold"),
+        column("age", SECONDS),
+        count("tries", always=True),
+        column("error", style="red", fit="cut", least=30, below=True),
+    )
+)
 BATCH_STYLES: Final = {"open": "green", "sealed": "green", "failed": BAD, "cancelled": "yellow"}
 BATCHES: Final = Table(
     (

@@ -1,0 +1,465 @@
+"""An outbox with sqlite3: what is stored, what is sent and when, what is refused, and what cannot be sent."""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+import worqr
+from tests.support.patience import PATIENCE
+from tests.support.servers import Server
+from worqr import ops
+from worqr.client.outboxes import Facts, read_facts
+from worqr.errors import UsageError
+from worqr.inside import client_of
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.sql import Outbox
+from worqr.sql.rows import Row, new_row_id, options_to_send
+from worqr.sql.sender import MOST_HANDED_OVER, Passes
+from worqr.testing import recording
+
+pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
+"""Jobs that wait are left: no worker takes them."""
+
+Connect = Callable[[], sqlite3.Connection]
+NewOutbox = Callable[..., Outbox]
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def confirm(mesh: worqr.Mesh[Any]) -> Any:
+    @mesh.task(name="confirm")
+    def confirm(order: int) -> None: ...
+
+    return confirm
+
+
+def waiting(mesh: worqr.Mesh[Any], queue: str = "confirm") -> int:
+    return worqr.sync(mesh.queue(queue).info).waiting
+
+
+def scheduled(mesh: worqr.Mesh[Any], queue: str = "confirm") -> int:
+    return worqr.sync(mesh.queue(queue).info).scheduled
+
+
+def rows(connect: Connect, columns: str = "id") -> list[Any]:
+    connection = connect()
+    found = connection.execute(f"SELECT {columns} FROM worqr_outbox WHERE state <> 'outbox' ORDER BY id").fetchall()
+    connection.close()
+    return [each[0] for each in found] if "," not in columns else found
+
+
+def age(connect: Connect, ms: int) -> None:
+    """Make all rows older."""
+    connection = connect()
+    connection.execute("UPDATE worqr_outbox SET at = at - ?", (ms,))
+    connection.commit()
+    connection.close()
+
+
+def put(outbox: Outbox, connect: Connect, *calls: Any) -> list[Any]:
+    """Store calls, and commit them, as a process that dies then."""
+    connection = connect()
+    promises = [outbox.enqueue(connection, call) for call in calls]
+    connection.commit()
+    connection.close()
+    return promises
+
+
+def sweep(outbox: Outbox) -> int:
+    found: int = outbox.sender.once(Passes.sweep)
+    return found
+
+
+def test_a_committed_row_becomes_one_job_and_a_rolled_back_one_none(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    connection = file()
+    outbox.enqueue(connection, confirm.call(1))
+    connection.rollback()
+    promise = outbox.enqueue(connection, confirm.call(2))
+    outbox.send()  # before the commit: nothing is found
+    outbox.close()
+    assert waiting(mesh) == 0
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    assert sweep(outbox) == 1
+    assert waiting(mesh) == 1
+    assert rows(file) == []
+    assert worqr.sync(promise.handle().status).state == "waiting"
+    assert sweep(outbox) == 0
+
+
+def test_a_block_sends_at_once_after_its_commit(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    connection = file()
+    with outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(1))
+    with pytest.raises(ZeroDivisionError), outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(2))
+        raise ZeroDivisionError
+    connection.close()
+    outbox.close(60)
+    assert (waiting(mesh), rows(file)) == (1, [])
+
+
+def test_send_hands_over_what_drivers_have_committed(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1), confirm.call(2))
+    outbox.send()
+    outbox.close(60)
+    assert (waiting(mesh), rows(file)) == (2, [])
+
+
+def test_a_sender_that_dies_before_the_delete_is_repeated_and_adds_no_job(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, *(confirm.call(n) for n in range(3)))
+    age(file, 3000)
+
+    def without_delete(passes: Passes) -> None:
+        delete, passes._database.query = passes._database.query, no_delete(passes._database.query)  # type: ignore[method-assign]
+        with pytest.raises(sqlite3.OperationalError, match="killed"):
+            passes.sweep()
+        passes._database.query = delete  # type: ignore[method-assign]
+
+    outbox.sender.once(without_delete)
+    assert (waiting(mesh), len(rows(file))) == (3, 3)
+    assert sweep(outbox) == 3
+    assert (waiting(mesh), rows(file)) == (3, [])
+
+
+def no_delete(query: Any) -> Any:
+    def run(statement: Any) -> Any:
+        if statement[0].startswith("DELETE FROM worqr_outbox WHERE"):
+            raise sqlite3.OperationalError("killed")
+        return query(statement)
+
+    return run
+
+
+def test_rows_that_were_deleted_are_remembered_for_ten_minutes_only(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, server: Server, prefix: str
+) -> None:
+    outbox = new_outbox(file)
+    [promise] = put(outbox, file, confirm.call(1))
+    age(file, 3000)
+    sweep(outbox)
+    assert 0 < server.client().pttl(QueueKeys(prefix, "confirm").sent(promise.id)) <= 600_000
+
+
+def test_autocommit_is_refused_unless_it_is_asked_for(confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
+    outbox = new_outbox(file)
+    connection = file()
+    connection.isolation_level = None
+    with pytest.raises(UsageError, match="no transaction is open"):
+        outbox.enqueue(connection, confirm.call(1))
+    outbox.enqueue(connection, confirm.call(2), atomic=False)
+    connection.execute("BEGIN")
+    outbox.enqueue(connection, confirm.call(3))
+    connection.execute("COMMIT")
+    connection.close()
+    assert len(rows(file)) == 2
+
+
+def test_what_an_outbox_cannot_send_is_refused_before_the_insert(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file, queues=["confirm"])
+    connection = file()
+    for call, words in (
+        (confirm, "give calls"),
+        (confirm.options(id="x", if_exists="raise").call(1), "if_exists"),
+        (mesh.call("other", n=1), "not among the queues"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            outbox.enqueue(connection, call)
+    with pytest.raises(UsageError, match="a session or connection"):
+        outbox.enqueue("app.db", confirm.call(1))
+    assert not connection.in_transaction
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"table": "x; DROP"}, "table must be"),
+        ({"database": "app.db"}, "needs its database"),
+        ({"database": sqlite3.Connection}, "needs its database"),
+        ({"replicas": -1}, "replicas"),
+        ({"queues": [""]}, "queue name"),
+    ],
+)
+def test_arguments_that_are_not_valid(mesh: worqr.Mesh[Any], file: Connect, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Outbox(mesh, **{"database": file, **wrong})
+
+
+def test_rows_of_other_queues_are_left_alone(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    put(new_outbox(file), file, mesh.call("other", n=1), confirm.call(1))
+    age(file, 3000)
+    assert sweep(new_outbox(file, queues=["confirm"])) == 1
+    assert rows(file, "queue") == ["other"]
+
+
+def test_the_options_of_a_call_mean_what_they_mean_elsewhere(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    named = confirm.options(id="order-7", meta={"a": "b"})
+    promises = put(outbox, file, named.call(1), named.call(2), confirm.options(delay=3600).call(3))
+    age(file, 3000)
+    sweep(outbox)
+    assert (waiting(mesh), scheduled(mesh)) == (1, 1)
+    assert promises[1].handle().id == "order-7"
+    assert promises[2].handle().id == promises[2].id
+
+
+def test_a_promise_is_cancelled_in_a_transaction(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    [promise] = put(outbox, file, confirm.call(1))
+    connection = file()
+    assert promise.cancel(connection)
+    assert not promise.cancel(connection)
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    assert sweep(outbox) == 0
+
+
+def row(options: dict[str, object], age_ms: int = 0) -> Row:
+    return Row("0a" * 16, "q", b"{}", msgspec.msgpack.encode(options), age_ms, 0)
+
+
+def test_a_delay_and_an_expiry_count_from_the_insert() -> None:
+    assert options_to_send(row({"delay": 60_000}, 20_000)) == {"delay": 40_000, "row": "0a" * 16}
+    assert options_to_send(row({"delay": 60_000}, 90_000)) == {"delay": 0, "row": "0a" * 16}
+    assert options_to_send(row({"expires": "5000"}, 2000)) == {"expires": "3000", "row": "0a" * 16}
+    assert options_to_send(row({"expires": "5000"}, 6000)) is None
+    assert options_to_send(row({"delay": 9000, "expires": "5000"}, 8000)) == {
+        "delay": 1000,
+        "expires": "5000",
+        "row": "0a" * 16,
+    }
+    assert options_to_send(row({"delay": 9000, "expires": "5000"}, 15_000)) is None
+    assert options_to_send(row({"run_at": 7, "expires": "5"}, 10**9)) == {"run_at": 7, "expires": "5", "row": "0a" * 16}
+
+
+def test_an_expired_row_is_dropped(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.options(expires=1).call(1), confirm.call(2))
+    age(file, 3000)
+    assert sweep(outbox) == 2
+    assert (waiting(mesh), rows(file)) == (1, [])
+
+
+def test_ids_of_rows_sort_by_time_and_are_all_different() -> None:
+    made = [new_row_id() for _ in range(1000)]
+    assert len({*made}) == 1000
+    assert all(len(each) == 32 and each[12] == "7" and each[16] in "89ab" for each in made)
+    assert new_row_id()[:11] >= made[0][:11]
+
+
+def test_a_full_queue_is_left_out_and_others_go_on(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+
+    @mesh.task(name="full", max_length=1)
+    def full(n: int) -> None: ...
+
+    put(outbox, file, *(full.call(n) for n in range(600)), confirm.call(1))
+    age(file, 3000)
+
+    def three(passes: Passes) -> None:
+        for _ in range(3):
+            passes.sweep()
+
+    outbox.sender.once(three)
+    assert (waiting(mesh, "full"), waiting(mesh)) == (1, 1)
+    assert rows(file, "DISTINCT queue, tries, state") == [("full", 0, "waiting")]
+
+
+def test_a_row_that_the_server_refuses_is_found_and_given_up_after_ten_tries(
+    mesh: worqr.Mesh[Any],
+    confirm: Any,
+    new_outbox: NewOutbox,
+    file: Connect,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outbox = new_outbox(file)
+    [_, bad, *_] = put(outbox, file, *(confirm.call(n) for n in range(7)))
+    connection = file()
+    connection.execute(
+        "UPDATE worqr_outbox SET options = ? WHERE id = ?", (msgspec.msgpack.encode({"unheard": 1, "id": "x"}), bad.id)
+    )
+    connection.commit()
+    for n in range(10):
+        age(file, 3000)
+        connection.execute("UPDATE worqr_outbox SET retry_at = 0")
+        connection.commit()
+        assert sweep(outbox) == (0 if n else 6)
+    connection.close()
+    assert waiting(mesh) == 6
+    [(row, tries, state, error)] = rows(file, "id, tries, state, error")
+    assert (row, tries, state) == (bad.id, 10, "failed")
+    assert "no such option" in error
+    assert "was given up after 10 tries" in caplog.text
+    assert outbox.sender.ask(lambda sql: sql.again("failed", None)) == [(bad.id,)]
+    assert rows(file, "state, tries") == [("waiting", 0)]
+
+
+def test_a_right_that_is_missing_makes_rows_wait_and_counts_nothing(
+    file: Connect, own_server: Server, prefix: str
+) -> None:
+    client = own_server.client()
+    client.execute_command("ACL", "SETUSER", "half", "on", ">s", "~*", "&*", "+@all", "-set")
+    url = own_server.url.replace("unix://", "unix://half:s@", 1)
+    limited = worqr.Mesh[Any](url, prefix=prefix, patience=PATIENCE)
+    outbox = Outbox(limited, file, sweep=False)
+    outbox.create_tables()
+    put(outbox, file, *(limited.call("confirm", order=n) for n in range(5)))
+    age(file, 3000)
+
+    def twice(passes: Passes) -> list[str]:
+        assert passes.sweep() == passes.sweep() == 0
+        return list(passes._blocked)
+
+    assert outbox.sender.once(twice) == ["confirm"]
+    assert rows(file, "DISTINCT tries, state") == [(0, "waiting")]
+    client.execute_command("ACL", "SETUSER", "half", "+set")
+    assert sweep(outbox) == 5
+    limited.close()
+
+
+def test_rows_of_a_restored_database_are_held_until_they_are_released(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, prefix: str
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1), confirm.call(2))
+    age(file, 2 * HOUR)
+
+    def with_coverage(passes: Passes) -> int:
+        passes._lease()
+        assert passes._facts is not None
+        passes._facts = replace(passes._facts, covered=passes._facts.covered - 3 * HOUR)
+        return passes.sweep()
+
+    assert outbox.sender.once(with_coverage) == 0
+    assert rows(file, "state, tries") == [("held", 0)] * 2
+    assert len(outbox.sender.ask(lambda sql: sql.again("held", None))) == 2
+    assert outbox.sender.once(with_coverage) == 2
+    assert waiting(mesh) == 2
+
+
+def test_a_mesh_that_was_off_sends_what_has_waited(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1))
+    age(file, 50 * HOUR)
+    assert sweep(outbox) == 1
+
+
+def test_one_worker_sweeps_at_a_time_and_says_what_is_in_the_table(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, prefix: str
+) -> None:
+    outbox, other = new_outbox(file), new_outbox(file)
+    put(outbox, file, confirm.call(1))
+
+    def beside(passes: Passes) -> None:
+        passes.sweep()
+        age(file, 3000)
+        assert other.sender.once(Passes.sweep) == 0
+        passes._counted_at = 0.0
+        passes.sweep()
+
+    outbox.sender.once(beside)
+    assert other.sender.once(Passes.sweep) == 0  # nothing is left
+    [found] = worqr.sync(client_of(mesh).ask, ops.list_outboxes(RegistryKeys(prefix)))
+    facts = read_facts(found.facts)
+    assert (facts.table, facts.rows, facts.failed) == ("worqr_outbox", 0, 0)
+    assert read_facts("{odd") == Facts()
+
+
+def test_the_memory_of_a_sender_has_a_bound(confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:
+    outbox = new_outbox(file)
+    outbox.sender.hand_over(["x"] * (MOST_HANDED_OVER + 1))
+    assert outbox.sender._thread is None
+
+
+def test_an_outage_of_the_database_never_reaches_the_caller(
+    confirm: Any, new_outbox: NewOutbox, file: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = new_outbox(file)
+    connection = file()
+    connection.execute("DROP TABLE worqr_outbox")
+    connection.commit()
+    connection.close()
+    outbox.sender.hand_over(["0a" * 16])
+    outbox.close(60)
+    assert "no such table" in caplog.text
+
+
+def test_recording_notes_what_is_enqueued_and_stores_nothing(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    connection = file()
+    with recording(mesh) as sent:
+        outbox.enqueue(connection, confirm.call(1))
+        assert sent.calls(confirm) == [confirm.call(1)]
+    connection.commit()
+    connection.close()
+    assert rows(file) == []
+
+
+def test_a_worker_sweeps_what_a_dead_process_has_left(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect
+) -> None:
+    ran: list[int] = []
+    done = threading.Semaphore(0)
+
+    @mesh.task(name="confirm")
+    def confirm(order: int) -> None:
+        ran.append(order)
+        done.release()
+
+    outbox = new_outbox(file, sweep=True)
+    put(outbox, file, *(confirm.call(n) for n in range(5)))
+    age(file, 3000)
+    with mesh.join_in_thread():
+        assert all(done.acquire(timeout=PATIENCE) for _ in range(5))
+    assert sorted(ran) == [0, 1, 2, 3, 4]
+    outbox.close(60)
+    assert rows(file) == []
+    gc.collect()
+
+
+def test_a_time_of_its_own_is_absolute(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.options(run_at=datetime.now(UTC) + timedelta(hours=1)).call(1))
+    age(file, 10 * 60_000)
+    sweep(outbox)
+    assert scheduled(mesh) == 1

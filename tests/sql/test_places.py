@@ -1,0 +1,373 @@
+"""An outbox with PostgreSQL, and with every library: SQLAlchemy, sync and async, psycopg, asyncpg and Django."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import orm
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+import worqr
+from tests.sql.conftest import Postgres
+from tests.sql.test_outbox import NewOutbox, waiting
+from tests.support.patience import PATIENCE
+from worqr.errors import UsageError
+from worqr.sql import Outbox
+from worqr.sql.sender import Passes
+
+pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
+
+DRIVERS = ("sqlite", "psycopg")
+ASYNC_DRIVERS = ("aiosqlite", "asyncpg", "psycopg")
+
+
+@pytest.fixture
+def confirm(mesh: worqr.Mesh[Any]) -> Any:
+    @mesh.task(name="confirm")
+    def confirm(order: int) -> None: ...
+
+    return confirm
+
+
+def url_of(driver: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if "sqlite" in driver:
+        return f"sqlite+{'pysqlite' if driver == 'sqlite' else driver}:///{tmp_path / 'app.db'}"
+    cluster: Postgres = request.getfixturevalue("cluster")
+    return cluster.url(driver, request.getfixturevalue("database"))
+
+
+@pytest.fixture(params=DRIVERS)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    made = sa.create_engine(url_of(request.param, request, tmp_path))
+    if request.param == "sqlite":
+
+        @sa.event.listens_for(made, "connect")
+        def connected(connection: Any, _: object) -> None:
+            connection.isolation_level = None
+
+        @sa.event.listens_for(made, "begin")
+        def begun(connection: Any) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+    yield made
+    made.dispose()
+
+
+def left(outbox: Outbox) -> int:
+    return sum(number for _, number, _ in outbox.sender.ask(lambda sql: sql.totals()))
+
+
+# SQLAlchemy
+
+
+def test_the_commit_of_a_session_sends_at_once(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
+) -> None:
+    outbox = new_outbox(engine)
+    with orm.Session(engine) as session, session.begin():
+        promise = outbox.enqueue(session, confirm.call(1))
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (1, 0)
+    assert worqr.sync(promise.handle().status).state == "waiting"
+
+
+def test_a_savepoint_that_is_released_sends_nothing_before_the_commit(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
+) -> None:
+    outbox = new_outbox(engine)
+    with orm.Session(engine) as session:
+        with session.begin_nested():
+            outbox.enqueue(session, confirm.call(1))
+        assert outbox.sender._thread is None
+        session.rollback()
+        with pytest.raises(ZeroDivisionError), session.begin_nested():
+            outbox.enqueue(session, confirm.call(2))
+            raise ZeroDivisionError
+        with session.begin_nested():
+            outbox.enqueue(session, confirm.call(3))
+        session.commit()
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (1, 0)
+
+
+@pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only", "control_fully"])
+def test_a_session_that_joins_a_transaction_does_not_decide_its_commit(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine, mode: Any
+) -> None:
+    outbox = new_outbox(engine)
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        with orm.Session(connection, join_transaction_mode=mode) as session:
+            outbox.enqueue(session, confirm.call(1))
+            session.commit()
+        if transaction.is_active:
+            transaction.rollback()
+    outbox.close(PATIENCE)
+    assert waiting(mesh) == (1 if mode == "control_fully" else 0)
+
+
+def test_a_commit_that_fails_sends_nothing(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
+) -> None:
+    """A deferred constraint fails at the commit itself."""
+    outbox = new_outbox(engine)
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+        connection.exec_driver_sql("CREATE TABLE a (id INTEGER PRIMARY KEY)")
+        connection.exec_driver_sql("CREATE TABLE b (a INTEGER REFERENCES a (id) DEFERRABLE INITIALLY DEFERRED)")
+    with engine.connect() as raw, orm.Session(raw) as session:
+        if engine.dialect.name == "sqlite":
+            raw.connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
+        outbox.enqueue(session, confirm.call(1))
+        session.execute(sa.text("INSERT INTO b VALUES (7)"))
+        with pytest.raises(sa.exc.IntegrityError):
+            session.commit()
+        session.rollback()
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (0, 0)
+
+
+def test_a_connection_is_sent_by_its_block_or_by_send(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, engine: sa.Engine
+) -> None:
+    outbox = new_outbox(engine)
+    with engine.begin() as connection:
+        outbox.enqueue(connection, confirm.call(1))
+    outbox.send()
+    with engine.connect() as connection, outbox.transaction(connection):
+        outbox.enqueue(connection, confirm.call(2))
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (2, 0)
+
+
+def test_an_engine_in_autocommit_is_refused(confirm: Any, new_outbox: NewOutbox, engine: sa.Engine) -> None:
+    outbox = new_outbox(engine)
+    if engine.dialect.name == "sqlite":
+        pytest.skip("this engine begins its transactions itself")
+    with orm.Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        with pytest.raises(UsageError, match="no transaction is open"):
+            outbox.enqueue(session, confirm.call(1))
+    assert left(outbox) == 0
+
+
+def test_the_tables_are_the_same_from_alembic_and_from_create_tables(
+    new_outbox: NewOutbox, mesh: worqr.Mesh[Any], engine: sa.Engine
+) -> None:
+    made = new_outbox(engine)
+    declared = Outbox(mesh, engine, table="other_outbox", sweep=False)
+    declared.metadata.create_all(engine)
+    assert declared.table.name == "other_outbox"
+
+    def columns(table: str) -> list[Any]:
+        found = sa.inspect(engine).get_columns(table)
+        return [(each["name"], str(each["type"]), each["nullable"]) for each in found]
+
+    for name in ("", "_steps"):
+        assert columns(f"worqr_outbox{name}") == columns(f"other_outbox{name}")
+    made.create_tables()
+
+
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS)
+def test_an_async_session_sends_after_its_commit(
+    mesh: worqr.Mesh[Any],
+    confirm: Any,
+    new_outbox: NewOutbox,
+    driver: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        engine = create_async_engine(url_of(driver, request, tmp_path))
+        outbox = new_outbox(engine)
+        async with AsyncSession(engine) as session:
+            async with session.begin():
+                await outbox.enqueue(session, confirm.call(1))
+                async with session.begin_nested():
+                    await outbox.enqueue(session, confirm.call(2))
+            await outbox.enqueue(session, confirm.call(3))
+            await session.rollback()
+        async with engine.connect() as connection, outbox.transaction(connection):
+            promise = await outbox.enqueue(connection, confirm.call(4))
+            assert await promise.cancel(connection)
+        await asyncio.to_thread(outbox.close, PATIENCE)
+        assert await asyncio.to_thread(left, outbox) == 0
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert waiting(mesh) == 2
+
+
+# Drivers
+
+
+def test_psycopg(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str) -> None:
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database), autocommit=True) as connection:
+        with pytest.raises(UsageError, match="no transaction is open"):
+            outbox.enqueue(connection, confirm.call(1))
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(2))
+        with connection.transaction(force_rollback=True):
+            outbox.enqueue(connection, confirm.call(3))
+        outbox.enqueue(connection, confirm.call(4), atomic=False)
+    outbox.send()
+    outbox.close(PATIENCE)
+    assert (waiting(mesh), left(outbox)) == (2, 0)
+
+
+def test_psycopg_on_asyncio(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    async def main() -> None:
+        outbox = new_outbox(lambda: psycopg.AsyncConnection.connect(cluster.dsn(database)))
+        async with await psycopg.AsyncConnection.connect(cluster.dsn(database)) as connection:
+            with pytest.raises(UsageError, match="async with"), outbox.transaction(connection):
+                pass
+            async with outbox.transaction(connection):
+                await outbox.enqueue(connection, confirm.call(1))
+        await asyncio.to_thread(outbox.close, PATIENCE)
+
+    asyncio.run(main())
+    assert waiting(mesh) == 1
+
+
+def test_asyncpg(mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str) -> None:
+    def connect() -> Any:
+        return asyncpg.connect(host=str(cluster.folder), port=cluster.port, user="postgres", database=database)
+
+    async def main() -> None:
+        outbox = new_outbox(connect)
+        connection = await connect()
+        with pytest.raises(UsageError, match="no transaction is open"):
+            await outbox.enqueue(connection, confirm.call(1))
+        async with outbox.transaction(connection):
+            await outbox.enqueue(connection, confirm.call(2))
+        async with connection.transaction():
+            await outbox.enqueue(connection, confirm.call(3))
+        outbox.send()
+        await connection.close()
+        await asyncio.to_thread(outbox.close, PATIENCE)
+
+    asyncio.run(main())
+    assert waiting(mesh) == 2
+
+
+def test_rows_that_commit_late_with_lower_ids_are_found(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database)) as early, psycopg.connect(cluster.dsn(database)) as late:
+        outbox.enqueue(early, confirm.call(1))
+        outbox.enqueue(late, confirm.call(2))
+        late.execute("UPDATE worqr_outbox SET at = at - 3000")
+        late.commit()
+        assert outbox.sender.once(Passes.sweep) == 1
+        early.execute("UPDATE worqr_outbox SET at = at - 3000")
+        early.commit()
+    assert outbox.sender.once(Passes.sweep) == 1
+    assert waiting(mesh) == 2
+
+
+def test_a_sweep_locks_no_row_while_it_waits_for_the_server(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """A sender's delete, in a web request, does not wait for it, under the strictest isolation either."""
+    outbox = new_outbox(
+        lambda: psycopg.connect(cluster.dsn(database), options="-c default_transaction_isolation=serializable")
+    )
+    with psycopg.connect(cluster.dsn(database)) as connection:
+        promise = outbox.enqueue(connection, confirm.call(1))
+        connection.execute("UPDATE worqr_outbox SET at = at - 3000")
+        connection.commit()
+
+        def beside(passes: Passes) -> int:
+            send = passes._send
+
+            def deleted_meanwhile(rows: Any, read_at: float) -> int:
+                connection.execute("SET lock_timeout = '1ms'")
+                assert promise.cancel(connection)
+                connection.commit()
+                return send(rows, read_at)
+
+            passes._send = deleted_meanwhile  # type: ignore[method-assign]
+            return passes.sweep()
+
+        assert outbox.sender.once(beside) == 1
+    assert left(outbox) == 0
+
+
+# Django
+
+
+@pytest.mark.parametrize("vendor", ["sqlite", "postgresql"])
+def test_django(
+    mesh: worqr.Mesh[Any],
+    confirm: Any,
+    new_outbox: NewOutbox,
+    vendor: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    import django
+    from django.conf import settings
+    from django.db import connections, transaction
+
+    file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "app.db")}
+    if vendor == "postgresql":
+        cluster: Postgres = request.getfixturevalue("cluster")
+        name = request.getfixturevalue("database")
+        file = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": name,
+            "HOST": str(cluster.folder),
+            "PORT": str(cluster.port),
+        }
+        file["USER"] = "postgres"
+    if not settings.configured:
+        settings.configure(DATABASES={"default": {}, "other": {}})
+        django.setup()
+
+    def run() -> None:  # in a thread, which has connections of its own
+        connections.configure_settings({})
+        connections.databases.update(
+            {alias: {**connections.databases["default"], **file} for alias in ("default", "other")}
+        )
+        connection = connections["default"]
+        outbox = new_outbox(connection)
+        with pytest.raises(UsageError, match="no transaction is open"):
+            outbox.enqueue(connection, confirm.call(1))
+        with transaction.atomic():
+            outbox.enqueue(connection, confirm.call(2))
+            with pytest.raises(ZeroDivisionError), transaction.atomic():
+                outbox.enqueue(connection, confirm.call(3))
+                raise ZeroDivisionError
+        with transaction.atomic(using="other"), pytest.raises(UsageError, match="'other'"):
+            outbox.enqueue(connections["other"], confirm.call(4))
+        with outbox.transaction(connection):
+            outbox.enqueue(connection, confirm.call(5))
+        outbox.close(PATIENCE)
+        connections.close_all()
+
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    assert waiting(mesh) == 2

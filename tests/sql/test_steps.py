@@ -1,0 +1,225 @@
+"""Effects that happen once: a step is committed with its effect, runs that come later skip it, runs beside it wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+import worqr
+from tests.sql.conftest import Postgres
+from tests.sql.test_outbox import Connect, NewOutbox
+from tests.support.patience import PATIENCE
+from worqr.errors import UsageError
+from worqr.peer.run import current_run
+from worqr.sql import Outbox, TooOld
+from worqr.sql.statements import Statements
+from worqr.testing import context
+
+pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
+
+
+class FakeRun:
+    """A run of a job, as far as a step looks at it."""
+
+    def __init__(self, first: int | None = None, task: bytes = b"{}", queue: str = "charge") -> None:
+        number = int(time.time() * 1e6) if first is None else first
+        self.record: dict[bytes, bytes] | None = {b"first": str(number).encode()} if number else None
+        self.task = task
+        self.queue = queue
+
+
+def in_run(run: FakeRun, act: Callable[[], Any]) -> Any:
+    token = current_run.set(run)  # type: ignore[arg-type]
+    try:
+        return act()
+    finally:
+        current_run.reset(token)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_run_that_comes_again_skips_what_was_committed_and_repeats_what_was_not(
+    new_outbox: NewOutbox, file: Connect, crash: bool
+) -> None:
+    outbox, run, connection = new_outbox(file), FakeRun(), file()
+    assert in_run(run, lambda: outbox.first(connection, "a"))
+    connection.rollback() if crash else connection.commit()
+    assert in_run(run, lambda: outbox.first(connection, "a")) is crash
+    assert in_run(run, lambda: outbox.first(connection, "b"))
+    connection.close()
+
+
+def test_another_life_of_the_same_id_is_another_job(new_outbox: NewOutbox, file: Connect) -> None:
+    """An id that is used again, a firing of a schedule, and a job whose payload was replaced."""
+    outbox, now, connection = new_outbox(file), int(time.time() * 1e6), file()
+    for run in (FakeRun(now), FakeRun(now + 1), FakeRun(now, b"other"), FakeRun(now, queue="other")):
+        assert in_run(run, lambda: outbox.first(connection))
+        assert not in_run(run, lambda: outbox.first(connection))
+    connection.close()
+
+
+def test_where_a_step_is_refused(new_outbox: NewOutbox, file: Connect) -> None:
+    outbox, connection = new_outbox(file), file()
+    with pytest.raises(UsageError, match="inside a handler"):
+        outbox.first(connection)
+    with pytest.raises(UsageError, match="plain task"):
+        in_run(FakeRun(0), lambda: outbox.first(connection))
+    old = int((time.time() - 30 * 86400) * 1e6)
+    with pytest.raises(TooOld, match="30 days ago"):
+        in_run(FakeRun(old), lambda: outbox.first(connection))
+    assert issubclass(TooOld, worqr.Failure)
+    connection.isolation_level = None
+    with pytest.raises(UsageError, match="no transaction is open"):
+        in_run(FakeRun(), lambda: outbox.first(connection))
+    connection.close()
+    engine = sa.create_engine("sqlite://")
+    with orm.Session(engine) as session, session.begin_nested():
+        with pytest.raises(UsageError, match="outside savepoints"):
+            in_run(FakeRun(), lambda: Outbox(worqr.Mesh(), engine, sweep=False).first(session))
+    engine.dispose()
+
+
+def test_a_step_returns_in_each_run_what_it_has_returned_first(new_outbox: NewOutbox, file: Connect) -> None:
+    outbox, run, connection, called = new_outbox(file), FakeRun(), file(), []
+
+    def charge(cents: int) -> dict[str, int]:
+        called.append(cents)
+        return {"charged": cents}
+
+    for cents in (7, 8):
+        assert in_run(run, lambda cents=cents: outbox.step(connection, "charge", charge, cents)) == {"charged": 7}
+        connection.commit()
+    assert called == [7]
+
+    def odd() -> object:
+        return object()
+
+    with pytest.raises(UsageError, match="JSON"):
+        in_run(run, lambda: outbox.step(connection, "odd", odd))
+    connection.close()
+
+
+def test_steps_are_forgotten_after_thirty_days(new_outbox: NewOutbox, file: Connect) -> None:
+    outbox, connection = new_outbox(file), file()
+    in_run(FakeRun(), lambda: outbox.first(connection))
+    connection.commit()
+    outbox.sender.once(lambda passes: passes.sweep())
+    assert connection.execute("SELECT COUNT(*) FROM worqr_outbox_steps").fetchone() == (1,)
+    connection.execute("UPDATE worqr_outbox_steps SET at = at - ?", (31 * 86_400_000,))
+    connection.commit()
+    outbox.sender.once(lambda passes: passes.sweep())
+    assert connection.execute("SELECT COUNT(*) FROM worqr_outbox_steps").fetchone() == (0,)
+    connection.close()
+
+
+# PostgreSQL
+
+
+def test_a_second_run_waits_for_the_first_and_gives_up_uncounted(
+    new_outbox: NewOutbox, cluster: Postgres, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worqr.sql.steps._TIMEOUT", ("SELECT set_config('lock_timeout', ?, true)", ("10ms",)))
+    outbox, run = new_outbox(lambda: psycopg.connect(cluster.dsn(database))), FakeRun()
+    with psycopg.connect(cluster.dsn(database)) as zombie, psycopg.connect(cluster.dsn(database)) as successor:
+        successor.execute("SET lock_timeout = '7s'")
+        assert in_run(run, lambda: outbox.first(zombie))
+        with pytest.raises(worqr.Retry) as found:
+            in_run(run, lambda: outbox.first(successor))
+        assert not found.value.counted
+        successor.rollback()
+        zombie.commit()
+        successor.execute("SET lock_timeout = '7s'")
+        assert not in_run(run, lambda: outbox.first(successor))
+        assert successor.execute("SHOW lock_timeout").fetchone() == ("7s",)
+
+
+def test_a_serialization_failure_is_a_retry_that_counts_nothing(
+    new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    outbox, run = new_outbox(lambda: psycopg.connect(cluster.dsn(database))), FakeRun()
+    strict = "-c default_transaction_isolation=repeatable\\ read"
+    with (
+        psycopg.connect(cluster.dsn(database), options=strict) as late,
+        psycopg.connect(cluster.dsn(database)) as other,
+    ):
+        late.execute("SELECT 1")
+        assert in_run(run, lambda: outbox.first(other))
+        other.commit()
+        with pytest.raises(worqr.Retry) as found:
+            in_run(run, lambda: outbox.first(late))
+        assert not found.value.counted
+
+
+def test_steps_with_asyncpg_and_its_errors(new_outbox: NewOutbox, cluster: Postgres, database: str) -> None:
+    def connect() -> Any:
+        return asyncpg.connect(host=str(cluster.folder), port=cluster.port, user="postgres", database=database)
+
+    async def seven() -> int:
+        return 7
+
+    async def main() -> None:
+        outbox, connection = new_outbox(connect), await connect()
+        current_run.set(FakeRun())  # type: ignore[arg-type]
+        async with connection.transaction():
+            assert await outbox.first(connection, "a")
+            assert not await outbox.first(connection, "a")
+            assert await outbox.step(connection, "b", seven) == 7
+            assert await outbox.step(connection, "b", seven) == 7
+        await connection.close()
+        await asyncio.to_thread(outbox.close, PATIENCE)
+
+    asyncio.run(main())
+
+
+# In a worker
+
+
+def test_a_job_that_is_retried_does_its_effect_once(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox, runs = new_outbox(file), []
+
+    @mesh.task(name="charge", result_ttl=60, retry=worqr.RetryPolicy(min_backoff=0.01, max_backoff=0.01))
+    def charge() -> int:
+        runs.append(1)
+        connection = file()
+        with outbox.transaction(connection):
+            if outbox.first(connection):
+                connection.execute("INSERT INTO effects VALUES (1)")
+        connection.close()
+        if len(runs) < 3:
+            raise RuntimeError("after the commit")
+        return len(runs)
+
+    connection = file()
+    connection.execute("CREATE TABLE effects (n INTEGER)")
+    with outbox.transaction(connection):
+        promise = outbox.enqueue(connection, charge.call())
+    with mesh.join_in_thread():
+        outbox.close(PATIENCE)
+        assert worqr.sync(promise.handle().result, PATIENCE) == 3
+        again = worqr.sync(charge.options(id=promise.handle().id).dispatch)
+        assert worqr.sync(again.result, PATIENCE) == 4
+    assert connection.execute("SELECT COUNT(*) FROM effects").fetchone() == (2,)
+    connection.close()
+
+
+def test_a_plain_context_of_a_test_has_no_job(new_outbox: NewOutbox, file: Connect) -> None:
+    outbox, connection = new_outbox(file), file()
+    with context(), pytest.raises(UsageError, match="plain task"):
+        outbox.first(connection)
+    connection.close()
+
+
+def test_the_statements_have_no_payload_in_their_text() -> None:
+    for dialect in ("postgresql", "sqlite"):
+        sql, parameters = Statements(dialect, "t").insert("0a" * 16, "q", b"secret", b"{}")
+        assert "secret" not in sql
+        assert b"secret" in parameters

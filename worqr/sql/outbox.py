@@ -1,0 +1,420 @@
+"""`Outbox`: calls that are stored in a transaction of your database, and become jobs once it has been committed.
+
+`enqueue` inserts a row. After the commit, `worqr.sql.sender` reads it, dispatches the job and deletes the row. What a process
+that died has left, a worker of the mesh sends. Not here: the SQL (`statements`), the drivers (`connections`).
+"""
+
+# SQLAlchemy is no dependency of worqr, so what it returns has no types here.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+
+from worqr.client.job import Job
+from worqr.client.producer import Call
+from worqr.errors import UsageError
+from worqr.inside import client_of, peers_of
+from worqr.job_options import check_replicas
+from worqr.keys import QueueKeys, check_name
+from worqr.mesh import Mesh
+from worqr.sql.connections import DjangoPlace, Place, database_of, place_of
+from worqr.sql.rows import encode_row_options, new_row_id
+from worqr.sql.sender import Sender
+from worqr.sql.statements import STORAGE, Statements, check_dialect, check_table
+from worqr.validation import Seconds, seconds
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+R = TypeVar("R")
+
+_REFUSED: Final = {
+    "batch": "a batch adds its jobs itself: an outbox takes no call of one",
+    "raise": 'if_exists="raise" of a call in an outbox has nobody to raise to: use if_exists="skip"',
+}
+_inside: ContextVar[list[str] | None] = ContextVar("rows of the block of transaction()", default=None)
+
+
+class Promise(Generic[R]):
+    """A call that becomes a job once the transaction has been committed.
+
+    Attributes:
+        id: The id of the row, 32 hexadecimal digits.
+    """
+
+    def __init__(self, outbox: Outbox, call: Call[R], id: str, job: str | None) -> None:
+        self.id: str = id
+        self._outbox = outbox
+        self._call = call
+        self._job = job
+
+    def __repr__(self) -> str:
+        return f"<Promise {self.id} of {self._call.queue!r}>"
+
+    def cancel(self, session: Any) -> Any:
+        """Delete the row, in the transaction that is open in `session`: nothing is sent if it was not sent yet.
+
+        Args:
+            session: As for ``outbox.enqueue``; await the result if it is an async one.
+
+        Returns:
+            True if the row was there. False: its job exists already; cancel it with ``handle().cancel()``.
+        """
+        place = place_of(session)
+        found = place.run(self._outbox.statements(place.dialect).delete([self.id]))
+        return _was_there(found) if place.is_async else bool(found)
+
+    def handle(self) -> Job[R]:
+        """Return the handle of the job. It does no I/O. Until the row has been sent, there is no job of that id.
+
+        Raises:
+            UsageError: The call has a lane and no id, so that its job gets an id only when it is sent.
+        """
+        if self._job is None:
+            raise UsageError(
+                "the job of a call with a lane has an id only when it is sent: give one with .options(id=...)"
+            )
+        return self._outbox.job_of(self._call, self._job)
+
+
+async def _was_there(found: Any) -> bool:
+    return bool(await found)
+
+
+class Outbox:
+    """A transactional outbox: calls are rows in your database, and become jobs of the mesh when their transaction has committed.
+
+    It does no I/O by itself. Workers of the mesh that import it sweep its table: they send what a process has left that died
+    between its commit and its send.
+
+    Args:
+        mesh: The mesh that runs the calls.
+        database: Where the table is: an engine of SQLAlchemy, sync or async; Django's ``connection``, or
+            ``connections["other"]``; or a function without parameters that returns a new connection of sqlite3, psycopg or
+            asyncpg. The outbox uses connections of its own, in a thread.
+        table: The name of the table, ``name`` or ``schema.name``. A second one, ``..._steps``, belongs to `first` and `step`.
+        queues: The queues that rows may be sent to. Everyone who may insert into the table may start these functions, with any
+            arguments. None: all.
+        sweep: False: workers of this program do not sweep, because they have no access to the database.
+        replicas: The number of replicas of the server that must have a job before its row is deleted, 0 to 100.
+
+    Raises:
+        UsageError: An argument is not valid, or the database is neither PostgreSQL nor SQLite.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh[Any],
+        database: Any,
+        *,
+        table: str = "worqr_outbox",
+        queues: Collection[str] | None = None,
+        sweep: bool = True,
+        replicas: int = 0,
+    ) -> None:
+        self._client: Client = client_of(mesh)
+        self._table = check_table(table)
+        self._queues = None if queues is None else tuple(check_name(each) for each in queues)
+        self._alias: str | None = getattr(database, "alias", None)
+        self._raw: deque[str] = deque(maxlen=1000)
+        self._sender = Sender(self._client, database_of(database), self._table, self._queues, check_replicas(replicas))
+        if sweep:
+            peers_of(mesh).run_beside(self._sender.sweeping)
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self._table!r}>"
+
+    @property
+    def sender(self) -> Sender:
+        """The part that sends rows, for worqr's own commands and tests."""
+        return self._sender
+
+    # The table
+
+    def statements(self, dialect: str) -> Statements:
+        """Return the SQL of this outbox, for ``postgresql`` or ``sqlite``."""
+        return Statements(check_dialect(dialect), self._table)
+
+    def ddl(self, dialect: str) -> list[str]:
+        """Return the statements that create the tables, for migrations that you write by hand.
+
+        Args:
+            dialect: ``postgresql`` or ``sqlite``.
+
+        Raises:
+            UsageError: It is another one.
+        """
+        return self.statements(dialect).create()
+
+    def create_tables(self) -> None:
+        """Create the tables unless they exist. It blocks: call it at the start of a program, or in a migration."""
+        self._sender.create_tables()
+
+    @cached_property
+    def metadata(self) -> Any:
+        """The tables as a ``MetaData`` of SQLAlchemy, for Alembic: ``target_metadata = [Base.metadata, outbox.metadata]``."""
+        import sqlalchemy  # an extra
+
+        sa = cast("Any", sqlalchemy)
+
+        def column(name: str, kind: Any, **how: Any) -> Any:
+            return sa.Column(name, kind, **{"nullable": False, **how})
+
+        schema, _, name = self._table.rpartition(".")
+        metadata = sa.MetaData(schema=schema or None)
+        storage = dict(
+            each.split(" = ") for each in STORAGE["postgresql"].removeprefix(" WITH (").rstrip(")").split(", ")
+        )
+        sa.Table(
+            name,
+            metadata,
+            column("id", sa.Text, primary_key=True),
+            column("format", sa.Integer),
+            column("queue", sa.Text),
+            column("payload", sa.LargeBinary),
+            column("options", sa.LargeBinary),
+            column("at", sa.BigInteger),
+            column("tries", sa.Integer, server_default="0"),
+            column("retry_at", sa.BigInteger, server_default="0"),
+            column("state", sa.Text, server_default="waiting"),
+            column("error", sa.Text, nullable=True),
+            postgresql_with=storage,
+        )
+        keys = (column(each, sa.Text, primary_key=True) for each in ("queue", "life", "step"))
+        value = column("value", sa.LargeBinary, nullable=True)
+        sa.Table(f"{name}_steps", metadata, *keys, column("at", sa.BigInteger), value)
+        return metadata
+
+    @property
+    def table(self) -> Any:
+        """The table of the rows as a ``Table`` of SQLAlchemy."""
+        return self.metadata.tables[self._table]
+
+    # Calls
+
+    def enqueue(self, session: Any, call: Call[R], *, atomic: bool = True) -> Any:
+        """Store a call in the transaction that is open in `session`. It becomes a job after the commit, and never without one.
+
+        The call is always a job: without an ``id=``, its id is that of the row. It is sent at once after the commit of a
+        session of SQLAlchemy, of Django's ``atomic``, or of the block of `transaction`. Drivers have no such hook: there,
+        call `send`, or it is sent by a worker up to 12 s later. Rows that become jobs keep no order among them.
+
+        Args:
+            session: A session or connection of SQLAlchemy, a connection of psycopg, asyncpg or sqlite3, or Django's
+                ``connection``. For an async one, await the result.
+            call: As in ``function.call(...)`` or ``function.options(...).call(...)``. `delay` and `expires` count from now.
+                `wait` has no meaning: a row waits until its queue has room.
+            atomic: False: accept a connection in autocommit, where the row is committed by itself.
+
+        Returns:
+            A `Promise`; or a coroutine that returns it, for an async `session`.
+
+        Raises:
+            UsageError: No transaction is open; it is no call; its options are of a batch or have ``if_exists="raise"``; its
+                queue is not among `queues`; or the connection is of another alias of Django.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+        """
+        producer = self._client.producer
+        options = producer.row_options(call)
+        reason = "batch" if "batch" in options else str(options.get("exists"))
+        if reason in _REFUSED:
+            raise UsageError(_REFUSED[reason])
+        if self._queues is not None and call.queue not in self._queues:
+            raise UsageError(f"{call.queue!r} is not among the queues of {self!r}: add it to Outbox(queues=...)")
+        row = new_row_id()
+        job = cast("str | None", options.get("id", None if "lane" in options else row))
+        promise = Promise(self, call, row, job)
+        if producer.note_row(call):
+            return _done(promise) if place_of(session).is_async else promise
+        place = self._place(session)
+        insert = self.statements(place.dialect).insert(row, call.queue, call.task, encode_row_options(row, options))
+        if place.is_async:
+            return self._enqueue_async(place, insert, promise, atomic)
+        if atomic:
+            _check_open(place.autocommits())
+        place.run(insert)
+        self._noted(place, row)
+        return promise
+
+    async def _enqueue_async(self, place: Place, insert: Any, promise: Promise[R], atomic: bool) -> Promise[R]:
+        found: Any = place.autocommits()
+        is_open = not (await found if inspect.isawaitable(found) else found)
+        if atomic:
+            _check_open(not is_open)
+        await place.run(insert)
+        self._noted(place, promise.id)
+        return promise
+
+    def _place(self, session: Any) -> Place:
+        place = place_of(session)
+        if isinstance(place, DjangoPlace) and self._alias is not None and place.alias != self._alias:
+            raise UsageError(f"{self!r} is in the database {self._alias!r}, and this connection is of {place.alias!r}")
+        return place
+
+    def _noted(self, place: Place, row: str) -> None:
+        block = _inside.get()
+        if block is not None:
+            block.append(row)
+        elif not place.when_committed(partial(self._sender.hand_over, (row,))):
+            self._raw.append(row)
+
+    def send(self) -> None:
+        """Send what this process has stored on connections of drivers, after their commit. It does not wait.
+
+        Rows whose transaction has not been committed are left to the workers.
+        """
+        rows = list(self._raw)
+        self._raw.clear()
+        self._sender.hand_over(rows)
+
+    def close(self, timeout: Seconds = 5) -> None:
+        """Send what was committed and not sent yet, and close the outbox's connection to the database: at the end of a script.
+
+        It blocks. A program that ends without it leaves its last rows to the workers. The outbox can be used again.
+
+        Args:
+            timeout: Seconds, at least 0, to wait at most.
+        """
+        self.send()
+        self._sender.close(seconds(timeout, "timeout"))
+
+    def transaction(self, connection: Any) -> _Block:
+        """Return a block around a transaction of a connection, at whose end its calls are sent: ``async with
+        outbox.transaction(connection):``, or ``with`` for a connection that is not async.
+
+        Args:
+            connection: As for `enqueue`.
+
+        Raises:
+            UsageError: It is no connection.
+        """
+        return _Block(self._place(connection), self._sender.hand_over)
+
+    def job_of(self, call: Call[R], id: str) -> Job[R]:
+        """Return a handle of the job of a call. This does no I/O."""
+        client = self._client
+        target = cast("Any", call)._target
+        return Job(
+            client,
+            QueueKeys(client.settings.prefix, call.queue),
+            id,
+            results=None if target is None else target.results,
+        )
+
+    # Effects that happen once
+
+    def first(self, session: Any, step: str = "") -> Any:
+        """Return True if no run of this job has committed this step before. Call it in a handler, first of all in the
+        transaction.
+
+        It stores the queue, the job and the step in the same transaction as the effect. So the effect happens once, although
+        the task may run twice: ``if await outbox.first(session, "charge"): ...``. If another run holds the step, it waits for
+        it, at most 5 s.
+
+        Args:
+            session: As for `enqueue`; await the result for an async one. It must be of the database of the effect.
+            step: A name, for handlers with several steps.
+
+        Returns:
+            True or False; or a coroutine that returns it, for an async `session`.
+
+        Raises:
+            UsageError: Outside a handler, in a plain task, in a savepoint, or in autocommit.
+            TooOld: The job was dispatched more than 29 days ago, and its steps may have been forgotten.
+            Retry: The step is locked, or the database wants the transaction again. It is not counted; let it pass.
+        """
+        from worqr.sql.steps import first  # handlers only
+
+        place = self._place(session)
+        return first(place, self.statements(place.dialect), step)
+
+    def step(self, session: Any, name: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function unless an earlier run of this job has committed this step: then return what it returned then.
+
+        The result is stored as JSON in the transaction of the effect, and decoded by the function's return annotation.
+
+        Args:
+            session: As for `first`.
+            name: The name of the step.
+            fn: A function, which is called in the transaction; with an async session, it may be async.
+            *args: Passed to it.
+            **kwargs: Passed to it.
+
+        Returns:
+            What the function returned; or a coroutine that returns it, for an async `session`.
+
+        Raises:
+            UsageError: As `first`; or JSON does not know the result.
+            TooOld: As `first`.
+            Retry: As `first`.
+        """
+        from worqr.sql.steps import kept_step
+
+        place = self._place(session)
+        return kept_step(place, self.statements(place.dialect), name, partial(fn, *args, **kwargs), fn)
+
+
+async def _done(promise: Promise[R]) -> Promise[R]:
+    return promise
+
+
+def _check_open(autocommits: bool) -> None:
+    if autocommits:
+        raise UsageError(
+            "no transaction is open on this connection, so the row would be committed without your changes: begin one, use "
+            "`async with outbox.transaction(connection):`, or pass atomic=False if that is what you want"
+        )
+
+
+class _Block:
+    """A transaction of a connection; its rows are sent after the commit."""
+
+    def __init__(self, place: Place, hand_over: Callable[[Sequence[str]], None]) -> None:
+        self._place = place
+        self._hand_over = hand_over
+        self._rows: list[str] = []
+        self._block: Any = None
+        self._token: Any = None
+
+    def _begin(self) -> Any:
+        self._block = self._place.block()
+        return self._block
+
+    def _end(self, committed: bool) -> None:
+        _inside.reset(self._token)
+        if committed:
+            self._hand_over(self._rows)
+
+    def __enter__(self) -> None:
+        if self._place.is_async:
+            raise UsageError("this connection is async: write `async with outbox.transaction(connection):`")
+        self._begin().__enter__()
+        self._token = _inside.set(self._rows)
+
+    def __exit__(self, *error: Any) -> None:
+        committed = False
+        try:
+            self._block.__exit__(*error)
+            committed = error[0] is None
+        finally:
+            self._end(committed)
+
+    async def __aenter__(self) -> None:
+        if not self._place.is_async:
+            raise UsageError("this connection is not async: write `with outbox.transaction(connection):`")
+        await self._begin().__aenter__()
+        self._token = _inside.set(self._rows)
+
+    async def __aexit__(self, *error: Any) -> None:
+        committed = False
+        try:
+            await self._block.__aexit__(*error)
+            committed = error[0] is None
+        finally:
+            self._end(committed)

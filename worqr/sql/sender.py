@@ -1,0 +1,508 @@
+"""`Sender`: a thread that sends the rows of an outbox: those that its process has just committed, and in a worker those left
+by others.
+
+Both ways are the same three steps, each a short transaction or request of its own: read rows without locks, send them, delete
+them. Nothing is ever open in the database while a request to the server is. A row may be sent twice, and becomes one job: the
+server knows it by its id (`dispatch_jobs`, option `row`) for a week, and for ten minutes after it was deleted. So no
+sender sends a row more than a minute after reading it, by a clock that goes on while the machine sleeps.
+
+A sweep holds the lease of its outbox, so that one worker does it at a time. The lease is no fence: two sweeps would only do the
+same work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from worqr import ops
+from worqr.client.outboxes import Facts, read_facts
+from worqr.client.sync import sync
+from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable, WrongVersion
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import boottime
+from worqr.log_events import emit
+from worqr.sql.connections import Database, Rows
+from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, replicas_of
+from worqr.sql.statements import SWEEP_ROWS, Statement, Statements
+from worqr.tracebacks import one_line
+
+if TYPE_CHECKING:
+    from worqr.client.client import Client
+
+logger: logging.Logger = logging.getLogger("worqr.outbox")  # a documented name
+
+MOST_HANDED_OVER: Final = 10_000
+"""Rows that wait in the memory of a process to be sent. Further ones are left to the workers."""
+SEND_WITHIN: Final = 60.0
+"""Seconds after it was read within which a row may be sent. The server knows a row for ten times as long after it was deleted."""
+IDLE: Final = 60.0
+"""Seconds without work after which the thread and its connection end."""
+SOONEST, LATEST = 2.0, 10.0
+"""Seconds between two sweeps: while there is work, and at most without."""
+SHARE: Final = 20
+"""A sweep that finds nothing is followed by a pause of so many times its duration: reading may be slow while the database
+keeps dead rows.
+"""
+LEASE_MS: Final = 15_000
+COUNT_EVERY: Final = 10.0
+"""Seconds between two counts of the table."""
+UNSEEN_MS: Final = 60_000
+"""Milliseconds without a sweep after which rows may have waited for it."""
+TOO_OLD_MS: Final = 3_600_000
+"""Age of a row that no sweep has seen, although there was one all the time: then the database has been restored."""
+STEPS_KEPT_MS: Final = 30 * 24 * 3_600_000
+STEPS_EVERY: Final = 3600.0
+LONGEST_BLOCK: Final = 60.0
+MOST_ERROR: Final = 300
+SHORTEN_AT: Final = 100
+
+
+class Sender:
+    """Sends the rows of one outbox in this process. Any thread may call it; it never waits, and raises nothing.
+
+    Args:
+        client: the client of the mesh.
+        connect: returns connections to the database, for the calling thread.
+        table: the name of the table.
+        queues: the queues that may be sent to; None: all.
+        replicas: as for `Outbox`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        connect: Callable[[], Database],
+        table: str,
+        queues: tuple[str, ...] | None,
+        replicas: int,
+    ) -> None:
+        self._make = lambda: Passes(client, connect(), table, queues, replicas)
+        self._connect = connect
+        self._table = table
+        self._renew()
+
+    def _renew(self) -> None:
+        """Begin without a thread: at first, and in a forked process."""
+        self._pid = os.getpid()
+        self._handed: deque[str] = deque()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._sweepers = 0
+        self._ending = False
+
+    def hand_over(self, rows: Sequence[str]) -> None:
+        """Send these rows soon, if they have been committed. If too many wait, they are left to the workers."""
+        with suppress(Exception):  # a caller that has committed must not fail
+            if self._pid != os.getpid():
+                self._renew()
+            if rows and len(self._handed) + len(rows) <= MOST_HANDED_OVER:
+                self._handed.extend(rows)
+                self._begin()
+
+    @contextmanager
+    def sweeping(self) -> Generator[None]:
+        """Sweep the table inside the block."""
+        if self._pid != os.getpid():
+            self._renew()
+        self._sweepers += 1
+        self._begin()
+        try:
+            yield
+        finally:
+            self._sweepers -= 1
+            self._wake.set()
+
+    def close(self, timeout: float) -> None:
+        """Send what was handed over, for at most so many seconds, and end the thread and its connection. It blocks."""
+        thread = self._thread
+        if thread is None or self._pid != os.getpid():
+            return
+        self._ending = True
+        self._wake.set()
+        thread.join(timeout)
+        self._ending = False
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="worqr-outbox", daemon=True)
+                self._thread.start()
+        self._wake.set()
+
+    # In the thread
+
+    def _run(self) -> None:
+        passes: Passes | None = None
+        outage, idle_since = Outage(self._table), time.monotonic()
+        while True:
+            sweeps = self._sweepers > 0
+            if not self._handed:
+                pause = passes.pause() if passes is not None and sweeps else (outage.pause if sweeps else IDLE)
+                self._wake.wait(0 if sweeps and passes is None and not outage.since else pause)
+            self._wake.clear()
+            rows = [self._handed.popleft() for _ in range(min(len(self._handed), SWEEP_ROWS))]
+            try:
+                passes = passes or self._make()
+                if rows:
+                    passes.send(rows)
+                if self._sweepers and passes.pause() <= 0:
+                    passes.sweep()
+                elif sweeps and not self._sweepers:
+                    passes.give_back()
+                outage.over()
+            except Exception as error:  # of the database, the server, or the drivers
+                outage.began(error)
+                if not isinstance(error, Unavailable) and passes is not None:
+                    passes.close()
+                    passes = None
+            idle_since = time.monotonic() if rows or self._sweepers else idle_since
+            if (self._ending or time.monotonic() - idle_since >= IDLE) and self._ended():
+                break
+        if passes is not None:
+            passes.close()
+
+    def _ended(self) -> bool:
+        """Forget the thread if there is nothing to do."""
+        with self._lock:
+            if self._handed or self._sweepers:
+                return False
+            self._thread = None
+            return True
+
+    # For commands and tests: in a thread of their own, because an event loop may run in the caller's
+
+    def ask(self, make: Callable[[Statements], Statement]) -> Rows:
+        """Run one statement, and return its rows. It blocks.
+
+        Raises:
+            Exception: whatever the driver raises.
+        """
+        return cast(
+            "Rows", self._aside(lambda database: database.query(make(Statements(database.dialect, self._table))))
+        )
+
+    def create_tables(self) -> None:
+        """Create the tables unless they exist. It blocks."""
+
+        def create(database: Database) -> None:
+            for sql in Statements(database.dialect, self._table).create():
+                database.query((sql, ()))
+
+        self._aside(create)
+
+    def once(self, act: Callable[[Passes], object]) -> Any:
+        """Do one step of the thread, and return what it returns: for tests, which wait for no clock. It blocks."""
+
+        def run() -> object:
+            passes = self._make()
+            try:
+                return act(passes)
+            finally:
+                passes.close()
+
+        return _in_thread(run)
+
+    def _aside(self, act: Callable[[Database], object]) -> object:
+        def run() -> object:
+            database = self._connect()
+            try:
+                return act(database)
+            finally:
+                database.close()
+
+        return _in_thread(run)
+
+
+def _in_thread(act: Callable[[], object]) -> Any:
+    """Return what a function returns in a thread of its own."""
+    found: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:  # the caller's thread raises it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="worqr-outbox-once")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+class Outage:
+    """The time in which rows cannot be sent at all: it is logged once when it begins, and once when it is over."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+        self.since: float = 0.0
+        self.pause: float = SOONEST
+
+    def began(self, error: Exception) -> None:
+        """An attempt has failed."""
+        self.pause = min(LATEST, self.pause * 2)
+        if not self.since:
+            self.since = time.monotonic()
+            text = "the rows of the outbox %(table)r wait, because they cannot be sent: %(error)s"
+            emit(logger, "outbox.waits", text, level=logging.WARNING, table=self._table, error=cause_of(error))
+
+    def over(self) -> None:
+        """An attempt has succeeded."""
+        if self.since:
+            duration, self.since, self.pause = time.monotonic() - self.since, 0.0, SOONEST
+            text = "the rows of the outbox %(table)r are sent again, after %(duration).1f s"
+            emit(logger, "outbox.waits", text, level=logging.INFO, table=self._table, duration=duration)
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an error in one line, without the parameters of a statement, which may contain payloads."""
+    cause = getattr(error, "orig", None) or error
+    return one_line(cause)[:MOST_ERROR]
+
+
+class Passes:
+    """The steps of the thread, with its connection to the database: send rows, sweep.
+
+    Raises: each of them, whatever the database raises, and Unavailable.
+    """
+
+    def __init__(
+        self, client: Client, database: Database, table: str, queues: tuple[str, ...] | None, replicas: int
+    ) -> None:
+        self._client = client
+        self._database = database
+        self._sql = Statements(database.dialect, table)
+        self._queues = queues
+        self._replicas = replicas
+        self._holder = os.urandom(16).hex()
+        self._id = ""
+        self._facts: Facts | None = None
+        self._blocked: dict[str, tuple[float, float]] = {}
+        self._next_at = 0.0
+        self._interval = SOONEST
+        self._counted_at = self._steps_at = 0.0
+        self._sent: dict[QueueKeys, list[str]] = {}
+
+    def close(self) -> None:
+        """Give the lease back, and close the connection."""
+        with suppress(Exception):
+            self.give_back()
+        with suppress(Exception):
+            self._database.close()
+
+    def pause(self) -> float:
+        """Return the seconds until the next sweep."""
+        return max(0.0, self._next_at - time.monotonic())
+
+    # Sending
+
+    def send(self, ids: Sequence[str]) -> int:
+        """Send rows that were just committed; return how many jobs there are of them. Rows that are not there are left out."""
+        read_at = boottime()
+        return self._send(_rows(self._database.query(self._sql.by_id(ids))), read_at)
+
+    def _send(self, rows: Sequence[Row], read_at: float) -> int:
+        """Send rows, and delete those that are jobs now. Return how many."""
+        by_queue: dict[str, list[Row]] = {}
+        for row in rows:
+            by_queue.setdefault(row.queue, []).append(row)
+        sent = 0
+        for queue, of_queue in by_queue.items():
+            if self._queues is None or queue in self._queues:
+                sent += self._send_to(queue, of_queue, read_at + SEND_WITHIN)
+        return sent
+
+    def _send_to(self, queue: str, rows: Sequence[Row], until: float) -> int:
+        """Send rows of one queue. If the server refuses them, send both halves, until it is known which one it refuses."""
+        try:
+            jobs = [self._job(row) for row in rows]
+            live = [(row, job) for row, job in zip(rows, jobs, strict=True) if job is not None]
+            replicas = max([self._replicas, *(replicas_of(options) for _, (options, _) in live)])
+            dispatch = self._client.producer.dispatch_rows
+            found = sync(dispatch, queue, [job for _, job in live], replicas, until) if live else []
+        except Unavailable:
+            raise
+        except (QueueFull, NotReplicated) as error:
+            return self._block(queue, error)
+        except Exception as error:
+            if is_for_all(error):
+                return self._block(queue, error)
+            if len(rows) == 1:
+                return self._refused(rows[0], error)
+            half = len(rows) // 2
+            return self._send_to(queue, rows[:half], until) + self._send_to(queue, rows[half:], until)
+        done = [row.id for row, job in zip(rows, jobs, strict=True) if job is None]  # those that have expired
+        for (row, _), (outcome, keys) in zip(live, found, strict=True):
+            if outcome.outcome == "full":
+                self._block(queue, None)
+            else:
+                done.append(row.id)
+                self._sent.setdefault(keys, []).append(row.id)
+        if done:
+            self._database.query(self._sql.delete(done))
+        if len(done) == len(rows):
+            self._blocked.pop(queue, None)
+        self._shorten(SHORTEN_AT)
+        return len(done)
+
+    def _job(self, row: Row) -> tuple[dict[str, object], bytes] | None:
+        options = options_to_send(row)
+        return None if options is None else (options, bytes(row.payload))
+
+    def _block(self, queue: str, error: Exception | None) -> int:
+        """Leave a queue out for a while: it is full, or the server refuses all that is for it."""
+        _, pause = self._blocked.get(queue, (0.0, 0.5))
+        pause = min(LONGEST_BLOCK, pause * 2)
+        self._blocked[queue] = (time.monotonic() + pause, pause)
+        if error is not None and not isinstance(error, QueueFull):
+            text = "rows of the outbox for queue %(queue)r wait: %(error)s"
+            emit(logger, "outbox.refused", text, level=logging.WARNING, queue=queue, error=cause_of(error))
+        return 0
+
+    def _refused(self, row: Row, error: Exception) -> int:
+        """Note that the server has refused a row."""
+        last = row.tries + 1 >= MAX_TRIES
+        statement = self._sql.refuse(row, backoff_ms(row.tries + 1), cause_of(error), last=last)
+        self._database.query(statement)
+        if last:
+            text = (
+                "row %(row)s of the outbox, for queue %(queue)r, was given up after %(attempts)d tries: %(error)s; "
+                "`worqr outbox` lists it"
+            )
+            tries, cause = row.tries + 1, cause_of(error)
+            emit(logger, "outbox.failed", text, row=row.id, queue=row.queue, attempts=tries, error=cause)
+        return 0
+
+    def _shorten(self, most: int) -> None:
+        """Tell the server of rows that have been deleted, once there are so many. If that fails, it knows them for a week."""
+        if sum(map(len, self._sent.values())) < most:
+            return
+        sent, self._sent = self._sent, {}
+        with suppress(Exception):
+            for keys, rows in sent.items():
+                for first in range(0, len(rows), ops.MAX_ITEMS):
+                    sync(self._client.ask, ops.shorten_sent(keys, rows[first : first + ops.MAX_ITEMS]))
+
+    # Sweeping
+
+    def sweep(self) -> int:
+        """Send what is left in the table, if no other worker does; return how many rows were sent."""
+        began, sent = time.monotonic(), 0
+        try:
+            if self._lease():
+                more = True
+                while more:
+                    found, more = self._sweep_page()
+                    sent += found
+                    if more and time.monotonic() - began > SOONEST:
+                        break  # the sender's own rows come first
+                self._shorten(1)
+                self._count(sent)
+                self._drop_steps()
+        finally:
+            took = time.monotonic() - began
+            self._interval = SOONEST if sent else min(LATEST, self._interval * 1.5)
+            self._next_at = time.monotonic() + (self._interval if sent else max(self._interval, SHARE * took))
+            if sent and self._blocked == {} and took > SOONEST:
+                self._next_at = time.monotonic()
+        return sent
+
+    def _lease(self) -> bool:
+        """Take or renew the lease. Return False if another worker has it."""
+        if not self._id:
+            self._database.query(self._sql.identify(os.urandom(16).hex()))
+        [(self._id, now)] = self._database.query(self._sql.identity())
+        facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
+        ms = min(60_000, LEASE_MS + int(2000 * self._interval))
+        reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))
+        if not reply.held:
+            self._facts = None
+            return False
+        known = self._facts or read_facts(reply.facts)
+        covered = known.covered if 0 <= now - known.seen <= UNSEEN_MS else now
+        self._facts = Facts(covered, now, known.rows, known.oldest, known.failed, known.held, self._sql.table)
+        return True
+
+    @property
+    def _keys(self) -> RegistryKeys:
+        return RegistryKeys(self._client.settings.prefix)
+
+    def _sweep_page(self) -> tuple[int, bool]:
+        """Send one page of rows; return how many were sent, and whether there are more."""
+        assert self._facts is not None
+        now = time.monotonic()
+        without = [queue for queue, (until, _) in self._blocked.items() if until > now]
+        read_at = boottime()
+        rows = _rows(self._database.query(self._sql.to_sweep(self._queues, without)))
+        old = [
+            row
+            for row in rows
+            if not row.tries and row.age_ms > TOO_OLD_MS and self._facts.seen - row.age_ms > self._facts.covered
+        ]
+        if old:
+            self._hold([row.id for row in old])
+        held = {row.id for row in old}
+        sent = self._send([row for row in rows if row.id not in held], read_at)
+        if len(rows) == SWEEP_ROWS or self._blocked:
+            self._facts = replace(self._facts, covered=self._facts.seen)  # rows wait for a reason
+        return sent, len(rows) == SWEEP_ROWS and sent + len(old) > 0
+
+    def _hold(self, rows: Sequence[str]) -> None:
+        self._database.query(self._sql.hold(rows))
+        text = (
+            "%(count)d rows of the outbox %(table)r are over an hour old, and no sweep has seen them: was the database restored? "
+            "They are held until `worqr outbox release`"
+        )
+        emit(logger, "outbox.held", text, level=logging.WARNING, count=len(rows), table=self._sql.table)
+
+    def _count(self, sent: int) -> None:
+        """Count the table now and then, and only while there is something in it."""
+        assert self._facts is not None
+        now = time.monotonic()
+        if now - self._counted_at < COUNT_EVERY and not sent:
+            return
+        began = now
+        found = {state: (number, age) for state, number, age in self._database.query(self._sql.totals())}
+        self._counted_at = now + SHARE * (time.monotonic() - began)
+        rows, oldest = found.get(WAITING, (0, 0))
+        failed, held = found.get(FAILED, (0, 0))[0], found.get(HELD, (0, 0))[0]
+        self._facts = replace(self._facts, rows=rows, oldest=oldest, failed=failed, held=held)
+
+    def _drop_steps(self) -> None:
+        if time.monotonic() >= self._steps_at:
+            self._database.query(self._sql.drop_steps(STEPS_KEPT_MS))
+            self._steps_at = time.monotonic() + STEPS_EVERY
+
+    def give_back(self) -> None:
+        """Let another worker sweep at once."""
+        if self._facts is not None:
+            facts, self._facts = msgspec.json.encode(self._facts).decode(), None
+            sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, 0, facts))
+
+
+def is_for_all(error: Exception) -> bool:
+    """Return True if the server refuses whatever this user sends to a queue, and False if it refuses one row."""
+    words = ("refused the connection", "the user may not", "ACL LOG")
+    return isinstance(error, WrongVersion) or (
+        isinstance(error, RefusedByServer) and any(each in str(error) for each in words)
+    )
+
+
+def _rows(found: Rows) -> list[Row]:
+    return [
+        Row(row, queue, bytes(payload), bytes(options), age, tries)
+        for row, queue, payload, options, age, tries in found
+    ]

@@ -1,0 +1,183 @@
+"""The SQL of an outbox: its two tables, and every statement, for PostgreSQL and SQLite. Pure.
+
+Parameters are written as ``?``; `worqr.sql.connections` writes them as the driver wants. Each statement of a sender is a
+transaction of its own. The query for rows has no lower bound: rows that commit late, with lower ids, are found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from worqr.errors import UsageError
+from worqr.sql.rows import FAILED, FORMAT, HELD, IDENTITY, WAITING, Row
+
+Statement = tuple[str, tuple[Any, ...]]
+"""SQL with ``?``, and its parameters."""
+NOW: Final = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
+"""The time in milliseconds since 1970, by the clock of the database at this moment: not that of the transaction's begin."""
+BYTES: Final = {"postgresql": "BYTEA", "sqlite": "BLOB"}
+STORAGE: Final = {
+    "postgresql": " WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000)",
+    "sqlite": "",
+}
+"""Each row is inserted and deleted, so the table is vacuumed by the number of dead rows."""
+SETTLED_MS: Final = 2000
+"""Age of a row after which a sweep sends it: before that, its sender does."""
+SWEEP_ROWS: Final = 500
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}(\.[A-Za-z_][A-Za-z0-9_]{0,50})?")
+
+
+def check_dialect(name: str) -> str:
+    """Return the name of a dialect that an outbox knows.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    if name not in NOW:
+        raise UsageError(f"an outbox needs PostgreSQL or SQLite, not {name!r}")
+    return name
+
+
+def check_table(name: object) -> str:
+    """Return `name` if it can be that of a table.
+
+    Raises:
+        UsageError: it has other characters than letters, digits and underscores.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(
+            f"table must be a name of letters, digits and underscores, 'schema.name' at most, not {name!r}"
+        )
+    return name
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """The statements of the outbox whose table has this name, in one dialect."""
+
+    dialect: str
+    table: str
+
+    @property
+    def now(self) -> str:
+        """The time in milliseconds, as an expression."""
+        return NOW[self.dialect]
+
+    def create(self) -> list[str]:
+        """Return what creates the tables, unless they are there."""
+        binary, storage = BYTES[self.dialect], STORAGE[self.dialect]
+        return [
+            f"CREATE TABLE IF NOT EXISTS {self.table} (id TEXT NOT NULL PRIMARY KEY, format INTEGER NOT NULL, queue TEXT NOT "
+            f"NULL, payload {binary} NOT NULL, options {binary} NOT NULL, at BIGINT NOT NULL, tries INTEGER DEFAULT 0 NOT NULL, "
+            f"retry_at BIGINT DEFAULT 0 NOT NULL, state TEXT DEFAULT '{WAITING}' NOT NULL, error TEXT){storage}",
+            f"CREATE TABLE IF NOT EXISTS {self.table}_steps (queue TEXT NOT NULL, life TEXT NOT NULL, step TEXT NOT NULL, "
+            f"at BIGINT NOT NULL, value {binary}, PRIMARY KEY (queue, life, step))",
+        ]
+
+    # Rows
+
+    def insert(self, row: str, queue: str, payload: bytes, options: bytes) -> Statement:
+        """Store a row."""
+        columns = "id, format, queue, payload, options, at"
+        return (
+            f"INSERT INTO {self.table} ({columns}) VALUES (?, {FORMAT}, ?, ?, ?, {self.now})",  # noqa: S608
+            (row, queue, payload, options),
+        )
+
+    def _select(self) -> str:
+        return f"SELECT id, queue, payload, options, {self.now} - at, tries FROM {self.table}"  # noqa: S608
+
+    def by_id(self, rows: Sequence[str]) -> Statement:
+        """Read these rows, of those that are committed and wait."""
+        where = f" WHERE id IN ({_marks(rows)}) AND state = '{WAITING}' AND retry_at = 0 ORDER BY id"
+        return self._select() + where, tuple(rows)
+
+    def to_sweep(self, only: Collection[str] | None, without: Collection[str]) -> Statement:
+        """Read the first rows that wait, that no sender holds any more, of these queues or of all, `without` some."""
+        where = f" WHERE state = '{WAITING}' AND format <= {FORMAT} AND at <= {self.now} - {SETTLED_MS}"
+        where += f" AND retry_at <= {self.now}"
+        if only is not None:
+            where += f" AND queue IN ({_marks(only)})"
+        if without:
+            where += f" AND queue NOT IN ({_marks(without)})"
+        return f"{self._select()}{where} ORDER BY id LIMIT {SWEEP_ROWS}", (*(only or ()), *without)
+
+    def delete(self, rows: Sequence[str]) -> Statement:
+        """Delete these rows; return their ids."""
+        return f"DELETE FROM {self.table} WHERE id IN ({_marks(rows)}) RETURNING id", tuple(rows)  # noqa: S608
+
+    def refuse(self, row: Row, wait_ms: int, error: str, *, last: bool) -> Statement:
+        """Note why the server has refused a row. It is tried again in so many ms, or never."""
+        state = FAILED if last else WAITING
+        change = f"tries = tries + 1, retry_at = {self.now} + {int(wait_ms)}, state = '{state}', error = ?"
+        return f"UPDATE {self.table} SET {change} WHERE id = ?", (error, row.id)  # noqa: S608
+
+    def hold(self, rows: Sequence[str]) -> Statement:
+        """Hold these rows until they are released."""
+        change = f"UPDATE {self.table} SET state = '{HELD}'"  # noqa: S608
+        return f"{change} WHERE state = '{WAITING}' AND id IN ({_marks(rows)})", tuple(rows)
+
+    def totals(self) -> Statement:
+        """Count the rows of each state; with the age of the oldest in ms."""
+        select = f"SELECT state, COUNT(*), {self.now} - MIN(at) FROM {self.table}"  # noqa: S608
+        return f"{select} WHERE state <> '{IDENTITY}' GROUP BY state", ()
+
+    def listed(self, state: str, limit: int) -> Statement:
+        """Read rows for people: id, queue, age in ms, tries, error."""
+        select = f"SELECT id, queue, {self.now} - at, tries, error FROM {self.table}"  # noqa: S608
+        return f"{select} WHERE state = ? ORDER BY id LIMIT {int(limit)}", (state,)
+
+    def again(self, state: str, rows: Sequence[str] | None) -> Statement:
+        """Let rows that failed, or that are held, be sent: these, or all. Return their ids."""
+        tries = 0 if state == FAILED else 1  # a row that was released is not held again
+        change = f"UPDATE {self.table} SET state = '{WAITING}', tries = {tries}, retry_at = 1"  # noqa: S608
+        chosen = "" if rows is None else f" AND id IN ({_marks(rows)})"
+        return f"{change} WHERE state = '{state}'{chosen} RETURNING id", tuple(rows or ())
+
+    def drop(self, rows: Sequence[str]) -> Statement:
+        """Delete rows that failed or are held. Return their ids."""
+        where = f"WHERE state IN ('{FAILED}', '{HELD}') AND id IN ({_marks(rows)})"
+        return f"DELETE FROM {self.table} {where} RETURNING id", tuple(rows)  # noqa: S608
+
+    # The outbox itself
+
+    def identify(self, id: str) -> Statement:
+        """Store the id of the outbox, unless it has one."""
+        insert = f"INSERT INTO {self.table} (id, format, queue, payload, options, at, state) "
+        values = f"VALUES ('{IDENTITY}', {FORMAT}, ?, ?, ?, {self.now}, '{IDENTITY}') ON CONFLICT DO NOTHING"
+        return insert + values, (id, b"", b"")
+
+    def identity(self) -> Statement:
+        """Read the id of the outbox, and the time."""
+        return f"SELECT queue, {self.now} FROM {self.table} WHERE id = '{IDENTITY}'", ()  # noqa: S608
+
+    # Steps
+
+    def take_step(self, queue: str, life: str, step: str) -> Statement:
+        """Store that a step is done, unless it is; return it if it was not."""
+        insert = f"INSERT INTO {self.table}_steps (queue, life, step, at) VALUES (?, ?, ?, {self.now})"  # noqa: S608
+        return f"{insert} ON CONFLICT DO NOTHING RETURNING step", (queue, life, step)
+
+    def keep_value(self, queue: str, life: str, step: str, value: bytes) -> Statement:
+        """Store the value of a step."""
+        update = f"UPDATE {self.table}_steps SET value = ? WHERE queue = ? AND life = ? AND step = ?"  # noqa: S608
+        return update, (value, queue, life, step)
+
+    def value(self, queue: str, life: str, step: str) -> Statement:
+        """Read the value of a step."""
+        select = f"SELECT value FROM {self.table}_steps WHERE queue = ? AND life = ? AND step = ?"  # noqa: S608
+        return select, (queue, life, step)
+
+    def drop_steps(self, older_ms: int) -> Statement:
+        """Delete steps that are older."""
+        return f"DELETE FROM {self.table}_steps WHERE at < {self.now} - {int(older_ms)}", ()  # noqa: S608
