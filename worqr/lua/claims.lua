@@ -280,6 +280,7 @@ end
 local function merge_blocked_job(job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
+    changes.keep = blocked.keep
     redis.call('HDEL', job, 'meta', 'scheduled_for')
     if fields.saved_size or blocked.saved_size then
       merge_saved(job, fields, blocked, changes)
@@ -1002,11 +1003,12 @@ end
 -- a job.
 -- ARGV[1] worker id
 -- ARGV[2] claim id
--- ARGV[3] number of the save, higher than that of the save before it; 0 for a step
+-- ARGV[3] number of the save, higher than that of the save before it; for a step 0, or 1 to replace what it has
 -- ARGV[4] step its name; empty: bytes are saved
 -- ARGV[5] value the bytes, or the kind of the step's result, a space and its value
 -- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
--- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once
+-- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once,
+--   or replaced by itself
 -- FLAGS allow-oom
 local function save_state()
   local queue = KEYS[1]
@@ -1028,9 +1030,10 @@ local function save_state()
       return {'lost'}
     end
     size, before = whole_number(kept[2], 0, MOST_KEPT), redis.call('HSTRLEN', active, field)
-    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 then
+    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and number == 0 and before > 0 then
       return {'ok', size}
     end
+    before = before > 0 and saved_bytes(step, before) or 0
   end
   size = size + saved_bytes(step, #value) - before
   if size > MOST_KEPT or step == '' and #value > MOST_SAVED then

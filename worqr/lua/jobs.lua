@@ -142,7 +142,7 @@ end
 -- LATER: most tasks are no jobs.
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
-  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch')) or {}
+  local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'keep')) or {}
   if kept[6] then
     note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
   end
@@ -157,6 +157,9 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
     result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), outcome, facts)
   end
   copy_attempts(result, active, 1)
+  if result and kept[7] then
+    keep_record(result, record_to_keep(active))
+  end
   redis.call('DEL', active)
   return none_blocked and 0 or unblock(base, id, now)
 end
@@ -175,7 +178,7 @@ end
 -- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch')
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'keep')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
@@ -184,6 +187,9 @@ local function delete_cancelled_job(base, id, ttl, reason)
   end
   local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
+  if result and kept[6] then
+    keep_record(result, record_to_keep(job))
+  end
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
 
@@ -255,7 +261,7 @@ local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 't
   max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
-  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch'}
+  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', keep = 'boolean'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -475,7 +481,7 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   local run_at = clamp(kept.run_at, lower, upper)
   local changed = o.data ~= false or resets_counters(o) or changes_due_time(o, kept, run_at, asked, now)
   if o.data ~= false then
-    fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
+    fields.task, fields.meta, fields.scheduled_for, fields.keep = task, o.meta, o.scheduled_for, o.keep and '1' or nil
     fields.update_data = blocked and '1' or nil
     gone = {'meta', 'scheduled_for'}
   end
@@ -538,7 +544,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
-    latest = o.at_most and digits(now + o.at_most), batch = o.batch and enter_batch(o.batch, id) or nil}
+    latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil, batch = o.batch and enter_batch(o.batch, id) or nil}
   if o.fields then
     for name, value in pairs(o.fields) do
       fields[name] = value
@@ -563,8 +569,8 @@ end
 -- `number`: the dispatch's fencing token, as text. `seen`: the result of find_job, if the script has it.
 -- `o`, the options: id (nil: a new one, made with `random`), delay or run_at (ms), when (set, keep, later, earlier),
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
---   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
---   id, number, sealed, keep, on_failed)
+--   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), keep (the record
+--   stays with the result), batch (token, home, id, number, sealed, keep, on_failed)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
@@ -659,6 +665,29 @@ local function copy_attempts(result, key, uncounted)
     local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}
     store_attempts(result, kept, uncounted)
   end
+end
+
+-- The fields of a record that stay with the result of a job whose dispatch had the option `keep`.
+local KEPT = {'task', 'meta', 'tries', 'worker', 'claim', 'run_at', 'step:@errors'}
+
+-- Returns those fields of the record `key`.
+-- LATER: most results stand alone.
+local function record_to_keep(key)
+  local values, fields = own(redis.pcall('HMGET', key, unpack(KEPT))) or {}, {}
+  for i, name in ipairs(KEPT) do
+    fields[name] = values[i] or nil
+  end
+  return fields
+end
+
+-- Adds the `fields` of a record to its result, and when it ended.
+-- LATER: most results stand alone.
+local function keep_record(result, fields)
+  local kept = {ended = digits(now_ms())}
+  for _, name in ipairs(KEPT) do
+    kept[name] = fields[name]
+  end
+  write_hash(result, kept)
 end
 
 -- dispatch_jobs: stores jobs, or changes those that have the same id, each by its options. A job whose id runs is blocked until
@@ -979,7 +1008,7 @@ local function read_job()
     local record, may_read = {size}, size <= max_bytes
     max_bytes = max_bytes - (may_read and size or 0)
     for _, name in ipairs(redis.call('HKEYS', key)) do
-      if not is_large_saved(name) then
+      if not is_large_saved(name) or name == 'step:@errors' then
         local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
         record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
       end
@@ -988,7 +1017,7 @@ local function read_job()
   end
 
   local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attempts', 'progress', 'message',
-    'error_type', 'error_message', 'error_traceback', 'error_fields'} -- all but the value
+    'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', unpack(KEPT)} -- all but the value
 
   local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active)
   local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
@@ -998,7 +1027,8 @@ local function read_job()
   for _, key in ipairs({result, older_result}) do
     local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
     for _, name in ipairs(facts and RESULT or {}) do
-      facts[#facts + 1], facts[#facts + 2] = name, redis.call('HGET', key, name)
+      local value = redis.call('HGET', key, name)
+      facts[#facts + 1], facts[#facts + 2] = name, name == 'task' and value and string.sub(value, 1, head) or value
     end
     results[#results + 1] = facts
   end
@@ -1045,6 +1075,7 @@ local function read_payload()
   if not task and claim then
     task = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'task'))
   end
+  task = task or id ~= '' and own(redis.pcall('HGET', queue .. ':result:' .. id, 'task'))
   return task and {'ok', task} or {'gone'}
 end
 

@@ -289,7 +289,7 @@ class Save(NamedTuple):
     """What a run saves: bytes, or the result of a step."""
 
     number: int
-    """Grows with each save of bytes; 0 for a step."""
+    """Grows with each save of bytes; for a step 0, or 1 to replace its result."""
     step: str
     """The name of the step; empty for bytes."""
     value: bytes

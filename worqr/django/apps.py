@@ -1,0 +1,24 @@
+"""The Django application: its checks, and the meshes that follow the settings."""
+
+# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core import checks
+
+
+class WorqrConfig(AppConfig):
+    """``"worqr.django"`` in `INSTALLED_APPS`. Its label is ``worqr``, as in the permission ``worqr.view``."""
+
+    name = "worqr.django"
+    label = "worqr"
+    verbose_name = "worqr"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the checks."""
+        from worqr.django.checks import check_server
+
+        checks.register(check_server, deploy=True)
