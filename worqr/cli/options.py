@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from worqr.limits import Limit
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+    from worqr.link import GivenCredentials
     from worqr.mesh import Mesh
 
 
@@ -200,6 +202,31 @@ class ConnectOptions:
     ] = None
 
 
+_credentials: list[GivenCredentials] = []
+
+
+def use_mesh(mesh: Mesh) -> None:
+    """Let the commands of this process use the server, the prefix and the credentials of a mesh, unless options name others."""
+    if mesh.url is not None:
+        os.environ["WORQR_URL"] = mesh.url
+    os.environ["WORQR_PREFIX"] = mesh.prefix
+    _credentials[:] = [] if mesh.credentials is None else [mesh.credentials]
+
+
+def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
+    """Return the mesh that the options name.
+
+    Args:
+        connect: the options.
+        app: the name of the command, for the server's list of clients.
+    """
+    from worqr.mesh import Mesh
+
+    patience = parse_duration(connect.patience, "--patience") or 0
+    credentials = _credentials[0] if _credentials and connect.url is None else None
+    return Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience, credentials=credentials)
+
+
 FROM_ENVIRONMENT: Final = ConnectOptions()
 """No option was given: the environment names the mesh."""
 
@@ -210,13 +237,10 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
 
     from worqr.client.connections import EMBEDDED, url_or_default
     from worqr.inside import client_of
-    from worqr.mesh import Mesh
 
     if not (log := logging.getLogger("worqr")).handlers:
         log.addHandler(logging.NullHandler())  # the error has the text that the log would have
-    mesh = Mesh(
-        connect.url, prefix=connect.prefix, app="cli", patience=parse_duration(connect.patience, "--patience") or 0
-    )
+    mesh = mesh_at(connect, "cli")
 
     if url_or_default(mesh.url) == EMBEDDED:
         raise InvalidArguments(

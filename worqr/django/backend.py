@@ -36,7 +36,7 @@ from worqr.django.task_api import (
     TaskResultStatus,
     signals,
 )
-from worqr.errors import JobCancelled, JobFailed, NoResult, ResultTimeout, UsageError
+from worqr.errors import NoResult, UsageError
 from worqr.link import loop_name_here
 
 ID_LENGTH: Final = 22
@@ -85,11 +85,7 @@ class Backend(BaseTaskBackend):
             QueueFull: The queue is at its `max_length`.
             Unavailable: The server did not reply within the mesh's `patience`.
         """
-        if loop := loop_name_here():
-            raise UsageError(
-                f"{task.name}.enqueue() would block the {loop} loop that runs in this thread: write `await "
-                f"{task.name}.aenqueue(...)`"
-            )
+        _check_no_loop(f"{task.name}.enqueue()", f"await {task.name}.aenqueue(...)")
         self.validate_task(task)
         job_id, queue = get_random_string(ID_LENGTH), queue_of(task)[0]
         enqueued = Enqueued.of(task, as_json(list(args)), as_json(kwargs))
@@ -108,7 +104,7 @@ class Backend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        self.deliver(call, lambda sent: self._sent(result, sent))
+        self.deliver(call, task.module_path, lambda sent: self._sent(result, sent))
         return result
 
     def _call(self, task: Any, job_id: str, enqueued: Enqueued) -> Call[Any]:
@@ -120,10 +116,16 @@ class Backend(BaseTaskBackend):
             options["lane"] = lane_of(task.priority)
         return function.options(**options).call(**enqueued.arguments)
 
-    def deliver(self, call: Call[Any], sent: Callable[[Any], None]) -> None:
-        """Send a call as `ENQUEUE_ON_COMMIT` says. `sent` gets the job's handle. The one place from which tasks are sent."""
+    def deliver(self, call: Call[Any], name: str, sent: Callable[[Any], None]) -> None:
+        """Send a call as `ENQUEUE_ON_COMMIT` says. The one place from which tasks are sent.
+
+        Args:
+            call: A job with an id.
+            name: The task's path, for the log.
+            sent: Gets the job's handle, when it was sent.
+        """
         mesh = mesh_of(self)
-        after_commit(lambda: sent(sync(mesh.dispatch_many, [call])[0]), self.on_commit)
+        after_commit(lambda: sent(sync(mesh.dispatch_many, [call])[0]), name, self.on_commit)
 
     def _sent(self, result: Any, job: Any) -> None:
         object.__setattr__(result, "enqueued_at", job.dispatched or timezone.now())
@@ -136,31 +138,25 @@ class Backend(BaseTaskBackend):
 
         Raises:
             TaskResultDoesNotExist: There is none, or its task does not exist any more.
+            UsageError: An event loop runs in this thread: ``await task.aget_result(...)``.
             Unavailable: The server did not reply within the mesh's `patience`.
         """
         named = job_of(result_id)
         if named is None:
             raise TaskResultDoesNotExist(result_id)
-        queue, job_id = named
+        _check_no_loop("get_result()", "await task.aget_result(...), or await result.arefresh()")
         try:
-            of_queue = mesh_of(self).queue(queue)
-            record = sync(of_queue.read, job_id, payload=True)
+            of_queue = mesh_of(self).queue(named[0])
         except UsageError:  # no queue can have this name
             raise TaskResultDoesNotExist(result_id) from None
+        record = sync(of_queue.read, named[1], payload=True)
         if record.status.state == "gone" or not record.task:
             raise TaskResultDoesNotExist(result_id)
-        value = self._value(of_queue.job(job_id)) if record.status.state == "finished" else None
         try:
+            value = sync(of_queue.job(named[1]).result, timeout=0) if record.status.state == "finished" else None
             return result_of(record, result_id, self.alias, value)
-        except (ImportError, ValueError, SuspiciousOperation, InvalidTask) as error:
+        except (NoResult, ImportError, ValueError, SuspiciousOperation, InvalidTask) as error:
             raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
-
-    @staticmethod
-    def _value(job: Any) -> Any:
-        try:
-            return sync(job.result, timeout=0)
-        except (NoResult, ResultTimeout, JobFailed, JobCancelled):
-            return None  # it has changed between the two requests
 
     # Checks
 
@@ -180,6 +176,12 @@ class Backend(BaseTaskBackend):
                 hint=f"The aliases are {', '.join(map(repr, settings.DATABASES))}.",
                 id="worqr.E002",
             )
+
+
+def _check_no_loop(call: str, instead: str) -> None:
+    """Raise UsageError if an event loop runs in this thread, which the call would stop."""
+    if loop := loop_name_here():
+        raise UsageError(f"{call} would block the {loop} loop that runs in this thread: write `{instead}`")
 
 
 def _aware(moment: Any) -> Any:

@@ -5,18 +5,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from django.db import connections
 
+from worqr.log_events import emit
+from worqr.tracebacks import one_line
 
-def after_commit(send: Callable[[], object], using: bool | str = True) -> None:
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def after_commit(send: Callable[[], object], name: str, using: bool | str = True) -> None:
     """Call `send` after the commit, or now if no ``atomic`` block is open. After a rollback it is never called.
 
-    An error of `send` after a commit is logged by Django (``django.db.backends.base``) and stops no later hook.
+    An error of `send` after a commit is logged, and stops no later hook: the transaction cannot be undone any more.
 
     Args:
         send: Sends a call. Its arguments were checked and encoded before.
+        name: The name of what is sent, for the log.
         using: The alias of a database. True: all databases with an open block; the last commit calls `send`. False: now.
     """
     if using is False:
@@ -33,7 +40,15 @@ def after_commit(send: Callable[[], object], using: bool | str = True) -> None:
         nonlocal left
         left -= 1
         if not left:
-            send()
+            _send(send, name)
 
     for each in blocks:
         each.on_commit(committed, robust=True)
+
+
+def _send(send: Callable[[], object], name: str) -> None:
+    try:
+        send()
+    except Exception as error:
+        text = "%(function)s was not enqueued, although the transaction was committed: %(error)s"
+        emit(logger, "commit.unsent", text, exc_info=error, function=name, error=one_line(error))

@@ -91,13 +91,10 @@ def as_json(value: Any) -> Any:
 
     Raises:
         TypeError: JSON does not know its type.
-        ValueError: JSON has no such number (NaN, or an integer of more than 64 bits), or a text cannot be encoded as UTF-8.
+        ValueError: JSON has no such number (NaN, infinity), or a text cannot be encoded as UTF-8.
     """
     normal = json.loads(json.dumps(normalize_json(value), allow_nan=False))
-    try:
-        msgspec.json.encode(normal)
-    except OverflowError:
-        raise ValueError("an integer has more than 64 bits: pass it as a text") from None
+    msgspec.json.encode(normal)  # raises for texts that UTF-8 cannot encode
     return normal
 
 

@@ -95,7 +95,7 @@ class Bound(Generic[P, R]):
             TypeError: The function does not take these arguments.
             UsageError: An argument has the wrong type.
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
-            Unavailable: No block is open, and the server did not reply in time. After a commit, Django logs the error.
+            Unavailable: No block is open, and the server did not reply in time. After a commit, the error is logged.
         """
         call = self._definition.call(self._options, args, kwargs)
         producer = self._definition.require_client().producer
@@ -103,7 +103,7 @@ class Bound(Generic[P, R]):
         if isinstance(self, PlainBound):
             send = producer.enqueue
         after_commit = import_module("worqr.django.commits").after_commit  # the core does without Django
-        after_commit(lambda: sync(send, call))
+        after_commit(lambda: sync(send, call), call.queue)
 
     if not TYPE_CHECKING:  # a type checker reports missing attributes
 
