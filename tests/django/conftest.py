@@ -55,7 +55,7 @@ TASKS = {{
     }},
     "committed": {{
         "BACKEND": "worqr.django.Backend", "QUEUES": ["default"], "ENQUEUE_ON_COMMIT": True,
-        "OPTIONS": {{"url": os.environ["WORQR_URL"], "prefix": os.environ["WORQR_TEST_PREFIX"], "patience": 0.5}},
+        "OPTIONS": {{"url": os.environ["WORQR_URL"], "prefix": os.environ["WORQR_TEST_PREFIX"], "patience": float(os.environ.get("PATIENCE", 30))}},
     }},
 }}
 """

@@ -68,8 +68,8 @@ def test_what_json_cannot_carry_is_refused_at_the_enqueue_or_fails_the_task(proj
     project.run("""
     import datetime
     for value, kind in (
-        (float("nan"), ValueError), (float("inf"), ValueError), ("\\ud800", ValueError), (b"\\xff", ValueError), ({1, 2}, TypeError),
-        (datetime.datetime.now(), TypeError),
+        (float("nan"), ValueError), (float("inf"), ValueError), ("\\ud800", ValueError), (b"\\xff", ValueError),
+        ({1, 2}, TypeError), (datetime.datetime.now(), TypeError),
     ):
         try:
             tasks.add.enqueue(value, 0)

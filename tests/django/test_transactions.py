@@ -94,6 +94,7 @@ def test_an_error_after_the_commit_is_logged_and_later_hooks_run(project: Projec
         assert later == [1] and result.enqueued_at is None
         """,
         WORQR_URL="unix:///nowhere/worqr.sock",
+        PATIENCE="0.5",
     )
     assert (
         "commit.unsent: shop.tasks.late was not enqueued, although the transaction was committed: Unavailable" in said

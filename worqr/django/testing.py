@@ -27,7 +27,7 @@ MOST: Final = 1000
 
 @contextmanager
 def run_tasks(*, raise_errors: bool = True) -> Iterator[list[Any]]:
-    """Run what the block has enqueued, when it ends: ``with run_tasks() as ran: self.client.post(...)``.
+    """Run what a block has enqueued, when the block ends. Use it in a ``TestCase``.
 
     First the ``on_commit`` hooks of the block run, as in ``captureOnCommitCallbacks(execute=True)``. Then each task and each
     call of the meshes' functions runs here, in order, and what they enqueue runs, too. A task runs once, and `run_after` and
