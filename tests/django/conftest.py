@@ -45,7 +45,7 @@ TEMPLATES = [{{
     ]}},
 }}]
 DATABASES = {{
-    name: {{"ENGINE": "django.db.backends.sqlite3", "NAME": f"{{name}}.db", "TEST": {{"NAME": f"test_{{name}}.db"}}}}
+    name: {{"ENGINE": "django.db.backends.sqlite3", "NAME": f"{{os.path.dirname(__file__)}}/{{name}}.db", "TEST": {{"NAME": f"test_{{name}}.db"}}}}
     for name in ("default", "other")
 }}
 TASKS = {{
@@ -55,7 +55,10 @@ TASKS = {{
     }},
     "committed": {{
         "BACKEND": "worqr.django.Backend", "QUEUES": ["default"], "ENQUEUE_ON_COMMIT": True,
-        "OPTIONS": {{"url": os.environ["WORQR_URL"], "prefix": os.environ["WORQR_TEST_PREFIX"], "patience": float(os.environ.get("PATIENCE", 30))}},
+        "OPTIONS": {{
+            "url": os.environ["WORQR_URL"], "prefix": os.environ["WORQR_TEST_PREFIX"],
+            "patience": float(os.environ.get("PATIENCE", 30)),
+        }},
     }},
 }}
 """

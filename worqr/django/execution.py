@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -12,6 +13,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from worqr.errors import WorqrError
+from worqr.functions.function import Function
+from worqr.functions.registry import Registry
 from worqr.inside import run_of
 from worqr.peer.context import Context, current
 from worqr.peer.run import Save
@@ -74,6 +77,23 @@ def _close_old() -> None:
     for each in connections.all(initialized_only=True):
         if not each.in_atomic_block:
             each.close_if_unusable_or_obsolete()
+
+
+# Processes of ``runs_in="process"`` import a handler by its name in its module. All queues have the handler of `execute`.
+
+_QUEUE: Final = "queue_"
+
+
+def name_for_processes(queue: str, function: Function[..., Any]) -> None:
+    """Give the function of a queue a name in this module."""
+    globals()[f"{_QUEUE}{zlib.crc32(queue.encode()):08x}"] = function
+
+
+def __getattr__(name: str) -> Function[..., Any]:
+    """Return a function that handles what the queue of this name does, in a process."""
+    if not name.startswith(_QUEUE):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return Registry().task(name="django")(execute)
 
 
 def _set_up() -> None:

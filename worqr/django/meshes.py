@@ -20,7 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from worqr.django.execution import execute, fresh_connections
+from worqr.django.execution import execute, fresh_connections, name_for_processes
 from worqr.django.task_options import NO_OPTIONS, options_of
 from worqr.errors import UsageError, did_you_mean
 from worqr.functions.function import Function
@@ -153,7 +153,7 @@ def _declare(backend: Any, mesh: Mesh[Any], queue: str, name: str, function: Cal
         return  # of another alias with the same mesh
     given = {**_handler_options(backend.options), **(NO_OPTIONS if function is None else options_of(function))}
     given["lanes"] = _lanes(given.get("lanes"), function)
-    mesh.task(name=queue, **given)(execute)
+    name_for_processes(queue, mesh.task(name=queue, **given)(execute))
 
 
 def _lanes(own: Lanes | None, function: Callable[..., Any] | None) -> Lanes:

@@ -36,7 +36,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: Any) -> None:
         """Declare the arguments of ``call_command``."""
-        parser.add_argument("words", nargs="*")
+        parser.add_argument("args", nargs="*", metavar="word")
         parser.add_argument("--backend", default="default")
 
     def _run(self, words: list[str], alias: str) -> int:
