@@ -45,7 +45,7 @@ TEMPLATES = [{{
     ]}},
 }}]
 DATABASES = {{
-    name: {{"ENGINE": "django.db.backends.sqlite3", "NAME": f"{{os.path.dirname(__file__)}}/{{name}}.db", "TEST": {{"NAME": f"test_{{name}}.db"}}}}
+    name: {{"ENGINE": "django.db.backends.sqlite3", "NAME": f"{{os.path.dirname(__file__)}}/{{name}}.db"}}
     for name in ("default", "other")
 }}
 TASKS = {{

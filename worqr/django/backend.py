@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any, Final
 
 from django.conf import settings
@@ -36,6 +37,7 @@ from worqr.django.task_api import (
     TaskResultStatus,
     signals,
 )
+from worqr.django.task_options import options_of
 from worqr.errors import NoResult, UsageError
 from worqr.link import loop_name_here
 
@@ -69,6 +71,9 @@ class Backend(BaseTaskBackend):
             raise InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
         if task.priority and has_own_lanes(task):
             raise InvalidTask("A task with lanes=worqr.Lanes(...) takes no priority: its lanes take turns.")
+        by = getattr(options_of(task.func).get("lanes"), "by", None)
+        if isinstance(by, str) and by not in signature(task.func).parameters:
+            raise InvalidTask(f"lanes=worqr.Lanes({by!r}) names no parameter of {task.func.__name__}().")
         note_task(self, task)
 
     def enqueue(self, task: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
@@ -87,7 +92,7 @@ class Backend(BaseTaskBackend):
         """
         _check_no_loop(f"{task.name}.enqueue()", f"await {task.name}.aenqueue(...)")
         self.validate_task(task)
-        job_id, queue = get_random_string(ID_LENGTH), queue_of(task)[0]
+        job_id, queue = get_random_string(ID_LENGTH), queue_of(task)
         enqueued = Enqueued.of(task, as_json(list(args)), as_json(kwargs))
         call = self._call(task, job_id, enqueued)
         result = TaskResult(

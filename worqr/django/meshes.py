@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -42,8 +42,8 @@ _MESH: Final = frozenset(inspect.signature(Mesh).parameters)
 
 _lock = threading.RLock()
 _meshes: dict[str, Mesh[Any]] = {}
-_declared: dict[str, dict[str, tuple[str, Callable[..., Any] | None]]] = {}
-"""The queues of each alias, by their names: Django's queue, and the function, if the queue is its own."""
+_declared: dict[str, dict[str, Any]] = {}
+"""The queues of each alias, by their names; each with the task that it belongs to, or None."""
 
 
 def lane_of(priority: int) -> str:
@@ -113,50 +113,48 @@ def mesh_of(backend: Any) -> Mesh[Any]:
         if mesh is None:
             mesh = _meshes[backend.alias] = _make(backend.alias, backend.options)
             for name in sorted(backend.queues):
-                _note(backend.alias, PREFIX + name, name, None)
-            for queue, (name, function) in list(_declared.get(backend.alias, {}).items()):
-                _declare(backend, mesh, queue, name, function)
+                _note(backend.alias, PREFIX + name, None)
+            for queue, task in list(_declared.get(backend.alias, {}).items()):
+                _declare(backend, mesh, queue, task)
         return mesh
 
 
 def note_task(backend: Any, task: Any) -> None:
     """Note the queue of a task, which workers of this process serve from now on."""
     with _lock:
-        queue, own = queue_of(task)
-        if _note(backend.alias, queue, task.queue_name, own) and (mesh := _meshes.get(backend.alias)) is not None:
-            _declare(backend, mesh, queue, task.queue_name, own)
+        queue, own = queue_of(task), task if options_of(task.func) else None
+        if _note(backend.alias, queue, own) and (mesh := _meshes.get(backend.alias)) is not None:
+            _declare(backend, mesh, queue, own)
 
 
 def function_of(backend: Any, task: Any) -> Function[..., Any]:
     """Return the function that enqueues a task."""
     with _lock:
         note_task(backend, task)
-        return mesh_of(backend).functions[queue_of(task)[0]]
+        return mesh_of(backend).functions[queue_of(task)]
 
 
-def queue_of(task: Any) -> tuple[str, Callable[..., Any] | None]:
-    """Return the name of a task's queue; and the task's function, if the queue is its own because it has options."""
-    if not options_of(task.func):
-        return PREFIX + task.queue_name, None
-    return f"{PREFIX}{task.queue_name}/{task.module_path}", task.func
+def queue_of(task: Any) -> str:
+    """Return the name of a task's queue, which is its own if it has options."""
+    return f"{PREFIX}{task.queue_name}/{task.module_path}" if options_of(task.func) else PREFIX + task.queue_name
 
 
-def _note(alias: str, queue: str, name: str, function: Callable[..., Any] | None) -> bool:
+def _note(alias: str, queue: str, task: Any) -> bool:
     known = _declared.setdefault(alias, {})
     is_new = queue not in known
-    known[queue] = name, function
+    known[queue] = task
     return is_new
 
 
-def _declare(backend: Any, mesh: Mesh[Any], queue: str, name: str, function: Callable[..., Any] | None) -> None:
+def _declare(backend: Any, mesh: Mesh[Any], queue: str, task: Any) -> None:
     if queue in mesh.functions:
         return  # of another alias with the same mesh
-    given = {**_handler_options(backend.options), **(NO_OPTIONS if function is None else options_of(function))}
-    given["lanes"] = _lanes(given.get("lanes"), function)
+    given = {**_handler_options(backend.options), **(NO_OPTIONS if task is None else options_of(task.func))}
+    given["lanes"] = _lanes(given.get("lanes"), task)
     name_for_processes(queue, mesh.task(name=queue, **given)(execute))
 
 
-def _lanes(own: Lanes | None, function: Callable[..., Any] | None) -> Lanes:
+def _lanes(own: Lanes | None, task: Any) -> Lanes:
     """Return the lanes of a queue: those of the priorities, unless a task has its own."""
     if own is None:
         return Lanes(weights=WEIGHTS)
@@ -164,10 +162,13 @@ def _lanes(own: Lanes | None, function: Callable[..., Any] | None) -> Lanes:
         return own
     by = own.by
 
-    def lane(path: str, args: list[Any], kwargs: dict[str, Any], **_: Any) -> Any:
+    def lane(_path: str, args: list[Any], kwargs: dict[str, Any], *_: Any) -> Any:
         if callable(by):
             return by(*args, **kwargs)
-        return inspect.signature(function).bind_partial(*args, **kwargs).arguments[by]
+        context = [None] if task.takes_context else []
+        bound = inspect.signature(task.func).bind(*context, *args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments[by]
 
     return replace(own, by=lane)
 
