@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from django.apps import AppConfig
 from django.core import checks
 
@@ -18,7 +20,9 @@ class WorqrConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks."""
+        """Register the checks; those of Django's own are registered when its tasks are imported."""
         from worqr.django.checks import check_server
 
+        with suppress(ImportError):  # a project without tasks, on Django 5.2
+            import worqr.django.task_api  # noqa: F401
         checks.register(check_server, deploy=True)
