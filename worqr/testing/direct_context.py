@@ -169,10 +169,9 @@ def context(
         UsageError: An argument is not valid.
     """
     check_count(failures, "failures", least=0)
-    host, fence = _NoConsumer(state, queue), time.time_ns() // 1000
+    fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
     shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
-    if meta:
-        shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
+    shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
     if saved is not None:
         shared += [b"saved", check_saved(saved), b"saved_number", b"1"]
     for name, result in (steps or {}).items():
