@@ -18,12 +18,12 @@ from cyclopts import Parameter
 from worqr.cli.errors import InvalidArguments
 from worqr.cli.output import print_error
 from worqr.errors import WorqrError, did_you_mean
-from worqr.inside import client_of
+from worqr.inside import client_of, set_server
 from worqr.limits import Limit
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
-    from worqr.link import GivenCredentials
+    from worqr.link import Credentials
     from worqr.mesh import Mesh
 
 
@@ -202,7 +202,7 @@ class ConnectOptions:
     ] = None
 
 
-_credentials: list[GivenCredentials] = []
+_credentials: list[Credentials] = []
 
 
 def use_mesh(mesh: Mesh) -> None:
@@ -223,8 +223,10 @@ def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
     from worqr.mesh import Mesh
 
     patience = parse_duration(connect.patience, "--patience") or 0
-    credentials = _credentials[0] if _credentials and connect.url is None else None
-    return Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience, credentials=credentials)
+    mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience)
+    if _credentials and connect.url is None:
+        set_server(mesh, url=mesh.url, prefix=mesh.prefix, credentials=_credentials[0])
+    return mesh
 
 
 FROM_ENVIRONMENT: Final = ConnectOptions()
@@ -236,7 +238,6 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
     import trio
 
     from worqr.client.connections import EMBEDDED, url_or_default
-    from worqr.inside import client_of
 
     if not (log := logging.getLogger("worqr")).handlers:
         log.addHandler(logging.NullHandler())  # the error has the text that the log would have

@@ -3,9 +3,6 @@
 Under ASGI its pages are live. Under WSGI they are as of their request, because an endless response would keep a thread.
 """
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import asyncio

@@ -1,8 +1,5 @@
 """The Django application: its checks, and the meshes that follow the settings."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from contextlib import suppress

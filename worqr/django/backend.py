@@ -1,8 +1,5 @@
 """`Backend`: the backend for ``django.tasks``."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

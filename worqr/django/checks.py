@@ -1,8 +1,5 @@
 """The checks of ``manage.py check --deploy``: they connect to the server of each backend."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from collections.abc import Iterable

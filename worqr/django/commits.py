@@ -1,8 +1,5 @@
 """When a call is sent: now, or after the commit of the transaction."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import logging

@@ -1,8 +1,5 @@
 """`execute`: the one handler of all queues of Django tasks. It imports the task, calls it, and sends Django's signals."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import zlib

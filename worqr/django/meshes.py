@@ -5,9 +5,6 @@ each queue that this process knows: those of `QUEUES`, and those of the tasks th
 the one handler of them all.
 """
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import inspect

@@ -1,8 +1,5 @@
 """`Dashboard`: a model without a table, for the entry in Django's admin and for the permissions."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from django.db import models

@@ -1,8 +1,5 @@
 """`TaskResult` from what worqr stores about a job, and the payload from which all of it is made again."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import builtins

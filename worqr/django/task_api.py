@@ -1,8 +1,5 @@
 """Django's tasks: ``django.tasks`` of Django 6, or else the backport ``django-tasks``."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false, reportAttributeAccessIssue=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 try:

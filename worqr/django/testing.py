@@ -1,8 +1,5 @@
 """`run_tasks`: run what a test enqueues in the thread and the transaction of the test. No server is needed."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

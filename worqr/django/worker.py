@@ -1,8 +1,5 @@
 """The meshes of a project as ``worqr run`` finds them: ``worqr.django.worker:ALIAS``. The import discovers all ``tasks.py``."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,8 +1,5 @@
 """The permissions of the dashboard. No table is made."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from django.db import migrations, models
 
 

@@ -1,8 +1,5 @@
 """``manage.py worqr COMMAND``: the commands of ``worqr``, for the mesh of a task backend."""
 
-# pyright: basic, reportMissingImports=false, reportMissingModuleSource=false
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import sys
