@@ -84,6 +84,7 @@ def test_a_generated_id_can_be_asked_for() -> None:
         ({"meta": {}}, {"meta": "{}"}),
         ({"meta": {"a": "ä"}}, {"meta": '{"a":"ä"}'}),
         ({"max_length": 1, "front": True}, {"max_length": 1, "front": True}),
+        ({"keep_task": True}, {"keep": True}),
         ({"lane": "customer 7"}, {"lane": "customer 7"}),
         ({"update": Update()}, {}),
     ],
@@ -127,7 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ({"max_length": bad}, "max_length must be a whole number of at least 1")
         for bad in (0, -1, 1.0, True, "7", None)
     ),
-    *(({"front": bad}, "front must be True or False") for bad in (0, 1, "yes", None)),
+    *(({name: bad}, f"{name} must be True or False") for name in ("front", "keep_task") for bad in (0, 1, "yes", None)),
     *(({"meta": bad}, "meta must be a mapping") for bad in (None, "a", [("a", "b")], 7)),
     ({"meta": {"a": 1}}, "a text in meta must be a str"),
     ({"lane": 7}, "a lane must be a str, not"),

@@ -35,6 +35,7 @@ LAYERS = (
     "dashboard",
     "testing",
     "cli",
+    "django",  # the backend, and the commands of manage.py
     "__main__",
 )
 """A module imports from its own layer and from those above it in this list, also for typing. The first layer of all, values and
@@ -68,7 +69,7 @@ def imports(module: Module, but: Container[ast.AST] = ()) -> Iterator[str]:
             source = node.module or ""
             for alias in node.names:
                 inner = f"{source}.{alias.name}"
-                yield inner if inner.removeprefix("worqr.") in NAMES else source
+                yield inner if inner.removeprefix("worqr.") in NAMES and inner.startswith("worqr.") else source
 
 
 def own_imports(module: Module) -> set[str]:
@@ -97,7 +98,9 @@ def graph() -> dict[str, set[str]]:
         module.name: {
             name.removeprefix("worqr.")
             for name in imports(module, but=typing_only(module))
-            if name.removeprefix("worqr.") in NAMES and name not in {f"worqr.{module.name}", "worqr", ""}
+            if name.startswith("worqr.")  # `django` alone is another package than `worqr.django`
+            and name.removeprefix("worqr.") in NAMES
+            and name != f"worqr.{module.name}"
         }
         for module in MODULES
         if module.name

@@ -287,6 +287,7 @@ def test_unpack_is_bounded() -> None:
         ("lanes", "passed"),  # 100 at most
         ("history", "lines"),  # of ended runs: 1000
         ("jobs", "kept"),  # of twelve fields
+        ("jobs", "KEPT"),  # seven names
         ("batches", "ids, from, math.min(from + 999, #ids"),
         ("batches", "some"),  # 1000 at most
         ("batches", "BATCH_FACTS"),

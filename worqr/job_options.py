@@ -164,6 +164,8 @@ class JobOptions(TypedDict, total=False):
     """The lane of the queue that the job waits in, 1 to 200 bytes of UTF-8 without control characters; lanes take turns. An
     update does not move it. Default: that of the function's ``Lanes(by=...)``, or none.
     """
+    keep_task: bool
+    """True: keep the payload, the `meta` and the last tries together with the result, for ``queue.read()``. Default: False."""
 
 
 def check_id(id: object, *, generated: bool = False) -> str:
@@ -306,6 +308,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "wait": lambda value: {"wait": check_wait(value)},
     "front": lambda value: {"front": _flag(value, "front")},
     "lane": lambda value: {"lane": check_lane(value)},
+    "keep_task": lambda value: {"keep": _flag(value, "keep_task")},
     "replicas": lambda value: {"replicas": check_replicas(value)},
 }
 """Options that become arguments of the script."""

@@ -208,6 +208,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "payload.large": _event(
         WARNING, "the arguments of a call of a function are larger than 1 MiB; once per function", "function size"
     ),
+    "commit.unsent": _event(
+        ERROR,
+        "a transaction of Django was committed, and a call that was to be sent after it was not",
+        "function error",
+    ),
     "result.changed": _event(
         WARNING,
         "a caller gets another type or value than the handler returned, because of the return annotation; once per function",

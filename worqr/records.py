@@ -238,7 +238,7 @@ class Try:
     ``stalled``: its worker or its process died. ``undecodable``: its payload could not be decoded.
     """
     error: RemoteError
-    """Its error: the type, and the first 500 bytes of the message, without a traceback."""
+    """Its error: the type, and the first 500 bytes of the message, without a traceback unless the handler saved it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +261,12 @@ class Ended:
     """The reason that was given to the cancel of a cancelled job."""
     expires_in: float
     """The seconds for which the result is kept from now on."""
+    at: datetime | None = None
+    """The time at which it ended, by the server's clock. It is only known of a job with `keep_task`."""
+    started: datetime | None = None
+    """The time at which its last run began, as `at`; None if it did not run."""
+    worker: str = ""
+    """The id of the worker that ran it last, of a job with `keep_task`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,31 @@ def describe(error: BaseException) -> Description:
     return Description(RemoteError(kind, message, lines[-LONGEST_TRACEBACK:], found), line)
 
 
+TRACEBACKS_STEP: Final = "@errors"
+"""The step under which a handler saves the tracebacks of its failed runs."""
+MANY_TRACEBACKS: Final = 10
+
+
+def add_traceback(saved: bytes | None, claim: int, traceback: str) -> bytes:
+    """Return what is saved under `TRACEBACKS_STEP`, with the traceback of one more run; the last ten are kept.
+
+    Args:
+        saved: what was saved before.
+        claim: the fencing token of the run.
+        traceback: as `describe` returns it.
+    """
+    texts = tracebacks_of(saved or b"") | {claim // 1000: traceback}
+    return b"json " + encode_json([[ms, texts[ms]] for ms in sorted(texts)[-MANY_TRACEBACKS:]])
+
+
+def tracebacks_of(saved: bytes) -> dict[int, str]:
+    """Return the saved tracebacks by the time of the claim in ms; none if another program saved something else."""
+    try:
+        return dict(msgspec.json.decode(saved.removeprefix(b"json "), type=list[tuple[int, str]]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
 def remote_error(error: BaseException) -> RemoteError:
     """Return an exception as it is stored."""
     return describe(error).error

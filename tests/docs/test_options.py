@@ -77,6 +77,7 @@ def test_the_options_of_a_dispatch() -> None:
         "delay": 0,
         "wait": 0,
         "front": False,
+        "keep_task": False,
         "if_exists": "update",
         "update": "Update()",
         "meta": {},

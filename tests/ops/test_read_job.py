@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.ops.driver import FUTURE, PAST, Desk
 from worqr import ops
 from worqr.ops import Everything, Stored
+from worqr.remote_error import TRACEBACKS_STEP
 
 KEPT = {"result_ttl": "60000"}
 
@@ -70,6 +73,38 @@ def test_its_last_two_results_without_their_values(desk: Desk) -> None:
     newest, older = read(desk).results
     assert newest is None
     assert older is not None
+
+
+def test_a_result_that_keeps_the_record(desk: Desk) -> None:
+    """However the job ends: finished, failed for good, cancelled while it runs, and cancelled while it waits."""
+    options: dict[str, Any] = {"keep": True, "meta": '{"a":"b"}', "fields": KEPT | {"max_failures": "1"}}
+    finished, failed, cancelled = (desk.run("A", each, b"payload", **options) for each in ("x", "y", "z"))
+    desk.call(ops.save_state(desk.q, "A", finished, 1, TRACEBACKS_STEP, b"json []"))
+    desk.dispatch("w", b"payload", run_at=FUTURE, **options)
+    desk.call(ops.finish_tasks(desk.q, "A", [finished], {finished: ("json", b"[1]")}))
+    desk.fail("A", failed)
+    desk.client.delete(f"{desk.q.base}:aside:{failed}")
+    desk.call(ops.cancel_claims(desk.q, [cancelled]))
+    desk.retry("A", cancelled)
+    desk.call(ops.cancel_job(desk.q, "w", ""))
+    for each, claim in (("x", finished), ("y", failed), ("z", cancelled), ("w", None)):
+        result = desk.call(ops.read_job(desk.q, each)).results[0]
+        assert result is not None
+        found = {name: value.decode("latin-1") for name, value in result.fields.items()}
+        assert (found["task"], found["meta"]) == ("payload", '{"a":"b"}')
+        assert int(found["ended"]) > 0
+        assert found.get("claim") == (None if claim is None else str(claim))
+        assert found.get("worker") == (None if claim is None else "A")
+        assert ("tries" in found, "step:@errors" in found) == (each == "y", each == "x")
+        assert desk.call(ops.read_payload(desk.q, each)) == b"payload"
+
+
+def test_a_result_without_the_record(desk: Desk) -> None:
+    desk.call(ops.finish_tasks(desk.q, "A", [held := desk.run("A", "x", fields=KEPT)], {held: ("json", b"1")}))
+    [result, _] = read(desk).results
+    assert result is not None
+    assert not {"ended", "task", "claim"} & result.fields.keys()
+    assert desk.call(ops.read_payload(desk.q, "x")) is None
 
 
 def test_its_dead_letter_records_the_newest_ten(desk: Desk) -> None:

@@ -102,7 +102,7 @@ def test_only_the_run_that_holds_the_claim_saves(desk: Desk, how: str) -> None:
 @pytest.mark.parametrize("what", ["missing", "foreign", "another's"])
 def test_a_record_that_is_not_of_this_claim_is_lost(desk: Desk, what: str) -> None:
     held = desk.run("A", "x")
-    key = desk.q.active("x")
+    key = f"{desk.q.base}:active:x"
     if what == "another's":
         desk.client.hset(key, "claim", 7)
     else:
@@ -307,3 +307,12 @@ def test_a_failed_try_of_a_step_is_counted_until_its_result_is_stored(desk: Desk
     assert (found["step:charge"], found["saved_size"]) == ("json 1", str(KIB))
     with desk.nothing_changes():
         assert fail(3, b"late") == "ok"
+
+
+def test_a_step_that_is_replaced_counts_once(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    for value in (b"json 1", b"json 2"):
+        assert desk.send(ops.save_state(desk.q, "A", held, 1, "@errors", value)) == [b"ok", KIB]
+    assert desk.send(ops.save_state(desk.q, "A", held, 1, "@errors", b"x" * 3000)) == [b"ok", 3007]
+    assert desk.send(ops.save_state(desk.q, "A", held, 0, "@errors", b"json 3")) == [b"ok", 3007]
+    assert desk.client.hget(f"{desk.q.base}:active:x", "step:@errors") == b"x" * 3000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, flag, parse_duration
+from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, flag, mesh_at
 from worqr.cli.output import print_error
 from worqr.errors import UsageError
 
@@ -161,14 +161,7 @@ def dashboard(
         **login.settings(),
         **asdict(shown),
     )
-    _serve(_mesh(connect), settings)
-
-
-def _mesh(connect: ConnectOptions) -> Mesh[None]:
-    from worqr.mesh import Mesh
-
-    patience = parse_duration(connect.patience, "--patience") or 0
-    return Mesh(connect.url, prefix=connect.prefix, app="dashboard", patience=patience)
+    _serve(mesh_at(connect, "dashboard"), settings)
 
 
 def _serve(mesh: Mesh[None], settings: Settings) -> None:

@@ -13,7 +13,7 @@ import trio
 from cyclopts import Parameter
 
 from worqr.cli.errors import CommandFailed, InvalidArguments
-from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, parse_duration
+from worqr.cli.options import FROM_ENVIRONMENT, ConnectOptions, mesh_at
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.escaping import escape
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
@@ -44,7 +44,6 @@ def metrics(
         importlib.import_module("worqr.metrics.prometheus")  # a scrape needs it: tell now if it is missing
     except ImportError as error:
         raise CommandFailed(str(error)) from None
-    from worqr.mesh import Mesh
 
     try:
         address = BindAddress.parse(bind, "--bind")
@@ -54,8 +53,7 @@ def metrics(
         raise InvalidArguments(f"--max-queues must be at least 0, got {max_queues}")
     if not (log := logging.getLogger("worqr")).handlers:
         log.addHandler(logging.NullHandler())
-    patience = parse_duration(connect.patience, "--patience") or 0
-    mesh = Mesh(connect.url, prefix=connect.prefix, app="metrics", patience=patience)
+    mesh = mesh_at(connect, "metrics")
     trio.run(_Exporter(mesh, FleetMetrics(max_queues)).run, address)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,11 +18,12 @@ from cyclopts import Parameter
 from worqr.cli.errors import InvalidArguments
 from worqr.cli.output import print_error
 from worqr.errors import WorqrError, did_you_mean
-from worqr.inside import client_of
+from worqr.inside import client_of, set_server
 from worqr.limits import Limit
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+    from worqr.link import Credentials
     from worqr.mesh import Mesh
 
 
@@ -210,6 +212,33 @@ class ConnectOptions:
     ] = None
 
 
+_credentials: list[Credentials] = []
+
+
+def use_mesh(mesh: Mesh) -> None:
+    """Let the commands of this process use the server, the prefix and the credentials of a mesh, unless options name others."""
+    if mesh.url is not None:
+        os.environ["WORQR_URL"] = mesh.url
+    os.environ["WORQR_PREFIX"] = mesh.prefix
+    _credentials[:] = [] if mesh.credentials is None else [mesh.credentials]
+
+
+def mesh_at(connect: ConnectOptions, app: str) -> Mesh:
+    """Return the mesh that the options name.
+
+    Args:
+        connect: the options.
+        app: the name of the command, for the server's list of clients.
+    """
+    from worqr.mesh import Mesh
+
+    patience = parse_duration(connect.patience, "--patience") or 0
+    mesh = Mesh(connect.url, prefix=connect.prefix, app=app, patience=patience)
+    if _credentials and connect.url is None:
+        set_server(mesh, url=mesh.url, prefix=mesh.prefix, credentials=_credentials[0])
+    return mesh
+
+
 FROM_ENVIRONMENT: Final = ConnectOptions()
 """No option was given: the environment names the mesh."""
 
@@ -219,14 +248,10 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
     import trio
 
     from worqr.client.connections import EMBEDDED, url_or_default
-    from worqr.inside import client_of
-    from worqr.mesh import Mesh
 
     if not (log := logging.getLogger("worqr")).handlers:
         log.addHandler(logging.NullHandler())  # the error has the text that the log would have
-    mesh = Mesh(
-        connect.url, prefix=connect.prefix, app="cli", patience=parse_duration(connect.patience, "--patience") or 0
-    )
+    mesh = mesh_at(connect, "cli")
 
     if url_or_default(mesh.url) == EMBEDDED:
         raise InvalidArguments(

@@ -28,7 +28,7 @@ from worqr.ops import CancelReply, Everything, JobState, ResultReply, Stored, St
 from worqr.ops.replies import text
 from worqr.policy import POLICY_FIELDS
 from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
-from worqr.remote_error import failed_record, fields_of, meta_of
+from worqr.remote_error import failed_record, fields_of, meta_of, tracebacks_of
 from worqr.stored_values import finite, public_name, whole
 from worqr.tracebacks import text_of
 from worqr.validation import Seconds, check_text, encode_json, from_ms, seconds
@@ -48,7 +48,8 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
     """Return the stored state of the job for people. `payload`: the whole payload, if it was read."""
     live = found.run or found.job
     latest = live or next(iter(found.records), None)
-    fields = latest.fields if latest else _NOTHING
+    kept = next((each.fields for each in found.results if each and "task" in each.fields), _NOTHING)
+    fields = latest.fields if latest else kept
     claim = _number(fields, "claim") if found.run else None
     return JobRecord(
         id=id,
@@ -65,7 +66,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         failures=_number(fields, "failures") or 0,
         stalls=_number(fields, "stalls") or 0,
         timeouts=_number(fields, "timeouts") or 0,
-        tries=_tries(fields.get("tries", b"")),
+        tries=_tries(fields.get("tries", b""), fields.get("step:@errors", b"")),
         claim=None if claim is None else claim_name(keys, claim),
         cancelling=found.cancelling,
         cancel_reason=_text(fields, "cancel_reason"),
@@ -144,6 +145,9 @@ def _ended(result: StoredResult) -> Ended:
         error=_error(fields, traceback=True),
         reason=_text(fields, "reason"),
         expires_in=max(0, result.left_ms) / 1000,
+        at=_moment(_number(fields, "ended")),
+        started=_moment((_number(fields, "claim") or 0) / 1000),
+        worker=_text(fields, "worker"),
     )
 
 
@@ -184,12 +188,21 @@ def _expires_at(fields: Mapping[str, bytes]) -> datetime | None:
     return _moment(_number(fields, "expires_at"))
 
 
-def _tries(packed: bytes) -> tuple[Try, ...]:
-    """Return the stored tries; none if another program stored something else."""
+def _tries(packed: bytes, saved: bytes) -> tuple[Try, ...]:
+    """Return the stored tries, with the tracebacks that `worqr.peer.context.save_traceback` saved; none if another program
+    stored something else.
+    """
     try:
         entries = msgspec.msgpack.decode(packed, type=list[tuple[_Ms, _Ms, str, str, str, str]])
+        texts = tracebacks_of(saved)
         return tuple(
-            Try(from_ms(at), ms / 1000, worker, cast("Any", public_name(reason)), RemoteError(kind, message, ""))
+            Try(
+                from_ms(at),
+                ms / 1000,
+                worker,
+                cast("Any", public_name(reason)),
+                RemoteError(kind, message, texts.get(at - ms, "")),
+            )
             for at, ms, worker, reason, kind, message in entries
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -385,6 +398,11 @@ class Job(Generic[R]):
 
     def __hash__(self) -> int:
         return hash((self.id, self._keys))
+
+    @property
+    def dispatched(self) -> datetime | None:
+        """The time of its dispatch, by the server's clock; None for a handle made from an id."""
+        return _moment(self._number / 1000)
 
     async def status(self) -> Status:
         """Return the job's state, the number of its tries, and the error of the last one.

@@ -12,12 +12,13 @@ import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from worqr.client.job import Job
 from worqr.client.producer import Call
 from worqr.client.queue import Queue
-from worqr.client.sync import mark_sending, sending, sent_by
+from worqr.client.sync import mark_sending, sending, sent_by, sync
 from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.child_job import ChildJob, check_child_name
@@ -114,6 +115,30 @@ class Bound(Generic[P, R]):
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
         """
         return self._definition.call(self._options, args, kwargs)
+
+    def on_commit(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send a call after the commit of Django's transaction: ``confirm.on_commit(order.pk)`` in synchronous code.
+
+        It is sent now if no ``atomic`` block is open, and never after a rollback. With blocks on several databases, the last
+        commit sends it. If the process dies between the commit and the send, the call is lost. Options make it a job.
+
+        Args:
+            *args: The function's arguments. They are checked and encoded now.
+            **kwargs: The function's arguments.
+
+        Raises:
+            TypeError: The function does not take these arguments.
+            UsageError: An argument has the wrong type.
+            PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
+            Unavailable: No block is open, and the server did not reply in time. After a commit, the error is logged.
+        """
+        call = self._definition.call(self._options, args, kwargs)
+        producer = self._definition.require_client().producer
+        send: Callable[[Call[Any]], Coroutine[Any, Any, object]] = producer.dispatch
+        if isinstance(self, PlainBound):
+            send = producer.enqueue
+        after_commit = import_module("worqr.django.commits").after_commit  # the core does without Django
+        after_commit(lambda: sync(send, call), call.queue)
 
     if not TYPE_CHECKING:  # a type checker reports missing attributes
 
@@ -224,6 +249,7 @@ class Function(PlainBound[P, R]):
         wait: Seconds = ...,
         front: bool = ...,
         lane: str = ...,
+        keep_task: bool = ...,
         **unknown: NoSuchOption,
     ) -> Bound[P, R]: ...
     def options(self, **options: Any) -> Bound[P, R]:

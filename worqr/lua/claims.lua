@@ -279,6 +279,7 @@ end
 local function merge_blocked_job(job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
+    changes.keep = blocked.keep
     redis.call('HDEL', job, 'meta', 'scheduled_for')
     if fields.saved_size or blocked.saved_size or fields.life or blocked.life then
       merge_saved(job, fields, blocked, changes)
@@ -1076,12 +1077,14 @@ end
 -- a job.
 -- ARGV[1] worker id
 -- ARGV[2] claim id
--- ARGV[3] number of the save, higher than that of the save before it; of a step 0, or for a failed try of it the number of the try
+-- ARGV[3] number of the save, higher than that of the save before it; of a step 0, for a failed try of it the number of the try,
+--   and 1 to replace what a step has whose name begins with @
 -- ARGV[4] step its name; empty: bytes are saved
 -- ARGV[5] value the bytes, or the kind of the step's result, a space and its value; of a try how it failed
 -- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew
 -- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
--- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once
+-- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once,
+--   or replaced by itself
 -- FLAGS allow-oom
 local function save_state()
   local queue = KEYS[1]
@@ -1094,7 +1097,8 @@ local function save_state()
   if not item then
     return {'lost'}
   end
-  local id, is_try = job_id(item), step ~= '' and number > 0
+  local id, replaces = job_id(item), number == 1 and string.sub(step, 1, 1) == '@'
+  local is_try = step ~= '' and number > 0 and not replaces
   local field = step == '' and 'saved' or (is_try and 'try:' or 'step:') .. step
   value = is_try and digits(number) .. ' ' .. value or value
   local task = claimed_task(queue, item, id, claim, {task = item})
@@ -1108,11 +1112,13 @@ local function save_state()
     size, is_workflow = whole_number(kept[2], 0, 2 * MOST_KEPT), kept[4]
     before = redis.call('HSTRLEN', active, step == '' and field or 'step:' .. step)
     local tried = kept[5] and tonumber(string.match(kept[5], '^%d+')) or 0
-    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 or is_try and number <= tried then
+    if step == '' and number <= whole_number(kept[3], 0) or step ~= '' and before > 0 and not replaces
+      or is_try and number <= tried then
       return {'ok', size}
-    elseif step ~= '' then -- what is stored of its failed tries goes with its result
-      before = kept[5] and saved_bytes(step, #kept[5]) or 0
+    elseif step ~= '' and not replaces then -- what is stored of its failed tries goes with its result
+      before = kept[5] and #kept[5] or 0
     end
+    before = before > 0 and saved_bytes(step, before) or 0
   end
   size = math.max(0, size + saved_bytes(step, #value) - before)
   if size > MOST_KEPT or step == '' and #value > MOST_SAVED then
@@ -1124,7 +1130,7 @@ local function save_state()
   redis.call('HSET', active, field, value, 'saved_size', size)
   if step == '' then
     redis.call('HSET', active, 'saved_number', digits(number))
-  elseif not is_try then
+  elseif not is_try and not replaces then
     if before > 0 then
       redis.call('HDEL', active, 'try:' .. step)
     end

@@ -96,8 +96,9 @@ local function enqueue_failure_job(base, claim, task, facts)
   wake(failures, 1)
 end
 
--- Stores the result of a job that failed. `ttl`: ms for which it is kept if the job does not say.
-local function store_failure(base, task, failure, ttl)
+-- Stores the result of a job that failed. `ttl`: ms for which it is kept if the job does not say. `ended`: its field `tries`, with
+-- the last one.
+local function store_failure(base, task, failure, ttl, ended)
   local error = {'error_type', failure.error_type, 'error_message', failure.error_message, 'error_traceback',
     failure.error_traceback}
   if failure.error_fields then
@@ -109,6 +110,10 @@ local function store_failure(base, task, failure, ttl)
   if result then
     local tries = {task.failures, task.stalls, task.timeouts, fields.progress or '', fields.message or ''}
     store_attempts(result, tries, failure.kind == 'broken' and 1 or 0)
+  end
+  if result and fields.keep then
+    fields.task, fields.tries = task.task, ended or fields.tries
+    keep_record(result, fields)
   end
 end
 
@@ -146,7 +151,7 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
   if not task.job then
     return 0
   end
-  store_failure(base, task, failure, policy.result_ttl)
+  store_failure(base, task, failure, policy.result_ttl, facts.tries)
   return unblock(base, task.id, now)
 end
 
@@ -317,7 +322,7 @@ local function retry_aside()
       delete_dead_letter(queue, retried)
       redis.call('ZREM', list, retried)
       local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
-        scheduled_for = fields.scheduled_for, batch = batch, parent = fields.parent}
+        scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent}
       local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil}
       for _, name in ipairs(POLICY) do
         kept[name] = fields[name]

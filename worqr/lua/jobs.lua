@@ -143,7 +143,7 @@ end
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'parent', 'claim',
-    'life')) or {}
+    'life', 'keep')) or {}
   if kept[6] then
     note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
   end
@@ -165,6 +165,9 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
     cancel_children(base, active, id, kept[9], facts[2])
   end
   copy_attempts(result, active, 1)
+  if result and kept[10] then
+    keep_record(result, record_to_keep(active))
+  end
   redis.call('DEL', active)
   return none_blocked and 0 or unblock(base, id, now)
 end
@@ -183,7 +186,7 @@ end
 -- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life')
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life', 'keep')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
@@ -198,6 +201,9 @@ local function delete_cancelled_job(base, id, ttl, reason)
   end
   local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
+  if result and kept[9] then
+    keep_record(result, record_to_keep(job))
+  end
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
 
@@ -271,7 +277,7 @@ local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 't
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   workflow = 'boolean', lifetime = 'digits', parent = 'parent',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
-  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random'}
+  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random', keep = 'boolean'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -500,7 +506,7 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   local run_at = clamp(kept.run_at, lower, upper)
   local changed = o.data ~= false or resets_counters(o) or changes_due_time(o, kept, run_at, asked, now)
   if o.data ~= false then
-    fields.task, fields.meta, fields.scheduled_for = task, o.meta, o.scheduled_for
+    fields.task, fields.meta, fields.scheduled_for, fields.keep = task, o.meta, o.scheduled_for, o.keep and '1' or nil
     fields.update_data = blocked and '1' or nil
     gone = {'meta', 'scheduled_for'}
   end
@@ -567,7 +573,8 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
     parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil, lives_until = life_end(o, asked, now),
-    latest = o.at_most and digits(now + o.at_most), batch = o.batch and enter_batch(o.batch, id) or nil}
+    latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
+    batch = o.batch and enter_batch(o.batch, id) or nil}
   if o.fields then
     for name, value in pairs(o.fields) do
       fields[name] = value
@@ -595,7 +602,7 @@ end
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
 --   parent (base, id, life, key, after; of a child), row (of an outbox, see
---   upsert_row)
+--   upsert_row), keep (the record stays with the result)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
@@ -725,6 +732,27 @@ local function copy_attempts(result, key, uncounted)
     local kept = own(redis.pcall('HMGET', key, 'failures', 'stalls', 'timeouts', 'progress', 'message')) or {}
     store_attempts(result, kept, uncounted)
   end
+end
+
+-- The fields of a record that stay with the result of a job whose dispatch had the option `keep`.
+local KEPT = {'task', 'meta', 'tries', 'worker', 'claim', 'run_at', 'step:@errors'}
+
+-- Returns those fields of the record `key`.
+local function record_to_keep(key)
+  local values, fields = own(redis.pcall('HMGET', key, unpack(KEPT))) or {}, {}
+  for i, name in ipairs(KEPT) do
+    fields[name] = values[i] or nil
+  end
+  return fields
+end
+
+-- Adds the `fields` of a record to its result, and when it ended.
+local function keep_record(result, fields)
+  local kept = {ended = digits(now_ms())}
+  for _, name in ipairs(KEPT) do
+    kept[name] = fields[name]
+  end
+  write_hash(result, kept)
 end
 
 -- dispatch_jobs: stores jobs, or changes those that have the same id, each by its options. A job whose id runs is blocked until
@@ -1074,7 +1102,7 @@ local function read_job()
     local record, may_read = {size}, size <= max_bytes
     max_bytes = max_bytes - (may_read and size or 0)
     for _, name in ipairs(redis.call('HKEYS', key)) do
-      if not is_large_saved(name) then
+      if not is_large_saved(name) or name == 'step:@errors' then
         local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
         record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
       end
@@ -1083,7 +1111,7 @@ local function read_job()
   end
 
   local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attempts', 'progress', 'message',
-    'error_type', 'error_message', 'error_traceback', 'error_fields'} -- all but the value
+    'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', unpack(KEPT)} -- all but the value
 
   local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active)
   local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
@@ -1093,7 +1121,8 @@ local function read_job()
   for _, key in ipairs({result, older_result}) do
     local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
     for _, name in ipairs(facts and RESULT or {}) do
-      facts[#facts + 1], facts[#facts + 2] = name, redis.call('HGET', key, name)
+      local value = redis.call('HGET', key, name)
+      facts[#facts + 1], facts[#facts + 2] = name, name == 'task' and value and string.sub(value, 1, head) or value
     end
     results[#results + 1] = facts
   end
@@ -1140,6 +1169,7 @@ local function read_payload()
   if not task and claim then
     task = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'task'))
   end
+  task = task or id ~= '' and own(redis.pcall('HGET', queue .. ':result:' .. id, 'task'))
   return task and {'ok', task} or {'gone'}
 end
 

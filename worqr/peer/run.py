@@ -149,7 +149,7 @@ class SavedState:
         }
         self._unsaved: set[str] = set()
         self._begun: set[str] = set()
-        self._unasked: set[str] = {*self._steps, *self._ends}
+        self._unasked: set[str] = {name for name in (*self._steps, *self._ends) if not name.startswith("@")}
 
     @property
     def saved(self) -> bytes | None:
@@ -369,7 +369,9 @@ class Save(NamedTuple):
     """What a run saves: bytes, the result of a step, or a failed try of one."""
 
     number: int
-    """Grows with each save of bytes; for a step, the number of its failed try, 0 for its result."""
+    """Grows with each save of bytes; for a step, the number of its failed try, 0 for its result; 1 to replace what a step has
+    whose name begins with @.
+    """
     step: str
     """The name of the step; empty for bytes."""
     value: bytes

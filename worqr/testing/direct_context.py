@@ -26,8 +26,8 @@ _MOST: Final = 16 * 1024 * 1024
 class _NoConsumer:
     """The `RunHost` of a handler that a test calls directly."""
 
-    def __init__(self, state: object) -> None:
-        self.queue = "test"
+    def __init__(self, state: object, queue: str) -> None:
+        self.queue = queue
         self.base = ""
         self.id_suffix = ""
         self.policy = Policy()
@@ -139,6 +139,7 @@ class DirectListContext(ListContext, DirectContext):
 def context(
     *,
     id: str = "test",
+    queue: str = "test",
     task: bytes = b"",
     failures: int = 0,
     meta: Mapping[str, str] | None = None,
@@ -151,11 +152,12 @@ def context(
 ) -> Generator[DirectContext]:
     """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
-    The run is of a queue ``test`` with the default retry policy. It is not settled, and not cancelled. Child tasks and
+    The run has the default retry policy. It is not settled, and not cancelled. Child tasks and
     threads of ``trio.to_thread`` see it too.
 
     Args:
         id: The job's id.
+        queue: The name of its queue.
         task: The payload.
         failures: The number of earlier failures; 9 makes this the last attempt.
         meta: The `meta` of the dispatch.
@@ -174,10 +176,9 @@ def context(
         UsageError: An argument is not valid.
     """
     check_count(failures, "failures", least=0)
-    host, fence = _NoConsumer(state), time.time_ns() // 1000
+    fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
     shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
-    if meta:
-        shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()]
+    shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
     if saved is not None:
         shared += [b"saved", check_saved(saved), b"saved_number", b"1"]
     for name, result in (steps or {}).items():

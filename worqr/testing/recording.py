@@ -93,6 +93,10 @@ class Sent:
         """
         return list(self._batches)
 
+    def all(self) -> list[Call[Any]]:
+        """Return the calls of all functions so far, in order."""
+        return list(self._calls)
+
     @overload
     def calls(self, fn: Function[..., R]) -> list[Call[R]]: ...
     @overload

@@ -1,0 +1,191 @@
+"""`Backend`: the backend for ``django.tasks``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from inspect import signature
+from typing import Any, Final
+
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
+from django.utils import timezone
+from django.utils.crypto import get_random_string
+
+from worqr.client.producer import Call
+from worqr.client.sync import sync
+from worqr.django.commits import after_commit
+from worqr.django.meshes import (
+    check_options,
+    function_of,
+    has_own_lanes,
+    lane_of,
+    mesh_of,
+    note_task,
+    queue_of,
+    result_ttl_of,
+)
+from worqr.django.results import Enqueued, as_json, job_of, result_id, result_of
+from worqr.django.task_api import (
+    BaseTaskBackend,
+    InvalidTask,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    signals,
+)
+from worqr.django.task_options import options_of
+from worqr.errors import NoResult, UsageError
+from worqr.link import loop_name_here
+
+ID_LENGTH: Final = 22
+"""Letters and digits of a job's id: 131 random bits."""
+
+
+class Backend(BaseTaskBackend):
+    """Runs Django's tasks on a mesh. ``TASKS = {"default": {"BACKEND": "worqr.django.Backend"}}``.
+
+    ``QUEUES`` are the queues that tasks may name; an empty list allows all. ``ENQUEUE_ON_COMMIT`` is False (enqueue now), True
+    (after the commit of all open transactions) or the alias of a database. ``OPTIONS`` has the arguments of `worqr.Mesh`, or
+    ``"mesh": "package.module:mesh"``, and the options of `HandlerOptions` for all tasks.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.on_commit = params.get("ENQUEUE_ON_COMMIT", False)
+
+    # Tasks
+
+    def validate_task(self, task: Any) -> None:
+        """Check a task, and note its queue, which the workers of this process serve."""
+        super().validate_task(task)
+        if isinstance(task.priority, bool) or not isinstance(task.priority, int):
+            raise InvalidTask(f"priority must be a whole number, not {task.priority!r}.")
+        if task.priority and has_own_lanes(task):
+            raise InvalidTask("A task with lanes=worqr.Lanes(...) takes no priority: its lanes take turns.")
+        by = getattr(options_of(task.func).get("lanes"), "by", None)
+        if isinstance(by, str) and by not in signature(task.func).parameters:
+            raise InvalidTask(f"lanes=worqr.Lanes({by!r}) names no parameter of {task.func.__name__}().")
+        note_task(self, task)
+
+    def enqueue(self, task: Any, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+        """Enqueue a task, now or after the commit.
+
+        Returns:
+            The result, which is READY. Its `enqueued_at` is None until the task was sent.
+
+        Raises:
+            InvalidTask: The task, or its queue, is not valid.
+            TypeError: JSON does not know the type of an argument.
+            ValueError: JSON cannot represent an argument.
+            UsageError: An event loop runs in this thread: ``await task.aenqueue(...)``.
+            QueueFull: The queue is at its `max_length`.
+            Unavailable: The server did not reply within the mesh's `patience`.
+        """
+        _check_no_loop(f"{task.name}.enqueue()", f"await {task.name}.aenqueue(...)")
+        self.validate_task(task)
+        job_id, queue = get_random_string(ID_LENGTH), queue_of(task)
+        enqueued = Enqueued.of(task, as_json(list(args)), as_json(kwargs))
+        call = self._call(task, job_id, enqueued)
+        result = TaskResult(
+            task=task,
+            id=result_id(queue, job_id),
+            status=TaskResultStatus.READY,
+            enqueued_at=None,
+            started_at=None,
+            last_attempted_at=None,
+            finished_at=None,
+            args=enqueued.args,
+            kwargs=enqueued.kwargs,
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+        self.deliver(call, task.module_path, lambda sent: self._sent(result, sent))
+        return result
+
+    def _call(self, task: Any, job_id: str, enqueued: Enqueued) -> Call[Any]:
+        function = function_of(self, task)
+        options: dict[str, Any] = {"id": job_id, "keep_task": True, "result_ttl": result_ttl_of(self, task)}
+        if task.run_after is not None:
+            options["run_at"] = _aware(task.run_after)
+        if not has_own_lanes(task):
+            options["lane"] = lane_of(task.priority)
+        return function.options(**options).call(**enqueued.arguments)
+
+    def deliver(self, call: Call[Any], name: str, sent: Callable[[Any], None]) -> None:
+        """Send a call as `ENQUEUE_ON_COMMIT` says. The one place from which tasks are sent.
+
+        Args:
+            call: A job with an id.
+            name: The task's path, for the log.
+            sent: Gets the job's handle, when it was sent.
+        """
+        mesh = mesh_of(self)
+        after_commit(lambda: sent(sync(mesh.dispatch_many, [call])[0]), name, self.on_commit)
+
+    def _sent(self, result: Any, job: Any) -> None:
+        object.__setattr__(result, "enqueued_at", job.dispatched or timezone.now())
+        signals.task_enqueued.send_robust(type(self), task_result=result)
+
+    # Results
+
+    def get_result(self, result_id: str) -> Any:
+        """Return the result with this id, as long as the task waits or runs, and for `result_ttl` after its end.
+
+        Raises:
+            TaskResultDoesNotExist: There is none, or its task does not exist any more.
+            UsageError: An event loop runs in this thread: ``await task.aget_result(...)``.
+            Unavailable: The server did not reply within the mesh's `patience`.
+        """
+        named = job_of(result_id)
+        if named is None:
+            raise TaskResultDoesNotExist(result_id)
+        _check_no_loop("get_result()", "await task.aget_result(...), or await result.arefresh()")
+        try:
+            of_queue = mesh_of(self).queue(named[0])
+        except UsageError:  # no queue can have this name
+            raise TaskResultDoesNotExist(result_id) from None
+        record = sync(of_queue.read, named[1], payload=True)
+        if record.status.state == "gone" or not record.task:
+            raise TaskResultDoesNotExist(result_id)
+        try:
+            value = sync(of_queue.job(named[1]).result, timeout=0) if record.status.state == "finished" else None
+            return result_of(record, result_id, self.alias, value)
+        except (NoResult, ImportError, ValueError, SuspiciousOperation, InvalidTask) as error:
+            raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
+
+    # Checks
+
+    def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
+        """Check the settings. This connects to nothing; ``manage.py check --deploy`` connects to the server."""
+        yield from super().check(**kwargs)
+        try:
+            check_options(self.alias, self.options)
+            if "mesh" in self.options:
+                mesh_of(self)
+        except ImproperlyConfigured as error:
+            yield checks.Error(str(error), id="worqr.E001")
+        if self.on_commit not in (True, False) and self.on_commit not in settings.DATABASES:
+            yield checks.Error(
+                f"TASKS[{self.alias!r}]['ENQUEUE_ON_COMMIT'] must be True, False or the alias of a database, not "
+                f"{self.on_commit!r}",
+                hint=f"The aliases are {', '.join(map(repr, settings.DATABASES))}.",
+                id="worqr.E002",
+            )
+
+
+def _check_no_loop(call: str, instead: str) -> None:
+    """Raise UsageError if an event loop runs in this thread, which the call would stop."""
+    if loop := loop_name_here():
+        raise UsageError(f"{call} would block the {loop} loop that runs in this thread: write `{instead}`")
+
+
+def _aware(moment: Any) -> Any:
+    """Return a time with its zone. A naive one is of `TIME_ZONE`; of a time that the clocks show twice, the first."""
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment

@@ -1,0 +1,1 @@
+"""``manage.py worqr``, which Django finds here."""

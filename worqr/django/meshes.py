@@ -1,0 +1,196 @@
+"""The mesh of each task backend: one for each alias and process, however many backend objects Django makes.
+
+A mesh is made at its first use, from the `OPTIONS` of the backend, and connects at its first request. It declares a function for
+each queue that this process knows: those of `QUEUES`, and those of the tasks that were imported. `worqr.django.execution` has
+the one handler of them all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from worqr.django.execution import execute, fresh_connections, name_for_processes
+from worqr.django.task_options import NO_OPTIONS, options_of
+from worqr.errors import UsageError, did_you_mean
+from worqr.functions.function import Function
+from worqr.handler_options import HandlerOptions, handling
+from worqr.limits import Lanes
+from worqr.mesh import Mesh
+from worqr.policy import RetryPolicy
+
+PREFIX: Final = "django:"
+"""The queue of Django's queue NAME is ``django:NAME``."""
+RESULT_TTL: Final = 86_400
+"""Seconds for which the result of a task is kept, unless the settings say otherwise."""
+WEIGHTS: Final = {"p-2": 1, "p-1": 4, "p0": 16, "p1": 64, "p2": 256}
+"""The lanes of the five bands of priorities: how many tasks start for each task of the lowest one."""
+BAND: Final = 40.2
+"""The priorities of a band: -100 to -61, -60 to -21, -20 to 20, 21 to 60, 61 to 100."""
+_HANDLER: Final = frozenset(HandlerOptions.__annotations__) - {"lanes", "shards"}
+_MESH: Final = frozenset(inspect.signature(Mesh).parameters)
+
+_lock = threading.RLock()
+_meshes: dict[str, Mesh[Any]] = {}
+_declared: dict[str, dict[str, Any]] = {}
+"""The queues of each alias, by their names; each with the task that it belongs to, or None."""
+
+
+def lane_of(priority: int) -> str:
+    """Return the lane of a priority from -100 to 100."""
+    return f"p{round(priority / BAND)}"
+
+
+# Settings
+
+
+def check_options(alias: str, given: Mapping[str, Any]) -> None:
+    """Raise ImproperlyConfigured if the `OPTIONS` of a backend have an unknown or invalid name or value."""
+    known = _MESH | _HANDLER | {"mesh"}
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known, f"it takes the arguments of worqr.Mesh, and {', '.join(sorted(_HANDLER))}")
+            raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS'] has no {name!r}; {hint}")
+    own = sorted(_MESH & given.keys())
+    if "mesh" in given and own:
+        raise ImproperlyConfigured(
+            f"TASKS[{alias!r}]['OPTIONS'] has 'mesh' and {own[0]!r}: give {own[0]!r} to that mesh, worqr.Mesh({own[0]}=...)"
+        )
+    try:
+        handling("task", _handler_options(given))
+    except UsageError as error:
+        raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from None
+
+
+def _handler_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {"result_ttl": RESULT_TTL, "retry": RetryPolicy(max_failures=1)}
+    return {**defaults, **{name: given[name] for name in given if name in _HANDLER and name not in _MESH}}
+
+
+def _make(alias: str, given: Mapping[str, Any]) -> Mesh[Any]:
+    check_options(alias, given)
+    if "mesh" in given:
+        try:
+            found = import_string(str(given["mesh"]).replace(":", "."))
+        except ImportError as error:
+            raise ImproperlyConfigured(
+                f"TASKS[{alias!r}]['OPTIONS']['mesh'] cannot be imported ({error}); write 'package.module:mesh'"
+            ) from error
+        if not isinstance(found, Mesh):
+            raise ImproperlyConfigured(
+                f"TASKS[{alias!r}]['OPTIONS']['mesh'] is {given['mesh']!r}, which is {type(found).__name__}, not a worqr.Mesh"
+            )
+        return found
+    try:
+        return Mesh(
+            **{"app": "django", "around_thread": fresh_connections, **{n: given[n] for n in given if n in _MESH}}
+        )
+    except UsageError as error:
+        raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from None
+
+
+# Meshes and their functions
+
+
+def mesh_of(backend: Any) -> Mesh[Any]:
+    """Return the mesh of a backend. The first call makes it, and declares the queues that are known.
+
+    Raises:
+        ImproperlyConfigured: The backend's `OPTIONS` are not valid.
+    """
+    with _lock:
+        mesh = _meshes.get(backend.alias)
+        if mesh is None:
+            mesh = _meshes[backend.alias] = _make(backend.alias, backend.options)
+            for name in sorted(backend.queues):
+                _note(backend.alias, PREFIX + name, None)
+            for queue, task in list(_declared.get(backend.alias, {}).items()):
+                _declare(backend, mesh, queue, task)
+        return mesh
+
+
+def note_task(backend: Any, task: Any) -> None:
+    """Note the queue of a task, which workers of this process serve from now on."""
+    with _lock:
+        queue, own = queue_of(task), task if options_of(task.func) else None
+        if _note(backend.alias, queue, own) and (mesh := _meshes.get(backend.alias)) is not None:
+            _declare(backend, mesh, queue, own)
+
+
+def function_of(backend: Any, task: Any) -> Function[..., Any]:
+    """Return the function that enqueues a task."""
+    with _lock:
+        note_task(backend, task)
+        return mesh_of(backend).functions[queue_of(task)]
+
+
+def queue_of(task: Any) -> str:
+    """Return the name of a task's queue, which is its own if it has options."""
+    return f"{PREFIX}{task.queue_name}/{task.module_path}" if options_of(task.func) else PREFIX + task.queue_name
+
+
+def _note(alias: str, queue: str, task: Any) -> bool:
+    known = _declared.setdefault(alias, {})
+    is_new = queue not in known
+    known[queue] = task
+    return is_new
+
+
+def _declare(backend: Any, mesh: Mesh[Any], queue: str, task: Any) -> None:
+    if queue in mesh.functions:
+        return  # of another alias with the same mesh
+    given = {**_handler_options(backend.options), **(NO_OPTIONS if task is None else options_of(task.func))}
+    given["lanes"] = _lanes(given.get("lanes"), task)
+    name_for_processes(queue, mesh.task(name=queue, **given)(execute))
+
+
+def _lanes(own: Lanes | None, task: Any) -> Lanes:
+    """Return the lanes of a queue: those of the priorities, unless a task has its own."""
+    if own is None:
+        return Lanes(weights=WEIGHTS)
+    if own.by is None:
+        return own
+    by = own.by
+
+    def lane(_path: str, args: list[Any], kwargs: dict[str, Any], *_: Any) -> Any:
+        if callable(by):
+            return by(*args, **kwargs)
+        context = [None] if task.takes_context else []
+        bound = inspect.signature(task.func).bind(*context, *args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments[by]
+
+    return replace(own, by=lane)
+
+
+def result_ttl_of(backend: Any, task: Any) -> Any:
+    """Return for how many seconds the result of a task is kept, also if no worker serves its queue."""
+    return {**_handler_options(backend.options), **options_of(task.func)}["result_ttl"] or 0
+
+
+def has_own_lanes(task: Any) -> bool:
+    """Return True if a task's options say which lanes it has, so that priorities have none."""
+    return options_of(task.func).get("lanes") is not None
+
+
+def close_all() -> None:
+    """Disconnect and forget all meshes. The next use of a backend makes a new one, from the settings of that time."""
+    with _lock:
+        for mesh in _meshes.values():
+            mesh.close()
+        _meshes.clear()
+
+
+def _follow_settings(*, setting: str, **_: Any) -> None:
+    if setting == "TASKS":
+        close_all()
+
+
+setting_changed.connect(_follow_settings, dispatch_uid="worqr.django")
