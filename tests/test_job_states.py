@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.ops.job_rules import DELAY, Policy
+from tests.ops.schedules import fire_schedule
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
 from tests.support.children import ROOT
 from tests.support.servers import Server
@@ -101,7 +102,7 @@ def cancel(machine: JobMachine) -> None:
 
 def fire(machine: JobMachine, nominal: int, run_at: int) -> None:
     expected = machine.model.fire_schedule("s", nominal, run_at, "cancel", b"x")
-    call = ops.fire_schedule(machine.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap="cancel", task=b"x")
+    call = fire_schedule(machine.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap="cancel", task=b"x")
     machine.raw(call, expected)
 
 
