@@ -101,6 +101,17 @@ async def drip(*, socket: str, queue: str, task: str, spacing: float) -> None:
             await trio.sleep(spacing)
 
 
+async def herd(*, socket: str, count: int, period: float, tenants: int) -> None:
+    """As `schedules`, with schedules of many tenants that are due in the same second, and are dropped if they are late."""
+    mesh = worqr.Mesh(f"unix://{socket}")
+    for number in range(count):
+        name = f"tenant-{number % tenants}/{number}"
+        mesh.every(period, mesh.call("tick", i=number), name=name, misfire="skip")
+    async with mesh.join(grace=0):
+        say("ready")
+        await answer()
+
+
 async def answer() -> None:
     """Reply to questions until the input ends."""
     stdin = trio.lowlevel.FdStream(os.dup(0))
@@ -229,9 +240,9 @@ def bulk(*, socket: str, queue: str, meant: int, stop_at: int) -> None:
 def main(role: str, options: str) -> None:
     logging.basicConfig(level=logging.ERROR, format=f"{role}: %(message)s")
     settings = json.loads(options)
-    if role in {"peers", "joined", "schedules", "drip"}:
-        loops = {"peers": peers, "joined": joined, "schedules": schedules, "drip": drip}
-        trio.run(partial(loops[role], **settings))
+    roles = {"peers": peers, "joined": joined, "schedules": schedules, "herd": herd, "drip": drip}
+    if role in roles:
+        trio.run(partial(roles[role], **settings))
     else:
         roles = {
             "bulk": bulk,

@@ -1,4 +1,4 @@
-"""Schedules: their cost for the leading peer, and how late their tasks start. They fire evenly spread."""
+"""Schedules: their cost for the leading peer, how late tasks start when firings are evenly spread, and many in one second."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.children import open_child
 from benchmarks.measuring import Bar, Plan, Row, Table, percentile
 from benchmarks.server import Account, account, bare
 from worqr.embedded import EmbeddedServer
+from worqr.keys import QueueKeys
 
 COUNTS = (1_000, 10_000)
 MANY = 100_000
@@ -24,6 +25,9 @@ SETTLE = 4.0
 """Seconds until the leader leads and has seen every schedule."""
 WITHIN = 5.0
 """Seconds after which a firing that did not start counts as missed."""
+HERD, TENANTS, HERD_PERIOD = 100_000, 1_000, 60.0
+"""Schedules that are due in the same second, the first segments of their names, and their period in seconds."""
+HERD_BAR = Bar(5, most=True)
 CPU_BAR, LATE_BAR, NONE = Bar(10, most=True), Bar(50, most=True), Bar(0, most=True)
 
 
@@ -104,6 +108,37 @@ class Window:
         ]
 
 
+class Herd:
+    """Schedules that are due in the same second, of which each that is late would be dropped, fired by a peer that only leads."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.count, self.tenants = plan.size(HERD, 1_000), plan.size(TENANTS, 10)
+        self.period, self.within = plan.size(round(HERD_PERIOD), 3), plan.size(30, 3)
+        self.took = 0.0
+        self.dropped = 0
+
+    async def measure(self, server: EmbeddedServer) -> None:
+        """Wait for the second after which a period passes, and count what is enqueued."""
+        client, counts = bare(server), QueueKeys("worqr", "tick").counts
+        async with open_child("herd", server, count=self.count, period=self.period, tenants=self.tenants):
+            await trio.sleep(min(SETTLE, self.period / 3))
+            began = (time.time() // self.period + 1) * self.period
+            client.hdel(counts, "enqueued")
+            await trio.sleep(began - time.time())
+            while (enqueued := int(client.hget(counts, "enqueued") or 0)) < self.count:
+                if time.time() > began + self.within:
+                    break
+                await trio.sleep(0.02)
+            self.took, self.dropped = time.time() - began, self.count - enqueued
+
+    def rows(self) -> list[Row]:
+        name = f"{self.count:,} schedules due in one second"
+        return [
+            Row(f"{name}: until the last is enqueued", "s", [self.took], [], HERD_BAR),
+            Row(f"{name}: dropped", "firings", [float(self.dropped)], [], NONE),
+        ]
+
+
 async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     """One run for each number of schedules."""
     rows: list[Row] = []
@@ -114,10 +149,15 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         rows += window.rows(bars=full != MANY)
         seen.append(f"{len(window.late):,} of {window.count:,}")
         bare(server).flushall()
+    herd = Herd(plan)
+    await herd.measure(server)
+    rows += herd.rows()
+    bare(server).flushall()
     short = f"windows of {plan.seconds(WINDOW):g} s"
     notes = [
         f"periods of {SHORTEST:g} to {LONGEST:g} s; {short}, in which this many fired: {', '.join(seen)}",
         "late: from the nominal time until the handler starts, in another process, by the system's clock",
+        f"due in one second: period {herd.period} s, {herd.tenants:,} tenants, misfire='skip', overlap='skip'",
         f"missed: did not start within {WITHIN:g} s",
     ]
     return [Table("schedules: fired by a peer that only leads", "", rows, notes)]

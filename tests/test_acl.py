@@ -312,6 +312,7 @@ def more_calls(q: QueueKeys, g: RegistryKeys, scene: Scene) -> dict[str, list[Co
         "list_events": [ops.list_events(g, 9, "0")],
         "list_workers": [ops.list_workers(g, last="A")],
         "tick_schedules": [ops.tick_schedules(g)],
+        "list_due_schedules": [ops.list_due_schedules(g, 0)],
         "fail_worker": [ops.fail_worker(q, "C", 99)],
         "stop_work": [ops.stop_work(q, "A", 99)],
         "finish_tasks": [ops.finish_tasks(q, "A", [scene.member])],

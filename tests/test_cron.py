@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worqr import cron as cron_module
 from worqr.cron import AHEAD_MS, ON_TIME_MS, Definition, Trigger, at, due_firings, jitter_ms, ms_of
 from worqr.errors import UsageError
 
@@ -317,6 +318,7 @@ def test_on_time_ends_after_ten_seconds() -> None:
     assert ON_TIME_MS == 10_000
     assert due_firings(every(60, misfire=0), NOW, NOW + 60_000 + 9_999).fire == [NOW + 60_000]
     assert due_firings(every(60, misfire=0), NOW, NOW + 60_000 + 10_000).fire == []
+    assert due_firings(every(60, misfire=0), NOW, NOW + 60_000 + 10_000, waited_ms=1).fire == [NOW + 60_000]
     assert due_firings(every(60, misfire=1), NOW, NOW + 60_000 + 10_000).fire == [NOW + 60_000]
 
 
@@ -482,6 +484,7 @@ def test_without_the_extra_a_cron_expression_is_one_sentence_and_a_period_works(
             raise ImportError(name)
         return usual(name, *args, **kwargs)
 
+    cron_module._cron_times.cache_clear()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.delitem(sys.modules, "cronsim", raising=False)
     monkeypatch.setattr(builtins, "__import__", without_cronsim)
     with pytest.raises(UsageError, match=r"need cronsim: run `pip install 'worqr\[cron\]'`"):

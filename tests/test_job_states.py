@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.ops.driver import Desk, desk_on
 from tests.ops.job_rules import DELAY, Policy
+from tests.ops.schedules import fire_schedule
 from tests.ops.test_job_machine import BOOM, ERROR, FAR, PAST, JobMachine
 from tests.support.children import ROOT
 from tests.support.servers import Server
@@ -105,7 +106,7 @@ def cancel(machine: JobMachine) -> None:
 
 def fire(machine: JobMachine, nominal: int, run_at: int) -> None:
     expected = machine.model.fire_schedule("s", nominal, run_at, "cancel", b"x")
-    call = ops.fire_schedule(machine.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap="cancel", task=b"x")
+    call = fire_schedule(machine.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap="cancel", task=b"x")
     machine.raw(call, expected)
 
 
@@ -281,10 +282,10 @@ def cancel_what_is_suspended(server: Server, seen: set[Move]) -> None:
             assert desk.client.hget(desk.q.older_result("x"), "outcome") == b"cancelled"
             seen.add(("dispatch_jobs", before, "cancelled"))
         with workflow_of(server, "cron:s", state=before) as desk:
-            call = ops.fire_schedule(desk.q, "s", 7, judged_at=7, run_at=PAST, overlap="cancel", task=b"x")
+            call = fire_schedule(desk.q, "s", 7, judged_at=7, run_at=PAST, overlap="cancel", task=b"x")
             assert desk.call(call) == "ok"
             assert desk.client.hget(desk.q.older_result("cron:s"), "outcome") == b"cancelled"
-            seen.add(("fire_schedule", before, "cancelled"))
+            seen.add(("fire_schedules", before, "cancelled"))
 
 
 def test_every_move_of_the_table_happens(server: Server) -> None:

@@ -31,7 +31,7 @@ FILL_MEMORY = {
         "dispatch_jobs",
         "enqueue",
         "enqueue_traced",
-        "fire_schedule",
+        "fire_schedules",
         "note_event",
         "note_histories",
         "note_progress",
@@ -307,6 +307,10 @@ def test_unpack_is_bounded() -> None:
         ("claims", "reply, 2"),
         ("consumers", "named"),  # 1000 at most
         ("queue", "skipped"),  # 64 at most
+        ("schedules", "facts"),  # of one schedule
+        ("schedules", "flat"),  # of one batch, 500 at most
+        ("schedules", "wanted"),  # cmsgpack's
+        ("schedules", "firing"),
         ("jobs", "job"),  # cmsgpack's
         ("queue", "items"),
         ("claims", "named"),

@@ -453,7 +453,8 @@ async def fire_once(mesh: worqr.Mesh, nominal: int, overlap: Literal["skip", "qu
     """Fire a schedule as a leader does; return the reply."""
     definition = Definition(name="s", queue="Q1", task=b"tick", every_ms=60_000, overlap=overlap)
     keys, now = QueueKeys(mesh.prefix, "Q1"), round(time.time() * 1000)
-    return await fire(mesh._client.link, keys, definition, nominal, judged_at=now, tracing=mesh.tracing)
+    [word] = await fire(mesh._client.link, keys, [(definition, nominal)], judged_at=now, tracing=mesh.tracing)
+    return word
 
 
 async def test_only_the_leader_that_has_enqueued_a_firing_has_a_span(mesh: worqr.Mesh, spans: Spans) -> None:

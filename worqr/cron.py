@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, Final, Literal, Protocol, cast
 
 import msgspec
@@ -78,7 +78,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def job(self) -> str:
-        """The id of the job that each of its firings is; `fire_schedule` builds the same id."""
+        """The id of the job that each of its firings is; `fire_schedules` builds the same id."""
         return f"cron:{self.name}"
 
     def encode(self) -> bytes:
@@ -241,23 +241,13 @@ class Trigger:
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self._period = definition.every_ms
-        if not self._period:
-            self._new_cron = _cron(definition.cron)
-            self._zone = _zone(definition.timezone)
-            hours = self._new_cron(definition.cron, datetime(2000, 1, 1)).hours
-            minute, _, rest = definition.cron.split(" ", 2)
-            # cronsim follows real time if the hour is a star, whatever the other fields are.
-            self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
+        self._next = None if self._period else _cron_times(definition.cron, definition.timezone).next_after
 
     def next_after(self, ms: int) -> int:
         """Return the first firing after that time."""
-        if self._period:
+        if self._next is None:
             return (ms // self._period + 1) * self._period
-        now = at(ms)
-        first = self._first_local(now)
-        if self._real_time:
-            first = min(first, self._first_real(now))
-        return ms_of(first)
+        return self._next(ms)
 
     def last_between(self, after: int, until: int, n: int) -> list[int]:
         """Return the last `n` firings later than `after` and not later than `until`, oldest first.
@@ -280,19 +270,57 @@ class Trigger:
                 return found[-n:]
             window *= 8
 
+
+REMEMBERED: Final = 100
+"""Times of one expression that are remembered."""
+
+
+class _CronTimes:
+    """The times of a cron expression in a zone. Thousands of schedules may have the same: what was computed is remembered.
+
+    Raises:
+        UsageError: the expression or the zone is wrong, or the extra ``cron`` is missing.
+    """
+
+    def __init__(self, expression: str, zone: str) -> None:
+        self._expression = expression
+        self._new_cron = _cron(expression)
+        self._zone = _zone(zone)
+        self._known: dict[int, int] = {}
+        hours = self._new_cron(expression, datetime(2000, 1, 1)).hours
+        minute, _, rest = expression.split(" ", 2)
+        # cronsim follows real time if the hour is a star, whatever the other fields are.
+        self._real_time = f"{minute} * {rest}" if hours == _EVERY_HOUR and self._zone is not UTC else ""
+
+    def next_after(self, ms: int) -> int:
+        """Return the first time after that one."""
+        found = self._known.get(ms)
+        if found is None:
+            now = at(ms)
+            first = self._first_local(now)
+            if self._real_time:
+                first = min(first, self._first_real(now))
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[ms] = found = ms_of(first)
+        return found
+
     def _first_local(self, now: datetime) -> datetime:
         """Return the first time after `now` that the expression names in local time."""
-        for local in self._new_cron(self.definition.cron, now.astimezone(self._zone).replace(tzinfo=None)):
+        for local in self._new_cron(self._expression, now.astimezone(self._zone).replace(tzinfo=None)):
             if (moment := _moment(local, self._zone)) > now:
                 return moment
-        raise UsageError(f"cron expression {self.definition.cron!r} never fires")
+        raise UsageError(f"cron expression {self._expression!r} never fires")
 
     def _first_real(self, now: datetime) -> datetime:
         """Return the first time after `now` at which the clock shows a time of the expression, be it for the second time."""
         for moment in self._new_cron(self._real_time, now.astimezone(self._zone)):
             if (real := moment.astimezone(UTC)) > now:
                 return real
-        raise UsageError(f"cron expression {self.definition.cron!r} never fires")
+        raise UsageError(f"cron expression {self._expression!r} never fires")
+
+
+_cron_times: Final = lru_cache(maxsize=1000)(_CronTimes)
 
 
 def _moment(local: datetime, zone: tzinfo) -> datetime:
@@ -322,8 +350,11 @@ class DueFirings:
     next: int
 
 
-def due_firings(trigger: Trigger, cursor: int, now: int) -> DueFirings:
+def due_firings(trigger: Trigger, cursor: int, now: int, waited_ms: int = 0) -> DueFirings:
     """Decide which of the firings later than `cursor` and not later than `now` are enqueued; by the server's clock, in ms.
+
+    A firing was missed if it is older than `ON_TIME_MS` and than `waited_ms`: the time since the leader could have looked for
+    it. A leader that is busy with other schedules for a minute has missed nothing.
 
     A cursor up to `AHEAD_MS` ahead of `now` stays: nothing fires until the clock has caught up, so nothing fires twice. A
     cursor further ahead is set to `now`. The clock was wrong before, or it is now: firings that the clock shows for the second
@@ -332,7 +363,7 @@ def due_firings(trigger: Trigger, cursor: int, now: int) -> DueFirings:
     if cursor > now + AHEAD_MS:
         cursor = now
     following = trigger.next_after(cursor)
-    on_time = max(cursor, now - ON_TIME_MS)
+    on_time = max(cursor, now - ON_TIME_MS - waited_ms)
     caught_up: list[int] = []
     missed: list[int] = []
     if following <= on_time:

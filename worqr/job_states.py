@@ -57,7 +57,7 @@ _DISPATCHED: Final[Mapping[State, tuple[State, ...]]] = {
 TRANSACTIONS: Final[Mapping[str, Transaction]] = {
     "enqueue": Transaction("producer", {"new": ("waiting",)}),
     "dispatch_jobs": Transaction("producer", _DISPATCHED),
-    "fire_schedule": Transaction("leader", _DISPATCHED),
+    "fire_schedules": Transaction("leader", _DISPATCHED),
     "promote_due": Transaction("leader", {"due": ("waiting",), "suspended": ("waiting",)}),
     "start_tasks": Transaction(
         "worker", {"waiting": ("active", "failed"), "due": ("waiting",), "suspended": ("waiting",), **_ABOVE_THE_CAP}

@@ -377,7 +377,7 @@ class Lines(Lanes):
         return "updated" if changed else "unchanged"
 
     def fire_schedule(self, name: str, nominal: int, run_at: int, overlap: str, task: bytes) -> Reply:
-        self.begin("fire_schedule")
+        self.begin("fire_schedules")
         job_id = f"cron:{name}"
         if name in self.fired and nominal <= int(self.fired[name].split()[0]):
             last, word = self.fired[name].split()

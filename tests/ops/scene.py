@@ -11,7 +11,7 @@ import msgspec
 
 from tests.ops.batches import OTHER, REASON, TOKEN, Opened, follow_up, opened
 from tests.ops.driver import BOOM, FUTURE, KEEPALIVE, LEASE, PAST, Desk, job
-from tests.ops.schedules import DEF, TASK, T, declared
+from tests.ops.schedules import DEF, TASK, T, declared, fire_schedule
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import MARKER, BatchKeys, LaneKeys, QueueKeys, RegistryKeys, RoomKeys
@@ -278,7 +278,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
         q, "A", [scene.raw, scene.job, scene.twin, scene.marked, scene.member, 1], {scene.twin: ("bytes", b"result")}
     ),
     "find_task": lambda q, g, scene: ops.find_task(q, b"raw", 9),
-    "fire_schedule": lambda q, g, scene: ops.fire_schedule(
+    "fire_schedules": lambda q, g, scene: fire_schedule(
         q, "s", T, judged_at=T, run_at=T, overlap="cancel", task=TASK, meta='{"traceparent":"00-1-2-01"}'
     ),
     "forget_queues": lambda q, g, scene: ops.forget_queues(g, ["old", "Q1", "Q2"]),
@@ -289,6 +289,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
         g, "A", 2, keepalive_ms=KEEPALIVE, lease_ms=LEASE, running=1, room=2
     ),
     "list_aside": lambda q, g, scene: ops.list_aside(q, "failed", 9),
+    "list_due_schedules": lambda q, g, scene: ops.list_due_schedules(g, 0),
     "list_lanes": lambda q, g, scene: ops.list_lanes(q),
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "lease_outbox": lambda q, g, scene: ops.lease_outbox(g, OUTBOX, "A", 60_000, '{"rows":2}'),

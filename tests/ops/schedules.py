@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.ops.driver import Desk
 from worqr import ops
+from worqr.command import Command
+from worqr.keys import QueueKeys
 from worqr.ops import ScheduleRow
 
 DEF = b'{"every_ms": 1000} \xff\x00'
@@ -20,6 +23,12 @@ HOUR = 60 * MINUTE
 def now(desk: Desk) -> int:
     """The server's time, in ms."""
     return desk.call(ops.list_schedules(desk.g)).now
+
+
+def fire_schedule(keys: QueueKeys, name: str, nominal: int, *, judged_at: int, **options: Any) -> Command[str]:
+    """A batch of one firing; the reply is its word."""
+    call = ops.fire_schedules(keys, [ops.Firing(name, nominal, **options)], judged_at=judged_at)
+    return replace(call, read=lambda reply: call.read(reply)[0])
 
 
 def declare(desk: Desk, *names: str, definition: bytes = DEF, replace: bool = True) -> None:

@@ -12,7 +12,7 @@ import pytest
 import worqr.lua
 from tests.ops.batches import TOKEN, Opened, delivery, follow_up, messages, opened, relay, wrong
 from tests.ops.driver import BOOM, FUTURE, Desk, fields_of
-from tests.ops.schedules import TASK, T
+from tests.ops.schedules import TASK, T, fire_schedule
 from worqr import ops
 from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys
@@ -155,7 +155,7 @@ def dispatched_again_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]
 def fired_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
     batch.add("cron:s")
     desk.call(ops.delete_queue(desk.q))
-    return ops.fire_schedule(desk.q, "s", T, judged_at=T, run_at=T, overlap="skip", task=TASK, meta="")
+    return fire_schedule(desk.q, "s", T, judged_at=T, run_at=T, overlap="skip", task=TASK, meta="")
 
 
 def put_back_after_a_deletion(desk: Desk, batch: Opened) -> Command[Any]:
@@ -480,4 +480,4 @@ def test_a_function_that_stops_to_count_members_is_found(name: str) -> None:
 
 
 def test_these_scripts_may_end_a_member() -> None:
-    assert {"finish_tasks", "start_tasks", "purge_queue", "fail_worker", "stop_work", "fire_schedule"} < set(ENDING)
+    assert {"finish_tasks", "start_tasks", "purge_queue", "fail_worker", "stop_work", "fire_schedules"} < set(ENDING)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.ops.driver import BOOM, FUTURE, Desk, job
+from tests.ops.schedules import fire_schedule
 from worqr import ops
 from worqr.keys import MARKER, QueueKeys
 
@@ -238,7 +239,7 @@ def test_what_is_put_back_and_what_a_schedule_fires_is_named(desk: Desk) -> None
     desk.call(ops.fail_task(desk.q, "A", first, BOOM))
     with events(desk) as heard:
         desk.call(ops.retry_aside(desk.q, "failed", [first]))
-        desk.call(ops.fire_schedule(desk.q, "nightly", 1, judged_at=1, run_at=1, overlap="skip", task=b"n"))
+        desk.call(fire_schedule(desk.q, "nightly", 1, judged_at=1, run_at=1, overlap="skip", task=b"n"))
     assert heard == [("enqueued", 1, [f"@{first}"]), ("enqueued", 1, ["cron:nightly"])]
 
 

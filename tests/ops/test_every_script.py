@@ -24,7 +24,7 @@ FILL_MEMORY = {
         "dispatch_jobs",
         "enqueue",
         "enqueue_traced",
-        "fire_schedule",
+        "fire_schedules",
         "note_event",
         "note_histories",
         "note_progress",

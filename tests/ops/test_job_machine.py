@@ -30,6 +30,7 @@ from tests.ops.job_lanes import LANES, RATE_MS, Seen, take_lane_keys, wrong
 from tests.ops.job_model import Model
 from tests.ops.job_rules import DELAY, LEAVING, NOW, Place, Policy, id_of, reference, saved_of, size_of_saved
 from tests.ops.job_world import EXPIRING, World, differences, wire
+from tests.ops.schedules import fire_schedule
 from tests.support.machines import run_machine
 from tests.support.servers import Server
 from worqr import ops
@@ -425,7 +426,7 @@ class JobMachine(RuleBasedStateMachine):
         nominal, run_at = fired + data.draw(st.integers(-1, 2)), data.draw(st.sampled_from([PAST, PAST, FAR]))
         overlap = data.draw(st.sampled_from(["skip", "queue", "cancel"]))
         [word] = self.model.fire_schedule("s", nominal, run_at, overlap, b"fired")
-        call = ops.fire_schedule(self.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap=overlap, task=b"fired")
+        call = fire_schedule(self.q, "s", nominal, judged_at=nominal, run_at=run_at, overlap=overlap, task=b"fired")
         assert self.do(call) == word
         self.check()
 

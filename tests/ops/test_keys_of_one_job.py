@@ -25,7 +25,7 @@ REFUSED = {
     "cancel_job": (":job:", ":active:"),
     "cancel_task": (":twins:",),
     "dispatch_jobs": (":job:", ":active:", ":taken:"),
-    "fire_schedule": (":job:", ":active:", ":taken:"),
+    "fire_schedules": (":job:", ":active:", ":taken:"),
     "job_status": (":job:", ":active:"),
     "read_job": (":job:", ":active:", ":result:", ":older_result:"),
     "read_payload": (":job:", ":active:"),

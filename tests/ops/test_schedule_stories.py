@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.driver import Desk
+from tests.ops.schedules import fire_schedule
 from worqr import ops
 from worqr.command import Command
 from worqr.cron import AHEAD_MS, Definition, Trigger, due_firings
@@ -117,7 +118,7 @@ class Scripts:
         self.call(ops.pause_schedule(self.registry, "s", paused=paused), now)
 
     def fire(self, nominal: int, now: int) -> bool:
-        call = ops.fire_schedule(self.queue, "s", nominal, judged_at=now, run_at=nominal, overlap="skip", task=b"")
+        call = fire_schedule(self.queue, "s", nominal, judged_at=now, run_at=nominal, overlap="skip", task=b"")
         self.call(call, now)
         return self.desk.client.delete(self.queue.job("cron:s"), self.queue.base) > 0  # it runs at once
 

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from tests.ops.driver import Desk, Expires, claim, policy, reference
+from tests.ops.schedules import fire_schedule
 from tests.ops.test_suspend_task import APPROVED, KIB, active, job_of, send, suspend, workflow, workflow_record
 from worqr import ops
 from worqr.ops import Wait
@@ -240,7 +241,7 @@ def test_a_schedule_follows_its_overlap(desk: Desk, place: str, overlap: str, st
     if place == "suspended":
         suspend(desk, held, APPROVED)
     now = desk.now()
-    call = ops.fire_schedule(desk.q, "s", now, judged_at=now, run_at=now, overlap=overlap, task=b"next")
+    call = fire_schedule(desk.q, "s", now, judged_at=now, run_at=now, overlap=overlap, task=b"next")
     assert desk.send(call)[0].decode() == status
     if overlap == "cancel":
         assert desk.state()[":job:cron:s"]["task"] == "next"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import tzinfo
 from typing import Final
 
@@ -36,7 +36,7 @@ from worqr.tracebacks import one_line
 from worqr.tracing import FiringSpan, Tracing, encoded_meta
 from worqr.validation import check_text
 
-# `fire`: enqueue one firing of a schedule, with a span around it if the mesh is traced. For leaders and test benches.
+# `fire`: enqueue firings of schedules, each with a span around it if the mesh is traced. For leaders and test benches.
 
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -45,44 +45,42 @@ logger: logging.Logger = logging.getLogger(__name__)
 async def fire(
     link: Link,
     keys: QueueKeys,
-    definition: Definition,
-    nominal: int,
+    firings: Sequence[tuple[Definition, int]],
     *,
     judged_at: int,
     tracing: Tracing | None,
     patience: float | None = None,
-) -> str:
-    """Enqueue one firing; return the reply of `ops.fire_schedule`. Only a firing that this call has enqueued gets a span.
+) -> list[str]:
+    """Enqueue firings; return the words of `ops.fire_schedules`. Only a firing that this call has enqueued gets a span.
 
     Args:
         link: of the queue.
         keys: of the queue.
-        definition: the schedule.
-        nominal: the time of the firing, in ms.
-        judged_at: when it was found due, in ms.
-        tracing: that of the mesh; None: it is not traced.
+        firings: up to `ops.FIRINGS_AT_ONCE` schedules of the queue, each with the time of the firing, in ms.
+        judged_at: when they were found due, in ms.
+        tracing: that of the mesh; None: they are not traced.
         patience: seconds; by default the link's.
 
     Raises:
         Unavailable: the server did not reply within `patience`.
-        WorqrError: the server's error.
+        WorqrError: the server's error. Some of them may have been enqueued.
     """
-    span = None if tracing is None else _span_of(tracing, link, definition)
-    call = ops.fire_schedule(
-        *(keys, definition.name, nominal),
-        judged_at=judged_at,
-        run_at=nominal + jitter_ms(definition, nominal),
-        overlap=definition.overlap,
-        task=definition.task,
-        meta="" if span is None else encoded_meta(span.carrier),
-    )
-    outcome = await link.call(call, patience=patience)
-    if span is not None and outcome == "ok":
-        try:
-            span.end(definition.job)
-        except BaseException as error:
-            _note_untraced(definition, error)
-    return outcome
+    spans = [None if tracing is None else _span_of(tracing, link, definition) for definition, _ in firings]
+    calls = [
+        ops.Firing(
+            *(definition.name, nominal, nominal + jitter_ms(definition, nominal), definition.overlap, definition.task),
+            meta="" if span is None else encoded_meta(span.carrier),
+        )
+        for (definition, nominal), span in zip(firings, spans, strict=True)
+    ]
+    words = await link.call(ops.fire_schedules(keys, calls, judged_at=judged_at), patience=patience)
+    for (definition, _), span, word in zip(firings, spans, words, strict=True):
+        if span is not None and word == "ok":
+            try:
+                span.end(definition.job)
+            except BaseException as error:
+                _note_untraced(definition, error)
+    return words
 
 
 def _span_of(tracing: Tracing, link: Link, definition: Definition) -> FiringSpan | None:

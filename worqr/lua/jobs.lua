@@ -369,11 +369,11 @@ end
 -- true if it is a workflow that has begun, and whose run is not to be cancelled: no dispatch changes it; `taken`,
 -- true while the id is reserved; `last`, the newest of its dispatches. A record in the trash does not count; then `trashed`
 -- has the reason for the deletion, which holds for the whole id.
-local function find_job(base, id)
+local function find_job(base, id, cleared)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
     'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life', 'parent')
-  local cleared = redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
+  cleared = cleared or redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
   local trashed = kept[1] and whole_number(kept[2], NEVER, NEVER) <= whole_number(cleared[1], 0, NEVER) and (cleared[2] or '') or nil
   local taken = redis.call('GET', base .. ':taken:' .. id)
   if trashed then

@@ -87,27 +87,66 @@ local function list_schedules()
   return {'ok', digits(now_ms()), page[1], page[2]}
 end
 
+-- list_due_schedules: one page of the names of schedules that a leader is to look at now, in the order of their times.
+-- ARGV[1] skip, how many to leave out
+-- ARGV[2] limit, how many to return at most
+-- RETURNS ok name...
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function list_due_schedules()
+  local mesh = KEYS[1]
+  local skip, limit = ARGV[1], ARGV[2]
+
+  local found = redis.call('ZRANGEBYSCORE', mesh .. ':schedules_due', '-inf', digits(now_ms()), 'LIMIT', skip, limit)
+  table.insert(found, 1, 'ok')
+  return found
+end
+
+-- Stores how far the schedule `name` got, if it is as its leader read it: `was` and `is` as in tick_schedules.
+local function note_schedule(schedules, schedules_due, now, name, was, is)
+  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name)
+  local last, next_ms, at, fired, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (.*)$')
+  if not kept[1] or (kept[2] or '') .. '\n' .. (kept[3] or '') ~= was or tonumber(last) > now + AHEAD_MS then
+    return
+  end
+  local facts = {'last ' .. name, last}
+  for what, value in pairs({next = next_ms, owed = owed, fired = fired}) do
+    if value ~= '' then
+      facts[#facts + 1] = what .. ' ' .. name
+      facts[#facts + 1] = value
+    end
+  end
+  redis.call('HSET', schedules, unpack(facts))
+  if kept[3] and owed == '' then
+    redis.call('HDEL', schedules, 'owed ' .. name)
+  end
+  if not kept[4] then
+    schedule_check(schedules_due, name, at)
+  end
+end
+
 -- tick_schedules: stores how far schedules got, each only if it is as its leader read it: a concurrent declaration, resume or
 -- tick wins. Then returns the schedules that a leader is to look at now.
 -- ARGV[1] limit, how many due schedules to return at most
 -- ARGV[2] was_led ms for which the mesh was led, as the leader read it before
 -- ARGV[3] led ms, the same and the time since
--- ARGV[4..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
+-- ARGV[4] wanted a msgpack list of the names of schedules to return, if they are due; empty: those that are due first
+-- ARGV[5..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
 --   last, next (empty: as it was), look_at, fired (likewise: the last firing that was enqueued), owed..., each after a space
--- RETURNS ok now_ms led next_ms row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next one
---   is due, or empty; a row is definition, last, next, fired, owed, over (each may be missing) and name
+-- RETURNS ok now_ms led next_ms due row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next
+--   one is due, or empty; due: how many are due; a row is definition, last, next, fired, owed, over (each may be missing) and name
 -- RESEND safe: a copy finds the schedule as it stored it, or changed by another process
 -- FLAGS allow-oom
 local function tick_schedules()
   local mesh = KEYS[1]
-  local limit, was_led, led = ARGV[1], ARGV[2], ARGV[3]
+  local limit, was_led, led, wanted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
   local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
   local MAX_BYTES = 1048576 -- of definitions in one reply
 
   redis.call('ZCARD', schedules_due)
   local now = now_ms()
   if redis.call('HLEN', schedules) == 0 then
-    return {'ok', digits(now), '0', ''}
+    return {'ok', digits(now), '0', '', 0}
   elseif clock_was_set_back(schedules, now) then
     return {'back'}
   end
@@ -117,40 +156,18 @@ local function tick_schedules()
     redis.call('HSET', schedules, 'led', led)
   end
 
-  local function note(name, was, is)
-    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name)
-    local last, next_ms, at, fired, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (.*)$')
-    if not kept[1] or (kept[2] or '') .. '\n' .. (kept[3] or '') ~= was or tonumber(last) > now + AHEAD_MS then
-      return
-    end
-    redis.call('HSET', schedules, 'last ' .. name, last)
-    if next_ms ~= '' then
-      redis.call('HSET', schedules, 'next ' .. name, next_ms)
-    end
-    if owed ~= '' then
-      redis.call('HSET', schedules, 'owed ' .. name, owed)
-    elseif kept[3] then
-      redis.call('HDEL', schedules, 'owed ' .. name)
-    end
-    if fired ~= '' then
-      redis.call('HSET', schedules, 'fired ' .. name, fired)
-    end
-    if not kept[4] then
-      schedule_check(schedules_due, name, at)
-    end
-  end
-
-  for i = 4, #ARGV, 3 do
+  for i = 5, #ARGV, 3 do
     local name, was, is = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-    note(name, was, is)
+    note_schedule(schedules, schedules_due, now, name, was, is)
   end
-  local reply, bytes = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), ''}, 0
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
+  local asked = wanted ~= '' and cmsgpack.unpack(wanted)
+  local reply, bytes = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), '', 0}, 0
+  for _, name in ipairs(asked or redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
     local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
       'owed ' .. name, 'over ' .. name, 'paused ' .. name)
     if not kept[1] or kept[7] then -- gone or paused: not in the set of due schedules
       redis.call('ZREM', schedules_due, name)
-    else
+    elseif not asked or tonumber(redis.call('ZSCORE', schedules_due, name) or NEVER) <= now then
       kept[7], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
       if bytes > MAX_BYTES then
         break
@@ -159,6 +176,7 @@ local function tick_schedules()
   end
   local following = redis.call('ZRANGEBYSCORE', schedules_due, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   reply[4] = following[2] and digits(math.min(tonumber(following[2]), LATEST)) or ''
+  reply[5] = redis.call('ZCOUNT', schedules_due, '-inf', digits(now))
   return reply
 end
 
@@ -311,69 +329,94 @@ local function drop_schedules()
   return reply
 end
 
--- fire_schedule: enqueues one firing of a schedule as the job cron:NAME, once, however often it is called. Firings come in
--- the order of their nominal times: a firing older than the last one is skipped. A last firing more than a minute ahead of
--- the clock was fired while the clock was wrong. It blocks no later firing, and its job, if it did not begin, is replaced.
--- A retry whose delay was counted from such a time does not block the schedule either: it is due now.
--- ARGV[1] name of the schedule
--- ARGV[2] nominal ms
--- ARGV[3] judged_at ms, the registry's clock when the leader found it due (the queue may lie on another server)
--- ARGV[4] run_at ms
--- ARGV[5] overlap when the job of an earlier firing is still there: skip, queue, or cancel (one that does not run is replaced)
--- ARGV[6] expire_s s that the last firings of the queue's schedules are remembered
--- ARGV[7] task bytes
--- ARGV[8] meta of the job, as JSON; empty for none
--- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
---   was judged before) | again (this firing was enqueued before, with another meta)
--- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
-local function fire_schedule()
-  local queue = KEYS[1]
-  local name, nominal, judged_at, run_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-  local overlap, expire_s, task, meta = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-  local fired = queue .. ':fired'
-  meta = meta ~= '' and meta or nil
-  local mark = meta and ' ' .. redis.sha1hex(meta) or '' -- whose job it is, for two leaders that trace the same firing
-
-  local last, status, marked = string.match(redis.call('HGET', fired, name) or '', '^(%d+) (%a+)( ?%x*)$')
+-- Enqueues one firing. `o` has its name, nominal, run_at, overlap and meta; `batch` what fire_schedules knows of the queue.
+-- Returns its word.
+local function fire_one(queue, batch, o, task)
+  local mark = o.meta and ' ' .. redis.sha1hex(o.meta) or '' -- whose job it is, for two leaders that trace the same firing
+  local before = batch.judged[o.name] or redis.call('HGET', queue .. ':fired', o.name) or ''
+  local last, status, marked = string.match(before, '^(%d+) (%a+)( ?%x*)$')
   last = tonumber(last)
-  if last == nominal then
-    return {status == 'ok' and marked ~= mark and 'again' or status}
-  elseif last and nominal < last and last <= judged_at + AHEAD_MS then
-    return {'fired'}
+  if last == o.nominal then
+    return status == 'ok' and marked ~= mark and 'again' or status
+  elseif last and o.nominal < last and last <= batch.judged_at + AHEAD_MS then
+    return 'fired'
   end
-  check_types(queue)
-  local id = 'cron:' .. name
-  local seen = find_job(queue, id)
-  local job, now = queue .. ':job:' .. id, now_ms()
+  local id, now = 'cron:' .. o.name, batch.now
+  local seen = find_job(queue, id, batch.cleared)
+  local job = queue .. ':job:' .. id
   local kept = seen.job and redis.call('HMGET', job, 'scheduled_for', 'retried_at') or {}
   local nominal_before, retried_at = whole_number(kept[1], 0), whole_number(kept[2], 0)
-  local earlier = seen.active or seen.job and nominal_before <= judged_at + AHEAD_MS
-  if earlier and overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
+  local earlier = seen.active or seen.job and nominal_before <= batch.judged_at + AHEAD_MS
+  if earlier and o.overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
     redis.call('ZREM', queue .. ':due', id)
     redis.call('HSET', job, 'run_at', digits(now))
-    wake(queue, enqueue_job(queue, id, now, now))
+    batch.ready = batch.ready + enqueue_job(queue, id, now, now)
   end
-  if earlier and overlap == 'queue' then
-    return {'busy'}
+  if earlier and o.overlap == 'queue' then
+    return 'busy'
   end
-  status = 'ok'
-  if earlier and overlap == 'skip' then
-    status = 'skipped'
-  else
+  status = earlier and o.overlap == 'skip' and 'skipped' or 'ok'
+  if status == 'ok' then
     if seen.active then
       cancel_running(queue, id, 'the next firing of its schedule came')
       seen.begun = nil
     end
-    local number = next_token(queue)
-    store_token(queue, number)
-    local o = {id = id, run_at = math.min(run_at, LATEST), scheduled_for = digits(nominal), meta = meta,
-      exists = seen.begun and overlap == 'cancel' and 'cancel' or nil}
-    local _, _, _, ready, more = upsert(queue, o, task, digits(number), now, seen)
-    redis.call('EXPIRE', queue .. ':counts', COUNTS_EXPIRE)
-    count(queue, 'enqueued', more, {id})
-    wake(queue, ready + count_members(queue))
+    batch.used = batch.used + 1
+    local firing = {id = id, run_at = math.min(o.run_at, LATEST), scheduled_for = digits(o.nominal), meta = o.meta,
+      exists = seen.begun and o.overlap == 'cancel' and 'cancel' or nil}
+    local _, _, _, ready, created = upsert(queue, firing, task, digits(batch.first + batch.used - 1), now, seen)
+    batch.ready, batch.created = batch.ready + ready, batch.created + created
+    batch.ids[#batch.ids + 1] = created == 1 and id or nil
   end
-  redis.call('HSET', fired, name, digits(nominal) .. ' ' .. status .. (status == 'ok' and mark or ''))
-  redis.call('EXPIRE', fired, expire_s)
-  return {status}
+  batch.judged[o.name] = digits(o.nominal) .. ' ' .. status .. (status == 'ok' and mark or '')
+  return status
+end
+
+-- fire_schedules: enqueues firings of schedules of a queue as jobs cron:NAME, each once, however often it is called. Firings of a
+-- schedule come in the order of their nominal times: a firing older than the last one is skipped. A last firing more than a
+-- minute ahead of the clock was fired while the clock was wrong. It blocks no later firing, and its job, if it did not begin, is
+-- replaced. A retry whose delay was counted from such a time does not block the schedule either: it is due now.
+-- ARGV[1] judged_at ms, the registry's clock when the leader found them due (the queue may lie on another server)
+-- ARGV[2] expire_s s that the last firings of the queue's schedules are remembered
+-- ARGV[3..] firings at most 500: a msgpack map of name of the schedule, nominal ms, run_at ms, overlap when the job of an earlier
+--   firing is still there (skip, queue, or cancel: one that does not run is replaced) and meta of the job (JSON); and task bytes,
+--   in turn
+-- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
+--   was judged before) | again (this firing was enqueued before, with another meta): one of them for each firing, in turn
+-- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
+local function fire_schedules()
+  local queue = KEYS[1]
+  local judged_at, expire_s = tonumber(ARGV[1]), ARGV[2]
+  local fired = queue .. ':fired'
+
+  check_types(queue)
+  redis.call('HLEN', fired)
+  local first, now = next_token(queue)
+  local batch = {judged_at = judged_at, now = now, first = first, used = 0, judged = {}, ids = {}, ready = 0, created = 0,
+    cleared = redis.call('HMGET', queue .. ':counts', 'cleared', 'cleared_why')}
+  local reply, flat = {}, {}
+  local done, problem = pcall(function()
+    for i = 3, #ARGV, 2 do
+      local firing, task = ARGV[i], ARGV[i + 1]
+      reply[#reply + 1] = fire_one(queue, batch, cmsgpack.unpack(firing), task)
+    end
+  end)
+  for name, outcome in pairs(batch.judged) do
+    flat[#flat + 1] = name
+    flat[#flat + 1] = outcome
+  end
+  if #flat > 0 then
+    redis.call('HSET', fired, unpack(flat))
+    redis.call('EXPIRE', fired, expire_s)
+  end
+  if batch.used > 0 then
+    store_token(queue, first + batch.used - 1)
+    renew_counts(queue)
+  end
+  count(queue, 'enqueued', batch.created, batch.ids)
+  wake(queue, batch.ready + count_members(queue))
+  if not done then -- those before it are enqueued, and get the same answer again
+    error(problem)
+  end
+  return reply
 end

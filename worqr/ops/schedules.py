@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from worqr.command import Argument, Command
+from worqr.errors import WorqrBug
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
 from worqr.stored_values import TIME_DIGITS, exact, whole
@@ -18,8 +21,13 @@ FIRED_EXPIRE_S: Final = 7 * 24 * 3600
 """How long a queue stores the last firings. A leader that repeats firings does so after seconds, not days."""
 SCHEDULES_AT_ONCE: Final = 250
 """Schedules that one script declares, renews, ticks or drops at most, so that it takes a few milliseconds."""
+FIRINGS_AT_ONCE: Final = 500
+"""Firings that one script enqueues at most."""
+_FIRED: Final = frozenset({"ok", "skipped", "busy", "fired", "again"})
 SCHEDULES_BYTES: Final = 1024 * 1024
 """Bytes of definitions that one script declares at most."""
+DUE_AT_ONCE: Final = 10_000
+"""Names of due schedules that one script lists at most."""
 _FACTS: Final = 2000
 """Facts about schedules that one script lists, approximately. A schedule has four or five."""
 
@@ -97,7 +105,8 @@ class DueSchedules:
     Attributes:
         now: the server's time.
         led: for how many ms the mesh had a leader.
-        next: when the next schedule is due; None: there is none, or another one is due already.
+        next: when the next schedule is due; None: there is none that is not due already.
+        due: how many schedules are due now.
         rows: the schedules that a leader checks now.
         clock_set_back: the server's clock was set back, and nothing was stored.
     """
@@ -105,6 +114,7 @@ class DueSchedules:
     now: int
     led: int
     next: int | None
+    due: int
     rows: list[ScheduleRow]
     clock_set_back: bool = False
 
@@ -169,11 +179,24 @@ def _time(value: bytes | None) -> int | None:
     return whole(value, digits=TIME_DIGITS)
 
 
+def list_due_schedules(keys: RegistryKeys, skip: int) -> Command[list[str]]:
+    """Return the names of up to `DUE_AT_ONCE` schedules that are due, after the first `skip` of them."""
+
+    def read(reply: Reply) -> list[str]:
+        status_word(reply)
+        return texts(reply[1:])
+
+    return new_call("list_due_schedules", keys.base, (skip, DUE_AT_ONCE), read)
+
+
 def tick_schedules(
-    keys: RegistryKeys, ticks: Sequence[Tick] = (), *, was_led: int = 0, led: int = 0
+    keys: RegistryKeys, ticks: Sequence[Tick] = (), names: Sequence[str] = (), *, was_led: int = 0, led: int = 0
 ) -> Command[DueSchedules]:
-    """Store the progress of up to a page of schedules, unless another process changed them; return the page that is due."""
-    args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led]
+    """Store the progress of schedules, unless another process changed them; return the page that is due.
+
+    Of `names`, up to a page, those that are due are returned; without names, those that are due first.
+    """
+    args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led, msgspec.msgpack.encode(names) if names else b""]
     for tick in ticks:
         following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
         progress = f"{tick.last} {following} {tick.check_at} {fired} {' '.join(map(str, tick.pending))}"
@@ -183,8 +206,9 @@ def tick_schedules(
 
 def _read_due(reply: Reply) -> DueSchedules:
     if expect("ok", "back")(reply) == "back":
-        return DueSchedules(0, 0, None, [], clock_set_back=True)
-    return DueSchedules(int(reply[1]), whole(reply[2], 0), _time(reply[3]), [_due_row(*facts) for facts in reply[4:]])
+        return DueSchedules(0, 0, None, 0, [], clock_set_back=True)
+    rows = [_due_row(*facts) for facts in reply[5:]]
+    return DueSchedules(int(reply[1]), whole(reply[2], 0), _time(reply[3]), int(reply[4]), rows)
 
 
 def _due_row(
@@ -239,14 +263,37 @@ def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Comm
     return new_call("drop_schedules", keys.base, (unseen_ms, limit), read)
 
 
-def fire_schedule(
-    keys: QueueKeys, name: str, nominal: int, *, judged_at: int, run_at: int, overlap: str, task: bytes, meta: str = ""
-) -> Command[str]:
-    """Enqueue one firing.
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """One firing of a schedule; times in ms.
 
-    The reply is ok, skipped, busy (try again), fired (a later firing was decided before) or again (this firing was enqueued
-    before, with another meta).
+    Attributes:
+        meta: of the job, as JSON; empty: none.
     """
-    args: tuple[Any, ...] = (name, nominal, judged_at, run_at, overlap, FIRED_EXPIRE_S, task, meta)
-    read = expect("ok", "skipped", "busy", "fired", "again")
-    return new_call("fire_schedule", keys.base, args, read, size=len(task))
+
+    name: str
+    nominal: int
+    run_at: int
+    overlap: str
+    task: bytes
+    meta: str = ""
+
+
+def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int) -> Command[list[str]]:
+    """Enqueue up to `FIRINGS_AT_ONCE` firings of schedules of one queue. Those of one schedule come oldest first.
+
+    The reply has a word for each: ok, skipped, busy (try again), fired (a later firing was decided before) or again (this firing
+    was enqueued before, with another meta).
+    """
+    args: list[Argument] = [judged_at, FIRED_EXPIRE_S]
+    for each in firings:
+        options = {"name": each.name, "nominal": each.nominal, "run_at": each.run_at, "overlap": each.overlap}
+        args += (msgspec.msgpack.encode(options | ({"meta": each.meta} if each.meta else {})), each.task)
+
+    def read(reply: Reply) -> list[str]:
+        words = texts(reply)
+        if len(words) != len(firings) or not _FIRED.issuperset(words):
+            raise WorqrBug(f"the server answered {words!r} to {len(firings)} firings")
+        return words
+
+    return new_call("fire_schedules", keys.base, tuple(args), read, size=sum(len(each.task) for each in firings))

@@ -97,8 +97,8 @@ class BenchSchedules:
         )
         pending, fired = self._pending.pop(definition.name), False
         for n, nominal in enumerate(pending):
-            outcome = await fire(
-                *(self._client.link_to(keys.name), keys, definition, nominal),
+            [outcome] = await fire(
+                *(self._client.link_to(keys.name), keys, [(definition, nominal)]),
                 judged_at=self._now,
                 tracing=self._client.settings.tracing,
             )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import builtins
 import logging
+import math
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -17,15 +18,17 @@ import pytest
 import trio
 
 import worqr
+from tests.ops.schedules import fire_schedule
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from tests.support.children import Child
 from tests.support.servers import Server
-from worqr import ops
+from worqr import cron, ops
 from worqr.cron import Definition, jitter_ms
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
 from worqr.peer.leader import schedule_ticker
+from worqr.peer.leader.chore import Lease
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.schedule_ticker import ScheduleTicker
 
@@ -211,9 +214,7 @@ async def test_a_leader_that_died_before_it_noted_a_firing_has_fired_it(mesh: wo
     runs = Runs()
     async with serving(mesh, "q", runs):
         keys = QueueKeys(registry.prefix, "q")
-        by_hand = ops.fire_schedule(
-            keys, "s", nominal, judged_at=nominal, run_at=nominal, overlap="skip", task=b"by hand"
-        )
+        by_hand = fire_schedule(keys, "s", nominal, judged_at=nominal, run_at=nominal, overlap="skip", task=b"by hand")
         await mesh._client.ask(by_hand)
         await eventually(_of(lambda: registry.row().last), nominal)
         await runs.wait(1)
@@ -269,6 +270,152 @@ async def test_a_new_or_changed_schedule_has_missed_nothing(
         assert registry.row().last >= since
         await eventually(_of(lambda: registry.row().next is not None), True)
         assert registry.row().fired is None
+
+
+# Many at once
+
+
+@asynccontextmanager
+async def ticking(mesh: worqr.Mesh) -> AsyncGenerator[ScheduleTicker]:
+    """A ticker that leads and ticks only when the test says so."""
+    lease = Lease()
+    lease.take(math.inf)
+
+    async def shards_of(queue: str) -> tuple[QueueKeys, ...]:
+        return (QueueKeys(mesh.prefix, queue),)
+
+    async with mesh.connect():
+        ticker = ScheduleTicker(mesh._client.link, RegistryKeys(mesh.prefix), lease, shards_of)
+        await ticker.tick_once()
+        yield ticker
+
+
+async def stored(mesh: worqr.Mesh, registry: Registry, names: list[str], *, ago: float, **options: Any) -> int:
+    """Schedules of the queue q that were due so many seconds ago; return their nominal time."""
+    when = registry.now() - round(ago * 1000)
+    period = when // 400
+    pages = [
+        [
+            (n, Definition(name=n, queue="q", task=b"x", every_ms=period, **options).encode())
+            for n in names[start:][:250]
+        ]
+        for start in range(0, len(names), 250)
+    ]
+    await mesh._client.link.call_all([ops.declare_schedules(registry.keys, page, replace=True) for page in pages])
+    registry.client.hset(registry.keys.schedules, mapping={f"last {name}": 400 * period - 1 for name in names})
+    registry.client.zadd(registry.keys.schedules_due, dict.fromkeys(names, 400 * period))
+    return 400 * period
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of each batch that was sent."""
+    sent: list[list[str]] = []
+    usual = ops.fire_schedules
+
+    def recorded(keys: QueueKeys, firings: Any, **how: Any) -> Any:
+        sent.append([each.name for each in firings])
+        return usual(keys, firings, **how)
+
+    monkeypatch.setattr(ops, "fire_schedules", recorded)
+    return sent
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_what_became_due_while_the_leader_was_busy_is_on_time(
+    mesh: worqr.Mesh, registry: Registry, busy: bool
+) -> None:
+    async with ticking(mesh) as ticker:
+        nominal = await stored(mesh, registry, ["s"], ago=20, misfire=0)
+        ticker._term.caught_up_at -= 30 if busy else 0  # pyright: ignore[reportPrivateUsage]
+        await ticker.tick_once()
+        assert registry.judged() == ((nominal, "ok") if busy else (0, ""))
+        await ticker.tick_once()
+        assert registry.row().fired == (nominal if busy else None)
+
+
+async def test_the_time_in_which_the_leader_was_busy_ends_when_nothing_is_left(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ticking(mesh) as ticker:
+        term = ticker._term  # pyright: ignore[reportPrivateUsage]
+        term.caught_up_at = since = trio.current_time() - 30
+        names = [f"s{n}" for n in range(251)]
+        await stored(mesh, registry, names, ago=1)
+        await ticker.tick_once()
+        assert term.caught_up_at == since
+        await ticker.tick_once()
+        assert term.caught_up_at > since + 30
+        await mesh.queue("q").delete()
+
+
+async def test_a_herd_goes_in_batches_and_tenants_take_turns(
+    mesh: worqr.Mesh, registry: Registry, batches: list[list[str]]
+) -> None:
+    names = [f"a/{n}" for n in range(600)]
+    async with ticking(mesh) as ticker:
+        nominal = await stored(mesh, registry, [*names, "b/1", "b/2", "z"], ago=1, misfire=0)
+        await ticker.tick_once()
+        await ticker.tick_once()
+        assert {row.fired for row in registry.rows().values()} == {nominal}
+        await mesh.queue("q").delete()
+    assert [len(batch) for batch in batches] == [250, 250, 103]
+    assert batches[0][:5] == ["a/0", "b/1", "z", "a/1", "b/2"]
+
+
+async def test_what_a_herd_has_missed_is_one_line_and_one_entry(
+    mesh: worqr.Mesh, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"s{n}" for n in range(300)]
+    async with ticking(mesh) as ticker:
+        await stored(mesh, registry, names, ago=60)
+        await ticker.tick_once()
+        await eventually(lambda: missed(mesh), [300])
+        await mesh.queue("q").delete()
+    [line] = [each.getMessage() for each in caplog.records if "not fired between" in each.getMessage()]
+    assert "and 299 others was not fired" in line
+    assert "300 missed firings are made up for" in line
+
+
+async def test_one_that_the_queue_refuses_costs_no_other_of_its_batch(
+    mesh: worqr.Mesh, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"s{n}" for n in range(9)]
+    key = f"{QueueKeys(registry.prefix, 'q').base}:active:cron:s4"
+    registry.client.set(key, "of another application")
+    async with ticking(mesh) as ticker:
+        nominal = await stored(mesh, registry, names, ago=1)
+        await ticker.tick_once()
+        await ticker.tick_once()
+        assert {name for name, row in registry.rows().items() if row.fired == nominal} == {*names} - {"s4"}
+        registry.client.delete(key)
+        assert (await mesh.queue("q").info()).waiting == 8
+        await mesh.queue("q").delete()
+    assert caplog.text.count("'s4' cannot be fired") == 1
+
+
+async def test_a_server_that_goes_away_in_the_middle_of_a_herd_ends_no_leader(
+    mesh: worqr.Mesh, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"s{n}" for n in range(600)]
+    async with ticking(mesh) as ticker:
+        nominal = await stored(mesh, registry, names, ago=1)
+        usual, pages = ops.tick_schedules, list[int]()
+
+        def failing(*args: Any, **how: Any) -> Any:
+            pages.append(1)
+            if len(pages) == 3:
+                raise worqr.Unavailable("away", sent=False)
+            return usual(*args, **how)
+
+        monkeypatch.setattr(ops, "tick_schedules", failing)
+        with pytest.raises(worqr.Unavailable):
+            await ticker.tick_once()
+        for _ in range(3):
+            await ticker.tick_once()
+        assert {row.fired for row in registry.rows().values()} == {nominal}
+        assert (await mesh.queue("q").info()).counts["enqueued"] == 600
+        await mesh.queue("q").delete()
 
 
 # A clock that jumps
@@ -583,6 +730,7 @@ async def test_a_leader_without_the_extra_says_so_once_and_fires_the_others(
             raise ImportError(name)
         return usual(name, *args, **kwargs)
 
+    cron._cron_times.cache_clear()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.delitem(sys.modules, "cronsim")
     monkeypatch.setattr(builtins, "__import__", without_cronsim)
     runs = Runs()

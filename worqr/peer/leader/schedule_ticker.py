@@ -1,12 +1,14 @@
 """`ScheduleTicker`: the leader enqueues the firings of all schedules, including those of other applications.
 
 The registry has all schedules in the order of their next due times. The leader reads only those that are due, at most every 20
-ms. For each it decides what to fire (`worqr.cron.due_firings`) and enqueues the firings. Each firing is fenced on its queue by
-its nominal time. Then the leader stores the new cursor and the next due time by compare-and-set. If the leader dies in between,
-or another peer believes that it leads, nothing is enqueued twice. The next leader decides again on firings that were not stored.
+ms. For each it decides what to fire (`worqr.cron.due_firings`) and enqueues the firings, those of one queue in batches. Each
+firing is fenced on its queue by its nominal time. Then the leader stores the new cursor and the next due time by
+compare-and-set. If more are due than one read returns, those whose names begin with the same segment take turns with the
+others. If the leader dies in between, or another peer believes that it leads, nothing is enqueued twice. The next leader decides
+again on firings that were not stored.
 
 Server clocks jump. docs/reference/schedules.md has what can fire twice and what cannot. The rules are in
-`worqr.cron.due_firings`, `fire_schedule` and `rewind_schedules`. The time for which no peer has declared a schedule is not
+`worqr.cron.due_firings`, `fire_schedules` and `rewind_schedules`. The time for which no peer has declared a schedule is not
 measured by that clock. Instead, the leaders add up the time for which the mesh was led.
 """
 
@@ -14,13 +16,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import trio
 
 from worqr import ops
 from worqr.client.schedules import fire
-from worqr.cron import Definition, Trigger, at, due_firings, effective
+from worqr.cron import Definition, DueFirings, Trigger, at, due_firings, effective
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link
@@ -157,9 +160,10 @@ LED_BEFORE_DROPPING = 2 * REDECLARE
 DROP_EVERY = 60.0
 LED_EVERY, LED_MOST = 1.0, 10.0
 """Seconds between two notes of how long the mesh was led, and the most that a leader adds: more means that it was suspended."""
-AT_ONCE = 100
-FIRE_FOR = 0.25
-"""Seconds for which one schedule enqueues firings that are owed, before the others have their turn again."""
+HERD = 100_000
+"""Due schedules that take turns, at most. The others follow."""
+PAGES_IN_FLIGHT = 2
+"""Pages of a herd that are read and fired at the same time: one is decided about while the server enqueues the other."""
 BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
@@ -176,6 +180,8 @@ class _Term:
         leads_since: the first read of the schedules; None if they were not read yet.
         led, led_at: milliseconds for which the mesh was led, and when that was noted last.
         drop_at: when to search for schedules that no peer declares.
+        caught_up_at: when it last read the schedules with none left from the read before: since then no firing was overlooked.
+        missed: the schedules that missed firings in this tick, each with since when, and how many are made up for.
     """
 
     def __init__(self) -> None:
@@ -188,6 +194,30 @@ class _Term:
         self.led = 0
         self.led_at = 0.0
         self.drop_at = 0.0
+        self.caught_up_at = -math.inf
+        self.missed: list[tuple[str, int, int]] = []
+
+
+class _Plan:
+    """The firings of one schedule in one tick. Changed by the ticker that fires them."""
+
+    def __init__(self, row: ScheduleRow, definition: Definition, decision: DueFirings) -> None:
+        self.row = row
+        self.definition = definition
+        self.decision = decision
+        self.pending: list[int] = [*row.pending, *decision.fire]
+        self.fired: int | None = None
+        self.busy = False
+
+    def note(self, word: str) -> None:
+        """Note the reply to the first pending firing. After one that is busy, the later ones wait too."""
+        if self.busy or word == "busy":
+            self.busy = True
+            return
+        nominal = self.pending.pop(0)
+        _log_fired(self.definition.name, nominal, word)
+        if word in {"ok", "again"}:
+            self.fired = nominal
 
 
 class ScheduleTicker(Chore):
@@ -240,25 +270,59 @@ class ScheduleTicker(Chore):
         if due.clock_set_back:
             await self._rewind()
             return seen_at
-        for start in range(0, len(due.rows), AT_ONCE):
-            async with trio.open_nursery() as nursery:
-                for row in due.rows[start : start + AT_ONCE]:
-                    nursery.start_soon(self._tick_or_postpone, row, due.now)
+        try:
+            if due.due > len(due.rows):
+                await self._fire_herd()
+            else:
+                await self._fire_page(due)
+                self._term.caught_up_at = began
+        finally:
+            self._log_missed()
         if seen_at >= self._term.drop_at:
             self._term.drop_at = seen_at + DROP_EVERY
             await self._drop_undeclared(seen_at)
         wait = RELOAD if due.next is None else min(RELOAD, (due.next - due.now) / 1000)
         return began + READ_AT_MOST_EVERY if due.rows else max(began + READ_AT_MOST_EVERY, seen_at + wait)
 
-    async def _read_due(self, now: float) -> DueSchedules:
+    async def _fire_herd(self) -> None:
+        """Fire all that is due, in turns, and store what was fired page by page."""
+        names: list[str] = []
+        while len(names) < HERD:
+            some = await self._ask(ops.list_due_schedules(self._keys, len(names)))
+            names += some
+            if len(some) < ops.DUE_AT_ONCE:
+                break
+        pages = in_chunks(in_turns(names), len, most=ops.SCHEDULES_AT_ONCE)
+        failed: list[WorqrError] = []
+
+        async def fire_pages() -> None:
+            try:
+                for page in pages:
+                    if failed or not self._lease.held:
+                        return
+                    due = await self._read_due(trio.current_time(), page)
+                    if due.clock_set_back:
+                        return
+                    await self._fire_page(due)
+            except WorqrError as error:
+                failed.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(PAGES_IN_FLIGHT):
+                nursery.start_soon(fire_pages)
+        if failed:
+            raise failed[0]
+
+    async def _read_due(self, now: float, names: Sequence[str] = ()) -> DueSchedules:
         """Store what has not been stored yet. If that fails, it is judged again: the queues know their last firings."""
         ticks, self._term.ticks = self._term.ticks, []
         was, led = self._term.led, self._term.led
         if self._term.leads_since is not None and now - self._term.led_at >= LED_EVERY:
             led += round(1000 * min(now - self._term.led_at, LED_MOST))
-        due = await self._ask(ops.tick_schedules(self._keys, ticks, was_led=was, led=led))
+        due = await self._ask(ops.tick_schedules(self._keys, ticks, names, was_led=was, led=led))
         if self._term.leads_since is None:
             self._term.leads_since, self._term.led_at = now, now
+            self._term.caught_up_at = now
         if led != was:
             self._term.led_at = now
         if not due.clock_set_back:
@@ -284,22 +348,76 @@ class ScheduleTicker(Chore):
                 text = "schedule %(schedule)r was removed, because no worker has declared it for a day"
                 emit(logger, "drop_schedules", text, schedule=name)
 
-    # One schedule
+    def _log_missed(self) -> None:
+        """Log which schedules missed firings in this tick, in one line."""
+        missed, self._term.missed = self._term.missed, []
+        if not missed:
+            return
+        name, last, _ = min(missed, key=lambda each: each[1])
+        since, count = at(last).isoformat(timespec="seconds"), sum(each[2] for each in missed)
+        others = f" and {len(missed) - 1} others" if len(missed) > 1 else ""
+        text = f"schedule %(schedule)r{others} was not fired between %(since)s and now: %(count)d missed firings are made up for"
+        fields = {"schedule": name, "since": since, "count": count}
+        emit_fields(logger, "tick_schedules", text, fields, level=logging.WARNING)
+        note = ops.note_event(self._keys, "schedule_missed", count=count, text=f"{name}{others}, since {since}")
+        self._link.post(note, ignore_outcome, patience=LEASE)
 
-    async def _tick_or_postpone(self, row: ScheduleRow, now: int) -> None:
-        try:
-            trigger = self._trigger_of(row)
-            tick = None if trigger is None or self._is_unreachable(trigger) else await self._tick(row, trigger, now)
-        except Unavailable as error:
-            text = "schedule %(schedule)r is fired late, trying again: %(error)s"
-            emit(logger, "fire_schedule", text, level=logging.INFO, schedule=row.name, error=str(error))
-            tick = None
-        except Exception as error:  # whatever any program has stored as a schedule, the others are fired
-            text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
-            why = str(error) if isinstance(error, WorqrError | ArithmeticError) else repr(error)
-            self._throttle.error(row.name, "fire_schedule", text, schedule=row.name, error=why)
-            tick = None
-        self._term.ticks.append(tick or Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
+    # One page
+
+    async def _fire_page(self, due: DueSchedules) -> None:
+        """Fire what was read, the queues side by side."""
+        waited_ms = max(0, round(1000 * (trio.current_time() - self._term.caught_up_at)))
+        queues: dict[QueueKeys, list[_Plan]] = {}
+        for row in due.rows:
+            plan, keys = None, None
+            try:
+                plan = self._plan(row, due.now, waited_ms)
+                if plan is not None and plan.pending:
+                    keys = shard_of(await self._shards_of(plan.definition.queue), plan.definition.job)
+            except Exception as error:  # whatever any program has stored as a schedule, the others are fired
+                self._log_unfired(row.name, error)
+                plan = None
+            if plan is None:
+                self._postpone(row, due.now)
+            elif keys is None:
+                self._note(plan, due.now)
+            else:
+                queues.setdefault(keys, []).append(plan)
+        async with trio.open_nursery() as nursery:
+            for keys, plans in queues.items():
+                nursery.start_soon(self._fire_queue, keys, plans, due.now)
+
+    def _plan(self, row: ScheduleRow, now: int, waited_ms: int) -> _Plan | None:
+        """Return what is to be fired; None if it cannot be fired now."""
+        trigger = self._trigger_of(row)
+        if trigger is None or self._is_unreachable(trigger):
+            return None
+        decision = due_firings(trigger, row.last, now, waited_ms)
+        if decision.missed:
+            self._term.missed.append((row.name, row.last, decision.caught_up))
+        return _Plan(row, trigger.definition, decision)
+
+    def _log_unfired(self, name: str, error: Exception) -> None:
+        text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
+        why = str(error) if isinstance(error, WorqrError | ArithmeticError) else repr(error)
+        self._throttle.error(name, "fire_schedule", text, schedule=name, error=why)
+
+    def _postpone(self, row: ScheduleRow, now: int) -> None:
+        self._term.ticks.append(Tick(row, row.last, row.next, now + POSTPONE_MS, row.pending))
+
+    def _note(self, plan: _Plan, now: int) -> None:
+        """Store how far a schedule got at the next read."""
+        row, check_at = plan.row, plan.decision.next
+        if plan.pending:
+            first = plan.fired is not None or row.name not in self._term.busy
+            busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
+            self._term.busy[row.name] = busy
+            check_at = min(check_at, now + busy)
+        else:
+            self._term.busy.pop(row.name, None)
+        self._throttle.resolve(row.name)
+        pending = self._limit_pending(row.name, plan.pending)
+        self._term.ticks.append(Tick(row, plan.decision.cursor, plan.decision.next, check_at, pending, plan.fired))
 
     def _trigger_of(self, row: ScheduleRow) -> Trigger | None:
         """Return the trigger of a schedule.
@@ -323,61 +441,43 @@ class ScheduleTicker(Chore):
         """
         return trio.current_time() < self._term.unreachable_until.get(trigger.definition.queue, 0.0)
 
-    async def _tick(self, row: ScheduleRow, trigger: Trigger, now: int) -> Tick:
-        """Enqueue the firings that are due now; return how far it got."""
-        decision = due_firings(trigger, row.last, now)
-        if decision.missed:
-            text = "schedule %(schedule)r was not fired between %(since)s and now: %(count)d missed firings are made up for"
-            since = at(row.last).isoformat(timespec="seconds")
-            emit_fields(
-                *(logger, "tick_schedules", text, {"schedule": row.name, "since": since, "count": decision.caught_up}),
-                level=logging.WARNING,
-            )
-            note = ops.note_event(
-                self._keys, "schedule_missed", count=decision.caught_up, text=f"{row.name}, since {since}"
-            )
-            self._link.post(note, ignore_outcome, patience=LEASE)
-        pending: Sequence[int] = [*row.pending, *decision.fire]
-        fired, check_at = None, decision.next
-        if pending:
-            pending, fired = await self._fire(trigger.definition, pending, now)
-        if pending:
-            first = fired is not None or row.name not in self._term.busy
-            busy = BUSY_FIRST_MS if first else min(2 * self._term.busy[row.name], BUSY_MOST_MS)
-            self._term.busy[row.name] = busy
-            check_at = min(check_at, now + busy)
-        else:
-            self._term.busy.pop(row.name, None)
-        self._throttle.resolve(row.name)
-        return Tick(row, decision.cursor, decision.next, check_at, self._limit_pending(row.name, pending), fired)
+    async def _fire_queue(self, keys: QueueKeys, plans: list[_Plan], now: int) -> None:
+        """Enqueue the firings of one queue, in batches. Those of one schedule come in order."""
+        for batch in in_chunks(plans, _bytes_of, most=ops.FIRINGS_AT_ONCE, most_bytes=ops.SCHEDULES_BYTES):
+            await self._fire_batch(keys, batch, now)
 
-    async def _fire(
-        self, definition: Definition, nominals: Sequence[int], now: int
-    ) -> tuple[Sequence[int], int | None]:
-        """Enqueue these firings in order, as far as possible; return those still pending, and the last that was enqueued.
-
-        Many firings take several turns: each turn ends after `FIRE_FOR`, and the other schedules wait for its end.
-        """
-        until = trio.current_time() + FIRE_FOR
-        keys, fired = shard_of(await self._shards_of(definition.queue), definition.job), None
-        for n, nominal in enumerate(nominals):
-            try:
-                word = await fire(
-                    *(self._link, keys, definition, nominal),
+    async def _fire_batch(self, keys: QueueKeys, plans: list[_Plan], now: int) -> None:
+        """Enqueue what is pending of these schedules. If the queue refuses the batch, each half is tried for itself."""
+        try:
+            while waiting := [plan for plan in plans if plan.pending and not plan.busy]:
+                share = max(1, ops.FIRINGS_AT_ONCE // len(waiting))
+                firings = [(plan, nominal) for plan in waiting for nominal in plan.pending[:share]]
+                words = await fire(
+                    *(self._link, keys, [(plan.definition, nominal) for plan, nominal in firings]),
                     judged_at=now,
                     tracing=self._tracing,
                     patience=self._patience,
                 )
-            except Unavailable:
-                self._term.unreachable_until[definition.queue] = trio.current_time() + POSTPONE_MS / 1000
-                raise
-            if word == "busy":
-                return nominals[n:], fired
-            _log_fired(definition.name, nominal, word)
-            fired = nominal if word in {"ok", "again"} else fired
-            if trio.current_time() >= until:
-                return nominals[n + 1 :], fired
-        return [], fired
+                for (plan, _), word in zip(firings, words, strict=True):
+                    plan.note(word)
+        except Unavailable as error:
+            self._term.unreachable_until[plans[0].definition.queue] = trio.current_time() + POSTPONE_MS / 1000
+            others = f" and {len(plans) - 1} others" if len(plans) > 1 else ""
+            text = f"schedule %(schedule)r{others} is fired late, trying again: %(error)s"
+            emit(logger, "fire_schedule", text, level=logging.INFO, schedule=plans[0].row.name, error=str(error))
+            for plan in plans:
+                self._postpone(plan.row, now)
+        except Exception as error:
+            if len(plans) > 1:
+                half = len(plans) // 2
+                await self._fire_batch(keys, plans[:half], now)
+                await self._fire_batch(keys, plans[half:], now)
+                return
+            self._log_unfired(plans[0].row.name, error)
+            self._postpone(plans[0].row, now)
+        else:
+            for plan in plans:
+                self._note(plan, now)
 
     def _limit_pending(self, name: str, pending: Sequence[int]) -> Sequence[int]:
         if len(pending) > MAX_PENDING:
@@ -389,6 +489,23 @@ class ScheduleTicker(Chore):
         return pending[-MAX_PENDING:]
 
 
+def in_turns(names: Iterable[str]) -> list[str]:
+    """Return names of schedules such that those with the same first segment (up to a slash) take turns with the others."""
+    turns: Counter[str] = Counter()
+    ordered: list[tuple[int, str]] = []
+    for name in names:
+        tenant = name.partition("/")[0]
+        ordered.append((turns[tenant], name))
+        turns[tenant] += 1
+    return [name for _, name in sorted(ordered, key=lambda each: each[0])]
+
+
+def _bytes_of(plan: _Plan) -> int:
+    return len(plan.definition.task)
+
+
 def _log_fired(schedule: str, nominal: int, outcome: str) -> None:
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
     text = "schedule %(schedule)r, nominal time %(nominal)d: %(outcome)s"
     emit(logger, "fire_schedule", text, level=logging.DEBUG, schedule=schedule, nominal=nominal, outcome=outcome)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.ops.driver import Desk, Expires, claim, reference
-from tests.ops.schedules import HOUR, MINUTE, TASK, T, now
+from tests.ops.schedules import HOUR, MINUTE, TASK, T, fire_schedule, now
 from worqr import ops
 from worqr.command import Command
 
@@ -15,7 +15,7 @@ OVERLAPS = ("skip", "queue", "cancel")
 
 def fire(desk: Desk, nominal: int = T, **more: Any) -> Command[str]:
     options = {"judged_at": nominal, "run_at": nominal, "overlap": "skip", "task": TASK, **more}
-    return ops.fire_schedule(desk.q, options.pop("name", "s"), nominal, **options)
+    return fire_schedule(desk.q, options.pop("name", "s"), nominal, **options)
 
 
 def job(desk: Desk, state: str, nominal: int, number: int, **more: str) -> dict[str, str]:
