@@ -1,7 +1,7 @@
 """How long the server takes for the scripts that run for each task, and what all scripts take in it.
 
-The server measures itself: the time of EVALSHA in its statistics, by the number of calls. Each program that is there is measured: the
-embedded Valkey, and ``redis-server`` of the PATH.
+The server measures itself: the time of EVALSHA in its statistics, by the number of calls. Each program that is there is measured:
+the embedded Valkey, and ``redis-server`` of the PATH.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ class Calls:
     def into_lane(self, count: int) -> float:
         """A dispatch of one job into one of ten lanes."""
         return self._timed(
-            self._numbered(
-                count, lambda n: ops.dispatch_jobs(LANED, [({"delay": 0, "lane": f"l{n % 10}"}, TASK)])
-            )
+            self._numbered(count, lambda n: ops.dispatch_jobs(LANED, [({"delay": 0, "lane": f"l{n % 10}"}, TASK)]))
         )
 
     def beat(self, count: int) -> float:
@@ -100,7 +98,9 @@ class Calls:
 
     def start(self, keys: QueueKeys, count: int, each: int = 1) -> float:
         """A start of so many tasks, which are there."""
-        return self._timed([command(ops.start_tasks(keys, "A", n, each)) for n in itertools.islice(self._starts, count)])
+        return self._timed(
+            [command(ops.start_tasks(keys, "A", n, each)) for n in itertools.islice(self._starts, count)]
+        )
 
     def finish(self, keys: QueueKeys, each: int = 1) -> float:
         """An end of so many runs."""
@@ -196,12 +196,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         Row("assemble the first script", "ms", list(first)),
         Row("assemble all others", "ms", list(rest)),
     ]
-    tables = [
-        Table(
-            f"scripts in {name}: time of the server, one call at a time, warm",
-            "",
-            [Row(what, unit, values) for (of, what, unit), values in rows.items() if of == name],
-        )
-        for name in names
+    times = [Row(f"{what}, {name}", unit, values) for (name, what, unit), values in rows.items()]
+    return [
+        Table("scripts: time of the server, one call at a time, warm", "", times),
+        Table("scripts: what is sent", "", size),
     ]
-    return [*tables, Table("scripts: what is sent", "", size)]

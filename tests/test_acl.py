@@ -209,7 +209,9 @@ def users(server: Server, prefix: str) -> Iterator[Users]:
 def reachable(source: str) -> set[str]:
     """The commands that a script can come to: of its body, and of the shared functions that are called from there."""
     parts = re.split(r"^(?=(?:local )?function [\w.]+\()|(?<=^end\n)", source, flags=re.MULTILINE)
-    functions = {name[1]: part for part in parts if (name := re.match(r"(?:local function |function shared\.)(\w+)\(", part))}
+    functions = {
+        name[1]: part for part in parts if (name := re.match(r"(?:local function |function shared\.)(\w+)\(", part))
+    }
     todo, seen, found = ["\n".join(part for part in parts if part not in functions.values())], set[str](), set[str]()
     while todo:
         body = todo.pop()

@@ -160,7 +160,7 @@ class Producers(Model[Producing]):
 
     def _store_ok(self, state: Producing, number: int) -> Producing:
         first, last = state.run
-        follows = number == last + 1 or self.mistake == "a run spans a number that was not done" and number > last
+        follows = number == last + 1 or (self.mistake == "a run spans a number that was not done" and number > last)
         if follows and first <= last:
             return state._replace(run=(first, number))
         if last < state.low or self.mistake == "a run that is still needed is replaced":
