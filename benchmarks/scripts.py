@@ -67,7 +67,7 @@ class Calls:
         return [command(make(n), n, n) for n in itertools.islice(self._numbers, count)]
 
     def enqueue(self, count: int) -> float:
-        """An enqueue of one task, with nobody waiting for it."""
+        """An enqueue of one task, which no worker waits for."""
         return self._timed(self._numbered(count, lambda _: ops.enqueue(KEYS, [TASK])))
 
     def dispatch(self, count: int) -> float:
@@ -106,7 +106,7 @@ class Calls:
         """An end of so many runs."""
         held = sorted(int(claim) for claim in self._client.smembers(keys.claims("A")))
         parts = [held[n : n + each] for n in range(0, len(held), each)]
-        return self._timed([command(ops.finish_tasks(keys, "A", part, [])) for part in parts])
+        return self._timed([command(ops.finish_tasks(keys, "A", part)) for part in parts])
 
     def all(self, count: int) -> Iterator[tuple[str, float]]:
         """Measure each call, as often as `count`; first what fills the queues."""

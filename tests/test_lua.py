@@ -347,7 +347,8 @@ def test_all_scripts_are_loaded_and_nothing_else() -> None:
 
 def always(name: str) -> list[str]:
     """The definitions that a script makes at once; the others are made together, when one of them is needed."""
-    return " ".join(re.findall(r"^-- ALWAYS (.+)$", TRANSACTIONS[name].header, re.MULTILINE)).split()
+    lines: list[str] = re.findall(r"^-- ALWAYS (.+)$", TRANSACTIONS[name].header, re.MULTILINE)
+    return " ".join(lines).split()
 
 
 MADE_TOGETHER = re.compile(
