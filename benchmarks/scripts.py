@@ -1,7 +1,7 @@
 """How long the server takes for the scripts that run for each task, and what all scripts take in it.
 
-The server measures itself: the time of EVALSHA in its statistics, by the number of calls. Each program that is there is measured: the
-embedded Valkey, and ``redis-server`` of the PATH.
+The server measures itself: the time of EVALSHA in its statistics, by the number of calls. Each program that is there is measured:
+the embedded Valkey, and ``redis-server`` of the PATH.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Calls:
         return [command(make(n), n, n) for n in itertools.islice(self._numbers, count)]
 
     def enqueue(self, count: int) -> float:
-        """An enqueue of one task, with nobody waiting for it."""
+        """An enqueue of one task, which no worker waits for."""
         return self._timed(self._numbered(count, lambda _: ops.enqueue(KEYS, [TASK])))
 
     def dispatch(self, count: int) -> float:
@@ -106,7 +106,7 @@ class Calls:
         """An end of so many runs."""
         held = sorted(int(claim) for claim in self._client.smembers(keys.claims("A")))
         parts = [held[n : n + each] for n in range(0, len(held), each)]
-        return self._timed([command(ops.finish_tasks(keys, "A", part, [])) for part in parts])
+        return self._timed([command(ops.finish_tasks(keys, "A", part)) for part in parts])
 
     def all(self, count: int) -> Iterator[tuple[str, float]]:
         """Measure each call, as often as `count`; first what fills the queues."""
@@ -196,12 +196,8 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
         Row("assemble the first script", "ms", list(first)),
         Row("assemble all others", "ms", list(rest)),
     ]
-    tables = [
-        Table(
-            f"scripts in {name}: time of the server, one call at a time, warm",
-            "",
-            [Row(what, unit, values) for (of, what, unit), values in rows.items() if of == name],
-        )
-        for name in names
+    times = [Row(f"{what}, {name}", unit, values) for (name, what, unit), values in rows.items()]
+    return [
+        Table("scripts: time of the server, one call at a time, warm", "", times),
+        Table("scripts: what is sent", "", size),
     ]
-    return [*tables, Table("scripts: what is sent", "", size)]

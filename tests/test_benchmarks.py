@@ -19,6 +19,7 @@ TABLES = {
         ("drain", "saving", "batches", "fleet", "cluster", "functions", "startup", "threads", "tracing"), 2
     ),
     "producers": 3,
+    "scripts": 2,
     "operator": 6,
 }
 """How many tables a subject prints, if it is not one."""

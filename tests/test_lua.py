@@ -352,7 +352,8 @@ def test_all_scripts_are_loaded_and_nothing_else() -> None:
 
 def always(name: str) -> list[str]:
     """The definitions that a script makes at once; the others are made together, when one of them is needed."""
-    return " ".join(re.findall(r"^-- ALWAYS (.+)$", TRANSACTIONS[name].header, re.MULTILINE)).split()
+    lines: list[str] = re.findall(r"^-- ALWAYS (.+)$", TRANSACTIONS[name].header, re.MULTILINE)
+    return " ".join(lines).split()
 
 
 MADE_TOGETHER = re.compile(
@@ -393,7 +394,7 @@ def test_everything_is_defined_before_it_is_used(name: str) -> None:
         assert {*re.findall(r"\bshared\.(\w+)", line)} <= linked, line
 
 
-@pytest.mark.parametrize(("name", "most"), [("enqueue", 8), ("start_tasks", 24), ("finish_tasks", 15)])
+@pytest.mark.parametrize(("name", "most"), [("enqueue", 10), ("start_tasks", 24), ("finish_tasks", 15)])
 def test_a_script_that_runs_for_each_task_makes_few_functions(name: str, most: int) -> None:
     """Each costs server time, also if it is not called."""
     assert len(always(name)) <= most

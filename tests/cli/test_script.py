@@ -32,6 +32,22 @@ def test_the_variant_for_a_cluster_is_printed_too(command: Command, name: str) -
     assert ("'SPUBLISH'" in source) == ("'PUBLISH'" in script(name).source)
 
 
+def test_the_readable_text_has_the_lines_of_the_source_and_its_own_names(command: Command) -> None:
+    for options in ((), ("--cluster",)):
+        text = command("script", "enqueue", "--readable", *options).out
+        source = command("script", "enqueue", *options).out
+        assert text.count("\n") == source.count("\n")
+        assert "local function numbered(base, id, text, lowest, transaction)\n  local producer" in text
+        assert ("'SPUBLISH'" in text) == bool(options)
+
+
+@pytest.mark.parametrize("words", [(), ("enqueue", "--sha"), ("enqueue", "--header")])
+def test_a_readable_text_is_of_one_script(command: Command, words: tuple[str, ...]) -> None:
+    answer = command("script", *words, "--readable")
+    assert answer.code == 2
+    assert "name the script" in answer.err
+
+
 def test_whatever_the_locale_a_script_is_the_same_bytes(server: Server) -> None:
     """Into the server by a pipe, whose SHA-1 is the one that is told."""
     for options in ([], ["--cluster"]):

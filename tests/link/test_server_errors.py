@@ -52,6 +52,19 @@ def test_an_error_reply_is_sorted_by_its_word(reply: str, action: ErrorAction) -
     assert as_error_reply(answered(reply)).action is action
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "ERR Error running script (call to f_12): @user_script:2: script tried accessing undeclared key",
+        "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array",
+    ],
+)
+def test_a_server_that_refuses_undeclared_keys_is_named_with_the_page_that_has_the_setting(reply: str) -> None:
+    refused = as_error_reply(answered(reply))
+    assert refused.action is ErrorAction.REFUSED
+    assert "must allow keys that are not declared: the page Set up the server" in str(refused)
+
+
 def test_arguments_are_cut_out_of_a_text() -> None:
     refused = as_error_reply(
         answered("ERR unknown command 'EVALSHA', with args beginning with: 'sha' '1' 'k' 'secret payload'")

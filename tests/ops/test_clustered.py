@@ -89,7 +89,7 @@ def test_what_is_said_of_the_registry_is_said_to_all_nodes() -> None:
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_while_a_slot_moves_key_by_key_no_script_runs_on_a_part_of_its_keys(server_kind: str, is_there: bool) -> None:
-    """The base is still there, or has moved already. The node that it leaves and the node that it goes to both refuse the call."""
+    """The base is still there, or has moved already. Both the node that it leaves and the one that it goes to refuse the call."""
     queue, registry = QueueKeys("mesh", "Q1"), RegistryKeys("mesh")
     calls = {name: make(queue, registry, NO_SCENE) for name, make in CALLS.items()}
     with cluster_of(server_kind, primaries=2, replicas=0) as cluster:

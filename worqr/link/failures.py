@@ -213,6 +213,11 @@ _WRAPPED = re.compile(rf"(?:^|[\s:])-({'|'.join(_ACTIONS)})\b")
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _SCRIPT_PLACE = re.compile(r"\s*script:[ 0-9a-f,]*on @user_script:\d+\.?")
 _DENIED = re.compile(r"ACL failure in script|The user executing the script can't ")
+_UNDECLARED = re.compile(r"undeclared key|should be passed using the KEYS array", re.IGNORECASE)
+_ALLOW_UNDECLARED = (
+    "; worqr's scripts make the names of their keys from KEYS[1], so the server must allow keys that are not declared: the page "
+    "Set up the server of the docs has the setting"
+)
 _PASSWORD = "check user and password in its URL"  # noqa: S105 - not one
 _PROTECTED = "give the server a password (requirepass) and put it into the URL, as redis://:PASSWORD@HOST:PORT/0"
 _LONGEST_TEXT = 300  # more than any of the server's own messages; a payload that got in is cut
@@ -266,6 +271,8 @@ def _sorted(word: str | None, text: str) -> ErrorReply:
     # except for start_work, some servers name neither the command nor the key
     if denied and not text.startswith("the user may not: "):
         text += "; ACL LOG on the server names what is missing, and the page Permissions of the docs has complete rules"
+    if _UNDECLARED.search(text):
+        text += _ALLOW_UNDECLARED
     action = _ACTIONS.get(word)
     if action is None:
         wrapped = _WRAPPED.search(text)

@@ -7,10 +7,15 @@ base: of a queue, or of the mesh. In a cluster ``KEYS[2]`` is a key that never e
 The line ``-- NUMBERED`` is for scripts that must take effect once however often they are sent. Their first three arguments are
 the producer's id, the number of the request, and the lowest number still unanswered: `numbered` in ``values.lua`` looks for the
 stored reply before their body and stores the reply after it.
-Each function that a script makes costs server time, also if it is never called. So the comment of a function that is rarely
-called has the line ``-- LATER``: the script makes it at its first call. Line numbers in the server's errors count the lines that
-are sent: those that ``worqr script NAME`` prints, not those of the file. Scripts are constants: nothing is ever formatted into
-them, values travel as ARGV.
+Each function that a script makes costs server time, also if it is never called. So the header of a script that runs for each task
+has lines ``-- ALWAYS`` with the functions and tables that every call needs, and ``-- OFTEN`` with those that lanes and limits
+need. All others stand in the script once, and are made together at the first need of one of them. What is sent has short names;
+`Script.text` has the same lines with the names of the files. So a line number in an error of the server is that of
+``worqr script NAME --readable``. Scripts are constants: nothing is ever formatted into them, values travel as ARGV.
+They are no library of functions (FUNCTION LOAD, FCALL). Such a library was measured on Redis 7.0: 22 us in place of 29 for an
+enqueue, 52 in place of 71 for a claim, 34 in place of 39 for an end. But a user that may load functions, which ``+@write``
+includes, replaces them for every caller, while a script is named by its content. Producers that may not load need scripts as
+well. A server that is full and a replica refuse to load functions, and a new node of a cluster has none.
 """
 
 from __future__ import annotations

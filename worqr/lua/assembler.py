@@ -66,29 +66,10 @@ _TRANSACTION: Final = re.compile(
     re.MULTILINE,
 )
 _KEYWORDS: Final = frozenset(
-    [
-        "and",
-        "break",
-        "do",
-        "else",
-        "elseif",
-        "end",
-        "false",
-        "for",
-        "function",
-        "if",
-        "in",
-        "local",
-        "nil",
-        "not",
-        "or",
-        "repeat",
-        "return",
-        "then",
-        "true",
-        "until",
-        "while",
-    ]
+    re.findall(
+        r"\w+",
+        "and break do else elseif end false for function if in local nil not or repeat return then true until while",
+    )
 )
 
 Token = tuple[str, str]
@@ -117,7 +98,7 @@ class Code:
 
     @cached_property
     def _words(self) -> list[tuple[str, str, str]]:
-        """Each word that is neither space nor comment, with its kind and the gap in front of it: what is left of the spaces there."""
+        """Each word that is neither space nor comment: what is left of the spaces in front of it, its kind, and the word."""
         found: list[tuple[str, str, str]] = []
         gap = ""
         for kind, text in tokens(self.raw):

@@ -737,10 +737,10 @@ end
 -- ALWAYS whole_number own digits job_id admission_of repeated_start next_token store_token renew_hourly what_exists entry_of
 -- ALWAYS is_expired notify claim_one take next_tasks note_claims may_take add_stale remove_stale count member_changes
 -- ALWAYS count_members wake
--- OFTEN add_places add_starts add_to check_lane_types clamp drop_idle_lanes enqueue_job file_lane filed_in lane_length
--- OFTEN lane_list lane_room lane_rules leave_ring_together limits_of next_lane note_lane_starts note_starts now_ms open_lanes
--- OFTEN parsed_limits place promote push_to_lane read_hash read_rules read_turns room_of room_to_start rule_names rules_of
--- OFTEN settle_visits start_entry startable startable_items starts_within state_at store_turns take_turns turn_number
+-- OFTEN add_places add_starts add_to check_lane_types clamp drop_idle_lanes enqueue_job file_lane filed_in keep_lane
+-- OFTEN lane_length lane_list lane_room lane_rules leave_ring_together limits_of next_lane note_lane_starts note_starts now_ms
+-- OFTEN open_lanes parsed_limits place promote push_to_lane read_hash read_rules read_turns room_of room_to_start rule_names
+-- OFTEN rules_of settle_visits start_entry startable startable_items starts_within state_at store_turns take_turns turn_number
 -- OFTEN turn_text visit_lane visit_main visit_of
 local function start_tasks()
   local queue = KEYS[1]

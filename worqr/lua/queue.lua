@@ -415,7 +415,7 @@ end
 -- RETURNS ok stored | full waiting | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
--- ALWAYS whole_number own producer_state is_plain numbered job_id count wake
+-- ALWAYS whole_number own digits producer_state is_plain forget_replies numbered job_id count wake
 local function enqueue()
   local queue = KEYS[1]
   local bound, front = ARGV[4], ARGV[5] == '1'
