@@ -127,7 +127,7 @@ class _Watch(Watch):
     def expect(self) -> None:
         """Replies will come for which no task reads."""
         self._alone = 0
-        if not self._is_read:
+        if self._parked is not None and not self._is_read:
             self._go_on()
 
     def may_be_read(self) -> bool:
