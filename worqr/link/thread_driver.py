@@ -300,6 +300,7 @@ class ThreadDriver(Driver):
         self._waiting.add(request)
         try:
             if run is not None:
+                gate.follow()  # so that a cancellation is noticed that comes before this thread follows another one
                 run.add_wait(gate.nudge)
             if self._broken is not None:
                 request.fail(copy.copy(self._broken))

@@ -1,4 +1,7 @@
-"""`TrioDriver`: the link in the Trio run of its caller. System tasks wait for sockets and times, so it needs no nursery."""
+"""`TrioDriver`: the link in the Trio run of its caller. System tasks wait for sockets and times, so it needs no nursery.
+
+While calls come one at a time, the task of each call reads its own reply: see `_Watch`.
+"""
 
 from __future__ import annotations
 
