@@ -289,7 +289,7 @@ class ThreadDriver(Driver):
                 "this call comes from a signal handler that has interrupted another call of the same mesh: set a flag in the "
                 "handler, or hand the call to a thread"
             )
-        request.wake = _Gate(self)
+        request.when_settled(_Gate(self))
 
     async def wait(self, request: Waiter) -> None:
         gate = request.wake
