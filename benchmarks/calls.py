@@ -110,9 +110,10 @@ class Calls:
             return await counted(lambda: self.queue.enqueue(b"x"), count)
 
     async def blocking(self, count: int) -> Counts:
-        call = partial(worqr.sync, self.order.enqueue, 1, "abc")
         try:
-            return await trio.to_thread.run_sync(counted_in_thread, call, count)
+            return await trio.to_thread.run_sync(
+                counted_in_thread, lambda: worqr.sync(self.order.enqueue, 1, "abc"), count
+            )
         finally:
             self.mesh.close()
 

@@ -197,7 +197,7 @@ _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class Together(threading.local):
-    """A block of a thread in which requests are posted together. There is one at a time, without an await.
+    """Blocks of a thread in which requests are posted together, without an await. The outermost of them submits.
 
     Attributes:
         posted: the requests of the block; None outside.
@@ -207,11 +207,17 @@ class Together(threading.local):
 
     def __init__(self, submit: Callable[[Request | Posted], object]) -> None:
         self._submit = submit
+        self._depth = 0
 
     def __enter__(self) -> None:
-        self.posted = Posted()
+        self._depth += 1
+        if self.posted is None:
+            self.posted = Posted()
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
         posted, self.posted = self.posted, None
         if posted:
             self._submit(posted if len(posted) > 1 else posted[0])

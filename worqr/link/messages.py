@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
 from worqr.link.connector import Connector, State, Transport
@@ -204,17 +204,17 @@ class Channels:
 
     # Replies
 
-    def heard(self, reply: object) -> None:
+    def heard(self, reply: list[bytes] | bytes) -> None:
         """A reply or a message."""
         if not isinstance(reply, list):
             self._pong()  # to a PING while nothing is subscribed
             return
-        kind, key = cast("list[bytes]", reply)[:2]
+        kind, key = reply[0], reply[1]
         if kind == self._words.message:
             channel = self._channels.get(key)
             if channel is not None:
-                data = cast("bytes", reply[2])
-                self.news.extend((listener, channel.name, data) for listener in channel.listeners)
+                for listener in channel.listeners:
+                    self.news.append((listener, channel.name, reply[2]))
         elif kind == self._words.confirmed:
             self._confirm(key)
         elif kind == self._words.gone:
@@ -467,7 +467,8 @@ class Subscriptions:
                     raise ConnectionLost("channels went to another node", innocent=True)
         except NotRedis as error:
             raise ConnectionLost(f"the server sent something that is no message ({error})") from error
-        self._send(transport, channels.changes())
+        if commands := channels.changes():
+            self._send(transport, commands)
 
     def _refused(self, refused: ErrorReply) -> None:
         if refused.action is not ErrorAction.REFUSED:

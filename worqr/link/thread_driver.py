@@ -289,7 +289,7 @@ class ThreadDriver(Driver):
                 "this call comes from a signal handler that has interrupted another call of the same mesh: set a flag in the "
                 "handler, or hand the call to a thread"
             )
-        request.wake = _Gate(self)
+        request.when_settled(_Gate(self))
 
     async def wait(self, request: Waiter) -> None:
         gate = request.wake
@@ -300,6 +300,7 @@ class ThreadDriver(Driver):
         self._waiting.add(request)
         try:
             if run is not None:
+                gate.follow()  # so that a cancellation is noticed that comes before this thread follows another one
                 run.add_wait(gate.nudge)
             if self._broken is not None:
                 request.fail(copy.copy(self._broken))

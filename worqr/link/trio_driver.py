@@ -1,4 +1,7 @@
-"""`TrioDriver`: the link in the Trio run of its caller. System tasks wait for sockets and times, so it needs no nursery."""
+"""`TrioDriver`: the link in the Trio run of its caller. System tasks wait for sockets and times, so it needs no nursery.
+
+While calls come one at a time, the task of each call reads its own reply: see `_Watch`.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +121,7 @@ class _Watch(Watch):
         self._descriptor = sock.fileno()
         self._alone = 0  # calls in a row that had the connection for themselves
         self._is_read = False  # by the task of a call
+        self._handles = False  # that task is awake, and handles what it has read
         self._was_read = False  # by the task of a call, since the last look
         self._parked: trio.lowlevel.Task | None = None
         trio.lowlevel.spawn_system_task(self._read, name="worqr.link.read")
@@ -127,7 +131,7 @@ class _Watch(Watch):
     def expect(self) -> None:
         """Replies will come for which no task reads."""
         self._alone = 0
-        if not self._is_read:
+        if self._parked is not None and not self._is_read:
             self._go_on()
 
     def may_be_read(self) -> bool:
@@ -139,11 +143,12 @@ class _Watch(Watch):
     async def read_for(self, request: Waiter) -> None:
         """Read until `request` is settled. Return earlier if the connection is closed."""
         self._is_read = self._was_read = more = True
+        request.when_settled(self._interrupt)
         try:
             while not (request.settled or self._closed):
-                request.wake = self._interrupt
+                self._handles = False
                 await trio.lowlevel.wait_readable(self._descriptor)
-                request.wake = None
+                self._handles = True
                 more = self._readable()
         except (trio.ClosedResourceError, OSError):
             pass  # settled by something else than a reply; or the connection was closed
@@ -156,8 +161,9 @@ class _Watch(Watch):
                 self._go_on()
 
     def _interrupt(self) -> None:
-        """Wake the task that reads. A cancel scope around each call would cost more."""
-        trio.lowlevel.notify_closing(self._descriptor)
+        """Wake the task that reads, unless it is awake. A cancel scope around each call would cost more."""
+        if not self._handles:
+            trio.lowlevel.notify_closing(self._descriptor)
 
     def _go_on(self) -> None:
         """Let the reading task go on."""

@@ -103,7 +103,10 @@ def start_tasks(keys: QueueKeys, worker: str, number: int, wanted: int) -> Comma
             return StartReply(word, int(reply[1]), reply[3:], int(reply[2]))
         return StartReply(word, int(reply[1]) if len(reply) > 1 else 0, reply[2:])
 
-    return new_call("start_tasks", keys.base, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
+    return Command(_START, keys.base, (worker, number, wanted, MAX_BYTES, MAX_SKIPPED), read)
+
+
+_START = script("start_tasks")
 
 
 def _read_refusals(reply: Reply) -> dict[int, str]:
@@ -121,12 +124,16 @@ def finish_tasks(
     keys: QueueKeys, worker: str, claims: Sequence[int], results: Mapping[int, Result] | None = None
 ) -> Command[dict[int, str]]:
     """End up to MAX_ITEMS claims as finished; return the claims for which that failed (cancelled, mine, lost)."""
+    if not results:
+        return Command(_FINISH, keys.base, (worker, 0, *claims), _read_refusals)
     kept: list[Argument] = []
-    for claim, (kind, value) in (results or {}).items():
+    for claim, (kind, value) in results.items():
         kept += (claim, kind, value)
-    size = sum(len(value) for _, value in results.values()) if results else 0
-    args = (worker, len(kept) // 3, *kept, *claims)
-    return new_call("finish_tasks", keys.base, args, _read_refusals, size=size)
+    size = sum(len(value) for _, value in results.values())
+    return Command(_FINISH, keys.base, (worker, len(results), *kept, *claims), _read_refusals, size=size)
+
+
+_FINISH = script("finish_tasks")
 
 
 def stop_tasks(keys: QueueKeys, worker: str, claims: Sequence[int]) -> Command[dict[int, str]]:

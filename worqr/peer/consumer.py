@@ -387,6 +387,8 @@ class QueueConsumer:
         """Raise UsageError if a run of that size would never fit."""
         services.scheduler.check_fits(keys.display_name, share.size)
         self.keys: QueueKeys = keys
+        self.name: str = keys.name
+        self.queue: str = keys.display_name
         self.policy: Policy = policy
         self.policy_with: Callable[[PolicyFields], Policy] = policies_over(policy)
         self.variables: Variables = copy_context()
@@ -400,16 +402,6 @@ class QueueConsumer:
         self.scheduler: Scheduler = services.scheduler
         self._settles = services.settler.settles
         self._services = services
-
-    @property
-    def name(self) -> str:
-        """The name of the queue, or of this shard of it, in the registry."""
-        return self.keys.name
-
-    @property
-    def queue(self) -> str:
-        """The queue's name."""
-        return self.keys.display_name
 
     @property
     def id_suffix(self) -> str:
@@ -440,8 +432,7 @@ class QueueConsumer:
         request = self.request
         if not request.is_wanted or self.lifecycle.phase >= Phase.DRAINING or not self.admission.is_live:
             return 0
-        crowded = self._settles.crowded
-        if crowded and self.keys.name in crowded:
+        if self.name in self._settles.crowded:
             return 0
         return min(self.capacity_wanted(), MAX_ITEMS) - request.reserved
 

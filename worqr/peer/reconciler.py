@@ -93,11 +93,12 @@ class Reconciler:
         registration = consumer.registration
         assert registration is not None
         keys, wake = consumer.keys, consumer.keys.wake_channel(registration.worker)
+        cancels, announces = keys.cancel_channel, keys.base
 
         def deliver(channel: str, message: bytes) -> None:
-            if channel == keys.cancel_channel:
+            if channel == cancels:
                 self._on_cancel_hint(consumer, message)
-            elif channel == keys.base:
+            elif channel == announces:
                 self._on_announcement(consumer, message)
             elif message == CHECK_MARKS:
                 self._on_marks(consumer)
@@ -105,7 +106,7 @@ class Reconciler:
                 consumer.on_wakeup()
 
         subscription = self._link.subscriptions.open(
-            [keys.base, keys.cancel_channel, wake], deliver, partial(self._confirmed, consumer)
+            [announces, cancels, wake], deliver, partial(self._confirmed, consumer)
         )
         consumer.admission.subscribe(subscription)
         patience = self._link.settings.patience

@@ -542,9 +542,7 @@ class Scheduler:
         return [
             each
             for each in self._consumers
-            if each.request.state is not _IDLE
-            and each.wanted() > 0
-            and (each.share.pool is None or each.share.pool.room > 0 or each.request.in_flight)
+            if each.wanted() > 0 and (each.share.pool is None or each.share.pool.room > 0 or each.request.in_flight)
         ]
 
     def _fits(self, share: Share) -> int:
