@@ -106,6 +106,7 @@ PLACES: Final[dict[State, tuple[float, float, str]]] = {
     "due": (130, 175, "waits for its time"),
     "waiting": (380, 175, "in the queue"),
     "blocked": (630, 175, "waits for its id"),
+    "suspended": (240, 280, "waits for an event"),
     "active": (380, 325, "a worker runs it"),
     "cancelled": (130, 475, "kept: result_ttl"),
     "finished": (290, 475, "kept: result_ttl"),
@@ -144,6 +145,9 @@ ROUTES: Final[dict[tuple[State, State], Route]] = {
     ("active", "due"): Route(
         [(322, 325), (160, 325), (160, 198)], "it fails or times out:\nretry after a backoff", (240, 343)
     ),
+    ("active", "suspended"): Route([(322, 314), (310, 314), (310, 290), (298, 290)]),
+    ("suspended", "waiting"): Route([(298, 270), (330, 270), (330, 198)]),
+    ("suspended", "cancelled"): Route([(182, 280), (95, 280), (95, 452)]),
     ("active", "finished"): Route(
         [(350, 348), (350, 400), (290, 400), (290, 452)], "its handler\nreturns", (298, 424), "start"
     ),

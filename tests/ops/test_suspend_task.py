@@ -57,7 +57,7 @@ def packed(*keys: str) -> str:
     return msgspec.msgpack.encode(list(keys)).decode("latin-1")
 
 
-def workflow_record(state: str, dispatched: int, **fields: Any) -> dict[str, str]:
+def workflow_record(state: str, dispatched: Any, **fields: Any) -> dict[str, str]:
     return record("a", dispatched, state, life=dispatched, **fields)
 
 
@@ -156,7 +156,8 @@ def test_when_the_time_has_come_it_is_put_in_line(desk: Desk) -> None:
 def sooner(desk: Desk, id: str) -> None:
     """All deadlines of a suspended job have passed."""
     key = desk.q.job(id)
-    for name, value in desk.client.hgetall(key).items():
+    fields: Any = desk.client.hgetall(key)
+    for name, value in fields.items():
         if name.startswith(b"wait:"):
             desk.client.hset(key, name, value.replace(str(FUTURE).encode(), str(PAST).encode()))
     desk.client.zadd(desk.q.suspended, {id: PAST})
@@ -454,7 +455,9 @@ def test_a_suspended_job_is_cancelled_and_deleted_as_others_are(desk: Desk, how:
         case "cancel_job":
             assert desk.call(ops.cancel_job(desk.q, "x", "why")).waiting == 1
         case "cancel_all":
-            assert desk.call(ops.cancel_all(desk.q)).waiting == 1
+            cancelled = desk.call(ops.cancel_all(desk.q))
+            assert cancelled is not None
+            assert cancelled.waiting == 1
         case _:
             assert desk.call(ops.delete_queue(desk.q)) == 1
     assert send(desk) == "none gone"

@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -142,7 +142,7 @@ class Machine:
         replied = self.call(ops.suspend_task(self.desk.q, run.worker, run.claim, waits))
         if replied.status == "ready":
             run.fields |= replied.ends
-            record = self.desk.client.hgetall(self.desk.q.active("x"))
+            record: Any = self.desk.client.hgetall(self.desk.q.active("x"))
             run.fields |= {name.decode(): value for name, value in record.items() if name.startswith(b"end:c")}
         else:
             self.runs.remove(run)
@@ -194,7 +194,7 @@ class Machine:
 
     def time_passes(self) -> None:
         """Deadlines have passed, or a look at children is due."""
-        key, client = self.desk.q.job("x"), self.desk.client
+        key, client = self.desk.q.job("x"), cast("Any", self.desk.client)
         if client.zscore(self.desk.q.suspended, "x") is None:
             return
         passes = not self.faults or self.random.random() < 0.5
@@ -209,7 +209,8 @@ class Machine:
         self.desk.call(ops.cancel_job(self.desk.q, "x", "why"))
 
     def put_back(self) -> None:
-        for claim in self.desk.client.zrange(self.desk.q.failed, 0, 0):
+        claims: Any = self.desk.client.zrange(self.desk.q.failed, 0, 0)
+        for claim in claims:
             self.desk.call(ops.retry_aside(self.desk.q, "failed", [int(claim)]))
 
     def retry(self) -> None:
