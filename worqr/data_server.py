@@ -94,9 +94,10 @@ class DataServer:
         os.set_inheritable(lock, True)
         path = self.folder / CONFIGURATION
         _write_whole(path, self.configuration().encode())
-        _tell_systemd_when_ready(self.socket, self.password)
+        environment = {**os.environ, "LC_ALL": "C"}  # Redis 7.2 does not start with a locale that is not installed
+        _tell_systemd_when_ready(environment.pop("NOTIFY_SOCKET", ""), self.socket, self.password, lock)
         os.dup2(2, 1)
-        os.execve(program, [os.fspath(program), os.fspath(path)], {**os.environ, "LC_ALL": "C"})  # noqa: S606
+        os.execve(program, [os.fspath(program), os.fspath(path)], environment)  # noqa: S606
 
     def configuration(self) -> str:
         """Return the text of its configuration file."""
@@ -151,9 +152,9 @@ def take_lock(folder: Path) -> int:
             return lock
 
 
-def _tell_systemd_when_ready(path: Path, password: str) -> None:
+def _tell_systemd_when_ready(address: str, path: Path, password: str, lock: int) -> None:
     """Start a process that sends ``READY=1`` when the server replies, if systemd has asked, and then ends."""
-    address, server = os.environ.pop("NOTIFY_SOCKET", ""), os.getpid()
+    server = os.getpid()
     if not address:
         return
     child = os.fork()
@@ -163,13 +164,14 @@ def _tell_systemd_when_ready(path: Path, password: str) -> None:
     try:
         if os.fork():
             return
+        os.close(lock)
         while os.path.exists(f"/proc/{server}"):
-            with suppress(OSError, Unavailable), Connection(path, password) as connection:
-                connection.ask("PING")
-                break
             time.sleep(POLL_EVERY)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.sendto(b"READY=1", f"\0{address[1:]}" if address.startswith("@") else address)
+            with suppress(OSError, Unavailable), Connection(path, password) as connection:
+                connection.ask("PING")  # refused while the server loads its data
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"READY=1", f"\0{address[1:]}" if address.startswith("@") else address)
+                return
     finally:
         os._exit(0)
 

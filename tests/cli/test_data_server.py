@@ -152,9 +152,26 @@ async def test_systemd_hears_when_the_server_replies(start: Start, tmp_path: Pat
         assert b"NOTIFY_SOCKET" not in of_proc(server.pid, "environ")
 
 
+async def test_systemd_hears_nothing_of_a_server_that_cannot_load_its_data(
+    start: Start, folder: Path, tmp_path: Path
+) -> None:
+    (folder / "appendonlydir").mkdir(parents=True)
+    (folder / "appendonlydir" / "appendonly.aof.manifest").write_text("file none.rdb seq 1 type b\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        server = start(NOTIFY_SOCKET=str(tmp_path / "notify"))
+        assert await server.ended(LONG) == 1
+        await server.line(LONG)  # its URL
+        with pytest.raises(AssertionError, match="the child ended"):
+            await server.line(LONG)  # the process that waits for it has ended, too
+        systemd.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)
+
+
 async def test_memory_is_bounded_and_a_full_server_refuses_tasks(start: Start) -> None:
     server = start("--max-memory", "8M")
-    mesh = worqr.Mesh(await serving(server), patience=2)
+    mesh = worqr.Mesh(await serving(server), patience=30)
     async with mesh.connect():
         with pytest.raises(worqr.QueueFull):
             for _ in range(100):

@@ -55,7 +55,10 @@ _MEANT: Final = {
     "resume QUEUE": "unpause continue",
 }
 _OTHER_OPTIONS: Final = {
-    **dict.fromkeys(("-c", "-w", "-t", "--workers", "--worker-concurrency"), "--concurrency N"),
+    **dict.fromkeys(("-c", "-t", "--worker-concurrency"), "--concurrency N"),
+    "-w": "--workers N",
+    **dict.fromkeys(("--max-tasks-per-child", "--max-tasks"), "--max-runs N"),
+    "--max-memory-per-child": "--max-memory 800M",
     **dict.fromkeys(
         ("-p", "--processes"), "--concurrency N; where a function runs is runs_in='process' in its declaration"
     ),

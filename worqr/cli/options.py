@@ -107,7 +107,8 @@ def parse_size(text: str | None, what: str) -> int | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG])(?:i?B)?", text, re.IGNORECASE)
     if found is None:
         raise InvalidArguments(f"{what} must be a size such as 800M or 2G (units: K, M, G), got {text!r}")
-    return round(float(found[1]) * 1024 ** ("KMG".index(found[2].upper()) + 1))
+    units: int = 1024 ** ("KMG".index(found[2].upper()) + 1)
+    return round(float(found[1]) * units)
 
 
 def parse_rate(text: str, what: str) -> Limit:
