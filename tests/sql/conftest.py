@@ -6,90 +6,38 @@
 from __future__ import annotations
 
 import os
-import pwd
-import shutil
 import sqlite3
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 import pytest
 
 import worqr
 from tests.support.patience import PATIENCE
-from tests.support.servers import Server, free_port
+from tests.support.postgres import Postgres, program, running_postgres
+from tests.support.servers import Server
 from worqr.sql import Outbox
-
-PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-"""Debian does not put them on the PATH."""
-
-
-def program(name: str) -> str | None:
-    """The path of a program of PostgreSQL."""
-    return shutil.which(name) or next((str(each / name) for each in reversed(PROGRAMS) if (each / name).exists()), None)
 
 
 def no_postgres() -> str:
     return "PostgreSQL is not installed, so outboxes are not tried with it: try `apt-get install postgresql`"
 
 
-@dataclass(frozen=True)
-class Postgres:
-    """A running cluster."""
-
-    folder: Path
-    port: int
-
-    def dsn(self, database: str) -> str:
-        return f"host={self.folder} port={self.port} user=postgres dbname={database}"
-
-    def url(self, driver: str, database: str) -> str:
-        return f"postgresql+{driver}://postgres@/{database}?host={self.folder}&port={self.port}"
-
-
-def as_postgres(folder: Path) -> dict[str, Any]:
-    """How its programs are started: by another user if we are root, because they refuse root."""
-    if os.geteuid() != 0:
-        return {}
-    user = pwd.getpwnam("postgres")
-    os.chown(folder, user.pw_uid, user.pw_gid)
-    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Postgres]:
-    initdb, postgres = program("initdb"), program("pg_ctl")
-    if initdb is None or postgres is None:
+    initdb, pg_ctl = program("initdb"), program("pg_ctl")
+    if initdb is None or pg_ctl is None:
         (pytest.fail if os.environ.get("WORQR_TEST_POSTGRES") else pytest.skip)(no_postgres())
-    folder = Path(tempfile.mkdtemp(prefix="worqr-pg-", dir="/tmp"))
-    who, port, data = as_postgres(folder), free_port(), folder / "data"
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, **who}
-    try:
-        subprocess.run([initdb, "-D", data, "-A", "trust", "-U", "postgres", "-N"], check=True, **quiet)
-        options = f"-k {folder} -p {port} -c listen_addresses='' -c fsync=off -c max_connections=50"
-        subprocess.run([postgres, "-D", data, "-w", "-l", folder / "log", "-o", options, "start"], check=True, **quiet)
-        try:
-            yield Postgres(folder, port)
-        finally:
-            subprocess.run([postgres, "-D", data, "-m", "immediate", "stop"], check=True, **quiet)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with running_postgres(initdb, pg_ctl) as found:
+        yield found
 
 
 @pytest.fixture
 def database(cluster: Postgres) -> Iterator[str]:
     """The name of a new database."""
-    name = f"t{uuid4().hex[:8]}"
-    with psycopg.connect(cluster.dsn("postgres"), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
-    yield name
-    with psycopg.connect(cluster.dsn("postgres"), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with cluster.database() as name:
+        yield name
 
 
 @pytest.fixture

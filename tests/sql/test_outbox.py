@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +16,7 @@ import msgspec
 import pytest
 
 import worqr
+from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
@@ -463,3 +466,12 @@ def test_a_time_of_its_own_is_absolute(
     age(file, 10 * 60_000)
     sweep(outbox)
     assert scheduled(mesh) == 1
+
+
+def test_an_outbox_imports_no_driver_and_worqr_no_outbox() -> None:
+    code = (
+        "import sys, worqr; worqr.Mesh(); assert 'worqr.sql' not in sys.modules; import worqr.sql; "
+        "print(*sorted({'sqlalchemy', 'psycopg', 'asyncpg', 'aiosqlite', 'django', 'sqlite3', 'asyncio'} & sys.modules.keys()))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.split() == []

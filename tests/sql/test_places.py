@@ -16,9 +16,9 @@ from sqlalchemy import orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import worqr
-from tests.sql.conftest import Postgres
 from tests.sql.test_outbox import NewOutbox, waiting
 from tests.support.patience import PATIENCE
+from tests.support.postgres import Postgres
 from worqr.errors import UsageError
 from worqr.sql import Outbox
 from worqr.sql.sender import Passes

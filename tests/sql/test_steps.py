@@ -14,9 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 import worqr
-from tests.sql.conftest import Postgres
 from tests.sql.test_outbox import Connect, NewOutbox
 from tests.support.patience import PATIENCE
+from tests.support.postgres import Postgres
 from worqr.errors import UsageError
 from worqr.peer.run import current_run
 from worqr.sql import Outbox, TooOld

@@ -77,10 +77,10 @@ def options_to_send(row: Row) -> dict[str, object] | None:
 
 def replicas_of(options: Mapping[str, object]) -> int:
     """Return the number of replicas that the options of a row ask for."""
-    found = options.get("replicas", 0)
-    return found if isinstance(found, int) else 0
+    found: object = options.get("replicas", 0)
+    return int(found) if isinstance(found, int) else 0
 
 
 def backoff_ms(tries: int) -> int:
     """Return the milliseconds until a row is tried again that was refused so many times."""
-    return min(LONGEST_BACKOFF, 1000 * 2**tries)
+    return min(LONGEST_BACKOFF, 1000 << tries)

@@ -86,7 +86,7 @@ class Sender:
         queues: tuple[str, ...] | None,
         replicas: int,
     ) -> None:
-        self._make = lambda: Passes(client, connect(), table, queues, replicas)
+        self._make: Callable[[], Passes] = lambda: Passes(client, connect(), table, queues, replicas)
         self._connect = connect
         self._table = table
         self._renew()

@@ -1,0 +1,223 @@
+"""An outbox in PostgreSQL: a ledger under kills, and what it costs beside a bare INSERT and beside `enqueue`.
+
+``python -m benchmarks.outbox [--transfers 2000] [--kills 5] [--calls 2000] [--rows 20000]``
+
+It needs PostgreSQL (`apt-get install postgresql`), which it starts in a folder of its own, with fsync. It is no subject of
+``python -m benchmarks``, which needs no database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+
+import psycopg
+
+import worqr
+from benchmarks.measuring import percentile
+from tests.support.postgres import Postgres, program, running_postgres
+from worqr.embedded import EmbeddedServer
+from worqr.sql import Outbox
+from worqr.sql.sender import Passes
+
+PREFIX = "outbox"
+
+
+class World:
+    """A server, a database with its tables, and a mesh with an outbox."""
+
+    def __init__(self, server: EmbeddedServer, postgres: Postgres, database: str) -> None:
+        self.dsn = postgres.dsn(database)
+        self.server = server
+        self.mesh = worqr.Mesh[Any](server.url, prefix=PREFIX)
+        self.outbox = Outbox(self.mesh, self.connect, sweep=False)
+        self.outbox.create_tables()
+        self.started: dict[int, float] = {}
+        self.every = threading.Condition()
+        self.transfer = self.mesh.task(self._transfer, name="transfer")  # type: ignore[call-overload]
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.dsn)
+
+    def _transfer(self, n: int) -> None:
+        with self.every:
+            self.started[n] = time.perf_counter()
+            self.every.notify_all()
+
+    def wait_for(self, number: int) -> None:
+        with self.every:
+            self.every.wait_for(lambda: len(self.started) >= number, 300)
+
+
+@contextmanager
+def worlds() -> Iterator[World]:
+    initdb, pg_ctl = program("initdb"), program("pg_ctl")
+    if initdb is None or pg_ctl is None:
+        sys.exit("PostgreSQL is not installed: try `apt-get install postgresql`")
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer())
+        postgres = stack.enter_context(running_postgres(initdb, pg_ctl, fsync=True))
+        world = World(server, postgres, stack.enter_context(postgres.database()))
+        yield world
+        world.outbox.close()
+        world.mesh.close()
+
+
+def show(what: str, *values: tuple[str, str]) -> None:
+    print(f"{what:<48}", "  ".join(f"{value} {name}" for value, name in values), flush=True)
+
+
+def ledger(world: World, transfers: int, kills: int) -> None:
+    """Kill programs that write transfers; the lines of the ledger are the jobs."""
+    connection = world.connect()
+    connection.execute("CREATE TABLE ledger (line TEXT PRIMARY KEY)")
+    connection.commit()
+    began = time.perf_counter()
+    for kill in range(kills):
+        command = [sys.executable, "-m", "benchmarks.outbox", "--write", world.server.url, world.dsn, str(kill)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(transfers // kills + kill):
+                process.stdout.readline()
+            process.kill()
+    connection.execute("UPDATE worqr_outbox SET at = at - 3000 WHERE state = 'waiting'")
+    connection.commit()
+    left = connection.execute("SELECT COUNT(*) FROM worqr_outbox WHERE state = 'waiting'").fetchone()
+    while world.outbox.sender.once(Passes.sweep):
+        pass
+    lines = connection.execute("SELECT COUNT(*) FROM ledger").fetchone()
+    connection.close()
+    info = worqr.sync(world.mesh.queue("ledger").info)
+    assert lines is not None
+    assert left is not None
+    rows, jobs, took = lines[0], info.counts.get("enqueued", 0), time.perf_counter() - began
+    show(
+        "ledger under kills",
+        (f"{rows:,}", "lines"),
+        (f"{jobs:,}", "jobs"),
+        (f"{left[0]}", "left by the killed"),
+        (f"{took:.0f}", "s"),
+    )
+    if rows != jobs:
+        sys.exit(f"{rows} lines and {jobs} jobs")
+
+
+def write(url: str, dsn: str, name: str) -> None:
+    """Write transfers until the process is killed."""
+    mesh = worqr.Mesh[Any](url, prefix=PREFIX)
+    outbox, connection, n = Outbox(mesh, lambda: psycopg.connect(dsn), sweep=False), psycopg.connect(dsn), 0
+    while True:
+        line, n = f"{name}-{n}", n + 1
+        with outbox.transaction(connection):
+            connection.execute("INSERT INTO ledger VALUES (%s)", (line,))
+            outbox.enqueue(connection, mesh.call("ledger", line=line))
+        print(line, flush=True)
+
+
+def each(calls: int, act: Callable[[int], object]) -> tuple[str, str]:
+    """The median of the microseconds that a call takes."""
+    took: list[float] = []
+    for n in range(calls):
+        began = time.perf_counter()
+        act(n)
+        took.append(time.perf_counter() - began)
+    return f"{median(took) * 1e6:,.0f}", "us"
+
+
+def costs(world: World, calls: int) -> None:
+    """One transaction with an insert, with and without a row of the outbox, and beside an enqueue."""
+    connection = world.connect()
+    connection.execute("CREATE TABLE orders (n INTEGER)")
+    connection.commit()
+    outbox, transfer = world.outbox, world.mesh.call("idle", n=1)
+
+    def bare(n: int) -> None:
+        with connection.transaction():
+            connection.execute("INSERT INTO orders VALUES (%s)", (n,))
+            connection.execute("INSERT INTO orders VALUES (%s)", (n,))
+
+    def stored(n: int) -> None:
+        with connection.transaction():
+            connection.execute("INSERT INTO orders VALUES (%s)", (n,))
+            outbox.enqueue(connection, transfer)
+
+    def beside(n: int) -> None:
+        with connection.transaction():
+            connection.execute("INSERT INTO orders VALUES (%s)", (n,))
+        worqr.sync(world.mesh.enqueue_many, [transfer])
+
+    for what, act in (("two bare INSERTs in a transaction", bare), ("an INSERT and a row of the outbox", stored)):
+        show(what, each(calls, act))
+    show("an INSERT, and an enqueue after the commit", each(calls, beside))
+    connection.execute("DELETE FROM worqr_outbox WHERE state = 'waiting'")
+    connection.commit()
+    connection.close()
+
+
+def latency(world: World, calls: int) -> None:
+    """From the commit to the start of the handler."""
+    connection, committed, hand_over = world.connect(), [], world.outbox.sender.hand_over
+
+    def noted(rows: Sequence[str]) -> None:
+        committed.append(time.perf_counter())
+        hand_over(rows)
+
+    world.outbox.sender.hand_over = noted  # type: ignore[method-assign]
+    with world.mesh.join_in_thread():
+        for n in range(calls):
+            with world.outbox.transaction(connection):
+                world.outbox.enqueue(connection, world.transfer.call(n))
+            world.wait_for(n + 1)
+    took = sorted((world.started[n] - at) * 1e3 for n, at in enumerate(committed))
+    connection.close()
+    p50, p99 = percentile(took, 50), percentile(took, 99)
+    show("commit to start", (f"{p50:.1f}", "ms p50"), (f"{p99:.1f}", "ms p99"))
+
+
+def sweeps(world: World, rows: int) -> None:
+    """A sweep of an empty table, and rows after an outage."""
+
+    def empty(passes: Passes) -> float:
+        passes.sweep()
+        began = time.perf_counter()
+        for _ in range(20):
+            passes.sweep()
+        return (time.perf_counter() - began) / 20
+
+    show("sweep of an empty table", (f"{world.outbox.sender.once(empty) * 1e3:.2f}", "ms"))
+    connection = world.connect()
+    for n in range(rows):
+        world.outbox.enqueue(connection, world.mesh.call("late", n=n))
+    connection.execute("UPDATE worqr_outbox SET at = at - 3000 WHERE state = 'waiting'")
+    connection.commit()
+    connection.close()
+    began, sent = time.perf_counter(), 0
+    while sent < rows:
+        sent += world.outbox.sender.once(Passes.sweep)
+    show("rows after an outage", (f"{rows / (time.perf_counter() - began):,.0f}", "rows/s"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.outbox")
+    for name, default in (("transfers", 2000), ("kills", 5), ("calls", 2000), ("rows", 20_000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--write", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.write:
+        write(*given.write)
+    with worlds() as world:
+        ledger(world, given.transfers, given.kills)
+        costs(world, given.calls)
+        latency(world, given.calls)
+        sweeps(world, given.rows)
+
+
+if __name__ == "__main__":
+    main()
