@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.django.conftest import Project
+
+pytestmark = pytest.mark.one_server
 
 TESTS = """
 import asyncio

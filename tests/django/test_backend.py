@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.django.conftest import Project
+
+pytestmark = pytest.mark.one_server
 
 TASKS = """
     @task
@@ -98,7 +102,11 @@ def test_what_json_cannot_carry_is_refused_at_the_enqueue_or_fails_the_task(proj
 def test_a_task_that_was_cancelled_or_is_gone(project: Project) -> None:
     project.write(tasks=TASKS)
     project.run("""
-    from worqr.django.results import job_of
+    from worqr.django.results import job_of, task_error
+    from worqr.records import RemoteError
+
+    for kind in ("Timeout", "Stalled", "Expired", "ValueError", "worqr.Failure"):
+        assert issubclass(task_error(RemoteError(kind, "why", "")).exception_class, Exception), kind
 
     def check(run):
         mesh = mesh_of(backend)

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import pytest
+
 from tests.django.conftest import TASKS as TASKS_MODULE
 from tests.django.conftest import Project
+from tests.support.children import ROOT
 from tests.support.servers import Server
+
+pytestmark = pytest.mark.one_server
 
 TASKS = """
     import os
@@ -24,6 +32,11 @@ TASKS = """
     def send(customer, text=""):
         return worqr.current().lane
 """
+
+
+def test_importing_worqr_imports_nothing_of_django() -> None:
+    code = "import sys, worqr, worqr.django, worqr.django.task_options as o; o.options(timeout=5); print('django' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "False\n"
 
 
 def test_the_commands_need_no_url_and_no_target(project: Project, server: Server) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.django.conftest import TASKS as TASKS_MODULE
 from tests.django.conftest import Project
+
+pytestmark = pytest.mark.one_server
 
 TASKS = """
     from shop.models import Order
