@@ -159,7 +159,7 @@ def test_the_fields_of_a_status_are_those_there_are() -> None:
 
 
 def test_the_counters_are_those_of_the_scripts() -> None:
-    source = "\n".join(script.source for script in all_scripts())
+    source = "\n".join(script.text for script in all_scripts())
     counted = set(re.findall(r"\b(?:count|tally)\(\w+, '(\w+)'", source)) | {
         "failed",
         "undecodable",
@@ -191,7 +191,7 @@ def test_every_key_and_channel_is_on_the_page() -> None:
     there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})
     text = (REFERENCE / "wire.md").read_text("utf-8")
     assert {key for key in there - {"", "{worqr}"} if f"`{key}`" not in text} == set()
-    written = {end for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.source)}
+    written = {end for script in all_scripts() for end in re.findall(r"\.\. '(:[a-z_]+)'", script.text)}
     written -= {":parts", ":members", ":follow_ups"}  # they follow the key of a batch, and of a part
     assert {end for end in written if f"`worqr:{{Q1}}{end}`" not in text and f"`{{worqr}}{end}`" not in text} == set()
 
