@@ -7,6 +7,7 @@ import threading
 import time
 
 import trio
+from trio_util import periodic
 
 import worqr
 
@@ -19,6 +20,16 @@ empty = worqr.Mesh()
 async def nap(seconds: float) -> None:
     print("napping", flush=True)
     await trio.sleep(seconds)
+    print("awake", flush=True)
+
+
+@mesh.task
+async def nap_until(path: str) -> None:
+    """Until the file exists."""
+    print("napping", flush=True)
+    async for _ in periodic(0.05):
+        if await trio.Path(path).exists():
+            break
     print("awake", flush=True)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import worqr
 from tests.cli.conftest import Command
@@ -169,12 +170,12 @@ async def test_a_module_that_cannot_be_imported_ends_the_parent_too(start: Start
 
 
 async def test_the_successor_serves_before_the_old_worker_takes_no_more_and_no_run_is_cut_short(
-    run: Run, connected: worqr.Mesh
+    run: Run, connected: worqr.Mesh, tmp_path: Path
 ) -> None:
     parent = await run("--max-runs", "5", "--grace", "0.1")
     [old] = children_of(parent.pid)
     worker = await of_process(connected, old)
-    await enqueue(connected, "nap", seconds=4)  # far longer than the grace
+    await enqueue(connected, "nap_until", path=str(tmp_path / "end"))
     assert await parent.line(LONG) == "napping"
     for _ in range(5):
         await enqueue(connected, "nap", seconds=0)
@@ -183,6 +184,9 @@ async def test_the_successor_serves_before_the_old_worker_takes_no_more_and_no_r
     log = await entries(connected, "joined", "left")
     assert [each.kind for each in log] == ["joined", "joined"]
     [new] = set(children_of(parent.pid)) - {old}
+    await trio.sleep(0.5)  # longer than the grace
+    assert is_alive(old)
+    await trio.Path(tmp_path, "end").touch()
     await until(lambda: "the old process" in parent.errors, LONG)
     assert [line for line in [await parent.line(LONG) for _ in range(11)] if line == "awake"] == ["awake"] * 6
     assert f"worker.renewed: the old process {old} ended with exit code 0" in parent.errors
@@ -190,7 +194,7 @@ async def test_the_successor_serves_before_the_old_worker_takes_no_more_and_no_r
     assert [each.kind for each in log] == ["joined", "joined", "left"]
     assert log[-1].worker == worker
     assert children_of(parent.pid) == [new]
-    assert (await connected.queue("tests.cli.app.nap").info()).failed == 0
+    assert (await connected.queue("tests.cli.app.nap_until").info()).failed == 0
     parent.signal(TERM)
     assert await parent.ended(LONG) == 0
 
