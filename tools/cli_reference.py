@@ -29,7 +29,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr run shop:mesh --reload",
     ),
     "outbox": (
-        "worqr outbox",
+        "worqr outbox --json",
         "worqr outbox shop:outbox --state failed",
         "worqr outbox shop:outbox --retry 01a21d1847317b32aa3f19454a5374a8",
     ),
