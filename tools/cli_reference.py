@@ -32,7 +32,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "backup": ('worqr backup "/backup/worqr-$(date +%F).rdb" --data /srv/worqr',),
     "restore": ("worqr restore /backup/worqr-2031-05-01.rdb --data /srv/worqr",),
     "outbox": (
-        "worqr outbox",
+        "worqr outbox --json",
         "worqr outbox shop:outbox --state failed",
         "worqr outbox shop:outbox --retry 01a21d1847317b32aa3f19454a5374a8",
     ),

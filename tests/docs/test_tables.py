@@ -186,7 +186,15 @@ def shapes(keys: QueueKeys | RegistryKeys | BatchKeys, arguments: dict[str, Any]
 
 
 def test_every_key_and_channel_is_on_the_page() -> None:
-    arguments = {"worker": "W1", "claim": "P1", "id": "ID", "digest": "DIGEST", "producer": "X", "period": "MS"}
+    arguments = {
+        "worker": "W1",
+        "claim": "P1",
+        "id": "ID",
+        "digest": "DIGEST",
+        "row": "ROW",
+        "producer": "X",
+        "period": "MS",
+    }
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})
     text = (REFERENCE / "wire.md").read_text("utf-8")
