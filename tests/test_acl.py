@@ -70,6 +70,10 @@ RELAY_SCRIPTS = {
     *("take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up", "keep_follow_ups"),
     *("store_end", "cancel_child", "look_for_child"),
 }
+SCHEDULER = {
+    *("store_schedule", "unstore_schedule", "read_schedules", "index_schedule", "unindex_schedule", "page_schedules"),
+}
+"""What the calls about stored schedules send."""
 """What the relay of messages between queues sends."""
 SCRIPTS = {
     "producer": {
@@ -93,6 +97,7 @@ SCRIPTS = {
         *OPERATORS_ONLY,
         *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues", "note_event"),
         *("list_tasks", "list_queues", "inspect", "list_schedules", "purge_queue", "list_shards", "declare_shards"),
+        *SCHEDULER,
         *("cancel_batch", "read_batch", "read_part", "send_event", *RELAY_SCRIPTS),
     },
     "viewer": {
@@ -108,6 +113,7 @@ SCRIPTS = {
         ),
         "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
+        "page_schedules",
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
         *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes"),
     },
@@ -687,6 +693,8 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "ask_worker": lambda mesh: mesh.ask_worker("A", "quiet"),
         "run_schedule": lambda mesh: mesh.run_schedule("s"),
         "override_schedule": lambda mesh: mesh.override_schedule("s", None),
+        "schedule": lambda mesh: mesh.schedule("report/a", CALL, every=3600),
+        "schedules_apply": lambda mesh: mesh.schedules_apply("report/", [("report/b", CALL, {"every": 3600})]),
     },
     worqr.Queue: {
         "cancel": lambda queue: queue.cancel(b"x"),
@@ -876,6 +884,25 @@ def forge(users: Users, queue: str) -> None:
     eve.zadd(f"{own}:batches", {"forged": 1})
     eve.publish(f"{{{users.prefix}}}:due", f"0 {own}")
     eve.close()
+
+
+@pytest.mark.leaves("*")
+async def test_a_producer_stores_schedules_only_with_the_right_that_the_page_names(users: Users) -> None:
+    row = re.search(r"^\| `(.*:schedules.*)` \| a producer that \[stores", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert row
+    mesh = users.mesh("producer")
+    async with mesh.connect():
+        with pytest.raises(worqr.RefusedByServer):
+            await mesh.schedule("a", mesh.call("Q1", b""), every=3600)
+    url = users.grant("producer", [*lines()["producer"], *shlex.split(row[1].replace("worqr:{*", "worqr:{Q1"))])
+    mesh = worqr.Mesh(url, prefix=users.prefix, patience=PATIENCE)
+    async with mesh.connect():
+        assert await mesh.schedule("a", mesh.call("Q1", b""), every=3600) == "created"
+        with pytest.raises(worqr.RefusedByServer):
+            await mesh.schedule("b", mesh.call("payments", b""), every=3600)
+        assert [each.name for each in await mesh.schedules("a")] == ["a"]
+        assert await mesh.schedule_handle("a").delete()
+    users.grant("producer")
 
 
 @pytest.mark.leaves("*")
@@ -1129,6 +1156,7 @@ def test_and_for_every_kind_of_key() -> None:
         *("cancel_channel", "cancelled_channel"),
         *("event_ids_channel", "event_ends_channel"),  # without the right to them, events have no ids and no ends
         *("runs", "recent"),  # and runs are neither counted nor kept
+        "schedules",  # which the leader reads: without the right, it says so
     }
     assert {word for word in words if word.startswith(KEYS.base)} <= set(known.values())
 

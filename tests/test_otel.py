@@ -453,7 +453,7 @@ async def fire_once(mesh: worqr.Mesh, nominal: int, overlap: Literal["skip", "qu
     """Fire a schedule as a leader does; return the reply."""
     definition = Definition(name="s", queue="Q1", task=b"tick", every_ms=60_000, overlap=overlap)
     keys, now = QueueKeys(mesh.prefix, "Q1"), round(time.time() * 1000)
-    [word] = await fire(mesh._client.link, keys, [(definition, nominal)], judged_at=now, tracing=mesh.tracing)
+    [word] = await fire(mesh._client.link, keys, [(definition, nominal, "")], judged_at=now, tracing=mesh.tracing)
     return word
 
 

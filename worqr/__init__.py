@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.job import Job as Job
     from worqr.client.producer import Call as Call
     from worqr.client.queue import Queue as Queue
+    from worqr.client.stored_schedules import AppliedSchedules as AppliedSchedules
+    from worqr.client.stored_schedules import ScheduleHandle as ScheduleHandle
+    from worqr.client.stored_schedules import StoredScheduleOptions as StoredScheduleOptions
     from worqr.client.sync import sync as sync
     from worqr.client.sync import sync_block as sync_block
     from worqr.cron import Schedule as Schedule
@@ -126,6 +129,7 @@ _HOMES = {
     "worqr.client.job": "Job",
     "worqr.client.queue": "Queue",
     "worqr.client.sync": "sync sync_block",
+    "worqr.client.stored_schedules": "AppliedSchedules ScheduleHandle StoredScheduleOptions",
     "worqr.cron": "Schedule ScheduleOverride",
     "worqr.errors": (
         "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoJob NoResult NotReplicated "

@@ -18,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache, lru_cache
-from typing import Annotated, Final, Literal, Protocol, cast
+from typing import Annotated, Any, Final, Literal, Protocol, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import check_name
-from worqr.validation import EPOCH, LATEST_MS, LONGEST, check_count
+from worqr.validation import EPOCH, LATEST_MS, LONGEST, check_count, seconds
 
 ON_TIME_MS: Final = 10_000
 """A firing this late is still on time: a change of the leader takes less. Older ones were missed."""
@@ -45,6 +45,8 @@ LONGEST_EXPRESSION: Final = 500
 """Characters of a cron expression."""
 LONGEST_ZONE: Final = 100
 """Characters of the name of a time zone. The longest in the IANA database has 38."""
+MAX_TIMES: Final = 10**9
+"""Firings that a schedule counts at most."""
 _ZONE_NAME: Final = re.compile(r"\w[\w+-]*(?:/\w[\w+-]*){0,4}", re.ASCII)
 _LONGEST_MS: Final = round(LONGEST * 1000)
 
@@ -64,6 +66,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     Attributes:
         cron: the expression, or empty; then `every_ms` is the period.
         misfire: how many missed firings are caught up.
+        phase_ms: of a period: it fires at its multiples and this later.
+        until_ms: the last nominal time; 0: there is none.
+        times: how many firings are enqueued; 0: any number.
+        by: the program or person that stored it at run time.
     """
 
     name: str
@@ -75,6 +81,10 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     misfire: Annotated[int, msgspec.Meta(ge=0, le=MAX_CATCH_UP)] = 1
     overlap: Overlap = "skip"
     jitter_ms: Annotated[int, msgspec.Meta(ge=0, le=_LONGEST_MS)] = 0
+    phase_ms: Annotated[int, msgspec.Meta(ge=0, le=_LONGEST_MS)] = 0
+    until_ms: Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)] = 0
+    times: Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMES)] = 0
+    by: str = ""
 
     @property
     def job(self) -> str:
@@ -189,12 +199,26 @@ class Schedule:
     """Set by ``mesh.override_schedule()``; None if the times are those of the code."""
     problem: str = ""
     """Why the schedule may not fire at these times; empty if nothing is known to be wrong."""
+    stored: bool = False
+    """True if a program stored it at run time with ``mesh.schedule()``; False if workers declare it."""
+    by: str = ""
+    """The program or person that stored it; empty for a declared schedule."""
+    until: datetime | None = None
+    """The last time at which it may fire; None if there is none."""
+    times: int | None = None
+    """How many firings are enqueued in all; None: any number."""
+    runs: int = 0
+    """How many firings of a schedule with `times` were enqueued."""
+    ended: bool = False
+    """True if it fires no more, because of `until` or `times`. It is deleted a week later."""
+    phase: float = 0.0
+    """Seconds after the multiples of `every` at which a stored schedule fires."""
 
     def next_runs(self, count: int = 5) -> list[datetime]:
         """Return the next times, beginning with `next_run`, of an expression that your version of worqr can read.
 
         Args:
-            count: How many times, 1 to 100.
+            count: How many times, 1 to 100. There are fewer if the schedule ends before.
 
         Raises:
             UsageError: `count` is not valid, or the extra ``cron`` is missing.
@@ -203,10 +227,11 @@ class Schedule:
             raise UsageError(f"count must be at most {MAX_NEXT_RUNS}, not {count}")
         found = [self.next_run]
         if self.cron or self.every:
-            trigger = Trigger(_times(self.cron, round((self.every or 0) * 1000), self.timezone))
-            while len(found) < count:
+            every_ms, left = round((self.every or 0) * 1000), count if self.times is None else self.times - self.runs
+            trigger = Trigger(replace(_times(self.cron, every_ms, self.timezone), phase_ms=round(self.phase * 1000)))
+            while len(found) < min(count, left):
                 found.append(at(trigger.next_after(ms_of(found[-1]))))
-        return found
+        return [] if self.ended else [each for each in found if self.until is None or each <= self.until]
 
 
 def _times(cron: str, every_ms: int = 0, timezone: str = "UTC") -> Definition:
@@ -240,13 +265,13 @@ class Trigger:
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
-        self._period = definition.every_ms
+        self._period, self._phase = definition.every_ms, definition.phase_ms
         self._next = None if self._period else _cron_times(definition.cron, definition.timezone).next_after
 
     def next_after(self, ms: int) -> int:
         """Return the first firing after that time."""
         if self._next is None:
-            return (ms // self._period + 1) * self._period
+            return ((ms - self._phase) // self._period + 1) * self._period + self._phase
         return self._next(ms)
 
     def last_between(self, after: int, until: int, n: int) -> list[int]:
@@ -257,9 +282,9 @@ class Trigger:
         if n <= 0 or until <= after:
             return []
         if self._period:
-            last = until // self._period
-            first = max(after // self._period + 1, last - n + 1)
-            return [number * self._period for number in range(first, last + 1)]
+            last = (until - self._phase) // self._period
+            first = max((after - self._phase) // self._period + 1, last - n + 1)
+            return [number * self._period + self._phase for number in range(first, last + 1)]
         window = _FIRST_WINDOW_MS
         while True:
             start = max(after, until - window)
@@ -376,6 +401,37 @@ def due_firings(trigger: Trigger, cursor: int, now: int, waited_ms: int = 0) -> 
         following = trigger.next_after(following)
     judged = [cursor, *missed, *due][-1]
     return DueFirings([*caught_up, *due], judged, len(missed), len(caught_up), following)
+
+
+# The options of schedules
+
+
+OVERLAPS: Final = ("skip", "queue", "cancel")
+MISFIRES: Final = {"skip": 0, "once": 1}
+
+
+def check_overlap(overlap: Any) -> Overlap:
+    """Return what is done about overlapping runs. Raises UsageError if there is no such rule."""
+    if overlap not in OVERLAPS:
+        raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {overlap!r}")
+    return overlap
+
+
+def misfire_count(misfire: object) -> int:
+    """Return how many missed firings are made up for. Raises UsageError if it is not valid."""
+    if isinstance(misfire, str) and misfire in MISFIRES:
+        return MISFIRES[misfire]
+    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
+        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
+    return misfire
+
+
+def period_ms(period: object) -> int:
+    """Return the period of ``every`` in ms. Raises UsageError if it is not valid."""
+    found = round(seconds(period, "period", positive=True) * 1000)
+    if found < MIN_PERIOD * 1000:
+        raise UsageError(f"period must be at least {MIN_PERIOD:g} s, not {period!r}")
+    return found
 
 
 def jitter_ms(definition: Definition, nominal: int) -> int:

@@ -377,6 +377,11 @@ class QueueKeys:
         return f"{self.base}:fired"
 
     @property
+    def schedules(self) -> str:
+        """HASH: schedule -> the number and the call of each that a program has stored; until it is deleted or ends."""
+        return f"{self.base}:schedules"
+
+    @property
     def cancel_channel(self) -> str:
         """Channel: a claim whose cancellation was requested."""
         return f"{self.base}_cancel"
@@ -522,7 +527,7 @@ class RegistryKeys:
     @property
     def schedules(self) -> str:
         """HASH: ``def NAME``, ``last NAME``, ``over NAME`` ... of every schedule; expires 30 days after the last peer that
-        declared one.
+        declared one, unless one is stored.
         """
         return f"{self.base}:schedules"
 
@@ -544,6 +549,11 @@ class RegistryKeys:
         sweep.
         """
         return f"{self.base}:outboxes"
+
+    @property
+    def schedules_stored(self) -> str:
+        """ZSET of the names of stored schedules, all with the score 0; until the last is deleted or ends."""
+        return f"{self.base}:schedules_stored"
 
     @property
     def shards(self) -> str:

@@ -331,7 +331,9 @@ EVENTS: Final[dict[str, LogEvent]] = {
     ),
     "rewind_schedules": _event(WARNING, "the clock of the server was set back by more than a minute", "count"),
     "declare_schedules": _event(
-        (INFO, ERROR), "the schedules of this worker could not be declared; the worker tries again", "error repeated"
+        (INFO, ERROR),
+        "schedules of this worker could not be declared; the worker tries again",
+        "schedule error repeated",
     ),
     "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
     "shards": _event(

@@ -18,7 +18,7 @@ from worqr.client.inspection import queues_of
 from worqr.client.job import Delivery, Job, read_address, send_value
 from worqr.client.producer import Call, named_call
 from worqr.client.queue import Queue
-from worqr.client.schedules import ScheduleControls
+from worqr.client.stored_schedules import StoredSchedules
 from worqr.client.sync import sending, sent_by
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.registry import Declarations, Registry
@@ -52,7 +52,7 @@ BATCH_OPTIONS: Final = (
 )
 
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, ScheduleControls, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:

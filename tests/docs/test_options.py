@@ -16,8 +16,8 @@ import pytest
 import worqr
 from tests.docs.tables import columns, rows, section, words
 from worqr.client.connections import MAX_PATIENCE
-from worqr.cron import Definition
-from worqr.functions.registry import MAX_CATCH_UP, ScheduleOptions
+from worqr.cron import MAX_CATCH_UP, Definition
+from worqr.functions.registry import ScheduleOptions
 from worqr.handler_options import PATIENT, handling
 from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, PLAIN, encode_options
 from worqr.peer.options import CONCURRENCY, GRACE, THREADS

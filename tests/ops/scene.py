@@ -283,6 +283,14 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     ),
     "forget_queues": lambda q, g, scene: ops.forget_queues(g, ["old", "Q1", "Q2"]),
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
+    "index_schedule": lambda q, g, scene: ops.index_schedule(g, "stored", q, "7", DEF, times="daily"),
+    "page_schedules": lambda q, g, scene: ops.page_schedules(g, ""),
+    "read_schedules": lambda q, g, scene: ops.read_schedules(q, ["stored", "nobody"]),
+    "store_schedule": lambda q, g, scene: ops.store_schedule(q, "stored", TASK),
+    "unindex_schedule": lambda q, g, scene: ops.unindex_schedule(
+        g, ops.ScheduleRow("stored", DEF, 0, None, None, (), False, b"", version="7", home=q.name)
+    ),
+    "unstore_schedule": lambda q, g, scene: ops.unstore_schedule(q, "stored"),
     "inspect": lambda q, g, scene: ops.inspect(q),
     "job_status": lambda q, g, scene: ops.job_status(q, "runs", 0),
     "keep_worker_alive": lambda q, g, scene: ops.keep_worker_alive(

@@ -33,7 +33,7 @@ def fire_schedule(keys: QueueKeys, name: str, nominal: int, *, judged_at: int, *
 
 def declare(desk: Desk, *names: str, definition: bytes = DEF, replace: bool = True) -> None:
     pairs = [(name, definition) for name in names]
-    assert desk.call(ops.declare_schedules(desk.g, pairs, replace=replace)) == "ok"
+    assert desk.call(ops.declare_schedules(desk.g, pairs, replace=replace)) == []
     set_clock_ahead(desk, MINUTE // 2)  # so that no script notes the time meanwhile
 
 

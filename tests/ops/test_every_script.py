@@ -30,6 +30,7 @@ FILL_MEMORY = {
         "note_progress",
         "note_queues",
     ),
+    *("index_schedule", "store_schedule"),
     *("hold_follow_ups", "note_runs", "open_batch", "open_part", "sample_queue"),
 }
 READS = {each.name for each in all_scripts() if "no-writes" in each.source.split("\n", 1)[0]}

@@ -193,3 +193,29 @@ async def test_a_schedule_of_a_function_that_lives_elsewhere_waits_there(
     await bench.advance(HOUR)
     assert (await bench.run_until_empty()).finished == 0
     assert await mesh.queue("elsewhere").tasks() == [b'{"region":"eu"}']
+
+
+async def test_a_stored_schedule_fires_when_the_clock_moves_and_ends(
+    bench: testing.Bench, mesh: worqr.Mesh, reports: Reports
+) -> None:
+    call = reports.function.call("eu")
+    assert await mesh.schedule("report/eu", call, cron="0 3 * * *", times=2) == "created"
+    for n in (1, 2, 2):
+        await bench.advance(DAY)
+        await bench.advance(MINUTE)  # of its jitter
+        await bench.run_until_empty()
+        assert len(reports.times) == n
+    info = await mesh.schedule_handle("report/eu").info()
+    assert info is not None
+    assert (info.runs, info.ended) == (2, True)
+
+
+async def test_a_stored_schedule_that_is_paused_or_deleted_does_not_fire_on_a_bench(
+    bench: testing.Bench, mesh: worqr.Mesh, reports: Reports
+) -> None:
+    for name in ("paused", "deleted", "fires"):
+        await mesh.schedule(name, reports.function.call("eu"), every=3600, jitter=0, overlap="queue")
+    await mesh.schedule_handle("paused").pause()
+    await mesh.schedule_handle("deleted").delete()
+    await bench.advance(2 * HOUR)
+    assert (await bench.run_until_empty()).finished == 2

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import tzinfo
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from worqr import ops
 from worqr.client.client import Client
@@ -45,7 +48,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 async def fire(
     link: Link,
     keys: QueueKeys,
-    firings: Sequence[tuple[Definition, int]],
+    firings: Sequence[tuple[Definition, int, str]],
     *,
     judged_at: int,
     tracing: Tracing | None,
@@ -56,7 +59,8 @@ async def fire(
     Args:
         link: of the queue.
         keys: of the queue.
-        firings: up to `ops.FIRINGS_AT_ONCE` schedules of the queue, each with the time of the firing, in ms.
+        firings: up to `ops.FIRINGS_AT_ONCE` schedules of the queue, each with the time of the firing, in ms, and the number of
+            a stored one's call.
         judged_at: when they were found due, in ms.
         tracing: that of the mesh; None: they are not traced.
         patience: seconds; by default the link's.
@@ -65,16 +69,17 @@ async def fire(
         Unavailable: the server did not reply within `patience`.
         WorqrError: the server's error. Some of them may have been enqueued.
     """
-    spans = [None if tracing is None else _span_of(tracing, link, definition) for definition, _ in firings]
+    spans = [None if tracing is None else _span_of(tracing, link, definition) for definition, _, _ in firings]
     calls = [
         ops.Firing(
             *(definition.name, nominal, nominal + jitter_ms(definition, nominal), definition.overlap, definition.task),
             meta="" if span is None else encoded_meta(span.carrier),
+            version=version,
         )
-        for (definition, nominal), span in zip(firings, spans, strict=True)
+        for (definition, nominal, version), span in zip(firings, spans, strict=True)
     ]
     words = await link.call(ops.fire_schedules(keys, calls, judged_at=judged_at), patience=patience)
-    for (definition, _), span, word in zip(firings, spans, words, strict=True):
+    for (definition, _, _), span, word in zip(firings, spans, words, strict=True):
         if span is not None and word == "ok":
             try:
                 span.end(definition.job)
@@ -98,6 +103,31 @@ def _note_untraced(definition: Definition, error: BaseException) -> None:
     emit(logger, "fire_schedule", text, schedule=definition.name, error=one_line(error))
 
 
+@dataclass(frozen=True, slots=True)
+class StoredCall:
+    """The call of a stored schedule, as it is in its queue."""
+
+    options: dict[str, Any]
+    task: bytes
+    times: Definition
+
+    def encode(self) -> bytes:
+        """Encode it for its queue: equal calls are equal bytes."""
+        options = msgspec.msgpack.encode(self.options)
+        return b"%d %d %b%b%b" % (len(options), len(self.task), options, self.task, self.times.encode())
+
+    @staticmethod
+    def decode(blob: bytes) -> StoredCall:
+        """Decode the call. Raises UsageError if it cannot be read, because any program may have written it."""
+        try:
+            length, size, rest = blob.split(b" ", 2)
+            end, until = int(length), int(length) + int(size)
+            options = msgspec.msgpack.decode(rest[:end], type=dict[str, Any])
+            return StoredCall(options, rest[end:until], Definition.decode(rest[until:]))
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise UsageError(f"this version of worqr cannot read the call of a stored schedule: {error}") from None
+
+
 PLANNED_WITHIN_MS: Final = 15_000
 """Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""
 
@@ -107,14 +137,21 @@ class ScheduleControls:
 
     _client: Client
 
-    async def schedules(self) -> list[Schedule]:
-        """Return all schedules of the mesh, those of other programs too, by name.
+    async def schedules(self, prefix: str = "") -> list[Schedule]:
+        """Return all schedules of the mesh, those of other programs too, by name; or the stored ones with a prefix.
+
+        Args:
+            prefix: Return the schedules that were stored by ``mesh.schedule()`` and whose names begin with this text. They are
+                read in pages of 1,000. Default: all schedules, declared ones too.
 
         Raises:
             UsageError: Outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`.
         """
-        rows, now = await self._rows()
+        if check_text(prefix, "prefix"):
+            rows, now = await self._stored_rows(prefix)
+        else:
+            rows, now = await self._rows()
         return [schedule_of(row, now) for row in rows]
 
     async def pause_schedule(self, name: str, *, paused: bool = True) -> None:
@@ -154,13 +191,15 @@ class ScheduleControls:
             NotReplicated: The job was stored, but fewer `replicas` than requested had it in time.
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
-        rows, _now = await self._rows()
-        found = next((row for row in rows if row.name == check_text(name, "schedule name")), None)
+        found = await find_schedule(self._client, check_text(name, "schedule name"))
         if found is None:
-            raise _unknown_error(name, rows)
-        definition = Definition.decode(found.definition)
+            raise await self._unknown(name)
+        definition = Definition.decode(found[0].definition)
         queue = Queue(self._client, QueueKeys(self._client.settings.prefix, definition.queue))
-        job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
+        if found[0].version:
+            job = await self._run_stored(found[0], definition)
+        else:
+            job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
         if job.outcome != "unchanged":
             await self._client.note("schedule_run", queue=definition.queue, text=name)
         return job
@@ -205,11 +244,41 @@ class ScheduleControls:
         check_times(expression, zone or "UTC")
         return Override(cron=expression, timezone=zone, by=self._client.who)
 
+    async def _run_stored(self, row: ScheduleRow, definition: Definition) -> Job[bytes]:
+        """Enqueue the call of a stored schedule, with its options."""
+        home = QueueKeys.of(self._client.settings.prefix, row.home)
+        [found] = await self._client.link_to(home.name).call(ops.read_schedules(home, [row.name]))
+        if found is None:
+            raise await self._unknown(row.name)
+        stored = StoredCall.decode(found[1])
+        keys = QueueKeys(self._client.settings.prefix, definition.queue)
+        options = {**stored.options, "id": definition.job, "exists": "skip"}
+        return await self._client.producer.dispatch_task(keys, stored.task, options)
+
     async def _rows(self) -> tuple[list[ScheduleRow], int]:
         return await all_schedules(self._client.ask, RegistryKeys(self._client.settings.prefix))
 
+    async def _stored_rows(self, prefix: str) -> tuple[list[ScheduleRow], int]:
+        """Return the stored schedules whose names begin with `prefix`, read in pages, and the server's time."""
+        keys, found = RegistryKeys(self._client.settings.prefix), list[ScheduleRow]()
+        while True:
+            after = found[-1].name if found else ""
+            page, now = await self._client.ask(ops.page_schedules(keys, prefix, after))
+            found += page
+            if len(page) < ops.SCHEDULES_PER_PAGE:
+                return found, now
+
     async def _unknown(self, name: str) -> UsageError:
         return _unknown_error(name, (await self._rows())[0])
+
+
+async def find_schedule(client: Client, name: str) -> tuple[ScheduleRow, int] | None:
+    """Return what is stored of one schedule, and the server's time."""
+    keys = RegistryKeys(client.settings.prefix)
+    rows, now = await client.ask(ops.page_schedules(keys, name, limit=1))
+    if not (rows and rows[0].name == name):
+        rows, now = await all_schedules(client.ask, keys)
+    return next(((row, now) for row in rows if row.name == name), None)
 
 
 def _unknown_error(name: str, rows: list[ScheduleRow]) -> UsageError:
@@ -250,6 +319,13 @@ def schedule_of(row: ScheduleRow, now: int) -> Schedule:
         pending=len(row.pending),
         override=_override_of(row),
         problem=problem,
+        stored=bool(row.version),
+        by="" if definition is None else definition.by,
+        until=None if definition is None or not definition.until_ms else at(definition.until_ms),
+        times=None if definition is None or not definition.times else definition.times,
+        runs=row.ran,
+        ended=row.ended is not None,
+        phase=0.0 if definition is None else definition.phase_ms / 1000,
     )
 
 

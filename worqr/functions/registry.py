@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from datetime import tzinfo
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
 from msgspec.structs import replace
 
 from worqr.client.producer import Call
-from worqr.cron import MAX_CATCH_UP, MAX_TASK, MIN_PERIOD, Definition, Overlap, Trigger, zone_name
+from worqr.cron import MAX_TASK, Definition, Overlap, Trigger, check_overlap, misfire_count, period_ms, zone_name
 from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
@@ -241,10 +241,6 @@ def _is_defined_anew(older: Callable[..., Any], newer: Callable[..., Any]) -> bo
 # The options of schedules. `worqr.cron` computes the firings.
 
 
-OVERLAPS: Final = ("skip", "queue", "cancel")
-MISFIRES: Final = {"skip": 0, "once": 1}
-
-
 class ScheduleOptions(TypedDict, total=False):
     """The options of a schedule, for `cron` and `every`."""
 
@@ -298,22 +294,12 @@ def _checked(how: Mapping[str, Any]) -> dict[str, Any]:
     if "timezone" in how:
         found["timezone"] = zone_name(how["timezone"])
     if "misfire" in how:
-        found["misfire"] = _misfire_count(how["misfire"])
+        found["misfire"] = misfire_count(how["misfire"])
     if "overlap" in how:
-        if how["overlap"] not in OVERLAPS:
-            raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {how['overlap']!r}")
-        found["overlap"] = how["overlap"]
+        found["overlap"] = check_overlap(how["overlap"])
     if "jitter" in how:
         found["jitter_ms"] = round(seconds(how["jitter"], "jitter") * 1000)
     return found
-
-
-def _misfire_count(misfire: object) -> int:
-    if isinstance(misfire, str) and misfire in MISFIRES:
-        return MISFIRES[misfire]
-    if isinstance(misfire, bool) or not isinstance(misfire, int) or not 1 <= misfire <= MAX_CATCH_UP:
-        raise UsageError(f"misfire must be 'skip', 'once' or a number from 1 to {MAX_CATCH_UP}, not {misfire!r}")
-    return misfire
 
 
 P = ParamSpec("P")
@@ -625,10 +611,7 @@ class Registry:
         """
         if "timezone" in how:
             raise UsageError("every() goes by real time and takes no timezone; for local times use cron()")
-        period_ms = round(seconds(period, "period", positive=True) * 1000)
-        if period_ms < MIN_PERIOD * 1000:
-            raise UsageError(f"period must be at least {MIN_PERIOD:g} s, not {period!r}")
-        return self._declare(call, how, every_ms=period_ms)
+        return self._declare(call, how, every_ms=period_ms(period))
 
     if not TYPE_CHECKING:  # a type checker knows the signature
         every = explain_arguments("every()", EVERY)(every)

@@ -1,11 +1,41 @@
--- Schedules: declare, list, tick, pause, override and drop them (registry), and fire them (a queue).
+-- Schedules: declare, list, tick, pause, override and drop them (registry), store them (registry and a queue), and fire them (a
+-- queue).
+
+-- A stored schedule has its call in the slot of its queue, and its times in the registry, under the same number. The registry
+-- alone starts nothing, so the rights to a queue's keys decide who may schedule its calls.
+
+-- While a schedule is stored, the registry's schedules do not expire; else `expire_s` after the last peer that declared one.
+local function keep_schedules(mesh, expire_s)
+  local stored = redis.call('ZCARD', mesh .. ':schedules_stored') > 0
+  for _, key in ipairs({mesh .. ':schedules', mesh .. ':schedules_due', mesh .. ':schedules_seen'}) do
+    if stored then
+      redis.call('PERSIST', key)
+    else
+      redis.call('EXPIRE', key, expire_s)
+    end
+  end
+end
+
+-- Returns the number and the definition of a stored schedule of this queue; nil if it is not stored.
+local function stored_schedule(queue, name)
+  return string.match(redis.call('HGET', queue .. ':schedules', name) or '', '^(%d+) (.*)$')
+end
+
+-- Deletes all facts about a schedule.
+local function forget_schedule(mesh, name)
+  for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused ', 'over ', 'ver ', 'when ', 'ran ', 'ended '}) do
+    redis.call('HDEL', mesh .. ':schedules', fact .. name)
+  end
+  redis.call('ZREM', mesh .. ':schedules_due', name)
+  redis.call('ZREM', mesh .. ':schedules_seen', name)
+end
 
 -- declare_schedules: stores schedules of a worker. A new or changed one counts its firings from now on. An unchanged one
 -- continues where it was, so that firings missed while no worker ran can be caught up. A pause stays.
 -- ARGV[4] replace 1: change what another peer declared, 0: store only those that are missing
 -- ARGV[5] expire_s s until all schedules of a mesh without peers are forgotten
 -- ARGV[6..] names and definitions in turn
--- RETURNS ok | late
+-- RETURNS ok name... (those that a program has stored: they stay as they are) | late
 -- RESEND safe: the reply is stored under the producer's number; a late copy must not replace what a newer peer declared
 -- NUMBERED
 -- FLAGS allow-oom
@@ -18,9 +48,13 @@ local function declare_schedules()
   redis.call('ZCARD', schedules_due)
   redis.call('ZCARD', schedules_seen)
   local now, led = now_ms(), digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
-  for i = 6, #ARGV, 2 do
-    local name, value = ARGV[i], ARGV[i + 1]
-    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name)
+  local reply = {'ok'}
+  local function declare(name, value)
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'paused ' .. name, 'ver ' .. name)
+    if kept[3] then
+      reply[#reply + 1] = name
+      return
+    end
     local changed = not kept[1] or replace and kept[1] ~= value
     if changed then
       redis.call('HSET', schedules, 'def ' .. name, value, 'last ' .. name, digits(now))
@@ -31,11 +65,14 @@ local function declare_schedules()
     end
     redis.call('ZADD', schedules_seen, led, name)
   end
-  store_clock(schedules, now)
-  for _, key in ipairs({schedules, schedules_due, schedules_seen}) do
-    redis.call('EXPIRE', key, expire_s)
+
+  for i = 6, #ARGV, 2 do
+    local name, value = ARGV[i], ARGV[i + 1]
+    declare(name, value)
   end
-  return {'ok'}
+  store_clock(schedules, now)
+  keep_schedules(mesh, expire_s)
+  return reply
 end
 
 -- renew_schedules: notes that a worker still declares these schedules, and returns the names of those that are missing.
@@ -55,18 +92,17 @@ local function renew_schedules()
   local led, missing = digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), {'ok'}
   for i = 2, #ARGV do
     local name = ARGV[i]
-    if redis.call('HEXISTS', schedules, 'def ' .. name) == 0 then
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'ver ' .. name)
+    if not kept[1] then
       missing[#missing + 1] = name
-    else
+    elseif not kept[2] then
       redis.call('ZADD', schedules_seen, led, name)
       if not redis.call('ZSCORE', schedules_due, name) and redis.call('HEXISTS', schedules, 'paused ' .. name) == 0 then
         schedule_check(schedules_due, name, digits(now_ms()))
       end
     end
   end
-  for _, key in ipairs({schedules, schedules_due, schedules_seen}) do
-    redis.call('EXPIRE', key, expire_s)
-  end
+  keep_schedules(mesh, expire_s)
   return missing
 end
 
@@ -75,7 +111,7 @@ end
 -- ARGV[1] cursor of the page before; 0 for the first
 -- ARGV[2] budget, how many facts to return, approximately
 -- RETURNS ok now_ms cursor fields: the cursor of the next page (0: this was the last), names and values in turn; a name is def,
---   last, next, fired, owed, over or paused, a space, and the schedule's name
+--   last, next, fired, owed, over, paused, ver, when, ran or ended, a space, and the schedule's name
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function list_schedules()
@@ -102,10 +138,12 @@ local function list_due_schedules()
   return found
 end
 
+local ENDED_KEPT = 604800000 -- ms for which a schedule that has ended is shown: a week
+
 -- Stores how far the schedule `name` got, if it is as its leader read it: `was` and `is` as in tick_schedules.
 local function note_schedule(schedules, schedules_due, now, name, was, is)
   local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'owed ' .. name, 'paused ' .. name)
-  local last, next_ms, at, fired, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (.*)$')
+  local last, next_ms, at, fired, more, owed = string.match(is, '^(%d+) (%d*) (%d+) (%d*) (%d*) (.*)$')
   if not kept[1] or (kept[2] or '') .. '\n' .. (kept[3] or '') ~= was or tonumber(last) > now + AHEAD_MS then
     return
   end
@@ -117,6 +155,13 @@ local function note_schedule(schedules, schedules_due, now, name, was, is)
     end
   end
   redis.call('HSET', schedules, unpack(facts))
+  if more ~= '' then
+    add_to(schedules, 'ran ' .. name, more)
+  end
+  if at == '0' then
+    redis.call('HSET', schedules, 'ended ' .. name, digits(now))
+    at = digits(now + ENDED_KEPT)
+  end
   if kept[3] and owed == '' then
     redis.call('HDEL', schedules, 'owed ' .. name)
   end
@@ -132,9 +177,11 @@ end
 -- ARGV[3] led ms, the same and the time since
 -- ARGV[4] wanted a msgpack list of the names of schedules to return, if they are due; empty: those that are due first
 -- ARGV[5..] names of the schedules to note, each with where it was found (last, a line break, owed...), and where it is now:
---   last, next (empty: as it was), look_at, fired (likewise: the last firing that was enqueued), owed..., each after a space
+--   last, next (empty: as it was), look_at (0: it has ended), fired (likewise: the last firing that was enqueued), how many more
+--   have run (likewise), owed..., each after a space
 -- RETURNS ok now_ms led next_ms due row... | back (the clock was set back: call rewind_schedules first); next_ms: when the next
---   one is due, or empty; due: how many are due; a row is definition, last, next, fired, owed, over (each may be missing) and name
+--   one is due, or empty; due: how many are due; a row is definition, last, next, fired, owed, over, ver, ran, ended (each may be
+--   missing) and name
 -- RESEND safe: a copy finds the schedule as it stored it, or changed by another process
 -- FLAGS allow-oom
 local function tick_schedules()
@@ -164,11 +211,11 @@ local function tick_schedules()
   local reply, bytes = {'ok', digits(now), digits(whole_number(redis.call('HGET', schedules, 'led'), 0)), '', 0}, 0
   for _, name in ipairs(asked or redis.call('ZRANGEBYSCORE', schedules_due, '-inf', digits(now), 'LIMIT', 0, limit)) do
     local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
-      'owed ' .. name, 'over ' .. name, 'paused ' .. name)
-    if not kept[1] or kept[7] then -- gone or paused: not in the set of due schedules
+      'owed ' .. name, 'over ' .. name, 'ver ' .. name, 'ran ' .. name, 'ended ' .. name, 'paused ' .. name)
+    if not kept[1] or kept[10] then -- gone or paused: not in the set of due schedules
       redis.call('ZREM', schedules_due, name)
     elseif not asked or tonumber(redis.call('ZSCORE', schedules_due, name) or NEVER) <= now then
-      kept[7], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
+      kept[10], reply[#reply + 1], bytes = name, kept, bytes + #kept[1]
       if bytes > MAX_BYTES then
         break
       end
@@ -316,23 +363,42 @@ local function drop_schedules()
   local reply = {'ok'}
   local before = digits(led - unseen_ms)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '-inf', before, 'LIMIT', 0, limit)) do
-    for _, fact in ipairs({'def ', 'last ', 'next ', 'fired ', 'owed ', 'paused ', 'over '}) do
-      redis.call('HDEL', schedules, fact .. name)
-    end
-    redis.call('ZREM', schedules_due, name)
-    redis.call('ZREM', schedules_seen, name)
+    forget_schedule(mesh, name)
     reply[#reply + 1] = name
   end
-  if #reply > 1 and redis.call('ZCARD', schedules_seen) == 0 then
+  local stored = redis.call('ZCARD', mesh .. ':schedules_stored')
+  if #reply > 1 and redis.call('ZCARD', schedules_seen) == 0 and stored == 0 then
     redis.call('DEL', schedules, schedules_due) -- 'led' and 'clock'
   end
   return reply
 end
 
--- Enqueues one firing. `o` has its name, nominal, run_at, overlap and meta; `batch` what fire_schedules knows of the queue.
--- Returns its word.
-local function fire_one(queue, batch, o, task)
-  local mark = o.meta and ' ' .. redis.sha1hex(o.meta) or '' -- whose job it is, for two leaders that trace the same firing
+-- Returns the options and the task of a stored schedule that a leader has read under the number `version`, with `meta` (JSON, or
+-- nil) added to its own. Returns nil and why, if it has been changed.
+local function stored_call(queue, name, version, meta)
+  local number, definition = stored_schedule(queue, name)
+  if number ~= version then
+    return nil, number and 'stale' or 'gone'
+  end
+  local length, size, rest = string.match(definition, '^(%d+) (%d+) (.*)$')
+  local is_read, options = pcall(cmsgpack.unpack, length and string.sub(rest, 1, length) or '')
+  local task = length and string.sub(rest, length + 1, length + size)
+  if not is_read or invalid_job(options, task) then
+    return nil, 'broken'
+  end
+  options.meta = options.meta and meta and string.sub(options.meta, 1, -2) .. ',' .. string.sub(meta, 2) or options.meta or meta
+  return options, task
+end
+
+-- Enqueues a job that waits for its retry. Returns how many tasks more can start.
+local function hurry_retry(queue, id, now)
+  redis.call('ZREM', queue .. ':due', id)
+  redis.call('HSET', queue .. ':job:' .. id, 'run_at', digits(now))
+  return enqueue_job(queue, id, now, now)
+end
+
+-- Returns the word for a firing that was judged before; nil for a new one.
+local function judged_before(queue, batch, o, mark)
   local before = batch.judged[o.name] or redis.call('HGET', queue .. ':fired', o.name) or ''
   local last, status, marked = string.match(before, '^(%d+) (%a+)( ?%x*)$')
   last = tonumber(last)
@@ -341,16 +407,31 @@ local function fire_one(queue, batch, o, task)
   elseif last and o.nominal < last and last <= batch.judged_at + AHEAD_MS then
     return 'fired'
   end
+  return nil
+end
+
+-- Enqueues one firing. `o` has its name, nominal, run_at, overlap, meta and version; `batch` what fire_schedules knows of the
+-- queue. Returns its word.
+local function fire_one(queue, batch, o, task)
+  local options = {meta = o.meta}
+  if o.version then
+    options, task = stored_call(queue, o.name, o.version, o.meta)
+    if not options then
+      return task
+    end
+  end
+  local mark = o.meta and ' ' .. redis.sha1hex(o.meta) or '' -- whose job it is, for two leaders that trace the same firing
+  local status = judged_before(queue, batch, o, mark)
+  if status then
+    return status
+  end
   local id, now = 'cron:' .. o.name, batch.now
   local seen = find_job(queue, id, batch.cleared)
-  local job = queue .. ':job:' .. id
-  local kept = seen.job and redis.call('HMGET', job, 'scheduled_for', 'retried_at') or {}
+  local kept = seen.job and redis.call('HMGET', queue .. ':job:' .. id, 'scheduled_for', 'retried_at') or {}
   local nominal_before, retried_at = whole_number(kept[1], 0), whole_number(kept[2], 0)
   local earlier = seen.active or seen.job and nominal_before <= batch.judged_at + AHEAD_MS
   if earlier and o.overlap ~= 'cancel' and seen.job and seen.job.state == 'due' and retried_at > now + AHEAD_MS then
-    redis.call('ZREM', queue .. ':due', id)
-    redis.call('HSET', job, 'run_at', digits(now))
-    batch.ready = batch.ready + enqueue_job(queue, id, now, now)
+    batch.ready = batch.ready + hurry_retry(queue, id, now)
   end
   if earlier and o.overlap == 'queue' then
     return 'busy'
@@ -362,9 +443,9 @@ local function fire_one(queue, batch, o, task)
       seen.begun = nil
     end
     batch.used = batch.used + 1
-    local firing = {id = id, run_at = math.min(o.run_at, LATEST), scheduled_for = digits(o.nominal), meta = o.meta,
-      exists = seen.begun and o.overlap == 'cancel' and 'cancel' or nil}
-    local _, _, _, ready, created = upsert(queue, firing, task, digits(batch.first + batch.used - 1), now, seen)
+    options.id, options.run_at, options.scheduled_for = id, math.min(o.run_at, LATEST), digits(o.nominal)
+    options.exists = seen.begun and o.overlap == 'cancel' and 'cancel' or options.exists
+    local _, _, _, ready, created = upsert(queue, options, task, digits(batch.first + batch.used - 1), now, seen)
     batch.ready, batch.created = batch.ready + ready, batch.created + created
     batch.ids[#batch.ids + 1] = created == 1 and id or nil
   end
@@ -379,10 +460,11 @@ end
 -- ARGV[1] judged_at ms, the registry's clock when the leader found them due (the queue may lie on another server)
 -- ARGV[2] expire_s s that the last firings of the queue's schedules are remembered
 -- ARGV[3..] firings at most 500: a msgpack map of name of the schedule, nominal ms, run_at ms, overlap when the job of an earlier
---   firing is still there (skip, queue, or cancel: one that does not run is replaced) and meta of the job (JSON); and task bytes,
---   in turn
+--   firing is still there (skip, queue, or cancel: one that does not run is replaced), meta of the job (JSON) and version, the
+--   number of one that is stored in the queue; and task bytes (of a stored one: none), in turn
 -- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
---   was judged before) | again (this firing was enqueued before, with another meta): one of them for each firing, in turn
+--   was judged before) | again (this firing was enqueued before, with another meta) | gone (it is not stored) | stale (it
+--   is stored under another number) | broken (what is stored cannot be read): one of them for each firing, in turn
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
 local function fire_schedules()
   local queue = KEYS[1]
@@ -417,6 +499,164 @@ local function fire_schedules()
   wake(queue, batch.ready + count_members(queue))
   if not done then -- those before it are enqueued, and get the same answer again
     error(problem)
+  end
+  return reply
+end
+
+-- store_schedule: stores the call of a schedule in its queue.
+-- ARGV[4] name of the schedule
+-- ARGV[5] definition bytes: the lengths of the job's options and of its task, each with a space after it; the options (a msgpack
+--   map), the task and the times (JSON)
+-- RETURNS created version | updated version | unchanged version | late; version: its number, the higher the later
+-- RESEND safe: the reply is stored under the producer's number
+-- NUMBERED
+local function store_schedule()
+  local queue = KEYS[1]
+  local name, definition = ARGV[4], ARGV[5]
+
+  local version, before = stored_schedule(queue, name)
+  if version and before == definition then
+    return {'unchanged', version}
+  end
+  local number = math.max((next_token(queue)), (whole_number(version, 0, NEVER)) + 1)
+  redis.call('HSET', queue .. ':schedules', name, digits(number) .. ' ' .. definition)
+  store_token(queue, number)
+  return {version and 'updated' or 'created', digits(number)}
+end
+
+-- unstore_schedule: deletes the call of a schedule from its queue: from now on it does not fire.
+-- ARGV[4] name of the schedule
+-- ARGV[5] version only under this number; empty: under any
+-- RETURNS ok version | gone | stale | late
+-- RESEND safe: the reply is stored under the producer's number
+-- NUMBERED
+-- FLAGS allow-oom
+local function unstore_schedule()
+  local queue = KEYS[1]
+  local name, version = ARGV[4], ARGV[5]
+
+  local found = stored_schedule(queue, name)
+  if not found then
+    return {'gone'}
+  elseif version ~= '' and version ~= found then
+    return {'stale'}
+  end
+  redis.call('HDEL', queue .. ':schedules', name)
+  return {'ok', found}
+end
+
+-- read_schedules: returns the calls of schedules of a queue.
+-- ARGV[1..] names text
+-- RETURNS ok call... (its number, a space and its definition; empty: it is not stored)
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function read_schedules()
+  local queue = KEYS[1]
+
+  local reply = {'ok'}
+  for i = 1, #ARGV do
+    local name = ARGV[i]
+    reply[#reply + 1] = redis.call('HGET', queue .. ':schedules', name) or ''
+  end
+  return reply
+end
+
+local DECLARED = 1200000 -- ms: workers renew their declarations every ten minutes
+
+-- index_schedule: stores the times of a schedule whose call is in its queue. Firings count from now on if its times are new; else
+-- it continues where it was. A pause stays.
+-- ARGV[4] name of the schedule
+-- ARGV[5] home of the call: the name of its queue, or of a shard
+-- ARGV[6] version number of the call
+-- ARGV[7] definition bytes
+-- ARGV[8] times text: what makes firings count from now on if it changes
+-- ARGV[9] force replace (one in another queue, too), adopt (one that no worker declares any more, too), or empty
+-- RETURNS ok home (of the one that was replaced, or empty) | conflict home (it is in another queue) | declared (a worker declares
+--   it) | late
+-- RESEND safe: the reply is stored under the producer's number; of two numbers of a queue the higher one stays
+-- NUMBERED
+local function index_schedule()
+  local mesh = KEYS[1]
+  local name, home, version, definition, times, force = ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+  local schedules, schedules_due = mesh .. ':schedules', mesh .. ':schedules_due'
+
+  redis.call('ZCARD', schedules_due)
+  redis.call('ZCARD', mesh .. ':schedules_stored')
+  local kept = redis.call('HMGET', schedules, 'def ' .. name, 'ver ' .. name, 'when ' .. name, 'paused ' .. name, 'led')
+  local before, where = string.match(kept[2] or '', '^(%d+) (.*)$')
+  local seen = tonumber(redis.call('ZSCORE', mesh .. ':schedules_seen', name) or nil)
+  if kept[1] and not before and (force ~= 'adopt' or seen and whole_number(kept[5], 0) - seen < DECLARED) then
+    return {'declared'}
+  elseif before and where ~= home and force ~= 'replace' then
+    return {'conflict', where}
+  elseif before and where == home and tonumber(before) > tonumber(version) then
+    return {'ok', ''}
+  end
+  local now = now_ms()
+  redis.call('HSET', schedules, 'def ' .. name, definition, 'ver ' .. name, version .. ' ' .. home, 'when ' .. name, times)
+  redis.call('ZREM', mesh .. ':schedules_seen', name)
+  redis.call('ZADD', mesh .. ':schedules_stored', 0, name)
+  if kept[1] ~= definition then
+    redis.call('HDEL', schedules, 'ended ' .. name)
+  end
+  if kept[3] ~= times then
+    redis.call('HSET', schedules, 'last ' .. name, digits(now))
+    redis.call('HDEL', schedules, 'next ' .. name, 'owed ' .. name)
+  end
+  if not kept[4] and (kept[1] ~= definition or not redis.call('ZSCORE', schedules_due, name)) then
+    schedule_check(schedules_due, name, digits(now))
+  end
+  store_clock(schedules, now)
+  keep_schedules(mesh, 0)
+  return {'ok', where and where ~= home and where or ''}
+end
+
+-- unindex_schedule: deletes the times of a stored schedule.
+-- ARGV[1] name of the schedule
+-- ARGV[2] version number of the call
+-- ARGV[3] home of the call
+-- ARGV[4] expire_s s until the declared ones are forgotten, if this was the last stored one
+-- RETURNS ok | stale (it was stored again) | gone
+-- RESEND safe: it deletes what has this number, and nothing else
+-- FLAGS allow-oom
+local function unindex_schedule()
+  local mesh = KEYS[1]
+  local name, version, home, expire_s = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+  redis.call('ZCARD', mesh .. ':schedules_stored')
+  local found = redis.call('HGET', mesh .. ':schedules', 'ver ' .. name)
+  if not found then
+    return {'gone'}
+  elseif found ~= version .. ' ' .. home then
+    return {'stale'}
+  end
+  forget_schedule(mesh, name)
+  redis.call('ZREM', mesh .. ':schedules_stored', name)
+  keep_schedules(mesh, expire_s)
+  return {'ok'}
+end
+
+-- page_schedules: one page of the stored schedules whose names begin with a text, by name.
+-- ARGV[1] prefix text
+-- ARGV[2] after, the last name of the page before; empty: from the first
+-- ARGV[3] limit, how many at most
+-- RETURNS ok now_ms row...; a row is definition, last, next, fired, owed, over, ver, ran, ended, paused (each may be missing) and
+--   name
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function page_schedules()
+  local mesh = KEYS[1]
+  local prefix, after, limit = ARGV[1], ARGV[2], ARGV[3]
+  local schedules = mesh .. ':schedules'
+
+  local reply = {'ok', digits(now_ms())}
+  local first = after ~= '' and '(' .. after or '[' .. prefix
+  local last = prefix == '' and '+' or '[' .. prefix .. '\255'
+  for _, name in ipairs(redis.call('ZRANGEBYLEX', mesh .. ':schedules_stored', first, last, 'LIMIT', 0, limit)) do
+    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
+      'owed ' .. name, 'over ' .. name, 'ver ' .. name, 'ran ' .. name, 'ended ' .. name, 'paused ' .. name)
+    kept[11] = name
+    reply[#reply + 1] = kept
   end
   return reply
 end

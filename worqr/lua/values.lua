@@ -195,7 +195,9 @@ end
 -- Sets when a leader is to check the schedule again.
 local function schedule_check(schedules_due, name, ms)
   if redis.call('ZADD', schedules_due, ms, name) == 1 and redis.call('ZCARD', schedules_due) == 1 then
-    redis.call('EXPIRE', schedules_due, 2592000) -- 30 days: the set was empty, and had no expiry
+    if redis.call('EXISTS', string.sub(schedules_due, 1, -4) .. 'stored') == 0 then
+      redis.call('EXPIRE', schedules_due, 2592000) -- 30 days: the set was empty, and had no expiry
+    end
   end
 end
 

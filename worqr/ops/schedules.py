@@ -11,7 +11,7 @@ import msgspec
 from worqr.command import Argument, Command
 from worqr.errors import WorqrBug
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text, texts
+from worqr.ops.replies import Reply, expect, new_call, pairs, status_word, text, texts
 from worqr.stored_values import TIME_DIGITS, exact, whole
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600
@@ -23,9 +23,11 @@ SCHEDULES_AT_ONCE: Final = 250
 """Schedules that one script declares, renews, ticks or drops at most, so that it takes a few milliseconds."""
 FIRINGS_AT_ONCE: Final = 500
 """Firings that one script enqueues at most."""
-_FIRED: Final = frozenset({"ok", "skipped", "busy", "fired", "again"})
+_FIRED: Final = frozenset({"ok", "skipped", "busy", "fired", "again", "gone", "stale", "broken"})
 SCHEDULES_BYTES: Final = 1024 * 1024
 """Bytes of definitions that one script declares at most."""
+SCHEDULES_PER_PAGE: Final = 1000
+"""Stored schedules that one script lists at most."""
 DUE_AT_ONCE: Final = 10_000
 """Names of due schedules that one script lists at most."""
 _FACTS: Final = 2000
@@ -44,6 +46,10 @@ class ScheduleRow:
         as_stored: `last` and `pending` as stored. A tick compares them to detect a change by another process.
         override: other times, as an operator's process encoded them; None if there are none.
         overridden_at: when the override was stored; 0 without one.
+        version, home: of a stored schedule: the number of its call, and the name of the queue or shard that has the call; empty
+            for a declared one.
+        ran: how many of its firings were enqueued, if it counts them.
+        ended: when it was found that it fires no more; None: it goes on.
     """
 
     name: str
@@ -56,6 +62,10 @@ class ScheduleRow:
     as_stored: bytes
     override: bytes | None = None
     overridden_at: int = 0
+    version: str = ""
+    home: str = ""
+    ran: int = 0
+    ended: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +96,9 @@ class Tick:
     """The progress of a schedule: the stored values that the leader read, and the new ones.
 
     Attributes:
-        check_at: when a leader checks it next, in ms by the server's clock.
+        check_at: when a leader checks it next, in ms by the server's clock; 0: it has ended.
         next, fired: None: unchanged.
+        ran: how many more of its firings were enqueued; None: they are not counted.
     """
 
     stored: ScheduleRow
@@ -96,6 +107,7 @@ class Tick:
     check_at: int
     pending: Sequence[int] = ()
     fired: int | None = None
+    ran: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +131,23 @@ class DueSchedules:
     clock_set_back: bool = False
 
 
-def declare_schedules(keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool) -> Command[str]:
-    """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not stored."""
+def declare_schedules(
+    keys: RegistryKeys, definitions: Sequence[tuple[str, bytes]], *, replace: bool
+) -> Command[list[str]]:
+    """Store (name, definition) of up to a page of schedules, or with replace=False only those that are not there.
+
+    The reply has the names of those that a program has stored at run time, which stay as they are.
+    """
     args: list[Argument] = [int(replace), SCHEDULES_EXPIRE_S]
     for name, definition in definitions:
         args += (name, definition)
     size = sum(len(definition) for _, definition in definitions)
-    return new_call("declare_schedules", keys.base, tuple(args), expect_ok, numbered=True, size=size)
+    return new_call("declare_schedules", keys.base, tuple(args), _read_names, numbered=True, size=size)
+
+
+def _read_names(reply: Reply) -> list[str]:
+    status_word(reply)
+    return texts(reply[1:])
 
 
 def renew_schedules(keys: RegistryKeys, names: Sequence[str]) -> Command[list[str]]:
@@ -154,6 +176,7 @@ def list_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[Schedules]:
 
 def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
     overridden_at, has_override, override = facts.get("over", b"").partition(b" ")
+    version, _, home = exact(facts.get("ver", b"")).partition(" ")
     return ScheduleRow(
         name=name,
         definition=facts["def"],
@@ -165,6 +188,10 @@ def _row(name: str, facts: dict[str, bytes]) -> ScheduleRow:
         as_stored=facts.get("last", b"") + b"\n" + facts.get("owed", b""),
         override=override if has_override else None,
         overridden_at=_time(overridden_at) or 0,
+        version=version,
+        home=home,
+        ran=whole(facts.get("ran"), 0),
+        ended=_time(facts.get("ended")),
     )
 
 
@@ -198,8 +225,8 @@ def tick_schedules(
     """
     args: list[Argument] = [SCHEDULES_AT_ONCE, was_led, led, msgspec.msgpack.encode(names) if names else b""]
     for tick in ticks:
-        following, fired = ("" if ms is None else ms for ms in (tick.next, tick.fired))
-        progress = f"{tick.last} {following} {tick.check_at} {fired} {' '.join(map(str, tick.pending))}"
+        following, fired, ran = ("" if each is None else each for each in (tick.next, tick.fired, tick.ran))
+        progress = f"{tick.last} {following} {tick.check_at} {fired} {ran} {' '.join(map(str, tick.pending))}"
         args += (tick.stored.name, tick.stored.as_stored, progress)
     return new_call("tick_schedules", keys.base, tuple(args), _read_due)
 
@@ -211,17 +238,15 @@ def _read_due(reply: Reply) -> DueSchedules:
     return DueSchedules(int(reply[1]), whole(reply[2], 0), _time(reply[3]), int(reply[4]), rows)
 
 
-def _due_row(
-    definition: bytes,
-    last: bytes | None,
-    following: bytes | None,
-    fired: bytes | None,
-    owed: bytes | None,
-    override: bytes | None,
-    name: bytes,
-) -> ScheduleRow:
-    facts = {"def": definition, "last": last, "next": following, "fired": fired, "owed": owed, "over": override}
-    return _row(exact(name), {what: value for what, value in facts.items() if value is not None})
+_ROW: Final = ("def", "last", "next", "fired", "owed", "over", "ver", "ran", "ended", "paused")
+
+
+def _due_row(*values: bytes | None) -> ScheduleRow:
+    """Decode a row of facts that ends with the schedule's name. Rows of due schedules leave out the pause, which none has."""
+    *facts, name = values
+    if name is None:
+        raise WorqrBug("the server returned a schedule without a name")
+    return _row(exact(name), {what: value for what, value in zip(_ROW, facts, strict=False) if value is not None})
 
 
 def rewind_schedules(keys: RegistryKeys, cursor: str = "0") -> Command[tuple[str, int]]:
@@ -269,6 +294,7 @@ class Firing:
 
     Attributes:
         meta: of the job, as JSON; empty: none.
+        version: of a stored schedule, whose call is in the queue; empty: `task` is the call.
     """
 
     name: str
@@ -277,18 +303,20 @@ class Firing:
     overlap: str
     task: bytes
     meta: str = ""
+    version: str = ""
 
 
 def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int) -> Command[list[str]]:
     """Enqueue up to `FIRINGS_AT_ONCE` firings of schedules of one queue. Those of one schedule come oldest first.
 
     The reply has a word for each: ok, skipped, busy (try again), fired (a later firing was decided before) or again (this firing
-    was enqueued before, with another meta).
+    was enqueued before, with another meta). Of a stored schedule also gone, stale (it was stored again) or broken.
     """
     args: list[Argument] = [judged_at, FIRED_EXPIRE_S]
     for each in firings:
         options = {"name": each.name, "nominal": each.nominal, "run_at": each.run_at, "overlap": each.overlap}
-        args += (msgspec.msgpack.encode(options | ({"meta": each.meta} if each.meta else {})), each.task)
+        more = {name: value for name, value in (("meta", each.meta), ("version", each.version)) if value}
+        args += (msgspec.msgpack.encode(options | more), each.task)
 
     def read(reply: Reply) -> list[str]:
         words = texts(reply)
@@ -297,3 +325,73 @@ def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int
         return words
 
     return new_call("fire_schedules", keys.base, tuple(args), read, size=sum(len(each.task) for each in firings))
+
+
+# Stored schedules
+
+
+def store_schedule(keys: QueueKeys, name: str, definition: bytes) -> Command[tuple[str, str]]:
+    """Store the call of a schedule in its queue; return created, updated or unchanged, and its number."""
+
+    def read(reply: Reply) -> tuple[str, str]:
+        return status_word(reply), text(reply[1])
+
+    return new_call("store_schedule", keys.base, (name, definition), read, numbered=True, size=len(definition))
+
+
+def unstore_schedule(keys: QueueKeys, name: str, version: str = "") -> Command[str]:
+    """Delete the call of a schedule from its queue, or only that with this number: ok, gone or stale (it has another number)."""
+    return new_call("unstore_schedule", keys.base, (name, version), expect("ok", "gone", "stale"), numbered=True)
+
+
+def read_schedules(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[str, bytes] | None]]:
+    """Return the calls of schedules of a queue, each with its number; None: it is not stored."""
+
+    def read(reply: Reply) -> list[tuple[str, bytes] | None]:
+        status_word(reply)
+        found = [bytes(each).partition(b" ") for each in reply[1:]]
+        return [(exact(number), definition) if number else None for number, _, definition in found]
+
+    return new_call("read_schedules", keys.base, tuple(names), read)
+
+
+def index_schedule(
+    keys: RegistryKeys, name: str, home: QueueKeys, version: str, definition: bytes, *, times: str, force: str = ""
+) -> Command[tuple[str, str]]:
+    """Store the times of a schedule whose call is stored at `home`.
+
+    Args:
+        keys: of the registry.
+        name: of the schedule.
+        home: of its call.
+        version: of its call.
+        definition: encoded, without the payload.
+        times: a change of this text makes firings count from now on.
+        force: replace, adopt, or empty.
+
+    The reply is ok, conflict or declared, and the home of the schedule that it replaced or conflicts with.
+    """
+
+    def read(reply: Reply) -> tuple[str, str]:
+        return status_word(reply), exact(reply[1]) if len(reply) > 1 else ""
+
+    args = (name, home.name, version, definition, times, force)
+    return new_call("index_schedule", keys.base, args, read, numbered=True, size=len(definition))
+
+
+def unindex_schedule(keys: RegistryKeys, row: ScheduleRow) -> Command[str]:
+    """Delete the times of a stored schedule, unless it was stored again: ok, stale or gone."""
+    args = (row.name, row.version, row.home, SCHEDULES_EXPIRE_S)
+    return new_call("unindex_schedule", keys.base, args, expect("ok", "stale", "gone"))
+
+
+def page_schedules(
+    keys: RegistryKeys, prefix: str, after: str = "", limit: int = SCHEDULES_PER_PAGE
+) -> Command[tuple[list[ScheduleRow], int]]:
+    """Return up to `limit` stored schedules whose names begin with `prefix`, and the server's time."""
+
+    def read(reply: Reply) -> tuple[list[ScheduleRow], int]:
+        status_word(reply)
+        return [_due_row(*facts) for facts in reply[2:] if facts[0] is not None], int(reply[1])
+
+    return new_call("page_schedules", keys.base, (prefix, after, limit), read)

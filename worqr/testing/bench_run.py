@@ -48,6 +48,7 @@ class BenchSchedules:
         self._keys = RegistryKeys(mesh.prefix)
         self._now = 0
         self._pending: dict[str, list[int]] = {}
+        self._found: dict[str, _Found] = {}
 
     async def begin(self, now_ms: int) -> None:
         """Declare the schedules. Firings count from `now_ms` on."""
@@ -57,26 +58,24 @@ class BenchSchedules:
     async def advance(self, ms: int) -> None:
         """Let `ms` pass: enqueue the firings of that time in the order of their nominal times."""
         since, self._now = self._now, self._now + ms
-        declared = self._declarations.schedules
-        if not declared:
-            return
         await self._declare()
         rows = {row.name: row for row in (await all_schedules(self._client.ask, self._keys))[0]}
-        triggers = {
-            name: _trigger(each, rows[name])
-            for name, each in declared.items()
-            if name in rows and not rows[name].paused
+        known = self._declarations.schedules
+        self._found = {
+            name: _Found(row, effective(name, known[name].encode() if name in known else row.definition, row.override))
+            for name, row in rows.items()
+            if (name in known or row.version) and not row.paused and row.ended is None
         }
+        firings = [(at, name) for name, found in self._found.items() for at in found.between(since, self._now)]
         fired: dict[str, int] = {}
-        firings = [(at, name) for name, trigger in triggers.items() for at in _between(trigger, since, self._now)]
         for nominal, name in sorted(firings):
             self._pending.setdefault(name, []).append(nominal)
-            if await self._fire(declared[name]):
+            if await self._fire(self._found[name]):
                 fired[name] = nominal
-        for name, nominal in fired.items():
-            following = triggers[name].next_after(self._now)
-            tick = ops.Tick(rows[name], nominal, following, following, fired=nominal)
-            await self._client.ask(ops.tick_schedules(self._keys, [tick]))
+        ticks = [found.tick(fired.get(name), self._now) for name, found in self._found.items()]
+        for start in range(0, len(ticks), ops.SCHEDULES_AT_ONCE):
+            page = [tick for tick in ticks[start : start + ops.SCHEDULES_AT_ONCE] if tick is not None]
+            await self._client.ask(ops.tick_schedules(self._keys, page))
 
     async def _declare(self) -> None:
         pairs = [(each.name, each.encode()) for each in self._declarations.schedules.values()]
@@ -87,43 +86,61 @@ class BenchSchedules:
 
     async def fire_pending(self) -> bool:
         """Enqueue firings whose previous run has ended. Return True if any was enqueued."""
-        fired = [await self._fire(self._declarations.schedules[name]) for name in tuple(self._pending)]
+        fired = [await self._fire(self._found[name]) for name in tuple(self._pending) if name in self._found]
         return any(fired)
 
-    async def _fire(self, definition: Definition) -> bool:
+    async def _fire(self, found: _Found) -> bool:
         """Enqueue the pending firings of one schedule until one has to wait. Return True if any was enqueued."""
-        keys = await self._client.sharding.shard_of_id(
-            QueueKeys(self._client.settings.prefix, definition.queue), definition.job
-        )
+        definition, row = found.definition, found.row
+        keys = QueueKeys.of(self._client.settings.prefix, row.home or definition.queue)
+        if not row.home:
+            keys = await self._client.sharding.shard_of_id(keys, definition.job)
         pending, fired = self._pending.pop(definition.name), False
         for n, nominal in enumerate(pending):
             [outcome] = await fire(
-                *(self._client.link_to(keys.name), keys, [(definition, nominal)]),
+                *(self._client.link_to(keys.name), keys, [(definition, nominal, row.version)]),
                 judged_at=self._now,
                 tracing=self._client.settings.tracing,
             )
             if outcome == "busy":
                 self._pending[definition.name] = pending[n:][-MAX_PENDING:]
                 break
+            found.ran += outcome == "ok"
             fired = fired or outcome == "ok"
         return fired
 
 
-def _trigger(declared: Definition, stored: ops.ScheduleRow) -> Trigger:
-    """Return the times of a schedule: those of its override, if it has one."""
-    return Trigger(effective(declared.name, declared.encode(), stored.override))
+class _Found:
+    """One schedule while the clock moves. Changed only by `BenchSchedules`."""
 
+    def __init__(self, row: ops.ScheduleRow, definition: Definition) -> None:
+        self.row = row
+        self.definition = definition
+        self.trigger = Trigger(definition)
+        self.ran = 0
 
-def _between(trigger: Trigger, since: int, until: int) -> list[int]:
-    """Return the firings after `since` and up to `until`, without those that have no effect while no task runs."""
-    match trigger.definition.overlap:
-        case "skip":
-            first = trigger.next_after(since)
-            return [first] if first <= until else []
-        case "cancel":
-            return trigger.last_between(since, until, 1)
-        case "queue":
-            return trigger.last_between(since, until, MAX_PENDING)
+    def between(self, since: int, until: int) -> list[int]:
+        """Return the firings after `since` and up to `until`, without those that have no effect while no task runs."""
+        until = min(until, self.definition.until_ms or until)
+        left = self.definition.times - self.row.ran if self.definition.times else None
+        match self.definition.overlap:
+            case "skip":
+                first = self.trigger.next_after(since)
+                return [first] if first <= until else []
+            case "cancel":
+                return self.trigger.last_between(since, until, 1)
+            case "queue":
+                return self.trigger.last_between(since, until, MAX_PENDING)[:left]
+
+    def tick(self, fired: int | None, now: int) -> ops.Tick | None:
+        """Return what is stored of it; None: nothing has changed."""
+        definition, following = self.definition, self.trigger.next_after(now)
+        used_up = bool(definition.times) and self.row.ran + self.ran >= definition.times
+        ended = used_up or (bool(definition.until_ms) and following > definition.until_ms)
+        if fired is None and not ended:
+            return None
+        last, ran = self.row.last if fired is None else fired, self.ran if definition.times else None
+        return ops.Tick(self.row, last, following, 0 if ended else following, fired=fired, ran=ran)
 
 
 logger: logging.Logger = logging.getLogger("worqr.testing.running")  # a documented name

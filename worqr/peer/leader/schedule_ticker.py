@@ -22,7 +22,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import trio
 
 from worqr import ops
-from worqr.client.schedules import fire
+from worqr.client.schedules import StoredCall, fire
+from worqr.client.stored_schedules import finish_storing
 from worqr.cron import Definition, DueFirings, Trigger, at, due_firings, effective
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys
@@ -123,7 +124,10 @@ class ScheduleDeclarer:
         )
         calls = [ops.declare_schedules(self._keys, page, replace=replace) for page in pages]
         for start in range(0, len(calls), PAGES_AT_ONCE):
-            await self._link.call_all(calls[start : start + PAGES_AT_ONCE])
+            for held in await self._link.call_all(calls[start : start + PAGES_AT_ONCE]):
+                for name in held:
+                    text = "schedule %(schedule)r is not declared: a program has stored one of this name; give one another name"
+                    self._throttle.error(name, "declare_schedules", text, schedule=name)
 
     async def _renew(self) -> None:
         names = [name for name in self._declared if name in self._stored]
@@ -164,6 +168,8 @@ HERD = 100_000
 """Due schedules that take turns, at most. The others follow."""
 PAGES_IN_FLIGHT = 2
 """Pages of a herd that are read and fired at the same time: one is decided about while the server enqueues the other."""
+ENDED_KEPT_MS = 7 * 24 * 3600 * 1000
+"""Milliseconds for which a stored schedule that fires no more is shown."""
 BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
 """Milliseconds between two tries of a firing that waits for the end of the one before; doubled each time."""
 
@@ -205,19 +211,30 @@ class _Plan:
         self.row = row
         self.definition = definition
         self.decision = decision
-        self.pending: list[int] = [*row.pending, *decision.fire]
+        left = definition.times - row.ran if definition.times else None
+        until = definition.until_ms or math.inf
+        self.pending: list[int] = [nominal for nominal in (*row.pending, *decision.fire) if nominal <= until][:left]
         self.fired: int | None = None
-        self.busy = False
+        self.ran = 0
+        self.stopped = ""
+
+    @property
+    def ended(self) -> bool:
+        """True if it fires no more."""
+        definition = self.definition
+        used_up = definition.times and self.row.ran + self.ran >= definition.times
+        return not self.pending and bool(used_up or (definition.until_ms and self.decision.next > definition.until_ms))
 
     def note(self, word: str) -> None:
-        """Note the reply to the first pending firing. After one that is busy, the later ones wait too."""
-        if self.busy or word == "busy":
-            self.busy = True
+        """Note the reply to the first pending firing. After one that is busy or was changed, the later ones wait too."""
+        if self.stopped or word in {"busy", "gone", "stale", "broken"}:
+            self.stopped = self.stopped or word
             return
         nominal = self.pending.pop(0)
         _log_fired(self.definition.name, nominal, word)
         if word in {"ok", "again"}:
             self.fired = nominal
+            self.ran += 1
 
 
 class ScheduleTicker(Chore):
@@ -371,9 +388,12 @@ class ScheduleTicker(Chore):
         for row in due.rows:
             plan, keys = None, None
             try:
+                if row.ended is not None:
+                    await self._forget_ended(row, due.now)
+                    continue
                 plan = self._plan(row, due.now, waited_ms)
                 if plan is not None and plan.pending:
-                    keys = shard_of(await self._shards_of(plan.definition.queue), plan.definition.job)
+                    keys = await self._home(plan)
             except Exception as error:  # whatever any program has stored as a schedule, the others are fired
                 self._log_unfired(row.name, error)
                 plan = None
@@ -397,6 +417,33 @@ class ScheduleTicker(Chore):
             self._term.missed.append((row.name, row.last, decision.caught_up))
         return _Plan(row, trigger.definition, decision)
 
+    async def _home(self, plan: _Plan) -> QueueKeys:
+        """Return the shard in which a schedule fires: that of its id, or that in which its call is stored."""
+        if plan.row.home:
+            return self._queue(plan.row.home)
+        return shard_of(await self._shards_of(plan.definition.queue), plan.definition.job)
+
+    async def _forget_ended(self, row: ScheduleRow, now: int) -> None:
+        """Delete a stored schedule a week after it has fired for the last time."""
+        until = (row.ended or 0) + ENDED_KEPT_MS
+        if now < until:
+            self._term.ticks.append(Tick(row, row.last, row.next, until, row.pending))
+            return
+        await self._ask_queue(ops.unstore_schedule(self._queue(row.home), row.name, row.version))
+        await self._ask(ops.unindex_schedule(self._keys, row))
+
+    async def _resolve(self, plan: _Plan, keys: QueueKeys) -> None:
+        """Follow a program that has changed or deleted the call of a schedule, and not yet its times."""
+        row = plan.row
+        [found] = await self._ask_queue(ops.read_schedules(keys, [row.name]))
+        if found is None:
+            await self._ask(ops.unindex_schedule(self._keys, row))
+        elif plan.stopped == "stale" and found[0] != row.version:
+            await finish_storing(self._ask, self._keys, row, found)
+        else:
+            StoredCall.decode(found[1])
+            raise UsageError("what is stored of its call is not valid; store it again")
+
     def _log_unfired(self, name: str, error: Exception) -> None:
         text = "schedule %(schedule)r cannot be fired, trying again: %(error)s"
         why = str(error) if isinstance(error, WorqrError | ArithmeticError) else repr(error)
@@ -417,7 +464,9 @@ class ScheduleTicker(Chore):
             self._term.busy.pop(row.name, None)
         self._throttle.resolve(row.name)
         pending = self._limit_pending(row.name, plan.pending)
-        self._term.ticks.append(Tick(row, plan.decision.cursor, plan.decision.next, check_at, pending, plan.fired))
+        ran = plan.ran if plan.definition.times else None
+        check_at = 0 if plan.ended else check_at
+        self._term.ticks.append(Tick(row, plan.decision.cursor, plan.decision.next, check_at, pending, plan.fired, ran))
 
     def _trigger_of(self, row: ScheduleRow) -> Trigger | None:
         """Return the trigger of a schedule.
@@ -449,11 +498,11 @@ class ScheduleTicker(Chore):
     async def _fire_batch(self, keys: QueueKeys, plans: list[_Plan], now: int) -> None:
         """Enqueue what is pending of these schedules. If the queue refuses the batch, each half is tried for itself."""
         try:
-            while waiting := [plan for plan in plans if plan.pending and not plan.busy]:
+            while waiting := [plan for plan in plans if plan.pending and not plan.stopped]:
                 share = max(1, ops.FIRINGS_AT_ONCE // len(waiting))
                 firings = [(plan, nominal) for plan in waiting for nominal in plan.pending[:share]]
                 words = await fire(
-                    *(self._link, keys, [(plan.definition, nominal) for plan, nominal in firings]),
+                    *(self._link, keys, [(plan.definition, nominal, plan.row.version) for plan, nominal in firings]),
                     judged_at=now,
                     tracing=self._tracing,
                     patience=self._patience,
@@ -477,7 +526,17 @@ class ScheduleTicker(Chore):
             self._postpone(plans[0].row, now)
         else:
             for plan in plans:
-                self._note(plan, now)
+                if plan.stopped in {"gone", "stale", "broken"}:
+                    await self._try_resolve(plan, keys, now)
+                else:
+                    self._note(plan, now)
+
+    async def _try_resolve(self, plan: _Plan, keys: QueueKeys, now: int) -> None:
+        try:
+            await self._resolve(plan, keys)
+        except Exception as error:  # of what others have stored
+            self._log_unfired(plan.row.name, error)
+            self._postpone(plan.row, now)
 
     def _limit_pending(self, name: str, pending: Sequence[int]) -> Sequence[int]:
         if len(pending) > MAX_PENDING:

@@ -1,0 +1,460 @@
+"""`StoredSchedules`: schedules that programs store at run time, as users ask for them. `Mesh` inherits it.
+
+The call of a stored schedule is in the slot of its queue: a leader fires only what is there. Its times are in the registry. A
+schedule is stored in two steps, first the call, then its times. A program that dies in between has stored the call alone, which
+does not fire; a leader that finds the times of an older call stores the newer ones (`finish_storing`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, Final, Literal, TypedDict, Unpack, cast
+
+import msgspec
+
+from worqr import ops
+from worqr.client.client import Client
+from worqr.client.job import Job
+from worqr.client.producer import Call
+from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedule_of
+from worqr.cron import (
+    MAX_TIMES,
+    Definition,
+    Overlap,
+    Schedule,
+    Trigger,
+    check_overlap,
+    misfire_count,
+    ms_of,
+    period_ms,
+    zone_name,
+)
+from worqr.errors import UsageError
+from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS
+from worqr.keys import QueueKeys, RegistryKeys, check_name
+from worqr.ops import ScheduleRow
+from worqr.validation import Seconds, check_between, check_text, seconds, to_ms
+
+MAX_STORED_NAME: Final = 150
+"""Bytes of the name of a stored schedule."""
+MAX_STORED_TASK: Final = 4096
+"""Bytes of the payload of a stored schedule."""
+SPREAD_MS: Final = 60_000
+"""Jitter of a stored schedule by default, in ms, if it has at least an hour between two firings."""
+_LONG_MS: Final = 3_600_000
+_STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields"})
+"""The encoded options of a call that its schedule keeps."""
+_WITHOUT_EFFECT: Final = LANE_OPTIONS | RAW_OPTIONS
+MOST_DELETED: Final = 100
+"""Schedules that `schedules_apply` deletes without `delete_at_most`; or a tenth of those with the prefix, if that is more."""
+
+Stored = Literal["created", "updated", "unchanged"]
+
+
+class StoredScheduleOptions(TypedDict, total=False):
+    """The options of ``mesh.schedule()``."""
+
+    cron: str
+    """A cron expression, as in ``mesh.cron``; or `every`."""
+    every: Seconds
+    """The period: seconds, or a timedelta, at least 0.1 s. It fires at multiples of the period, moved by a time that follows from
+    the name, so that not all schedules fire at once.
+    """
+    timezone: str | Any
+    """Only with `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""
+    misfire: Literal["skip", "once"] | int
+    """What to do about missed firings, as in ``mesh.cron``. Default: "once"."""
+    overlap: Overlap
+    """What to do if the job of the last firing still waits or runs, as in ``mesh.cron``. Default: "skip"."""
+    until: datetime
+    """A timezone-aware datetime: the last time at which it may fire. Default: never."""
+    times: int
+    """How many firings are enqueued in all, without those that are skipped or run by hand. Default: any number."""
+    jitter: Seconds
+    """Seconds, or a timedelta: delay each job by a random time up to this long. Default: 60 s if at least an hour lies between
+    two firings, else 0.
+    """
+    replace: bool
+    """True: replace a schedule of this name that calls another function. Default: False."""
+    adopt: bool
+    """True: take over a declared schedule of this name that no worker has declared for 20 minutes. Default: False."""
+
+
+Wanted = tuple[str, Call[Any], StoredScheduleOptions]
+"""A schedule for ``mesh.schedules_apply``: name, call and options."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedSchedules:
+    """What ``mesh.schedules_apply()`` has changed."""
+
+    created: int = 0
+    """Schedules that are new."""
+    updated: int = 0
+    """Schedules that were different."""
+    unchanged: int = 0
+    """Schedules that were there already."""
+    deleted: int = 0
+    """Schedules with the prefix that were not wanted."""
+
+
+class ScheduleHandle:
+    """A schedule that may be stored in the mesh, by its name. Make one with ``mesh.schedule_handle()``."""
+
+    def __init__(self, controls: ScheduleControls, client: Client, name: str) -> None:
+        self._controls = controls
+        self._client = client
+        self.name: str = name
+
+    def __repr__(self) -> str:
+        return f"ScheduleHandle({self.name!r})"
+
+    async def info(self) -> Schedule | None:
+        """Return the schedule; None if there is none of this name.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        found = await find_schedule(self._client, self.name)
+        return None if found is None else schedule_of(*found)
+
+    async def next_runs(self, count: int = 5) -> list[datetime]:
+        """Return its next times, or none if there is no schedule of this name.
+
+        Args:
+            count: How many times, 1 to 100.
+
+        Raises:
+            UsageError: `count` is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        found = await self.info()
+        return [] if found is None else found.next_runs(count)
+
+    async def pause(self) -> None:
+        """Pause it. Firings that pass while it is paused are not made up for.
+
+        Raises:
+            UsageError: There is no schedule of this name; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        await self._controls.pause_schedule(self.name)
+
+    async def resume(self) -> None:
+        """Resume it from now on.
+
+        Raises:
+            UsageError: There is no schedule of this name; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        await self._controls.pause_schedule(self.name, paused=False)
+
+    async def run_now(self) -> Job[bytes]:
+        """Enqueue its call now, as ``mesh.run_schedule()`` does. This counts for no `times`.
+
+        Raises:
+            UsageError: There is no schedule of this name; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
+        """
+        return await self._controls.run_schedule(self.name)
+
+    async def delete(self, *, job: Literal["keep", "cancel"] = "keep") -> bool:
+        """Delete it: after this call it does not fire.
+
+        Args:
+            job: What to do with a job that it has enqueued already: "keep" it, or "cancel" it.
+
+        Returns:
+            True if it was stored.
+
+        Raises:
+            UsageError: Workers declare it, so you delete it from their code; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`. If its `sent` is None, it may have been deleted.
+        """
+        if job not in {"keep", "cancel"}:
+            raise UsageError(f"job must be 'keep' or 'cancel', not {job!r}")
+        found = await find_schedule(self._client, self.name)
+        if found is None:
+            return False
+        row = found[0]
+        if not row.version:
+            raise UsageError(f"workers declare the schedule {self.name!r}: delete it from their code, or pause it")
+        await _delete(self._client, row)
+        if job == "cancel":
+            await Job(self._client, _home(self._client, row), f"cron:{self.name}").cancel()
+        return True
+
+
+class StoredSchedules(ScheduleControls):
+    """The part of `Mesh` that stores schedules. Its calls need ``mesh.connect()`` or ``join()``."""
+
+    async def schedule(self, name: str, call: Call[Any], **options: Unpack[StoredScheduleOptions]) -> Stored:
+        """Store a schedule, or change it. It never expires, and no worker has to declare it.
+
+        It fires as declared schedules do, with the lane, `meta`, timeout, retries and `result_ttl` of the call. A change of its
+        times makes firings count from now on; any other change keeps what it has missed and counted. A pause stays.
+
+        Args:
+            name: 1 to 150 bytes, unique in the mesh. Use slashes between segments, as in ``report/acme``.
+            call: The call to enqueue, with at most 4 KiB of payload.
+            **options: See `StoredScheduleOptions`; `cron` or `every` is needed.
+
+        Returns:
+            "created", "updated", or "unchanged" if it is stored like this already.
+
+        Raises:
+            UsageError: The name, the call or an option is not valid; the name is that of a declared schedule, or of one that
+                calls another function; or outside `connect` and `join`. Nothing was changed.
+            Unavailable: The server did not reply within `patience`. Call it again: that changes nothing twice.
+        """
+        given = dict(options)
+        force = "replace" if given.pop("replace", False) else "adopt" if given.pop("adopt", False) else ""
+        given.pop("adopt", None)
+        plan = _Plan.of(name, call, given, by=self._client.who)
+        return await self._store(plan, force)
+
+    def schedule_handle(self, name: str) -> ScheduleHandle:
+        """Return a handle of the schedule with this name. This does no I/O; the schedule does not have to exist.
+
+        Raises:
+            UsageError: The name is not valid.
+        """
+        return ScheduleHandle(self, self._client, check_name(name, "schedule name"))
+
+    async def schedules_apply(
+        self, prefix: str, wanted: Iterable[Wanted] | AsyncIterable[Wanted], *, delete_at_most: int | None = None
+    ) -> AppliedSchedules:
+        """Make the stored schedules with this prefix those that are wanted: add, change, and at last delete.
+
+        Call it at the start of your program and once a day, with what is in your database. Schedules that are stored already are
+        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. Let one program do it at a time: of
+        two with different schedules, each deletes those of the other.
+
+        Args:
+            prefix: The beginning of all names, with a slash at its end.
+            wanted: Names, calls and options, as for ``mesh.schedule()``.
+            delete_at_most: How many may be deleted. Default: 100, or a tenth of those with the prefix if that is more.
+
+        Returns:
+            How many were created, updated, unchanged and deleted.
+
+        Raises:
+            UsageError: A name does not begin with the prefix or appears twice, an option is not valid, or more would be deleted
+                than allowed; or outside `connect` and `join`. Nothing was deleted.
+            Unavailable: The server did not reply within `patience`. Call it again.
+        """
+        if not check_text(prefix, "prefix").endswith("/") or prefix.startswith("/"):
+            raise UsageError(
+                f"prefix must end with a slash, as in 'report/', not {prefix!r}: 'report/1' begins 'report/10'"
+            )
+        plans = await _plans_of(wanted, prefix, self._client.who)
+        there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
+        gone = [row for name, row in there.items() if name not in plans]
+        most = max(MOST_DELETED, len(there) // 10) if delete_at_most is None else delete_at_most
+        if len(gone) > most:
+            raise UsageError(
+                f"{len(gone):,} of {len(there):,} schedules that begin with {prefix!r} are not wanted, and at most {most:,} may "
+                f"be deleted. Is `wanted` complete? If so, pass delete_at_most={len(gone)}"
+            )
+        counts = dict.fromkeys(("created", "updated", "unchanged"), 0)
+        for plan in await self._changed(plans.values(), there):
+            counts[await self._store(plan, "")] += 1
+        counts["unchanged"] = len(plans) - counts["created"] - counts["updated"]
+        for row in gone:
+            await _delete(self._client, row)
+        return AppliedSchedules(**counts, deleted=len(gone))
+
+    # Parts
+
+    @property
+    def _registry(self) -> RegistryKeys:
+        return RegistryKeys(self._client.settings.prefix)
+
+    async def _changed(self, plans: Iterable[_Plan], there: Mapping[str, ScheduleRow]) -> list[_Plan]:
+        """Return those that are not stored like this."""
+        changed: list[_Plan] = []
+        homes: dict[str, list[_Plan]] = {}
+        for plan in plans:
+            row = there.get(plan.definition.name)
+            if row is None:
+                changed.append(plan)
+            else:
+                homes.setdefault(row.home, []).append(plan)
+        for home, same in homes.items():
+            keys = QueueKeys.of(self._client.settings.prefix, home)
+            for start in range(0, len(same), ops.SCHEDULES_AT_ONCE):
+                page = same[start : start + ops.SCHEDULES_AT_ONCE]
+                call = ops.read_schedules(keys, [plan.definition.name for plan in page])
+                for plan, found in zip(page, await self._client.link_to(home).call(call), strict=True):
+                    if found != (there[plan.definition.name].version, plan.blob):
+                        changed.append(plan)
+        return changed
+
+    async def _store(self, plan: _Plan, force: str) -> Stored:
+        name, definition = plan.definition.name, plan.definition
+        sharding = self._client.sharding
+        keys = QueueKeys(self._client.settings.prefix, definition.queue)
+        home = await sharding.shard_for_job(keys, {**plan.options, "id": definition.job})
+        link = self._client.link_to(home.name)
+        word, version = await link.call(ops.store_schedule(home, name, plan.blob))
+        index = ops.index_schedule(
+            *(self._registry, name, home, version, definition.encode()), times=times_of(definition), force=force
+        )
+        answer, other = await self._client.ask(index)
+        if answer != "ok":
+            await link.call(ops.unstore_schedule(home, name, version))
+            why = "workers declare it" if answer == "declared" else f"it calls {other!r}, which replace=True replaces"
+            hint = "; adopt=True takes it over 20 minutes after the last of them" if answer == "declared" else ""
+            raise UsageError(f"there is a schedule {name!r} already: {why}{hint}. Give this one another name")
+        if other:
+            old = QueueKeys.of(self._client.settings.prefix, other)
+            await self._client.link_to(other).call(ops.unstore_schedule(old, name))
+        return cast("Stored", word)
+
+
+async def _delete(client: Client, row: ScheduleRow) -> None:
+    """Delete the call, after which it cannot fire, then its times."""
+    home = _home(client, row)
+    await client.link_to(home.name).call(ops.unstore_schedule(home, row.name))
+    await client.ask(ops.unindex_schedule(RegistryKeys(client.settings.prefix), row))
+
+
+def _home(client: Client, row: ScheduleRow) -> QueueKeys:
+    return QueueKeys.of(client.settings.prefix, row.home)
+
+
+def times_of(definition: Definition) -> str:
+    """Return the times of a schedule as text: if it changes, firings count from now on."""
+    return f"{definition.cron}|{definition.every_ms}|{definition.phase_ms}|{definition.timezone}"
+
+
+async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, by: str) -> dict[str, _Plan]:
+    """Read all wanted schedules, and check them."""
+    items: Sequence[Wanted] = [each async for each in wanted] if isinstance(wanted, AsyncIterable) else list(wanted)
+    plans: dict[str, _Plan] = {}
+    for item in items:
+        if not isinstance(item, tuple) or len(item) != 3:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+            raise UsageError(
+                f"wanted takes a name, a call and options, as in ('report/a', fn.call(), {{...}}), not {item!r}"
+            )
+        name, call, options = item
+        plan = _Plan.of(name, call, dict(options), by=by)
+        if not name.startswith(prefix):
+            raise UsageError(f"schedule {name!r} does not begin with {prefix!r}")
+        if name in plans:
+            raise UsageError(f"schedule {name!r} appears twice in wanted")
+        plans[name] = plan
+    return plans
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A schedule as it is to be stored.
+
+    Attributes:
+        definition: its times, without the payload.
+        options: of its jobs, encoded.
+        blob: what is stored in the queue.
+    """
+
+    definition: Definition
+    options: Mapping[str, object]
+    blob: bytes
+
+    @staticmethod
+    def of(name: object, call: object, given: dict[str, Any], *, by: str) -> _Plan:
+        """Check a schedule. Raises UsageError if something is not valid."""
+        if not isinstance(call, Call):
+            raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
+        options = _options_of(cast("Call[Any]", call))
+        if len(call.task) > MAX_STORED_TASK:
+            size = f"{len(call.task):,} bytes, at most {MAX_STORED_TASK:,} fit"
+            raise UsageError(f"schedule {name!r}: its payload has {size}; pass an id, and load the data in the handler")
+        definition = _definition(_checked_name(name), call.queue, given, by)
+        return _Plan(definition, options, StoredCall(options, call.task, definition).encode())
+
+
+def _checked_name(name: object) -> str:
+    found = check_name(name, "schedule name")
+    if len(found.encode()) > MAX_STORED_NAME:
+        raise UsageError(f"a schedule name has at most {MAX_STORED_NAME} bytes: {found[:60]!r}")
+    if not all(found.split("/")):
+        raise UsageError(f"schedule name {found!r} has an empty segment: write it as in 'report/acme'")
+    return found
+
+
+def _options_of(call: Call[Any]) -> dict[str, Any]:
+    """Return the encoded options that the jobs of a schedule have."""
+    found = call._options  # pyright: ignore[reportPrivateUsage]
+    for option in found.keys() - _STORED_OPTIONS - _WITHOUT_EFFECT:
+        raise UsageError(
+            f"a schedule keeps the lane, meta, timeout, retry and result_ttl of its call; {option!r} would be without effect"
+        )
+    return {name: found[name] for name in sorted(_STORED_OPTIONS & found.keys())}
+
+
+def _definition(name: str, queue: str, given: dict[str, Any], by: str) -> Definition:
+    """Return the times of a schedule."""
+    for option in given:
+        if option not in StoredScheduleOptions.__annotations__:
+            known = ", ".join(StoredScheduleOptions.__annotations__)
+            raise UsageError(f"a stored schedule has no option {option!r}; it takes {known}")
+    cron, every = given.get("cron"), given.get("every")
+    if (cron is None) == (every is None):
+        raise UsageError("a schedule takes cron= or every=, and not both")
+    found: dict[str, Any] = {"name": name, "queue": queue, "task": b"", "by": by}
+    if cron is None:
+        if "timezone" in given:
+            raise UsageError("every= goes by real time and takes no timezone; for local times use cron=")
+        found["every_ms"] = period_ms(every)
+        found["phase_ms"] = _spread(name) % found["every_ms"]
+    elif not isinstance(cron, str):
+        raise UsageError(f"cron must be an expression such as '30 3 * * *', not {cron!r}")
+    else:
+        found["cron"] = " ".join(cron.split())
+        found["timezone"] = zone_name(given.get("timezone", "UTC"))
+    found["misfire"] = misfire_count(given.get("misfire", "once"))
+    found["overlap"] = check_overlap(given.get("overlap", "skip"))
+    if given.get("until") is not None:
+        found["until_ms"] = to_ms(given["until"], "until")
+    if given.get("times") is not None:
+        found["times"] = check_between(given["times"], "times", 1, MAX_TIMES)
+    definition = Definition(**found)
+    if "jitter" in given:
+        jitter = round(seconds(given["jitter"], "jitter") * 1000)
+    else:
+        jitter = SPREAD_MS if _shortest_gap(Trigger(definition)) >= _LONG_MS else 0
+    return msgspec.structs.replace(definition, jitter_ms=jitter)
+
+
+def _spread(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
+
+
+def _shortest_gap(trigger: Trigger) -> int:
+    """Return the shortest time between the first firings of a year, in ms."""
+    times = [ms_of(datetime(2001, 1, 1, tzinfo=UTC))]
+    for _ in range(4):
+        times.append(trigger.next_after(times[-1]))
+    return min(later - earlier for earlier, later in pairwise(times[1:]))
+
+
+async def finish_storing(
+    ask: Callable[[ops.Command[Any]], Awaitable[Any]], keys: RegistryKeys, row: ScheduleRow, found: tuple[str, bytes]
+) -> None:
+    """Store the times of the call `found` of a schedule, whose program has not done so.
+
+    Raises:
+        UsageError: the call cannot be read.
+    """
+    version, blob = found
+    definition = StoredCall.decode(blob).times
+    if definition.name != row.name:
+        raise UsageError(f"its call is that of the schedule {definition.name!r}")
+    home = QueueKeys.of(keys.prefix, row.home)
+    await ask(ops.index_schedule(keys, row.name, home, version, definition.encode(), times=times_of(definition)))
