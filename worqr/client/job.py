@@ -20,6 +20,7 @@ from worqr import ops
 from worqr.batches import ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
+from worqr.client.time_line import time_line
 from worqr.errors import JobCancelled, JobFailed, NoJob, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import ENDS, LIVE
@@ -78,6 +79,8 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         lane=_text(fields, "lane"),
         batch=ref_in(fields.get("batch", b"")),
         saved_size=_number(fields, "saved_size") or 0,
+        time_line=time_line(keys.prefix, fields),
+        life=_number(fields, "life") or 0,
     )
 
 
