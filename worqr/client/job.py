@@ -267,6 +267,12 @@ async def send_value(
     return cast("Delivery", sent.status)
 
 
+async def note_sent(client: Client, queue: str, id: str, name: str, value: object) -> None:
+    """Write into the log of the mesh that a person has sent a value: its name and its size, never the value."""
+    kind, _, stored = _encoded(name, value).partition(b" ")
+    await client.note("sent", queue=queue, job=id, text=f"{name}, {len(stored):,} bytes" if kind != b"none" else name)
+
+
 _ENDED: Final = {
     "finished": "has finished",
     "failed": "has failed, and is in the dead-letter queue",
