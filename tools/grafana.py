@@ -50,10 +50,11 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             },
         ),
         (
-            "Scheduled and blocked",
+            "Scheduled, suspended and blocked",
             "short",
             {
                 f"worqr_queue_scheduled{{{Q}}}": "{{queue}} scheduled",
+                f"worqr_queue_suspended{{{Q}}}": "{{queue}} suspended",
                 f"worqr_queue_blocked{{{Q}}}": "{{queue}} blocked",
             },
         ),

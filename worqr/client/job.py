@@ -270,7 +270,8 @@ async def send_value(
 async def note_sent(client: Client, queue: str, id: str, name: str, value: object) -> None:
     """Write into the log of the mesh that a person has sent a value: its name and its size, never the value."""
     kind, _, stored = _encoded(name, value).partition(b" ")
-    await client.note("sent", queue=queue, job=id, text=f"{name}, {len(stored):,} bytes" if kind != b"none" else name)
+    text = f"{name}, {len(stored):,} bytes" if kind != b"none" else name
+    await client.note("sent", queue=queue, job=id, count=1, text=text)
 
 
 _ENDED: Final = {

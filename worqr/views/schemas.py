@@ -205,7 +205,7 @@ class FormField:
             return read_json(typed)
         except ValueError:
             where = f"{escape(self.name)}: " if self.name else ""
-            raise ValueError(f'{where}this must be JSON, such as 42, true, "text" or [1, 2].') from None
+            raise ValueError(f'{where}this must be JSON, such as 42, true, "text" or [1, 2]') from None
 
 
 def form_fields(schema: str) -> tuple[FormField, ...]:
