@@ -296,7 +296,7 @@ class Entry:
     ``value`` (it has its event), ``ended`` (the jobs have ended), ``timeout`` (its time has passed) or ``lifetime`` (that of the
     job has passed). Of a child: ``started``, ``finished``, ``failed``, ``cancelled``, ``large`` (its result is too large for the
     record of the workflow) or ``gone`` (it was lost). Of an event: ``stored``, or ``refused`` (it was not of the type that the
-    workflow waits for, and was set aside).
+    workflow waits for).
     """
     tries: int = 0
     """The number of tries of a step that have failed. It is forgotten when the step is done."""

@@ -240,7 +240,10 @@ def send(
             given = (await read_stdin()).decode("utf-8", "surrogateescape")
         return await _send(mesh, target, None if given is None else _value(given), again=again)
 
-    outcome = run_connected(connect, command)
+    _print_outcome(target, run_connected(connect, command), json=json)
+
+
+def _print_outcome(target: _Target, outcome: str, *, json: bool) -> None:
     if json:
         print_json({"queue": target.queue, "id": target.id, "event": target.name, "outcome": outcome})
     elif outcome not in NOT_SENT:

@@ -58,7 +58,7 @@ def _named(fields: Fields, prefix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _outline(value: bytes) -> tuple[int | None, bytes]:
-    """Return the bytes of a value, and what is told of it."""
+    """Return the bytes of a value, and how it begins."""
     size, _, told = value.partition(b" ")
     return whole(size), told
 
@@ -86,7 +86,7 @@ def _waits(fields: Fields) -> Iterator[Entry]:
         kind, began, until, name, about = match.groups()
         about = about.decode("utf-8", "replace")
         shown = name.decode("utf-8", "replace") or (about.replace("\n", ", ") if kind == b"children" and about else key)
-        times = {"began": moment(whole(began)), "until": moment(whole(until))}
+        times: dict[str, Any] = {"began": moment(whole(began)), "until": moment(whole(until))}
         end = fields.get(f"end:{key}")
         if end is None and key in is_open:
             schema = about if kind == b"event" else ""
@@ -150,6 +150,9 @@ def _error(stored: bytes) -> RemoteError | None:
             found = cast("Any", decode)(stored)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-        if isinstance(found, list) and len(found) > 1 and isinstance(found[0], str) and isinstance(found[1], str):
-            return RemoteError(found[0], found[1][:LONGEST_ERROR], "")
+        match found:
+            case [str(kind), str(message), *_]:
+                return RemoteError(kind, message[:LONGEST_ERROR], "")
+            case _:
+                continue
     return None

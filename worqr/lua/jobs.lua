@@ -993,7 +993,7 @@ local function read_job()
   local older_result, counts, dead_letter_index = queue .. ':older_result:' .. id, queue .. ':counts', queue .. ':aside'
   local cancelling, taken = queue .. ':cancelling', queue .. ':taken:' .. id
 
-  -- Returns what is told of a field that may be large: never a value. A field is read only if there is room for it.
+  -- Returns the size of a field that may be large, and its beginning: never a value. A field is read only if there is room for it.
   local room = max_bytes
   local function outline(key, name)
     local size = redis.call('HSTRLEN', key, name)

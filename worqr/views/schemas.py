@@ -77,11 +77,11 @@ def _short(value: Json) -> str:
 
 
 def _mapping(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, dict) else {}
+    return cast("Mapping[str, Json]", value) if isinstance(value, dict) else {}
 
 
 def _list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []
+    return cast("list[Json]", value) if isinstance(value, list) else []
 
 
 @dataclass(slots=True)
@@ -169,9 +169,10 @@ def _wrong_size(rule: Mapping[str, Json], value: Json) -> str:
     what, unit = ("Length", "characters") if isinstance(value, str) else ("Items", "items")
     if isinstance(value, str | list):
         size = len(cast("str", value))
-        if _is_number(least := rule.get(f"min{what}")) and size < least:
+        least, most = rule.get(f"min{what}", 0), rule.get(f"max{what}", math.inf)
+        if _is_number(least) and size < least:
             return f"it must have at least {least} {unit}, not {size}"
-        if _is_number(most := rule.get(f"max{what}")) and size > most:
+        if _is_number(most) and size > most:
             return f"it must have at most {most} {unit}, not {size}"
     return ""
 
