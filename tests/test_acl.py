@@ -70,11 +70,11 @@ RELAY_SCRIPTS = {
     *("take_outbox", "drop_outbox", "report_part", "cancel_part", "put_follow_up", "keep_follow_ups"),
     *("store_end", "cancel_child", "look_for_child"),
 }
+"""What the relay of messages between queues sends."""
 SCHEDULER = {
     *("store_schedule", "unstore_schedule", "read_schedules", "index_schedule", "unindex_schedule", "page_schedules"),
 }
 """What the calls about stored schedules send."""
-"""What the relay of messages between queues sends."""
 SCRIPTS = {
     "producer": {
         *(

@@ -188,7 +188,9 @@ def test_the_global_registry_is_left_alone() -> None:
 
 
 def queue(name: str, waiting: int = 0, **counts: int) -> worqr.QueueInfo:
-    return worqr.QueueInfo(name, waiting, 2, 3, 4, 5, 6, None, None, 1, counts, age=7.5, age_estimated=True)
+    return worqr.QueueInfo(
+        name, waiting, 2, 3, 4, 5, 6, None, None, 1, counts, age=7.5, age_estimated=True, suspended=9
+    )
 
 
 def mesh_info(
@@ -236,6 +238,7 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_queue_waiting{queue="q"}': 1,
         'worqr_queue_scheduled{queue="q"}': 2,
         'worqr_queue_blocked{queue="q"}': 3,
+        'worqr_queue_suspended{queue="q"}': 9,
         'worqr_queue_running{queue="q"}': 4,
         'worqr_queue_dead_letters{list="failed",queue="q"}': 5,
         'worqr_queue_dead_letters{list="undecodable",queue="q"}': 6,

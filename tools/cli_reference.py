@@ -51,6 +51,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "log": ("worqr log --kind dead --kind recovered --json", "worqr log --queue mails --follow"),
     "jobs": ("worqr jobs mails --state scheduled --limit 20",),
     "status": ('worqr status welcome-ada --queue mails --json || echo "unknown"',),
+    "send": (
+        'worqr send shop.fulfil order-7 approved \'{"by": "ada"}\'',
+        'worqr send --address shop.fulfil~1700000000000001~order-7 approved \'{"by": "ada"}\'',
+    ),
     "batch": (
         "worqr batch mails import-7 --wait --within 10m",
         'worqr batch mails import-7 --cancel --reason "wrong file"',

@@ -54,6 +54,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "short",
             {
                 f"worqr_queue_scheduled{{{Q}}}": "{{queue}} scheduled",
+                f"worqr_queue_suspended{{{Q}}}": "{{queue}} suspended",
                 f"worqr_queue_blocked{{{Q}}}": "{{queue}} blocked",
                 f"worqr_queue_suspended{{{Q}}}": "{{queue}} suspended",
             },

@@ -111,6 +111,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
     from worqr.records import EndedRun as EndedRun
+    from worqr.records import Entry as Entry
     from worqr.records import Failed as Failed
     from worqr.records import JobRecord as JobRecord
     from worqr.records import Matches as Matches
@@ -157,7 +158,7 @@ _HOMES = {
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
     "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy StepFailed Undecodable",
-    "worqr.records": "CancelCount Ended EndedRun Failed JobRecord Matches RemoteError Status TaskInfo Try",
+    "worqr.records": "CancelCount Ended EndedRun Entry Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

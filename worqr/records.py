@@ -190,8 +190,9 @@ class Status:
     states.
     """
     waits_for: str = ""
-    """What it waits for: the message of the ``Retry(counted=False)`` that ended its last try, which is no error. Empty if its
-    last try ended in another way, or while it runs.
+    """What it waits for: the message of the ``Retry(counted=False)`` that ended its last try, which is no error; for a
+    ``suspended`` job the names of its waits and the first deadline: ``approved until 2031-05-01 12:00:00 UTC``. Empty if its last
+    try ended in another way, or while it runs.
     """
 
 
@@ -283,6 +284,47 @@ class BatchRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the time line of a workflow. See ``queue.read()``. It has no value that was saved or sent."""
+
+    kind: Literal["step", "sleep", "wait", "children", "child", "event"]
+    """What it is. ``step``: a step. ``sleep``, ``wait``, ``children``: the run waits for a time, for an event, or for jobs that
+    it has started. ``child``: such a job. ``event``: a value that was sent, and that no wait has taken.
+    """
+    name: str
+    """Its name: of a step with its arguments, of a wait and an event the name of the event."""
+    key: str
+    """Its key in the job, which is unique among the entries of its kind."""
+    state: str
+    """Its state.
+
+    Of a step: ``done``, ``trying`` (its last try has failed, and it is not done) or ``failed`` (for good). Of a wait: ``open``,
+    ``value`` (it has its event), ``ended`` (the jobs have ended), ``timeout`` (its time has passed) or ``lifetime`` (that of the
+    job has passed). Of a child: ``started``, ``finished``, ``failed``, ``cancelled``, ``large`` (its result is too large for the
+    record of the workflow) or ``gone`` (it was lost). Of an event: ``stored``, or ``refused`` (it was not of the type that the
+    workflow waits for).
+    """
+    tries: int = 0
+    """The number of tries of a step that have failed. It is forgotten when the step is done."""
+    began: datetime | None = None
+    """The time at which a wait began, by the server's clock; None for everything else, whose time is not stored."""
+    ended: datetime | None = None
+    """The time at which a wait was found to have ended."""
+    until: datetime | None = None
+    """The time at which a wait ends at the latest; None if it has no limit."""
+    size: int | None = None
+    """The bytes of the value; None if there is none."""
+    error: RemoteError | None = None
+    """The error of a failed step, of the last failed try, or of a failed child."""
+    schema: str = ""
+    """The JSON schema of the value that an open wait needs; empty if it is not known."""
+    queue: str = ""
+    """The name of the queue of a child."""
+    job: str = ""
+    """The id of a child."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """Everything that is stored about one job. ``queue.read()`` returns it."""
 
@@ -342,3 +384,9 @@ class JobRecord:
     """The batch that it belongs to; None if it belongs to none, or only a result of it is stored."""
     saved_size: int = 0
     """The bytes that the job keeps for its next run: what it saved, and its steps. A step counts as at least 1 KiB."""
+    time_line: tuple[Entry, ...] = ()
+    """What is stored of the runs of a workflow: its steps, by their names, then what it has waited for and waits for, the oldest
+    first, its children, and events that it has not taken. Up to 3,000 entries.
+    """
+    life: int = 0
+    """The number of the dispatch that the workflow began with, which is part of its address; 0 if it is no workflow."""

@@ -24,6 +24,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/queues": [{}, {"sort": "waiting", "q": "{queue}"}],
     "/queue": [
         *({"name": "{queue}", "tab": tab} for tab in ("waiting", "scheduled", "blocked")),
+        {"name": "{flow}", "tab": "suspended"},
         *({"name": "{" + name + "}", "tab": "waiting", "order": "end"} for name in ("queue", "laned")),
         {"name": "{slow}", "tab": "running"},
         {"name": "{failing}", "tab": "failed"},
@@ -42,6 +43,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
         {"queue": "{queue}", "id": "{job}"},
         {"queue": "{failing}", "id": "{job}"},
         {"queue": "{slow}", "id": "{job}"},
+        {"queue": "{flow}", "id": "{job}"},
     ],
     "/running": [{}, {"worker": "{worker}"}],
     "/failed": [{}],
@@ -67,7 +69,11 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/api/v1/schedules": [{}, {"format": "csv"}],
     "/api/v1/log": [{}, {"format": "csv"}],
     "/api/v1/bulk": [{}, {"format": "csv"}],
-    "/api/v1/job": [{"queue": "{queue}", "id": "{job}"}, {"queue": "{failing}", "id": "{job}"}],
+    "/api/v1/job": [
+        {"queue": "{queue}", "id": "{job}"},
+        {"queue": "{flow}", "id": "{job}"},
+        {"queue": "{failing}", "id": "{job}"},
+    ],
     "/new": [{}, {"queue": "{queue}"}, {"queue": "{typed}"}],
     "/bulk": [{}],
     "/confirm": [
@@ -78,7 +84,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/payload": [{"queue": "{queue}", "id": "{job}"}],
 }
 """The queries of each page, with the names of the scene in braces."""
-OTHERS = ("slow", "failing", "typed", "laned", "batched", "unserved")
+OTHERS = ("slow", "failing", "typed", "laned", "batched", "unserved", "flow")
 """The queues besides `queue`, by the ends of their names."""
 GENERAL = {"queue": "{failing}", "name": "{failing}", "id": "{job}"}
 """The query of pages that are not in `QUERIES`."""
@@ -107,12 +113,14 @@ class Texts:
     reason: str = "maintenance"
     schedule: str = "nightly"
     progress: str = "page 4 of 10"
+    event: str = "approved"
 
 
 @dataclass(frozen=True)
 class Scene:
     """A filled mesh. `queue` has tasks that wait, `slow` has tasks that run, `failing` and `typed` have dead letters, and
-    `laned` has a lane. `batched` is the home of a batch with a job that has failed, and one in `unserved` that waits.
+    `laned` has a lane. `batched` is the home of a batch with a job that has failed, and one in `unserved` that waits. `flow` has
+    a workflow that waits for an event.
     """
 
     mesh: worqr.Mesh
@@ -171,6 +179,11 @@ async def open_scene(
     @mesh.task(name=names["typed"])
     async def typed(number: int) -> None: ...
 
+    @mesh.workflow(name=names["flow"])
+    async def flow(text: str) -> None:
+        await worqr.step(f"charge {texts.meta}"[:100], str.upper, texts.meta)
+        await worqr.wait_for(texts.event, dict[str, int])
+
     mesh.every(86_400, mesh.call(names["typed"], number=1), name=texts.schedule)
     async with mesh.join(grace=0) as peer, trio.open_nursery() as nursery:
         await nursery.start(partial(peer.serve, result_ttl=60, recent=100), names["failing"], fails)
@@ -195,6 +208,8 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
     await mesh.queue(names["typed"]).enqueue(texts.payload)
     await mesh.queue(names["slow"]).dispatch(texts.payload, id=texts.job, meta=meta)
     await mesh.queue(names["slow"]).enqueue(texts.payload)
+    flow = mesh.functions[names["flow"]].options(id=texts.job)
+    await flow.dispatch(texts.meta)
     with trio.fail_after(PATIENCE):
         while (await mesh.queue(names["batched"]).batch(texts.batch).info()).failed < 1:
             await trio.sleep(0.01)
@@ -203,6 +218,8 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
         while (await mesh.queue(names["typed"]).info()).undecodable < 1:
             await trio.sleep(0.01)
         while [each.message for each in await mesh.queue(names["slow"]).running()] != [texts.progress] * 2:
+            await trio.sleep(0.01)
+        while (await mesh.queue(names["flow"]).info()).suspended < 1:
             await trio.sleep(0.01)
         while not await mesh.schedules():
             await trio.sleep(0.01)

@@ -257,6 +257,7 @@ ACTS: dict[str, dict[str, str]] = {
     "/cancel": {"queue": "orders", "id": "later", "reason": "because"},
     "/enqueue": {"queue": "orders", "payload": "by hand"},
     "/retry": {"queue": "orders-failing", "id": "job-1"},
+    "/send": {"queue": "orders-flow", "id": "job-1", "name": "approved", "value": '{"a": 1}'},
     "/run-now": {"queue": "orders", "id": "later"},
     "/drop": {"queue": "orders-failing", "id": "job-1"},
     "/pause": {"queue": "orders", "reason": "because"},

@@ -53,7 +53,7 @@ ADDED = "document.querySelectorAll('main img, main script, main iframe, main bas
 def texts_of(text: str, *, as_json: bool) -> Texts:
     """The same text at every place."""
     payload = json.dumps([text, {text: text}]) if as_json else text
-    names = {"queue": text[:180], "job": text, "app": text, "schedule": text}
+    names = {"queue": text[:180], "job": text, "app": text, "schedule": text, "event": text[:100]}
     return Texts(payload=payload.encode(), meta=text, error=text, reason=text, progress=text, **names)
 
 

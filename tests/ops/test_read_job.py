@@ -170,3 +170,43 @@ def test_a_plain_task_that_became_a_job_has_twins(desk: Desk) -> None:
     desk.client.delete(f"{desk.q.base}:twins:11f6ad8ec52a2984abaafd7c3b516503785c2072")
     desk.client.set(f"{desk.q.base}:twins:11f6ad8ec52a2984abaafd7c3b516503785c2072", "mine")
     assert desk.call(ops.read_job(desk.q, f"@{first}")).twins == []
+
+
+WAIT = ops.Wait("approved #1", "event", "approved", '{"type":"string"}')
+
+
+def test_of_what_was_saved_and_sent_the_size_and_what_it_is(desk: Desk) -> None:
+    """Values stay in the server: they may be large, and secret."""
+    held = desk.run("A", "x")
+    secret = b'"' + b"s" * 100 + b'"'
+    desk.call(ops.save_state(desk.q, "A", held, 0, "charge", b"json " + secret))
+    desk.call(ops.save_state(desk.q, "A", held, 0, "ship", b'failed ["Gone","no"]'))
+    desk.call(ops.save_state(desk.q, "A", held, 2, "pack", b'["Jam","paper"]'))
+    desk.call(ops.suspend_task(desk.q, "A", held, [WAIT]))
+    for _ in range(2):
+        desk.call(ops.send_event(desk.q, "x", "approved", b"json " + secret, again=True))
+    [held] = desk.take("A", 1)
+    found = read(desk).run
+    assert found is not None
+    assert secret not in repr(found).encode()
+    fields = found.fields
+    assert fields["step:charge"] == b"107 json "
+    assert fields["step:ship"] == b'20 failed ["Gone","no"]'
+    assert fields["try:pack"] == b'17 2 ["Jam","paper"]'
+    assert fields["event:2:approved"] == b"107 json "
+    size, outcome, at, entries, rest = fields["end:approved #1"].split(b" ")
+    assert (outcome, rest) == (b"value", b"")
+    assert int(size) == len(b" ".join((outcome, at, entries, b"json " + secret)))
+    desk.fail("A", held)
+    [record] = read(desk).records
+    assert record.fields["step:charge"] == b"107 json "
+
+
+def test_fields_of_another_type_and_too_many_of_them_are_read_anyhow(desk: Desk) -> None:
+    desk.dispatch("x")
+    job = desk.q.job("x")
+    desk.client.hset(job, mapping={f"step:{n}": "json 1" for n in range(3_100)})
+    desk.client.hset(job, mapping={"end:": b"\xff\x00", "try:": ""})
+    found = read(desk).job
+    assert found is not None
+    assert sum(name.startswith(("step:", "end:", "try:")) for name in found.fields) == 3_000

@@ -49,7 +49,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Operate": {
         "cancel": "queue_commands",
-        "run-now": "job_commands",
+        **dict.fromkeys(("send", "run-now"), "job_commands"),
         "batch": "batch_commands",
         "outbox": "outbox_command",
         **dict.fromkeys(("failed", "undecodable"), "dead_letter_commands"),
@@ -177,7 +177,7 @@ def _run(arguments: Sequence[str]) -> int:
     from worqr.cli.output import print_error
     from worqr.errors import WorqrBug, WorqrError
 
-    if arguments[:1] and arguments[0] in ("enqueue", "dispatch"):
+    if arguments[:1] and arguments[0] in ("enqueue", "dispatch", "send"):
         arguments = [STDIN if word == "-" else word for word in arguments]
     app = make_app(described=not arguments or arguments[0].startswith("-"))
     app.suppress_keyboard_interrupt = False

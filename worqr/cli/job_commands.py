@@ -1,13 +1,14 @@
-"""The commands about single tasks and jobs: ``worqr running``, ``jobs``, ``recent``, ``status`` and ``run-now``."""
+"""The commands about single tasks and jobs: ``worqr running``, ``jobs``, ``recent``, ``status``, ``send`` and ``run-now``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from worqr.cli import STDIN
 from worqr.cli.errors import CommandFailed, InvalidArguments
 from worqr.cli.options import (
     FROM_ENVIRONMENT,
@@ -28,12 +29,17 @@ from worqr.cli.output import (
     show_facts,
     show_table,
 )
+from worqr.cli.produce_commands import read_stdin
+from worqr.errors import NoJob, RefusedByServer, UsageError
 from worqr.escaping import escape, escape_bytes
-from worqr.views.tables import ENDED, JOBS, RUNNING, TRIES, error_text
+from worqr.inside import client_of
+from worqr.views.schemas import mismatch, read_json
+from worqr.views.tables import ENDED, JOBS, RUNNING, SUSPENDED, TIME_LINE, TRIES, entry_fields, error_text, open_waits
 from worqr.views.values import exact_time, percent, shorten
 from worqr.views.values import worker as short_worker
 
 if TYPE_CHECKING:
+    from worqr.client.queue import Queue
     from worqr.mesh import Mesh
     from worqr.records import Ended, EndedRun, Failed, JobRecord, Status, TaskInfo, Try
 
@@ -82,7 +88,7 @@ def jobs(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List the waiting, scheduled, blocked or running tasks of a queue, in the order in which they run."""
+    """List the waiting, scheduled, suspended, blocked or running tasks of a queue, in the order in which they run."""
     if newest and state != "waiting":
         raise InvalidArguments(f"--newest lists waiting tasks only, not --state {state}")
 
@@ -96,7 +102,7 @@ def jobs(
             print_json({"queue": queue, **_json_fields(task)})
         return
     if found:
-        show_table(JOBS, found)
+        show_table(SUSPENDED if state == "suspended" else JOBS, found)
     if len(found) == limit:
         print_error(f"there may be more; for the next page add --after {found[-1].cursor!r}")
     elif not found:
@@ -170,7 +176,7 @@ def status(
     ] = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """Show one job: its state, its last tries with their errors, and its next run.
+    """Show one job: its state, its last tries with their errors, its next run, and the time line of a workflow.
 
     Exit code 1 if the mesh does not know the id.
     """
@@ -194,6 +200,138 @@ def status(
         where = "any queue" if queue is None else f"queue {queue!r}"
         why = "the id is unknown, or its result was not stored or has expired"
         raise CommandFailed(f"no job {id!r} in {where}: {why}" + (f"; {hint}" if hint else ""))
+
+
+def send(
+    queue: Annotated[str, Parameter(help="Queue of the job. With --address: the name of the event.")],
+    id: Annotated[str | None, Parameter(show_default=False, help="Id of the job. With --address: the value.")] = None,
+    name: Annotated[str | None, Parameter(show_default=False, help="Name of the event.")] = None,
+    value: Annotated[
+        str | None,
+        Parameter(
+            metavar="JSON",
+            show_default=False,
+            help="The value; - reads it from the standard input. Default: no value.",
+        ),
+    ] = None,
+    /,
+    *,
+    again: Annotated[bool, flag("Send it although a value of this name lies there that was not taken.")] = False,
+    address: Annotated[
+        str | None,
+        Parameter(
+            show_default=False,
+            help="Address of the workflow, in place of its queue and id. It means one dispatch of the id.",
+        ),
+    ] = None,
+    json: Annotated[bool, flag("Print one JSON object.")] = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """Send a value to a workflow, which waits for it or will find it.
+
+    Prints woke (it waited for it, and runs again) or stored. If the workflow waits for it, the value is checked before: it must
+    have the type that the workflow waits for. Exit code 1 if nothing was sent.
+    """
+    target = _target(queue, id, name, value) if address is None else _target_at(address, queue, id, name, value)
+
+    async def command(mesh: Mesh) -> str:
+        given = target.value
+        if given == STDIN:
+            given = (await read_stdin()).decode("utf-8", "surrogateescape")
+        return await _send(mesh, target, None if given is None else _value(given), again=again)
+
+    _print_outcome(target, run_connected(connect, command), json=json)
+
+
+def _print_outcome(target: _Target, outcome: str, *, json: bool) -> None:
+    if json:
+        print_json({"queue": target.queue, "id": target.id, "event": target.name, "outcome": outcome})
+    elif outcome not in NOT_SENT:
+        print(f"{outcome} {escape(target.id)}")
+    if outcome in NOT_SENT:
+        what = NOT_SENT[outcome].format(repr(target.name))
+        raise CommandFailed(f"nothing was sent to job {target.id!r} of queue {target.queue!r}: {what}")
+
+
+class _Target(NamedTuple):
+    """What is sent, and where. `life`: that of an address; 0: any. `value`: as it was typed."""
+
+    queue: str
+    id: str
+    name: str
+    value: str | None
+    life: int = 0
+    address: str = ""
+
+
+def _target(queue: str, id: str | None, name: str | None, value: str | None) -> _Target:
+    if id is None or name is None:
+        raise InvalidArguments("name the queue, the id of the job and the event: worqr send QUEUE ID NAME [JSON]")
+    return _Target(queue, id, name, value)
+
+
+def _target_at(address: str, name: str, value: str | None, *more: str | None) -> _Target:
+    from worqr.client.job import read_address
+
+    if more != (None, None):
+        raise InvalidArguments("--address names the queue and the job: worqr send --address ADDRESS NAME [JSON]")
+    try:
+        queue, life, job = read_address(address)
+    except UsageError as error:
+        raise InvalidArguments(f"--address: {error}") from None
+    return _Target(queue, job, name, value, life, address)
+
+
+async def _send(mesh: Mesh, target: _Target, value: object, *, again: bool) -> str:
+    from worqr.client.job import note_sent
+
+    queue = queue_by_name(mesh, target.queue)
+    await _check_value(queue, target, value)
+    try:
+        if target.address:
+            outcome = await mesh.send(target.address, target.name, value, again=again)
+        else:
+            outcome = await queue.job(target.id).send(target.name, value, again=again)
+    except NoJob as error:
+        raise CommandFailed(f"{error}; {await _where_to_look(mesh, target, error.state)}") from None
+    if outcome not in NOT_SENT:
+        await note_sent(client_of(mesh), target.queue, target.id, target.name, value)
+    return outcome
+
+
+NOT_SENT: Final = {
+    "already": "a value of {} lies there that it has not taken; to send one more, add --again",
+    "full": "1,000 values of {} lie there that it has not taken, or the job has no room for more",
+}
+
+
+def _value(text: str) -> object:
+    try:
+        return read_json(text)
+    except ValueError as error:
+        remedy = "quote a text twice, as in '\"yes\"'"
+        raise InvalidArguments(f"the value must be JSON, such as 42, true or {{}} ({error}); {remedy}") from None
+
+
+async def _check_value(queue: Queue, target: _Target, value: object) -> None:
+    """Raise CommandFailed if the workflow waits for this event, and the value is not of the type that it waits for."""
+    try:
+        record = await queue.read(target.id)
+    except RefusedByServer:  # this user may send, and not read
+        return
+    waits = open_waits(record, target.name) if target.life in (0, record.life) else []
+    if waits and (why := mismatch(waits[0].schema, value)) and all(mismatch(each.schema, value) for each in waits):
+        raise CommandFailed(
+            f"nothing was sent: the value is not of the type that the workflow waits for: {why}",
+            f"its schema: {escape(waits[0].schema)}",
+        )
+
+
+async def _where_to_look(mesh: Mesh, target: _Target, state: str) -> str:
+    if state == "gone":
+        hint = await unknown_queue_hint(mesh, target.queue)
+        return hint or f"`worqr jobs {target.queue!r} --state suspended` lists workflows that wait"
+    return f"`worqr status {target.id!r} --queue {target.queue!r}` shows it"
 
 
 def run_now(
@@ -237,6 +375,9 @@ def _show(record: JobRecord, *, named: bool) -> None:
     if record.tries:
         print()
         show_table(TRIES.columns, record.tries)
+    if record.time_line:
+        print()
+        show_table(TIME_LINE.columns, record.time_line)
 
 
 def _facts(record: JobRecord) -> dict[str, str]:
@@ -281,6 +422,7 @@ def _record_fields(record: JobRecord) -> dict[str, Any]:
         **fields,
         "batch": None if record.batch is None else {"queue": record.batch.queue, "id": record.batch.id},
         "tries": [_try_fields(each) for each in record.tries],
+        "time_line": [entry_fields(each) for each in record.time_line],
         "ended": [_ended_fields(each) for each in record.ended],
         "blocked": None if record.blocked is None else _blocked_fields(record.blocked),
         "dead_letters": [_failed_fields(each) for each in record.dead_letters],

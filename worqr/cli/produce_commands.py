@@ -81,7 +81,7 @@ def enqueue(
         if lines:
             stored, refused = await _enqueue_lines(mesh, target, unique=unique, options=options)
         else:
-            tasks = [await _stdin()] if payloads == (STDIN,) else list(map(os.fsencode, payloads))
+            tasks = [await read_stdin()] if payloads == (STDIN,) else list(map(os.fsencode, payloads))
             stored, refused = await target.enqueue(*tasks, unique=unique, **options), 0
         if json:
             print_json({"queue": queue, "enqueued": stored, "refused": refused})
@@ -142,14 +142,14 @@ def _parts(tasks: list[bytes], options: Mapping[str, Any]) -> list[list[bytes]]:
     return parts[::-1] if options["front"] else parts
 
 
-async def _stdin() -> bytes:
+async def read_stdin() -> bytes:
     """Return all of the standard input."""
     return b"".join([chunk async for chunk in _stdin_chunks()])
 
 
 async def _stdin_lines(*, all_at_once: bool) -> AsyncIterator[list[bytes]]:
     """Yield the lines of each read, without their line ends; with `all_at_once`, all lines at once."""
-    rest = await _stdin() if all_at_once else b""
+    rest = await read_stdin() if all_at_once else b""
     if not all_at_once:
         async for chunk in _stdin_chunks():
             *tasks, rest = (rest + chunk).split(b"\n")
@@ -231,7 +231,7 @@ def dispatch(
     patience = _wait_limit(wait=wait, within=within)
 
     async def command(mesh: Mesh) -> None:
-        task = await _stdin() if payload == STDIN else os.fsencode(payload)
+        task = await read_stdin() if payload == STDIN else os.fsencode(payload)
         await _dispatch(mesh, queue_by_name(mesh, queue), task, given, patience, json=json)
 
     run_connected(connect, command)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from time import monotonic
@@ -250,9 +250,16 @@ def _facts(state: JobState) -> dict[str, Any]:
         "failures": state.failures,
         "attempts": state.attempts,
         "error": state.error,
-        "waits_for": state.waits_for if state.state in {"waiting", "due", "suspended", "blocked"} else "",
+        "waits_for": _waits_for(state, run_at),
         "next_run": run_at if state.state in {"due", "suspended"} else None,
     }
+
+
+def _waits_for(state: JobState, run_at: datetime | None) -> str:
+    """Return what a job waits for; of a suspended one, until when at the latest."""
+    if state.state == "suspended" and run_at is not None:
+        return f"{state.waits_for} until {run_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC".lstrip()
+    return state.waits_for if state.state in {"waiting", "due", "suspended", "blocked"} else ""
 
 
 def status_of(state: JobState) -> Status:

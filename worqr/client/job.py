@@ -20,6 +20,7 @@ from worqr import ops
 from worqr.batches import ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
+from worqr.client.time_line import time_line
 from worqr.errors import JobCancelled, JobFailed, NoJob, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import ENDS, LIVE
@@ -79,6 +80,8 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         lane=_text(fields, "lane"),
         batch=ref_in(fields.get("batch", b"")),
         saved_size=_number(fields, "saved_size") or 0,
+        time_line=time_line(keys.prefix, fields),
+        life=_number(fields, "life") or 0,
     )
 
 
@@ -275,6 +278,13 @@ async def send_value(
         )
         raise NoJob(f"the job {where} {why}: nothing was sent", sent.state)
     return cast("Delivery", sent.status)
+
+
+async def note_sent(client: Client, queue: str, id: str, name: str, value: object) -> None:
+    """Write into the log of the mesh that a person has sent a value: its name and its size, never the value."""
+    kind, _, stored = _encoded(name, value).partition(b" ")
+    text = f"{name}, {len(stored):,} bytes" if kind != b"none" else name
+    await client.note("sent", queue=queue, job=id, count=1, text=text)
 
 
 _ENDED: Final = {

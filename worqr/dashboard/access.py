@@ -13,11 +13,13 @@ from typing import Any, Final, Literal, cast, get_args
 
 from worqr.errors import UsageError, did_you_mean
 
-Right = Literal["look", "payloads", "cancel", "retry", "drop", "delete", "pause", "schedules", "workers", "enqueue"]
+Right = Literal[
+    "look", "payloads", "cancel", "retry", "drop", "delete", "pause", "send", "schedules", "workers", "enqueue"
+]
 """``look``: every page, with the beginning of payloads, redacted. ``payloads``: download a whole payload. ``cancel``, ``retry``,
 ``drop`` (delete dead-letter records), ``delete`` (all waiting tasks of a queue), ``pause`` (queues and lanes; also resume,
-limits and weights), ``schedules`` (pause, run now, other times), ``workers`` (quiet, drain, concurrency, evict) and ``enqueue``
-(by hand, if the dashboard allows it): the acts.
+limits and weights), ``send`` (a value to a workflow, which may be a decision such as an approval), ``schedules`` (pause, run now,
+other times), ``workers`` (quiet, drain, concurrency, evict) and ``enqueue`` (by hand, if the dashboard allows it): the acts.
 """
 RIGHTS: Final[tuple[str, ...]] = get_args(Right)
 _OPERATOR: Final = ("look", "cancel", "retry", "drop", "pause", "schedules")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from worqr.dashboard.bulk import Bulk
     from worqr.dashboard.payloads import Redactor
     from worqr.mesh_records import LogEntry, WorkerInfo
-    from worqr.records import Failed, JobRecord, RemoteError, Status, TaskInfo
+    from worqr.records import Entry, Failed, JobRecord, RemoteError, Status, TaskInfo
 
 
 # JSON for other programs, behind the same gate as the pages: what a program that scales workers needs.
@@ -350,13 +350,14 @@ def _reason(reason: str | None, redactor: Redactor) -> str | None:
 STATUS: Final = "state worker since run_at next_run progress attempts failures"
 RECORD: Final = "queue id at reason failures stalls timeouts worker size"
 JOB: Final = (
-    "queue id dispatched expires_at claim deadline cancelling stalls timeouts size lane saved_size options meta twins"
+    "queue id life dispatched expires_at claim deadline cancelling stalls timeouts size lane saved_size options meta "
+    "twins"
 )
 
 
 def _status(status: Status, redactor: Redactor) -> Row:
-    texts = {"message": redactor.text(status.message), "error": _error(status.error, redactor)}
-    return picked(status, STATUS) | texts
+    texts = {name: redactor.text(getattr(status, name)) for name in ("message", "waits_for")}
+    return picked(status, STATUS) | texts | {"error": _error(status.error, redactor)}
 
 
 def _stored(record: TaskInfo | Failed | JobRecord, redactor: Redactor, queue: str) -> Row:
@@ -407,6 +408,12 @@ def act_row(act: Bulk) -> Row:
     return about | picked(act.progress, "state tried total changed")
 
 
+def line_row(entry: Entry, redactor: Redactor) -> Row:
+    """Return an entry of the time line of a workflow."""
+    names = {"name": redactor.text(entry.name), "key": redactor.text(entry.key)}
+    return {**fields_of(entry), **names, "error": _error(entry.error, redactor)}
+
+
 def job_fields(record: JobRecord, redactor: Redactor) -> Row:
     """Return what is stored about a job."""
     tries = [
@@ -419,5 +426,6 @@ def job_fields(record: JobRecord, redactor: Redactor) -> Row:
         "options": dict(record.options),
         "twins": list(record.twins),
         "tries": tries,
+        "time_line": [line_row(each, redactor) for each in record.time_line],
         "dead_letters": [record_row(each, redactor) for each in record.dead_letters],
     }

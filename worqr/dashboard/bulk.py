@@ -79,7 +79,12 @@ async def confirm(visit: Visit) -> Response:
         chosen, meant = await _meant(queue, chosen)
     else:
         info = await queue.info()
-        counts = {"waiting": info.waiting, "scheduled": info.scheduled, "blocked": info.blocked}
+        counts = {
+            "waiting": info.waiting,
+            "scheduled": info.scheduled,
+            "suspended": info.suspended,
+            "blocked": info.blocked,
+        }
         if verb == "cancel":
             counts["running"] = info.running
         meant = min(info.scheduled, MOST_SCHEDULED) if verb == "run" else sum(counts.values())

@@ -6,19 +6,23 @@ Clicking twice changes nothing more: a job that was cancelled, retried or droppe
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.responses import Response
 
+from worqr.client.job import address_of, check_event, note_sent
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.pages import all_workers, check_sees_all
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import LONGEST_VALUE, UNKNOWN, UNSENT, Visit
-from worqr.errors import Unavailable
+from worqr.errors import NoJob, Unavailable
 from worqr.inside import client_of
 from worqr.limits import Limit
+from worqr.stored_values import whole
+from worqr.views.schemas import FormField, form_fields, form_value, mismatch
+from worqr.views.tables import open_waits
 
 if TYPE_CHECKING:
     from worqr.client.dead_letters import DeadLetters
@@ -282,3 +286,53 @@ async def resume(visit: Visit) -> Response:
         return "resume" if lane is None else "lane-resume"
 
     return await done(visit, act)
+
+
+# A value for a workflow
+
+
+FIELD: Final = "field."
+"""The beginning of the names of inputs for the fields of an object."""
+
+
+async def send(visit: Visit) -> Response:
+    """Send a value to a workflow. The form of a page has the key of a wait: sent twice, or after that wait, it sends nothing."""
+    queue, job, name = visit.queue(visit.text("queue")), visit.text("id"), check_event(visit.text("name"))
+    life, key = whole(visit.text("life"), 0), visit.text("key")
+    record = await queue.read(job)
+    waits = [each for each in open_waits(record, name) if key in ("", each.key)] if life in (0, record.life) else []
+    if key and not waits:
+        raise Refused(
+            400, "The workflow does not wait for this any more, so nothing was sent. Reload the page of the job."
+        )
+    value = _value(visit, waits[0].schema if waits else "")
+    if waits and (why := mismatch(waits[0].schema, value)):
+        raise Refused(400, f"Nothing was sent: the value is not of the type that the workflow waits for: {why}.")
+
+    async def act() -> str:
+        try:
+            if life:
+                outcome = await visit.mesh.send(address_of(queue.name, life, job), name, value)
+            else:
+                outcome = await queue.job(job).send(name, value)
+        except NoJob:
+            return "sent-none"
+        if outcome in ("woke", "stored"):
+            await note_sent(client_of(visit.mesh), queue.name, job, name, value)
+        return f"sent-{outcome}"
+
+    return await done(visit, act)
+
+
+def _value(visit: Visit, schema: str) -> Any:
+    """Return the value of the form: a field for each field of an object, a text as it was typed, or JSON. None without any."""
+    typed: Mapping[str, str] = {name: text.replace("\r\n", "\n") for name, text in visit.form}
+    try:
+        if any(name.startswith(FIELD) for name in typed):
+            given = {name.removeprefix(FIELD): text for name, text in typed.items() if name.startswith(FIELD)}
+            return form_value(form_fields(schema), given)
+        if "text" in typed:
+            return typed["text"]
+        return FormField("", "json", "", True).value(typed["value"]) if "value" in typed else None
+    except ValueError as error:
+        raise Refused(400, f"Nothing was sent: {error}.") from None

@@ -70,7 +70,7 @@ def header_numbers(state: MeshState) -> dict[str, str]:
 def queue_numbers(info: QueueInfo, *, full: bool = False) -> dict[str, str]:
     """Return the numbers of a queue; with the totals if `full`."""
     start = QUEUES.key(info)
-    texts = QUEUES.live(info, "waiting scheduled blocked running failed undecodable workers")
+    texts = QUEUES.live(info, "waiting scheduled suspended blocked running failed undecodable workers")
     texts |= {f"{start}.dead": DEAD.on_page(info), f"{start}.age": age_text(info)}
     if full:
         texts |= {f"{start}.count.{name}": values.count(number) for name, number in info.counts.items()}
@@ -161,12 +161,13 @@ def job_numbers(status: Status, redactor: Redactor, now: datetime) -> dict[str, 
 
 def job_rows(status: Status) -> object:
     """Return what differs when the page of a job has changed, besides its numbers."""
-    return (status.state, status.attempts, status.failures, status.worker)
+    return (status.state, status.attempts, status.failures, status.worker, status.waits_for)
 
 
 JOB_NEWS: Final = {
     "waiting": "This job waits for a free worker.",
     "scheduled": "This job waits for its time.",
+    "suspended": "This workflow waits for something.",
     "blocked": "This job waits until another run of its id has ended.",
     "active": "A worker runs this job.",
     "finished": "This job has finished.",

@@ -26,10 +26,11 @@ from worqr.inside import client_of
 from worqr.keys import QueueKeys
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
-from worqr.records import MOST_RECENT, EndedRun, Failed, JobRecord, Matches, Status, TaskInfo
+from worqr.records import MOST_RECENT, EndedRun, Entry, Failed, JobRecord, Matches, Status, TaskInfo
 from worqr.shard_layout import MAX_SHARDS
 from worqr.views import values
-from worqr.views.tables import age_of
+from worqr.views.schemas import FormField, form_fields
+from worqr.views.tables import age_of, open_waits
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
@@ -159,8 +160,10 @@ MOST_COLONS: Final = 4
 """Colons at which the text of a search is split into a queue and an id. Both may have some."""
 QUEUES_OF_RUNNING: Final = 20
 """Queues whose running tasks are read for one page."""
+MOST_FORMS: Final = 20
+"""Waits of one workflow for which a page has a form."""
 Empty = Literal["hide", "show"]
-TABS: Final = ("waiting", "scheduled", "blocked", "running", "failed", "undecodable", "ended")
+TABS: Final = ("waiting", "scheduled", "suspended", "blocked", "running", "failed", "undecodable", "ended")
 """The lists of the page of a queue."""
 ORDERS: Final = ("front", "end")
 """The ends from which waiting tasks are listed."""
@@ -350,8 +353,8 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
     return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after"), "order": order}
 
 
-def _state(tab: str) -> Literal["scheduled", "blocked"]:
-    return cast('Literal["scheduled", "blocked"]', tab)
+def _state(tab: str) -> Literal["scheduled", "suspended", "blocked"]:
+    return cast('Literal["scheduled", "suspended", "blocked"]', tab)
 
 
 async def job(visit: Visit) -> Response:
@@ -375,8 +378,13 @@ async def read_job(visit: Visit) -> dict[str, Any]:
     if record.status.state == "gone":
         runs, _ = await unless_refused(partial(queue.recent, MOST_RECENT), runs)
     last_run = next((run for run in runs if run.id == record.id), None)
-    context = {"record": record, "status": record.status, "info": info, "last_run": last_run}
+    context = {"record": record, "status": record.status, "info": info, "last_run": last_run, "forms": _forms(record)}
     return context | {"listed": bool(visit.text("listed"))}
+
+
+def _forms(record: JobRecord) -> list[tuple[Entry, Sequence[FormField]]]:
+    """Return the open waits of a workflow for events, and the fields of the value that each needs."""
+    return [(each, form_fields(each.schema)) for each in open_waits(record)[:MOST_FORMS]]
 
 
 async def payload(visit: Visit) -> Response:

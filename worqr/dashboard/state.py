@@ -150,7 +150,7 @@ class MeshState:
     @property
     def total(self) -> dict[str, float | None]:
         """The sums over all queues."""
-        names = ("waiting", "scheduled", "blocked", "running", "failed", "undecodable")
+        names = ("waiting", "scheduled", "suspended", "blocked", "running", "failed", "undecodable")
         every = [*self.queues, *([self.info.others] if self.info.others else [])]
         sums: dict[str, float | None] = {name: sum(getattr(info, name) for info in every) for name in names}
         sums["dead"] = sum(info.failed + info.undecodable for info in every)
@@ -221,7 +221,8 @@ def rates_between(before: MeshState, after: MeshState) -> dict[str, Rates]:
 
 def is_empty_failure_queue(info: QueueInfo) -> bool:
     """Return True for the queue of a failure handler that has nothing to do: ``{mails}-fail``. Each such handler has one."""
-    has_tasks = info.waiting or info.running or info.scheduled or info.blocked or info.failed or info.undecodable
+    waits = info.waiting or info.scheduled or info.suspended or info.blocked
+    has_tasks = waits or info.running or info.failed or info.undecodable
     return info.name.startswith("{") and info.name.endswith("}-fail") and not has_tasks and info.paused is None
 
 

@@ -1083,18 +1083,32 @@ end
 -- RETURNS ok cancelling reserved run job results records twins: cancelling is 1 if the run is to be cancelled, reserved ms until the id
 --   is free again (-1: it is not reserved); run and job are records, or false; results are the newest and the one before
 --   it, each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
---   and values in turn, without what the job saved; twins are ids
+--   and values in turn; twins are ids. Of what the job saved and was sent, the run, the job and the newest record have up to 3,000
+--   fields: instead of the value, its bytes, a space, and its beginning, which says what it is; with the whole of an error
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function read_job()
+  local MOST_OUTLINES, LONGEST_TOLD = 3000, 24576 -- an error has a traceback of 16 KiB
   local queue = KEYS[1]
   local id, head, max_bytes, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
   local job, active, result = queue .. ':job:' .. id, queue .. ':active:' .. id, queue .. ':result:' .. id
   local older_result, counts, dead_letter_index = queue .. ':older_result:' .. id, queue .. ':counts', queue .. ':aside'
   local cancelling, taken = queue .. ':cancelling', queue .. ':taken:' .. id
 
+  -- Returns the size of a field that may be large, and its beginning: never a value. A field is read only if there is room for it.
+  local room = max_bytes
+  local function outline(key, name)
+    local size = redis.call('HSTRLEN', key, name)
+    local value = name ~= 'saved' and size <= room and redis.call('HGET', key, name) or ''
+    room = room - (value == '' and 0 or size)
+    local is_end, word = string.find(name, '^end:') ~= nil, string.match(value, '^%l+ ?') or ''
+    local is_error = string.find(name, '^try:') or word == 'failed '
+    local told = is_error and size <= LONGEST_TOLD and value or is_end and string.match(value, '^%l+ %d+ %d+ ') or word
+    return digits(size) .. ' ' .. told
+  end
+
   -- Returns the record `key`. A hash field can only be read whole, so that the payload is read if there is room for it.
-  local function read_record(key)
+  local function read_record(key, most_outlines)
     local size = own(redis.pcall('HSTRLEN', key, 'task'))
     if not size or redis.call('EXISTS', key) == 0 then
       return false
@@ -1105,6 +1119,9 @@ local function read_job()
       if not is_large_saved(name) or name == 'step:@errors' then
         local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
         record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
+      elseif most_outlines > 0 then
+        record[#record + 1], record[#record + 2] = name, outline(key, name)
+        most_outlines = most_outlines - 1
       end
     end
     return record
@@ -1113,10 +1130,10 @@ local function read_job()
   local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attempts', 'progress', 'message',
     'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', unpack(KEPT)} -- all but the value
 
-  local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active)
+  local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active, MOST_OUTLINES)
   local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
   local queued, cleared = own(redis.pcall('HGET', job, 'queued')) or false, whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
-  local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job)
+  local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job, MOST_OUTLINES)
   local results, records = {}, {}
   for _, key in ipairs({result, older_result}) do
     local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
@@ -1128,7 +1145,7 @@ local function read_job()
   end
   local claim = own(redis.pcall('HGET', dead_letter_index, id))
   while claim and #records < most do
-    local record = read_record(queue .. ':aside:' .. claim)
+    local record = read_record(queue .. ':aside:' .. claim, #records == 0 and MOST_OUTLINES or 0)
     records[#records + 1] = record or nil
     claim = record and redis.call('HGET', queue .. ':aside:' .. claim, 'older')
   end

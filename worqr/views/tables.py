@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from worqr.batches import BatchInfo
     from worqr.cron import Schedule
     from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo
-    from worqr.records import RemoteError
+    from worqr.records import Entry, JobRecord, RemoteError
 
 Fit = Literal["whole", "fold", "cut"]
 """What happens to a cell that is too long: nothing, it continues on the next line, or its end is left out."""
@@ -236,6 +236,7 @@ QUEUES: Final = Table(
         count("waiting", "wait", always=True),
         count("scheduled", "sched", wide=True),
         count("blocked", "block"),
+        count("suspended", "susp"),
         count("running", "run", always=True),
         count("failed", "fail", style=BAD),
         count("undecodable", "undec", "undecodable", style=BAD),
@@ -395,6 +396,10 @@ TASKS: Final = Table(
 )
 RUNNING: Final = of_pairs(TASKS.pick("id claim worker since attempts progress message task"))
 JOBS: Final = TASKS.pick("id run_at attempts error task")
+WAITS_FOR: Final = Column(
+    "waits_for", "waits for", lambda task: shorten(task.waits_for), fit="fold", least=16, always=True
+)
+SUSPENDED: Final = (*TASKS.pick("id"), WAITS_FOR, *TASKS.pick("attempts task"))
 OUTCOMES: Final = {"ok": "finished", "timeout": "timed out"}
 """Outcomes of runs that have other words for people."""
 ENDED: Final = Table(
@@ -430,6 +435,64 @@ TRIES: Final = Table(
         ),
     )
 )
+ENTRY_STATES: Final = {"value": "received", "large": "result too large", "gone": "lost"}
+"""States of the entries of a time line that have other words for people."""
+ENTRY_STYLES: Final = {
+    "failed": BAD,
+    "refused": "red",
+    "gone": BAD,
+    "trying": "yellow",
+    "open": "green",
+    "started": "green",
+}
+
+
+def entry_state(entry: Entry) -> str:
+    """Return the state of an entry of a time line for people, with the number of its failed tries."""
+    state = ENTRY_STATES.get(entry.state, entry.state)
+    return f"{state}, {values.plural(entry.tries, 'failed try', 'failed tries')}" if entry.tries else state
+
+
+def entry_name(entry: Entry) -> str:
+    """Return the name of an entry of a time line; of a child also where it is."""
+    return f"{entry.name} (job {entry.job} of {entry.queue})" if entry.job else entry.name
+
+
+SIZE: Final = Form(str, values.size, values.size, right=True)
+TIME_LINE: Final = Table(
+    (
+        column("kind", title="entry"),
+        Column("name", "name", lambda entry: shorten(entry_name(entry)), fit="fold", least=16, always=True),
+        Column(
+            "state",
+            "state",
+            entry_state,
+            style=lambda state: ENTRY_STYLES.get(state.partition(",")[0], ""),
+            always=True,
+        ),
+        column("began", TIME),
+        column("until", TIME),
+        column("ended", TIME),
+        column("size", SIZE),
+        error(24),
+    )
+)
+"""Rows are the entries of `JobRecord.time_line`."""
+
+
+def open_waits(record: JobRecord, name: str = "") -> list[Entry]:
+    """Return the open waits of a workflow for events; those for the event `name`, or for any."""
+    return [
+        each for each in record.time_line if (each.kind, each.state) == ("wait", "open") and name in ("", each.name)
+    ]
+
+
+def entry_fields(entry: Entry) -> dict[str, Any]:
+    """Return an entry of a time line for JSON."""
+    error = None if entry.error is None else {"type": entry.error.type, "message": entry.error.message}
+    return {**fields_of(entry), "error": error}
+
+
 FAILED: Final = Table(
     (
         OF_QUEUE,
