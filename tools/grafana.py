@@ -56,7 +56,6 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 f"worqr_queue_scheduled{{{Q}}}": "{{queue}} scheduled",
                 f"worqr_queue_suspended{{{Q}}}": "{{queue}} suspended",
                 f"worqr_queue_blocked{{{Q}}}": "{{queue}} blocked",
-                f"worqr_queue_suspended{{{Q}}}": "{{queue}} suspended",
             },
         ),
         (
