@@ -60,6 +60,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
         ran[who.encode()] += 1
         news.set()
 
+    fulfil = _workflow(mesh)
     async with mesh.join(grace=0) as peer:
         q, hand = mesh.queue("Q1"), mesh.queue("Q2")
         async with trio.open_nursery() as nursery:
@@ -111,6 +112,9 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await _life_of_shards(mesh.queue("Q5", shards=2))
             await _life_of_a_schedule(mesh, prefix)
             await _life_of_names(mesh, prefix)
+            await _life_of_workflows(mesh, fulfil, prefix)
+            await _life_of_stored_schedules(mesh)
+            await _life_of_outboxes(mesh, prefix)
             await _leave_a_corpse(mesh, prefix)
             with trio.fail_after(PATIENCE):  # the one is swept, the other found by the audit
                 while len(await mesh.workers()) > 1 or (await q.info()).workers > 1:
@@ -222,6 +226,68 @@ async def _life_of_names(mesh: worqr.Mesh, prefix: str) -> None:
     assert await mesh._client.ask(ops.list_policies(QueueKeys(prefix, "Q9"))) == ([], 0)
     assert await mesh._client.ask(ops.forget_queues(keys, ["never used"])) == ["never used"]
     assert await mesh._client.ask(ops.adopt_claims(QueueKeys(prefix, "Q9"), "nobody:2", [], [1])) == 0
+
+
+def _workflow(mesh: worqr.Mesh) -> worqr.Function[[str], int]:
+    """A workflow that starts a job in another queue, and then waits for a number."""
+
+    @mesh.task(name="Q11")
+    async def child(what: str) -> str:
+        if what == "held":
+            await trio.sleep_forever()
+        return what
+
+    @mesh.workflow(name="Q10", result_ttl=60)
+    async def fulfil(what: str) -> int:
+        assert await child.run(what) == what
+        return await worqr.wait_for("number", int) or 0
+
+    return fulfil
+
+
+async def _suspended(job: worqr.Job[int]) -> None:
+    with trio.fail_after(PATIENCE):
+        while (await job.status()).waits_for.partition(" ")[0] != "number":
+            await trio.sleep(0.02)
+
+
+async def _life_of_workflows(mesh: worqr.Mesh, fulfil: worqr.Function[[str], int], prefix: str) -> None:
+    """One gets what it waits for, after a value that it cannot decode; another is cancelled with the job that it has started."""
+    job = await fulfil.options(id="w").dispatch("child")
+    await _suspended(job)
+    assert await job.send("number", "seven") == "woke"
+    with trio.fail_after(PATIENCE):
+        while await job.send("number", 7) == "already":
+            await trio.sleep(0.02)
+    assert await job.result(PATIENCE) == 7
+    other = await fulfil.dispatch("held")
+    with trio.fail_after(PATIENCE):
+        while not (await mesh.queue("Q11").info()).running:
+            await trio.sleep(0.02)
+    await other.cancel()
+    with trio.fail_after(PATIENCE):
+        while not (await mesh.queue("Q11").info()).counts.get("cancelled"):
+            await trio.sleep(0.02)
+    home, away = QueueKeys(prefix, "Q10"), QueueKeys(prefix, "Q11")
+    await mesh._client.ask(ops.look_for_child(away, home.base, "w", "1", "no such key", 0, "no such child"))
+
+
+async def _life_of_stored_schedules(mesh: worqr.Mesh) -> None:
+    """Stored, listed, and deleted."""
+    assert await mesh.schedule("user/7", mesh.call("Q4", b"tock"), every=3600) == "created"
+    assert [each.name for each in await mesh.schedules(prefix="user/")] == ["user/7"]
+    await mesh.schedule_handle("user/7").run_now()
+    await mesh.schedule_handle("user/7").delete()
+    assert await mesh.schedules(prefix="user/") == []
+
+
+async def _life_of_outboxes(mesh: worqr.Mesh, prefix: str) -> None:
+    """What the sender of an outbox sends: who sweeps, which rows were deleted, and what its table has."""
+    keys = RegistryKeys(prefix)
+    assert (await mesh._client.ask(ops.lease_outbox(keys, "shop:1", "me", 60_000, "{}"))).held
+    assert len(await mesh._client.ask(ops.list_outboxes(keys))) == 1
+    await mesh._client.ask(ops.shorten_sent(QueueKeys(prefix, "Q9"), ["0123456789abcdef"]))
+    await mesh._client.ask(ops.lease_outbox(keys, "shop:1", "me", 0))
 
 
 async def _leave_a_corpse(mesh: worqr.Mesh, prefix: str) -> None:
