@@ -46,7 +46,21 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
         assert answer.err == ""
         header, first, second = answer.lines
         assert header.split()[:4] == ["queue", "waiting", "scheduled", "blocked"]
-        assert first.split() == ["paused", "0", "1", "0", "0", "0", "0", "0", "-", "paused:", "\\x1b[31mwhy", "[bold]"]
+        assert first.split() == [
+            "paused",
+            "0",
+            "1",
+            "0",
+            "0",
+            "0",
+            "0",
+            "0",
+            "0",
+            "-",
+            "paused:",
+            "\\x1b[31mwhy",
+            "[bold]",
+        ]
         assert second.split()[:2] == [long, "2"]
         paused, other = (await beside("queues", "--json")).json
         del paused["counts"]

@@ -1075,6 +1075,19 @@ local function list_jobs()
   return reply
 end
 
+local MOST_OUTLINES = 3000 -- of one record
+local LONGEST_ERROR = 24576 -- with a traceback of 16 KiB
+
+-- Returns the size of a field that may be large, and its beginning: never a value. Returns how many bytes were read for it, of `room`.
+local function outline(key, name, room)
+  local size = redis.call('HSTRLEN', key, name)
+  local value = name ~= 'saved' and size <= room and redis.call('HGET', key, name) or ''
+  local is_end, word = string.find(name, '^end:') ~= nil, string.match(value, '^%l+ ?') or ''
+  local is_error = string.find(name, '^try:') or word == 'failed '
+  local told = is_error and size <= LONGEST_ERROR and value or is_end and string.match(value, '^%l+ %d+ %d+ ') or word
+  return digits(size) .. ' ' .. told, #value
+end
+
 -- read_job: everything that is stored about one id: its run, the job that waits, its last results, and its dead-letter records.
 -- ARGV[1] id of the job
 -- ARGV[2] head bytes of each payload that are returned
@@ -1088,24 +1101,11 @@ end
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function read_job()
-  local MOST_OUTLINES, LONGEST_TOLD = 3000, 24576 -- an error has a traceback of 16 KiB
   local queue = KEYS[1]
   local id, head, max_bytes, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
   local job, active, result = queue .. ':job:' .. id, queue .. ':active:' .. id, queue .. ':result:' .. id
   local older_result, counts, dead_letter_index = queue .. ':older_result:' .. id, queue .. ':counts', queue .. ':aside'
-  local cancelling, taken = queue .. ':cancelling', queue .. ':taken:' .. id
-
-  -- Returns the size of a field that may be large, and its beginning: never a value. A field is read only if there is room for it.
-  local room = max_bytes
-  local function outline(key, name)
-    local size = redis.call('HSTRLEN', key, name)
-    local value = name ~= 'saved' and size <= room and redis.call('HGET', key, name) or ''
-    room = room - (value == '' and 0 or size)
-    local is_end, word = string.find(name, '^end:') ~= nil, string.match(value, '^%l+ ?') or ''
-    local is_error = string.find(name, '^try:') or word == 'failed '
-    local told = is_error and size <= LONGEST_TOLD and value or is_end and string.match(value, '^%l+ %d+ %d+ ') or word
-    return digits(size) .. ' ' .. told
-  end
+  local cancelling, taken, room = queue .. ':cancelling', queue .. ':taken:' .. id, max_bytes
 
   -- Returns the record `key`. A hash field can only be read whole, so that the payload is read if there is room for it.
   local function read_record(key, most_outlines)
@@ -1120,8 +1120,9 @@ local function read_job()
         local value = (name ~= 'task' or may_read) and redis.call('HGET', key, name) or ''
         record[#record + 1], record[#record + 2] = name, name == 'task' and string.sub(value, 1, head) or value
       elseif most_outlines > 0 then
-        record[#record + 1], record[#record + 2] = name, outline(key, name)
-        most_outlines = most_outlines - 1
+        local told, bytes = outline(key, name, room)
+        record[#record + 1], record[#record + 2] = name, told
+        most_outlines, room = most_outlines - 1, room - bytes
       end
     end
     return record
