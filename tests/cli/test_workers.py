@@ -243,6 +243,7 @@ async def test_a_worker_that_has_grown_is_renewed_but_not_one_that_is_large_from
 # What watches it
 
 
+@pytest.mark.leaves("{tests.cli.app.hold}*")  # the worker that stands still may have counted as dead
 async def test_the_probes_are_those_of_all_workers_together(run: Run, connected: worqr.Mesh, tmp_path: Path) -> None:
     parent = await run("--workers", "2", "--concurrency", "7", WORQR_PROBE=f"unix:{tmp_path}/probe")
     address = address_of(parent)

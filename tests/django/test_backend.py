@@ -128,9 +128,9 @@ def test_a_task_that_was_cancelled_or_is_gone(project: Project) -> None:
             else:
                 raise AssertionError(path)
             run()
-            [record] = worqr.sync(mesh.queue("django:default").broken.list)
+            [record] = worqr.sync(mesh.queue("django:default").undecodable.list)
             assert "cannot be run" in record.error.message, record
-            worqr.sync(mesh.queue("django:default").broken.drop, "bad")
+            worqr.sync(mesh.queue("django:default").undecodable.drop, "bad")
         for unknown in ("x", "default:x", ":", "a{b}:x", "default:", "default:\\x00", "123"):
             try:
                 backend.get_result(unknown)

@@ -15,7 +15,7 @@ from worqr.functions.registry import Registry
 from worqr.inside import run_of
 from worqr.peer.context import Context, current
 from worqr.peer.run import Save
-from worqr.policy import Broken, Policy, decide_retry
+from worqr.policy import Policy, Undecodable, decide_retry
 from worqr.remote_error import TRACEBACKS_STEP, add_traceback, remote_error, tracebacks_of
 from worqr.validation import from_ms
 
@@ -44,7 +44,7 @@ def execute(
         run_after: In ISO 8601; None if there is none.
 
     Raises:
-        Broken: The path names no task, or the settings have no such backend.
+        Undecodable: The path names no task, or the settings have no such backend.
     """
     _set_up()
     from worqr.django.results import Enqueued, task_of
@@ -53,7 +53,7 @@ def execute(
         try:
             task = task_of(Enqueued(path, args, kwargs, priority, backend, queue, run_after))
         except Exception as error:
-            raise Broken(f"the task {path!r} cannot be run: {error}") from error
+            raise Undecodable(f"the task {path!r} cannot be run: {error}") from error
         return _Run(task, args, kwargs, current()).call()
 
 
