@@ -562,9 +562,9 @@ local function delete_trashed_job(base, id, ttl, reason)
   end
 end
 
--- Returns the time (ms as text) at which the life of a workflow ends that is dispatched now and due at `asked`; nil if none is set.
+-- Returns the time (ms as text) at which the life of a workflow ends that has a lifetime, is dispatched now and due at `asked`.
 local function life_end(o, asked, now)
-  return o.lifetime and digits(math.min(LATEST, math.max(asked, now) + tonumber(o.lifetime))) or nil
+  return digits(math.min(LATEST, math.max(asked, now) + tonumber(o.lifetime)))
 end
 
 -- Stores a new job; blocked, if the same id runs (`seen.active`). Returns the outcome, and how many tasks became claimable.
@@ -572,8 +572,8 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   local job = base .. ':job:' .. id
   local fields = {task = task, run_at = digits(asked), queued = number, first = number, last = number, meta = o.meta,
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
-    parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil, lives_until = life_end(o, asked, now),
-    latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
+    parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil,
+    lives_until = o.lifetime and life_end(o, asked, now) or nil, latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
     batch = o.batch and enter_batch(o.batch, id) or nil}
   if o.fields then
     for name, value in pairs(o.fields) do
@@ -623,7 +623,7 @@ local function upsert(base, o, task, number, now, seen)
   local asked = o.run_at or now + (o.delay or 0)
   if seen.job then
     if seen.job.has_saved and o.data ~= false then
-      forget_saved_of_other(base .. ':job:' .. id, task, number, life_end(o, asked, now))
+      forget_saved_of_other(base .. ':job:' .. id, task, number, o.lifetime and life_end(o, asked, now) or nil)
     end
     outcome, ready = update_job(base, id, o, task, number, asked, now, seen.job)
   else
