@@ -695,6 +695,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "override_schedule": lambda mesh: mesh.override_schedule("s", None),
         "schedule": lambda mesh: mesh.schedule("report/a", CALL, every=3600),
         "schedules_apply": lambda mesh: mesh.schedules_apply("report/", [("report/b", CALL, {"every": 3600})]),
+        "send": lambda mesh: mesh.send("Q1~1~waits", "approved", 1),
     },
     worqr.Queue: {
         "cancel": lambda queue: queue.cancel(b"x"),
@@ -717,7 +718,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "retry": lambda aside: aside.retry("lost"),
         "retry_all": lambda aside: aside.retry_all(),
     },
-    worqr.Job: {"cancel": lambda job: job.cancel()},
+    worqr.Job: {"cancel": lambda job: job.cancel(), "send": lambda job: job.send("approved", 1)},
     worqr.Batch: {
         "cancel": lambda queue: queue.batch("open").cancel(),
         "dispatch": lambda queue: queue.batch("open").dispatch(CALL),

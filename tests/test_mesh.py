@@ -23,7 +23,7 @@ from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.children import Child
 from tests.support.leaks import dump
 from tests.support.servers import Server
-from worqr.link import session
+from worqr.link import node
 
 SECRET = "pa55:w0rd"
 
@@ -337,9 +337,7 @@ async def test_a_mesh_of_another_wire_version_cannot_be_joined(mesh: worqr.Mesh,
 async def test_enqueueing_while_the_server_is_away(
     own_server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        session, "IDLE_CHECK", 0.0
-    )  # a server may stop in less: what is sent then may have taken effect
+    monkeypatch.setattr(node, "IDLE_CHECK", 0.0)  # a server may stop in less: what is sent then may have taken effect
     mesh = worqr.Mesh(own_server.url, prefix=prefix, patience=2)
     async with mesh.connect():
         q = mesh.queue("Q1")

@@ -86,7 +86,6 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.mesh_records import WorkerInfo as WorkerInfo
     from worqr.peer.context import Context as Context
     from worqr.peer.context import current as current
-    from worqr.peer.durable import Suspended as Suspended
     from worqr.peer.durable import sleep as sleep
     from worqr.peer.durable import sleep_now as sleep_now
     from worqr.peer.durable import sleep_until as sleep_until
@@ -107,6 +106,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
     from worqr.policy import StepFailed as StepFailed
+    from worqr.policy import Suspended as Suspended
     from worqr.policy import Undecodable as Undecodable
     from worqr.records import CancelCount as CancelCount
     from worqr.records import Ended as Ended
@@ -151,13 +151,13 @@ _HOMES = {
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
     "worqr.peer.context": "Context current",
-    "worqr.peer.durable": ("Suspended sleep sleep_now sleep_until sleep_until_now wait_for wait_for_now"),
+    "worqr.peer.durable": ("sleep sleep_now sleep_until sleep_until_now wait_for wait_for_now"),
     "worqr.peer.lifespans": "Middleware",
     "worqr.peer.manual_consumer": "Claim Claims",
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
-    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy StepFailed Undecodable",
+    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy StepFailed Suspended Undecodable",
     "worqr.records": "CancelCount Ended EndedRun Entry Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

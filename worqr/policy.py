@@ -118,6 +118,15 @@ class _FinalUsageError(UsageError, Failure):
     __qualname__ = "UsageError"
 
 
+class Suspended(BaseException):
+    """Ends a run that waits. It is no `Exception`, so ``except Exception`` does not catch it. Do not catch it.
+
+    A durable call raises it in a handler in a thread or a process, and in each part of a run that is being suspended.
+    """
+
+    __module__ = "worqr"
+
+
 class StepFailed(WorqrError, Failure):
     """A step with a retry policy has failed for good. Each run of the job raises it at the same place, so a handler can catch it
     and compensate. Uncaught, it moves the job to the dead-letter queue.

@@ -309,8 +309,8 @@ async def _recover(server: Server, prefix: str) -> None:
 
 
 NOT_IN_A_LIFE = {"list_marks", "list_own_claims", "list_due_schedules"}
-"""Asked when the acknowledgement of a cancel takes longer than a second; after a new connection (`peer/test_reconciler`); and when
-more schedules are due than one page has (`peer/leader/test_schedule_ticker`)."""
+"""Asked when the acknowledgement of a cancel takes longer than a second; after a new connection (`peer/test_reconciler`); and
+when more schedules are due than one page has (`peer/leader/test_schedule_ticker`)."""
 
 
 NAMES = [s.name for s in all_scripts() if s.name not in NOT_IN_A_LIFE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -174,8 +175,7 @@ class Desk:
         self._answers: list[Callable[..., None]] = []
         nursery.start_soon(self.counter.send_forever)
 
-    def together(self) -> Any:
-        return trio.CancelScope()
+    together = nullcontext()
 
     def post(self, call: Any, deliver: Callable[..., None], **_options: Any) -> None:
         _, _, _, lines, *flat = call.args

@@ -59,7 +59,7 @@ class StoredScheduleOptions(TypedDict, total=False):
     """The options of ``mesh.schedule()``."""
 
     cron: str
-    """A cron expression, as in ``mesh.cron``; or `every`."""
+    """A cron expression, as in ``mesh.cron``; or `every`. Default: `every`."""
     every: Seconds
     """The period: seconds, or a timedelta, at least 0.1 s. It fires at multiples of the period, moved by a time that follows from
     the name, so that not all schedules fire at once.

@@ -34,7 +34,7 @@ from worqr.peer.children import Children, check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
 from worqr.peer.steps import take_step, take_step_now
-from worqr.policy import Failure, Policy
+from worqr.policy import Failure, Policy, Suspended
 from worqr.validation import Seconds, check_text, seconds, to_ms
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -55,15 +55,6 @@ SWALLOWED: Final = (
     "the handler returned although it was suspended: it swallowed the cancellation of a durable wait. Let BaseException pass, "
     "and keep `finally` blocks free of returns"
 )
-
-
-class Suspended(BaseException):
-    """Ends a run that waits. It is no `Exception`, so ``except Exception`` does not catch it. Do not catch it.
-
-    A durable call raises it in a handler in a thread or a process, and in each part of a run that is being suspended.
-    """
-
-    __module__ = "worqr"
 
 
 class Swallowed(Failure):

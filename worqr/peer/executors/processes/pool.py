@@ -34,7 +34,6 @@ from worqr.errors import UsageError, WorqrBug
 from worqr.handler_options import check_runs_in_process
 from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
-from worqr.peer.durable import Suspended
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.executors.offloaded import Handler, OffloadedRun, named_after
 from worqr.peer.executors.processes.importable import Name, name_for_process
@@ -58,7 +57,7 @@ from worqr.peer.executors.processes.protocol import (
 )
 from worqr.peer.list_run import ListRun
 from worqr.peer.run import Encoded, Run, RunHost, Save, check_thread, current_run
-from worqr.policy import ChildError, Failure, RateLimited, Retry, Stalled, Undecodable
+from worqr.policy import ChildError, Failure, RateLimited, Retry, Stalled, Suspended, Undecodable
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, with_stderr
 from worqr.resident_memory import resident_memory

@@ -30,7 +30,7 @@ from worqr import errors
 from worqr.embedded import relocate, use_embedded
 from worqr.errors import ClaimLost, UsageError, WorqrError
 from worqr.ops import Child, NotedChildren
-from worqr.peer.durable import Suspended, as_workflow
+from worqr.peer.durable import as_workflow
 from worqr.peer.executors.offloaded import is_unrun
 from worqr.peer.executors.processes.importable import Name, resolve
 from worqr.peer.executors.processes.protocol import (
@@ -60,6 +60,7 @@ from worqr.policy import (
     Policy,
     RateLimited,
     Retry,
+    Suspended,
     Undecodable,
     class_names,
     decide_retry,
