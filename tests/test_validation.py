@@ -362,7 +362,8 @@ def test_every_public_error_is_a_worqr_error_and_says_whose_fault_it_is() -> Non
     errors = [error for error in errors if issubclass(error, BaseException)]
     assert len(errors) >= 10
     on_purpose = {worqr.Retry, worqr.RateLimited, worqr.Failure, worqr.Undecodable}
-    of_handlers = {worqr.ChildError}  # stands for what one raised in a process of its own
+    # ChildError stands for what one raised in a process of its own; the others end a workflow
+    of_handlers = {worqr.ChildError, worqr.LifetimeOver, worqr.Suspended}
     for error in errors:
         assert issubclass(error, worqr.WorqrError) == (error not in on_purpose | of_handlers)
         assert error.__doc__

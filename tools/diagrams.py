@@ -381,7 +381,7 @@ class Layer(NamedTuple):
 
 
 SPINE: Final = (
-    Layer("outside", "command line, dashboard, test benches, OpenTelemetry", "cli dashboard testing otel views"),
+    Layer("outside", "command line, dashboard, Django, tests, OpenTelemetry", "cli dashboard django testing otel views"),
     Layer("mesh", "Mesh puts the layers together", "mesh side_mesh"),
     Layer("hosting", "a worker in a thread, in asyncio, or as a service", "hosting"),
     Layer("peer", "a worker: claiming, running, settling, leading, leaving", "peer"),
@@ -393,6 +393,7 @@ SPINE: Final = (
 )
 """The layers from the top to the bottom. ``tests/test_diagrams.py`` compares them with those of ``tests/test_layering.py``."""
 BESIDE: Final = {
+    "mesh": Layer("SQL", "outboxes", "sql"),
     "hosting": Layer("metrics, probes", "numbers and health", "metrics probes"),
     "client": Layer("HTTP", "a small server", "http_server"),
     "link": Layer("log, traces", "events and fences", "log_events tracing"),

@@ -13,6 +13,7 @@ import worqr
 from benchmarks.chaos.ledger import now
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, SPOILT, TICKS
+from worqr.stored_values import public_name
 
 DRAINS_WITHIN: Final = 180.0
 """Seconds of patience with a slow machine; an idle one needs some ten."""
@@ -130,12 +131,13 @@ def pause_schedules(scene: Scene) -> None:
 def note_dead_letters(scene: Scene) -> None:
     """Write all dead-letter entries, then drop them as an operator would."""
     for queue, base in BASES.items():
-        for which in ("failed", "undecodable"):
+        for which in ("failed", "broken"):
             node = scene.servers.owner(base)
             for claim in node.ask("ZRANGE", f"{base}:{which}", 0, -1):
                 facts = node.ask("HGETALL", f"{base}:aside:{claim.decode()}")
                 told = {name.decode(): value for name, value in zip(facts[::2], facts[1::2], strict=True)}
                 words = {name: told.get(name, b"").decode("utf-8", "replace") for name in ("task", "id", "reason")}
+                words["reason"] = public_name(words["reason"])
                 if words["id"].startswith(SPOILT):
                     continue
                 scene.ledger.write("dead", queue=queue, **words)

@@ -556,8 +556,8 @@ class Job(Generic[R]):
     async def send(self, name: str, value: object = None, /, *, again: bool = False) -> Delivery:
         """Send a value to the workflow, which takes it with ``await worqr.wait_for(name, type)``, now or later.
 
-        A send never starts a job. A handle from a dispatch sends to that dispatch alone; a handle made from an id, to whoever
-        has the id now: for links and forms, use ``worqr.current().address`` and ``mesh.send``.
+        A send never starts a job. A handle from a dispatch sends to that dispatch alone; a handle made from an id, to the
+        job that has the id now: for links and forms, use ``worqr.current().address`` and ``mesh.send``.
 
         Args:
             name: The name of the event, 1 to 200 bytes.

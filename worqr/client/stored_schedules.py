@@ -62,7 +62,7 @@ class StoredScheduleOptions(TypedDict, total=False):
     """A cron expression, as in ``mesh.cron``; or `every`. Default: `every`."""
     every: Seconds
     """The period: seconds, or a timedelta, at least 0.1 s. It fires at multiples of the period, moved by a time that follows from
-    the name, so that not all schedules fire at once.
+    the name, so that not all schedules fire at once. Default: `cron`.
     """
     timezone: str | Any
     """Only with `cron`: an IANA name, or a ``zoneinfo.ZoneInfo``. Default: "UTC"."""

@@ -74,7 +74,7 @@ class Bound(Generic[P, R]):
         """Start a call as a job of the workflow that calls this. Await what is returned for its result.
 
         The job is started once, however often the workflow runs: its id is made of that of the workflow, the name of the function
-        and the arguments. It is sent when the workflow waits for something, or ends; it runs on if nobody awaits it.
+        and the arguments. It is sent when the workflow waits for something, or ends; without an await, it runs all the same.
 
         Args:
             *args: The function's arguments.

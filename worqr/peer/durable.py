@@ -531,14 +531,14 @@ def _slept_now(flow: Flow, key: str, wait: Wait) -> None:
 
 
 def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None) -> Coroutine[Any, Any, T | None]:
-    """Wait in a workflow for a value that somebody sends: ``await job.send(name, value)``, a form, a web-hook, ``worqr send``.
+    """Wait in a workflow for a value that is sent: ``await job.send(name, value)``, a form, a web-hook, ``worqr send``.
 
     A value may come before the workflow waits for it. Each wait takes one value, in the order in which they were sent; the waits
     of one name are numbered, so a loop reads a mailbox. The run is suspended meanwhile, and holds no slot.
 
     Args:
         name: The name of the event, 1 to 200 bytes.
-        kind: The type of the value, which it is decoded as. A value of another type is set aside, and the wait goes on.
+        kind: The type of the value, which it is decoded as. A value of another type does not count, and the wait goes on.
         timeout: Seconds, or a timedelta, from the first run that comes here. None: no limit.
 
     Returns:

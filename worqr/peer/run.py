@@ -379,7 +379,7 @@ class Save(NamedTuple):
     progress: bool = False
     """The run has asked for all that earlier runs have stored, so a new result is progress."""
     refused: bool = False
-    """Nothing is saved: `step` is the key of a wait, whose value is set aside."""
+    """Nothing is saved: `step` is the key of a wait, whose value does not count."""
 
 
 class Suspension(NamedTuple):
