@@ -271,11 +271,11 @@ def test_a_cron_expression_fires_when_the_page_says(row: list[str]) -> None:
 
 def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     bounds = {row[0]: row[1] for row in rows("schedules.md", "Bounds")}
-    assert bounds["period of `every`"] == f"at least {registry.MIN_PERIOD:g} s"
-    assert bounds["payload of a scheduled call"] == f"{registry.MAX_TASK // 1024} KiB"
+    assert bounds["period of `every`"] == f"at least {cron.MIN_PERIOD:g} s"
+    assert bounds["payload of a scheduled call"] == f"{cron.MAX_TASK // 1024} KiB"
     assert bounds["cron expression"] == f"{cron.LONGEST_EXPRESSION} characters"
     assert bounds["name of a time zone"] == f"{cron.LONGEST_ZONE} characters"
-    assert bounds["missed firings that are made up for"] == f"{registry.MAX_CATCH_UP}"
+    assert bounds["missed firings that are made up for"] == f"{cron.MAX_CATCH_UP}"
     assert bounds['firings that wait with `overlap="queue"`'].startswith(f"{schedule_ticker.MAX_PENDING};")
     text = section("schedules.md", "Missed firings")
     assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
