@@ -21,7 +21,6 @@ from worqr import cron, ops, policy, validation
 from worqr.client import notifications
 from worqr.client.connections import MAX_PATIENCE
 from worqr.cron import Definition, Trigger, at, ms_of
-from worqr.functions import registry
 from worqr.handler_options import PATIENT
 from worqr.hosting import service
 from worqr.keys import BatchKeys, QueueKeys, RegistryKeys
@@ -272,7 +271,7 @@ def test_a_cron_expression_fires_when_the_page_says(row: list[str]) -> None:
 def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     bounds = {row[0]: row[1] for row in rows("schedules.md", "Bounds")}
     assert bounds["period of `every`"] == f"at least {cron.MIN_PERIOD:g} s"
-    assert bounds["payload of a scheduled call"] == f"{cron.MAX_TASK // 1024} KiB"
+    assert bounds["payload of a scheduled call"].startswith(f"{cron.MAX_TASK // 1024} KiB;")
     assert bounds["cron expression"] == f"{cron.LONGEST_EXPRESSION} characters"
     assert bounds["name of a time zone"] == f"{cron.LONGEST_ZONE} characters"
     assert bounds["missed firings that are made up for"] == f"{cron.MAX_CATCH_UP}"
@@ -280,8 +279,8 @@ def test_the_bounds_of_schedules_are_those_of_the_code() -> None:
     text = section("schedules.md", "Missed firings")
     assert f"up to {cron.ON_TIME_MS // 1000} s late" in text
     for heading, words_of_code in (
-        ("Missed firings", [*registry.MISFIRES]),
-        ("Overlap", [*registry.OVERLAPS]),
+        ("Missed firings", [*cron.MISFIRES]),
+        ("Overlap", [*cron.OVERLAPS]),
     ):
         assert [words(row[0])[0].strip('"') for row in rows("schedules.md", heading) if "`" in row[0]] == words_of_code
     assert schedule_ticker.REDECLARE == 600
