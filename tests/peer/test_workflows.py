@@ -486,6 +486,32 @@ async def test_a_step_with_a_policy_is_tried_again_and_keeps_its_tries(new_mesh:
     assert calls == ["a", "a", "a", "refused", "refused"]
 
 
+async def test_a_step_that_waits_for_its_next_try_waits_on_when_the_run_is_woken(new_mesh: NewMesh) -> None:
+    mesh, calls = new_mesh(), list[str]()
+
+    @mesh.step(name="charge", retry=worqr.RetryPolicy(max_failures=3, min_backoff=3600, max_backoff=3600))
+    async def charge() -> None:
+        calls.append("charge")
+        raise ValueError("no")
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(charge)
+            for name in ("first", "second"):
+                await worqr.wait_for(name, int)
+                calls.append(name)
+
+    async with mesh.join():
+        job = await fulfil.dispatch()
+        await suspended(job)
+        assert await job.send("first", 1) == "woke"
+        await until(lambda: "first" in calls)
+        await suspended(job)
+        await job.cancel()
+    assert calls == ["charge", "first"]
+
+
 async def test_a_step_in_a_thread_that_has_failed_for_good_ends_the_job(new_mesh: NewMesh) -> None:
     mesh, calls = new_mesh(), list[str]()
 
@@ -620,6 +646,34 @@ async def test_a_cancelled_workflow_cancels_its_jobs_and_a_cancelled_job_is_told
         (running,) = await pack.queue.jobs(state="active")
         await pack.job(running.id or "").cancel(reason="not wanted")
         assert await job.result(PATIENCE) == "not wanted"
+
+
+async def test_a_workflow_that_a_schedule_has_started_starts_each_job_once(new_mesh: NewMesh) -> None:
+    mesh, packed = new_mesh(), list[int]()
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> int:
+        packed.append(line)
+        return line
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        found = await pack.run(1)
+        await worqr.wait_for("go", int)
+        return found + await pack.run(2)
+
+    mesh.every(3600, fulfil.call())
+    async with mesh.join():
+        await mesh.run_schedule("fulfil")
+        job = fulfil.job("cron:fulfil")
+        await until(lambda: packed == [1])
+        await suspended(job)
+        with trio.fail_after(PATIENCE):
+            while (await job.status()).waits_for.partition(" ")[0] != "go":
+                await trio.sleep(0.01)
+        assert await job.send("go", 1) == "woke"
+        assert await job.result(PATIENCE) == 3
+    assert packed == [1, 2]
 
 
 # Where it cannot be used

@@ -119,19 +119,14 @@ class Children:
         return {
             "base": run.host.base,
             "id": run.id,
-            "life": self._life,
+            "life": self._flow.life,
             "key": child.key,
             "after": str(noted.after),
         }
 
-    @property
-    def _life(self) -> str:
-        record = self._flow.run.record
-        return "" if record is None else record.get(b"life", b"").decode("ascii", "replace")
-
     def _id_of(self, key: str) -> str:
         """Return the id of a child; with a digest of the key and of the parent's id if they are long."""
-        parent, life = self._flow.run.id.removeprefix("@"), self._life
+        parent, life = self._flow.run.id.removeprefix("@"), self._flow.life
         found = f"{parent}/{life}/{key}"
         if len(found.encode()) <= MAX_ID:
             return found

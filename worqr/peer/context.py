@@ -187,9 +187,8 @@ class Context:
         """The address of this workflow, for links and forms that send values to it: ``await mesh.send(address, name, value)``. It
         means this dispatch of the id, and no later one. Empty for a job that is no workflow.
         """
-        record = self._run.record
-        life = 0 if record is None else whole(record.get(b"life"), 0)
-        return address_of(self.queue, life, self.id) if life else ""
+        flow = self._run.flow
+        return "" if flow is None else address_of(self.queue, int(flow.life), self.id)
 
     @property
     def last_attempt(self) -> bool:

@@ -95,6 +95,15 @@ class Flow:
             self._root = trio.lowlevel.current_task()
             self._deadline = trio.current_effective_deadline()
 
+    @property
+    def life(self) -> str:
+        """The number of the dispatch that has created the job, or replaced its payload. A job of a schedule has none before it is
+        suspended, and gets this one then.
+        """
+        record = self.run.record
+        found = b"" if record is None else record.get(b"life") or record.get(b"first") or b""
+        return found.decode("ascii", "replace") or str(self.run.fence)
+
     # Keys
 
     def key(self, key: str, remedy: str) -> str:
@@ -264,6 +273,11 @@ class Flow:
             wake()
 
     # What earlier runs have stored
+
+    def is_open(self, key: str) -> bool:
+        """Return True if an earlier run was suspended with this wait, and it has not ended."""
+        record = self.run.record
+        return record is not None and b"wait:" + key.encode() in record and self._state.end_of(key) is None
 
     def ended(self, key: str) -> End | None:
         """Return how the wait of this key has ended; None if it has not."""

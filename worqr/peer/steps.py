@@ -244,11 +244,15 @@ class _Step(Generic[R]):
             self.run.check_wait()
 
     def _wait(self) -> Wait | None:
-        """Return the wait for the next try; None if none is stored, because it is soon, or the run is not of a workflow."""
-        if self._flow is None or self._pause is None or self._pause < IN_MEMORY:
+        """Return the wait for the next try; None if it is over, if it is soon, or if the run is not of a workflow."""
+        if self._flow is None:
             return None
         key = f"retry of {self._name} #{self._state.tries_of(self._name)}"
-        return Wait(key, "sleep", in_ms=round(self._pause * 1000)) if self._flow.ended(key) is None else None
+        if self._pause is None:  # the run was woken by another wait
+            return Wait(key, "sleep", in_ms=0) if self._flow.is_open(key) else None
+        if self._pause < IN_MEMORY or self._flow.ended(key) is not None:
+            return None
+        return Wait(key, "sleep", in_ms=round(self._pause * 1000))
 
     @property
     def _has_progressed(self) -> bool:
