@@ -48,6 +48,7 @@ class Desk:
     """Stands where a peer's station would."""
 
     name = queue = "Q1"
+    base = ""
     id_suffix = ""
     state = None
     policy = Policy(result_ttl=60.0)
