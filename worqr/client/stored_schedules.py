@@ -371,7 +371,7 @@ class _Plan:
         """Check a schedule. Raises UsageError if something is not valid."""
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
-        options = _options_of(cast("Call[Any]", call))
+        options = _options_of(cast("Any", call))
         if len(call.task) > MAX_STORED_TASK:
             size = f"{len(call.task):,} bytes, at most {MAX_STORED_TASK:,} fit"
             raise UsageError(f"schedule {name!r}: its payload has {size}; pass an id, and load the data in the handler")

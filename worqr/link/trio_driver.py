@@ -52,7 +52,7 @@ class TrioDriver(Driver):
             watch: Any = send(requests)
             if watch is not None:
                 watch.expect()
-            return watch
+            return watch  # type: ignore[no-any-return]
 
         self._send = send
         return submit
@@ -149,7 +149,7 @@ class _Watch(Watch):
                 self._handles = False
                 await trio.lowlevel.wait_readable(self._descriptor)
                 self._handles = True
-                more = self._readable()
+                more = self._readable()  # type: ignore[assignment]
         except (trio.ClosedResourceError, OSError):
             pass  # settled by something else than a reply; or the connection was closed
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from worqr.command import Command
+from worqr.command import Argument, Command
 from worqr.keys import QueueKeys
 from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.stored_values import exact
@@ -77,7 +77,7 @@ def suspend_task(
 
     read_word = expect("ready", "suspended", "full", "cancelled", "dropped", "gone", "mine", "lost")
     packed = [_encode((wait.key, wait.kind, wait.name, wait.about, _deadline(wait))) for wait in waits]
-    args = (worker, claim, int(progress), *packed)
+    args: tuple[Argument, ...] = (worker, claim, int(progress), *packed)
     return new_call("suspend_task", keys.base, args, read, size=sum(map(len, packed)))
 
 
@@ -145,7 +145,7 @@ def note_children(keys: QueueKeys, worker: str, claim: int, children: Sequence[C
         return NotedChildren(word, [NotedChild(int(after), end) for after, end in reply[1:]])
 
     read_word = expect("ok", "full", "lost")
-    args = (worker, claim, *(part for child in children for part in child))
+    args: tuple[Argument, ...] = (worker, claim, *[part for child in children for part in child])
     return new_call("note_children", keys.base, args, read)
 
 
