@@ -13,7 +13,7 @@ import trio
 
 import worqr
 from tests.peer.tools import QUICK, until
-from tests.peer.workflow_jobs import Approval, registry
+from tests.peer.workflow_jobs import Approval, dying, registry
 from tests.support.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -97,6 +97,19 @@ async def test_in_a_process(new_mesh: NewMesh, tmp_path: Path) -> None:
         swallowing: Any = mesh.functions["swallows in a process"]
         assert "it swallowed the cancellation" in await failure_of(await swallowing.dispatch())
     assert path.read_text() == "7\n"
+
+
+async def test_a_job_that_gets_further_with_each_run_is_not_given_up(new_mesh: NewMesh, tmp_path: Path) -> None:
+    mesh, path, other = new_mesh(), tmp_path / "calls", tmp_path / "others"
+    mesh.include(dying)
+    path.touch()
+    further: Any = mesh.functions["dies after each step"]
+    stuck: Any = mesh.functions["dies in a step"]
+    async with mesh.join():
+        assert await (await further.dispatch(str(path))).result(PATIENCE) == 6
+        assert "Stalled" in await failure_of(await stuck.dispatch(str(other)))
+    assert path.read_text() == "0\n1\n2\n3\n4\n"
+    assert other.read_text() == "1\n"
 
 
 async def test_a_value_that_comes_early_is_found_and_a_timeout_is_none(new_mesh: NewMesh) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
+from pathlib import Path
 
 import worqr
 
 registry = worqr.Registry()
+dying = worqr.Registry()
 
 
 @dataclass
@@ -37,3 +41,34 @@ def swallows_in_a_process() -> str:
     except BaseException:
         return "done"
     return "woken"
+
+
+@dying.workflow(
+    name="dies after each step", runs_in="process", result_ttl=60, retry=worqr.RetryPolicy(min_backoff=0, max_stalls=2)
+)
+def dies_after_each_step(path: str) -> int:
+    """Each run takes one step more, and dies."""
+    for n in range(5):
+        before = Path(path).read_text()
+        note(path, n)
+        if Path(path).read_text() != before:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return worqr.current().run
+
+
+@dying.workflow(
+    name="dies in a step",
+    runs_in="process",
+    result_ttl=60,
+    keep_failed=0,
+    retry=worqr.RetryPolicy(min_backoff=0, max_stalls=2),
+)
+def dies_in_a_step(path: str) -> None:
+    """Each run dies at the same place."""
+    note(path, 1)
+    die()
+
+
+@dying.step(name="die")
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
