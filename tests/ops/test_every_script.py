@@ -114,9 +114,11 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
             "drop_history",
             "keep_follow_ups",
             "read_snapshot",
+            "shorten_sent",
             *READS,
         }
-    )  # which replaces whatever is there, writes only into a log, deletes whatever is there, and three times takes it for nothing
+    )  # which replaces whatever is there, writes only into a log, deletes whatever is there, three times takes it for nothing, and
+    # lets it expire
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:

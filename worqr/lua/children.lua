@@ -297,8 +297,6 @@ local function cancel_child()
   local ended = queue .. ':ended:' .. id
 
   check_types(queue)
-  redis.call('HLEN', queue .. ':job:' .. id)
-  redis.call('HLEN', queue .. ':active:' .. id)
   if is_child_of(queue, id, from, parent, life) then
     cancel_by_id(queue, id, reason)
     wake(queue, count_members(queue))

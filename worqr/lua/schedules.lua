@@ -47,6 +47,7 @@ local function declare_schedules()
 
   redis.call('ZCARD', schedules_due)
   redis.call('ZCARD', schedules_seen)
+  redis.call('ZCARD', mesh .. ':schedules_stored')
   local now, led = now_ms(), digits(whole_number(redis.call('HGET', schedules, 'led'), 0))
   local reply = {'ok'}
   local function declare(name, value)
@@ -356,6 +357,7 @@ local function drop_schedules()
   local schedules_seen = mesh .. ':schedules_seen'
 
   redis.call('ZCARD', schedules_due)
+  local stored = redis.call('ZCARD', mesh .. ':schedules_stored')
   local led = whole_number(redis.call('HGET', schedules, 'led'), 0)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '(' .. digits(led), '+inf', 'LIMIT', 0, limit)) do
     redis.call('ZADD', schedules_seen, digits(led), name) -- declared before the led time was lost
@@ -366,7 +368,6 @@ local function drop_schedules()
     forget_schedule(mesh, name)
     reply[#reply + 1] = name
   end
-  local stored = redis.call('ZCARD', mesh .. ':schedules_stored')
   if #reply > 1 and redis.call('ZCARD', schedules_seen) == 0 and stored == 0 then
     redis.call('DEL', schedules, schedules_due) -- 'led' and 'clock'
   end
