@@ -378,7 +378,15 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
 }
 
 
+def store_schedule(desk: Desk) -> None:
+    """A stored schedule, whose call is in the queue."""
+    desk.client.hset(f"{desk.q.base}:schedules", "stored", b"7 1 4 \x80task")
+    desk.client.zadd(desk.g.schedules_stored, {"stored": 0})
+    desk.client.hset(desk.g.schedules, mapping={"def stored": DEF, "ver stored": "7", "home stored": desk.q.name})
+
+
 BEFORE: dict[str, Callable[[Desk], object]] = {
+    **dict.fromkeys(("page_schedules", "read_schedules", "unstore_schedule"), lambda desk: store_schedule(desk)),
     "adopt_claims": lambda desk: desk.client.rpush(desk.q.claim(7), "held by nobody"),
     "check_batches": lambda desk: desk.client.zadd(
         BatchKeys(desk.q).batches, dict.fromkeys(("old", "open", "last", "nobody"), PAST)

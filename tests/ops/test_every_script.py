@@ -117,8 +117,8 @@ def test_a_key_of_a_foreign_type_is_an_error_before_anything_is_written(desk: De
             "shorten_sent",
             *READS,
         }
-    )  # which replaces whatever is there, writes only into a log, deletes whatever is there, three times takes it for nothing, and
-    # lets it expire
+    )  # which replaces whatever is there, writes only into a log, deletes whatever is there or lets it expire, and three times
+    # takes it for nothing
 
 
 def test_full_memory_stops_only_what_fills_it(own_desk: Desk) -> None:
