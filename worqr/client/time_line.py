@@ -111,9 +111,7 @@ def _open(packed: bytes) -> frozenset[str]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return frozenset()
     return (
-        frozenset(key for key in cast("Any", keys) if isinstance(key, str))
-        if isinstance(keys, list)
-        else frozenset()
+        frozenset(key for key in cast("Any", keys) if isinstance(key, str)) if isinstance(keys, list) else frozenset()
     )
 
 
