@@ -29,7 +29,7 @@ ASSEMBLE = """
 import pathlib, sys
 from worqr.lua import all_scripts
 for script in all_scripts():
-    pathlib.Path(sys.argv[1], f"{script.name}.lua").write_text(script.source, "utf-8")
+    pathlib.Path(sys.argv[1], f"{script.name}.lua").write_text(script.text, "utf-8")
 """
 OTHERS = {
     "Celery": (["celery[redis]>=5.4"], "celery"),

@@ -413,8 +413,8 @@ local function refuse_event()
   if not active or own(redis.pcall('HGET', active, 'claim')) ~= claim then
     return {'lost'}
   end
-  local ended, value = redis.call('HGET', active, 'end:' .. key) or '', nil
-  value = string.match(ended, '^value %d+ %d+ (.*)$')
+  local ended = redis.call('HGET', active, 'end:' .. key) or ''
+  local value = string.match(ended, '^value %d+ %d+ (.*)$')
   if value then
     local open = open_waits(redis.call('HGET', active, 'open') or nil)
     open[#open + 1] = key
