@@ -414,7 +414,7 @@ def check_overlap(overlap: Any) -> Overlap:
     """Return what is done about overlapping runs. Raises UsageError if there is no such rule."""
     if overlap not in OVERLAPS:
         raise UsageError(f"overlap must be one of {', '.join(map(repr, OVERLAPS))}, not {overlap!r}")
-    return cast("Overlap", overlap)
+    return overlap  # type: ignore[no-any-return]
 
 
 def misfire_count(misfire: object) -> int:
