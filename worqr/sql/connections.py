@@ -187,7 +187,7 @@ class DjangoPlace(_DriverPlace):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         self.alias: str = connection.alias
-        self.dialect = check_dialect(connection.vendor)
+        self.dialect: str = check_dialect(connection.vendor)
 
     def run(self, statement: Statement) -> Rows:
         sql, parameters = statement
@@ -239,7 +239,7 @@ class AlchemyPlace(_DriverPlace):
 
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
-        self.dialect = check_dialect(connection.dialect.name)
+        self.dialect: str = check_dialect(connection.dialect.name)
 
     def run(self, statement: Statement) -> Any:
         return _rows(self._connection.execute(*_to_text(statement)))
@@ -275,7 +275,7 @@ class SessionPlace(_DriverPlace):
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self._session = session
-        self.dialect = check_dialect(session.get_bind().dialect.name)
+        self.dialect: str = check_dialect(session.get_bind().dialect.name)
 
     def run(self, statement: Statement) -> Any:
         return _rows(self._session.connection().execute(*_to_text(statement)))

@@ -235,10 +235,10 @@ class ProcessHost:
     def __init__(
         self, request: RunRequest, state: object, pipe: Pipe, progress: ChildProgress, saves: ChildSaves
     ) -> None:
-        self.queue = request.queue
-        self.base = request.base
-        self.id_suffix = request.id_suffix
-        self.policy = request.policy
+        self.queue: str = request.queue
+        self.base: str = request.base
+        self.id_suffix: str = request.id_suffix
+        self.policy: Policy = request.policy
         self.state = state
         self._pipe = pipe
         self.report_progress: Callable[[Run[Any], float | None, str], None] = progress.report
