@@ -53,7 +53,7 @@ def test_a_worker_process_runs_tasks_and_their_results_tell_all(project: Project
         assert [each.exception_class for each in failed.errors] == [KeyError, KeyError]
         for n, error in enumerate(failed.errors, 1):
             assert error.traceback.startswith("Traceback") and error.traceback.endswith(f"KeyError: 'try {n}'\\n"), error
-        assert failed.started_at < failed.last_attempted_at <= failed.finished_at
+        assert failed.started_at <= failed.last_attempted_at <= failed.finished_at
 
         failed = ended(tasks.fail.enqueue(99))
         assert failed.status == TaskResultStatus.FAILED and failed.attempts == 12, failed
