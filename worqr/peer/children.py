@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -68,31 +69,41 @@ class Children:
         """Send the jobs that were started since the last call. While a queue of them is full, wait for room."""
         if not self._unsent:
             return
-        unsent, self._unsent = self._unsent, []
-        noted = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in unsent])
-        await wait_done(noted)
-        for client, calls in self._calls(unsent, noted.result()):
-            while True:
-                try:
-                    await client.producer.dispatch_many(calls)
-                    break
-                except QueueFull:
-                    await sleep_here(FULL_PAUSE)
+        with self._taken() as unsent:
+            noted = self._flow.run.host.note_children(self._flow.run, [await self._child(each) for each in unsent])
+            await wait_done(noted)
+            for client, calls in self._calls(unsent, noted.result()):
+                while True:
+                    try:
+                        await client.producer.dispatch_many(calls)
+                        break
+                    except QueueFull:
+                        await sleep_here(FULL_PAUSE)
 
     def send_now(self) -> None:
         """As `send`, in a thread or a process."""
         if not self._unsent:
             return
+        with self._taken() as unsent:
+            noted = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in unsent])
+            for client, calls in self._calls(unsent, noted.result()):
+                while True:
+                    try:
+                        sync(client.producer.dispatch_many, calls)
+                        break
+                    except QueueFull:
+                        time.sleep(FULL_PAUSE)
+                        self._flow.run.check_wait()
+
+    @contextmanager
+    def _taken(self) -> Generator[list[_Unsent]]:
+        """Take the unsent jobs, and take them back if they could not be sent: sending a job again changes nothing."""
         unsent, self._unsent = self._unsent, []
-        noted = self._flow.run.host.note_children(self._flow.run, [sync(self._child, each) for each in unsent])
-        for client, calls in self._calls(unsent, noted.result()):
-            while True:
-                try:
-                    sync(client.producer.dispatch_many, calls)
-                    break
-                except QueueFull:
-                    time.sleep(FULL_PAUSE)
-                    self._flow.run.check_wait()
+        try:
+            yield unsent
+        except BaseException:
+            self._unsent[:0] = unsent
+            raise
 
     async def _child(self, child: _Unsent) -> Child:
         keys, id_ = QueueKeys(child.client.settings.prefix, child.call.queue), self._id_of(child.key)
