@@ -15,6 +15,7 @@ import worqr
 from tests.peer.tools import QUICK, until
 from tests.peer.workflow_jobs import Approval, dying, registry
 from tests.support.patience import PATIENCE
+from worqr.client.producer import Producer
 
 if TYPE_CHECKING:
     from tests.peer.conftest import NewMesh
@@ -659,6 +660,34 @@ async def test_a_cancelled_workflow_cancels_its_jobs_and_a_cancelled_job_is_told
         (running,) = await pack.queue.jobs(state="active")
         await pack.job(running.id or "").cancel(reason="not wanted")
         assert await job.result(PATIENCE) == "not wanted"
+
+
+async def test_a_job_that_could_not_be_sent_is_sent_by_the_next_wait(
+    new_mesh: NewMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh, send, failures = new_mesh(), Producer.dispatch_many, [worqr.Unavailable("away")]
+
+    async def fails_once(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await send(*args)
+
+    monkeypatch.setattr(Producer, "dispatch_many", fails_once)
+
+    @mesh.task(name="pack")
+    async def pack(line: int) -> int:
+        return line
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> int:
+        job = pack.run(7)
+        try:
+            return await job
+        except worqr.Unavailable:
+            return await job
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == 7
 
 
 async def test_a_workflow_that_a_schedule_has_started_starts_each_job_once(new_mesh: NewMesh) -> None:
