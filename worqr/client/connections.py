@@ -36,7 +36,7 @@ from worqr.link import (
     answer_timeout,
     checked_credentials,
     driver_here,
-    in_sync,
+    here,
     loop_here,
     loop_name_here,
     run_blocking,
@@ -271,9 +271,8 @@ class Connection:
 
     def note_queue(self, settings: ClientSettings, queue: str) -> None:
         """Store the queue's name on the server, at its first use and every `NOTE_EVERY` seconds."""
-        if time.monotonic() < self.noted.until.get(
-            queue, 0.0
-        ):  # checked here, because each enqueue would pay for a call
+        until = self.noted.until
+        if queue in until and time.monotonic() < until[queue]:  # checked here: each enqueue would pay for a call
             return
         if self.noted.is_due(queue):
 
@@ -314,14 +313,13 @@ class ConnectionRegistry:
             UsageError: there is none.
             RefusedByServer, WrongVersion, Unavailable: in a thread, as ``Mesh.connect``.
         """
-        if in_sync():  # `worqr.sync` has made sure that no loop runs in this thread
+        if here.in_sync:  # `worqr.sync` has made sure that no loop runs in this thread
             return self.for_threads.get()
         loop = loop_here()
         if loop is not None:
-            connection = self._by_loop.get(loop)
-            if connection is None and loop in self._hosted:
-                connection = self._connect_hosted(loop)
-            if connection is not None:
+            if loop in self._by_loop:
+                return self._by_loop[loop]
+            if loop in self._hosted and (connection := self._connect_hosted(loop)) is not None:
                 return connection
         if loop in self._inherited:
             raise UsageError(
