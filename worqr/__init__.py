@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
     from worqr.client.producer import Call as Call
+    from worqr.client.producer import Sending as Sending
+    from worqr.client.producer import SendingOptions as SendingOptions
+    from worqr.client.producer import SendMiddleware as SendMiddleware
     from worqr.client.queue import Queue as Queue
     from worqr.client.stored_schedules import AppliedSchedules as AppliedSchedules
     from worqr.client.stored_schedules import ScheduleHandle as ScheduleHandle
@@ -54,6 +57,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.functions.child_job import ChildJob as ChildJob
     from worqr.functions.child_job import gather as gather
     from worqr.functions.child_job import gather_now as gather_now
+    from worqr.functions.depends import Depends as Depends
+    from worqr.functions.depends import State as State
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
     from worqr.functions.function import Bound as Bound
@@ -124,7 +129,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
-    "worqr.client.producer": "Call",
+    "worqr.client.producer": "Call SendMiddleware Sending SendingOptions",
     "worqr.client.dead_letters": "DeadLetters",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
@@ -138,6 +143,7 @@ _HOMES = {
         "WrongVersion"
     ),
     "worqr.functions.child_job": "ChildJob gather gather_now",
+    "worqr.functions.depends": "Depends State",
     "worqr.functions.function": (
         "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction"
     ),

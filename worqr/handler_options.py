@@ -150,7 +150,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     Raises:
         UsageError: an option does not exist, or has an invalid value.
     """
-    known = HandlerOptions if where == "serve" else ListHandlerOptions
+    known = HandlerOptions if where in {"serve", "HandlerOptions"} else ListHandlerOptions
     refuse_unknown(where, options, tuple(known.__annotations__))
     found: dict[str, Any] = {
         _FIELDS.get(name, name): check(options[name], f"{name} of {where}")
@@ -171,6 +171,24 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         on_failure=found.get("on_failure") is not None,
     )
     return Handling(replace(policy, workflow=where == "workflow"), _failing(options), **found)
+
+
+OF_ONE_FUNCTION: Final = ("limit", "lanes", "runs_in", "shards")
+"""The options that no default can give: each function has a limit, lanes and shards of its own."""
+
+
+def check_defaults(defaults: HandlerOptions | None) -> HandlerOptions:
+    """Return the default options of a mesh. Raises UsageError if one does not exist, or is not valid."""
+    if defaults is None:
+        return {}
+    if not isinstance(defaults, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"defaults must be worqr.HandlerOptions(...), not {defaults!r}")
+    for option in OF_ONE_FUNCTION:
+        if option in defaults:
+            instead = "write Mesh(runs_in=...)" if option == "runs_in" else f"write @mesh.task({option}=...)"
+            raise UsageError(f"{option} is an option of one function, and no default: {instead}")
+    handling("HandlerOptions", defaults).check_failing("defaults")
+    return cast("HandlerOptions", dict(defaults))
 
 
 def _count_or_none(value: object, what: str) -> int | None:

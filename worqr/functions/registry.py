@@ -419,7 +419,8 @@ class Registry:
         """Declare a function, or return the decorator that does."""
         name, aliases = options.get("name"), options.get("aliases", ())
         others_given = {each: value for each, value in options.items() if each not in {"name", "aliases"}}
-        handler_options = handling("workflow" if workflow else "task", others_given)
+        where = "workflow" if workflow else "task"
+        handler_options = handling(where, others_given)
         if name is not None:
             check_name(name, "function name")
         if isinstance(aliases, str):
@@ -433,9 +434,7 @@ class Registry:
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
             if handler_options.batch_size is not None:
                 kind = AsyncListFunction if is_async(fn) else SyncListFunction
-            function: Function[..., Any] = kind(
-                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
-            )
+            function: Function[..., Any] = kind(FunctionDefinition(fn, found, others, where, others_given))
             self._declarations.add(function)
             return function
 
