@@ -89,6 +89,15 @@ class HandlerOptions(TypedDict, total=False):
     """
 
 
+class WorkflowOptions(HandlerOptions, total=False):
+    """The options of ``@mesh.workflow``."""
+
+    lifetime: Seconds | None
+    """Seconds, more than 0, after the dispatch at which the waits of the workflow end: each raises `LifetimeOver`. Default: None,
+    no limit.
+    """
+
+
 class ListHandlerOptions(HandlerOptions, total=False):
     """The options of a handler that takes a list, for ``@mesh.task`` and ``peer.serve_list``."""
 
@@ -130,6 +139,7 @@ class Handling:
     max_length: int | None = None
     shards: int = 1
     lane_of: Callable[[bytes], str | None] | None = None
+    lifetime: float | None = None
 
     def check_failing(self, name: str) -> None:
         """Raise UsageError if options of a failure handler were given, and `name` has none."""
@@ -138,6 +148,14 @@ class Handling:
                 f"on_failure_retry and on_failure_timeout are options of a failure handler, and {name!r} has none: give it "
                 "one with on_failure=, or leave them out"
             )
+
+
+_KNOWN: Final[Mapping[str, type]] = {
+    "serve": HandlerOptions,
+    "HandlerOptions": HandlerOptions,
+    "workflow": WorkflowOptions,
+}
+"""The options of a handler that takes no list, by the name of the caller."""
 
 
 def handling(where: str, options: Mapping[str, Any]) -> Handling:
@@ -150,7 +168,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     Raises:
         UsageError: an option does not exist, or has an invalid value.
     """
-    known = HandlerOptions if where in {"serve", "HandlerOptions"} else ListHandlerOptions
+    known = _KNOWN.get(where, ListHandlerOptions)
     refuse_unknown(where, options, tuple(known.__annotations__))
     found: dict[str, Any] = {
         _FIELDS.get(name, name): check(options[name], f"{name} of {where}")
@@ -224,6 +242,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "recent": lambda value, _what: check_between(value, "recent", 0, MOST_RECENT),
     "max_length": _count_or_none,
     "shards": lambda value, _what: check_shards(value),
+    "lifetime": lambda value, what: None if value is None else seconds(value, what, positive=True),
 }
 """The options that become fields of `Handling`, with their checks, which get the value and its name for errors. The others make
 the policies.

@@ -80,6 +80,8 @@ class FunctionDefinition:
             self.defaults["max_length"] = options.max_length
         if options.policy.workflow:
             self.defaults["workflow"] = True
+        if options.lifetime is not None:
+            self.defaults["lifetime"] = str(round(options.lifetime * 1000))
 
     def bind(self, client: Client | None) -> None:
         """Let the function use the client of a mesh, and have the default options of that mesh."""

@@ -23,7 +23,7 @@ from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.functions.steps import Step
-from worqr.handler_options import HandlerOptions, RunsIn, check_runs_in, handling, is_async
+from worqr.handler_options import RunsIn, WorkflowOptions, check_runs_in, handling, is_async
 from worqr.inside import definition_of
 from worqr.job_options import NoSuchOption
 from worqr.keys import check_name
@@ -446,7 +446,7 @@ class Registry:
     def workflow(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
     @overload
     def workflow(
-        self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[HandlerOptions]
+        self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[WorkflowOptions]
     ) -> TaskDecorator: ...
     def workflow(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a function that may wait: for two weeks, for a person, for the results of other jobs. Its calls are jobs.
@@ -456,7 +456,7 @@ class Registry:
 
         Args:
             fn: The function.
-            **options: As of `task`: `name`, `aliases`, and `HandlerOptions`. A workflow takes no list.
+            **options: As of `task`: `name`, `aliases`, and `WorkflowOptions`. A workflow takes no list.
 
         Returns:
             The function as a `Function`; with options, a decorator.
