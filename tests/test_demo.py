@@ -21,7 +21,6 @@ from rich.console import Console
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from worqr.cli import demo as demo_command
-from worqr.cli import demo as display
 from worqr.cli.demo import state as states
 from worqr.cli.demo import worker_processes as processes
 from worqr.cli.demo.state import (
@@ -183,7 +182,7 @@ def test_whatever_is_wrong_is_said(state: DemoState, how: str) -> None:
     spoil(state, how)
     lines = summarise(state)
     assert not is_good(lines)
-    assert display.verdict(lines).startswith("FAILED: ")
+    assert demo_command.verdict(lines).startswith("FAILED: ")
 
 
 @pytest.mark.parametrize("good", [True, False])
