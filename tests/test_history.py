@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.history_records import COUNTERS, NO_RUNS, NO_WAITS, History, HistoryPoint, RunTimes, add_points, sum_of_times
-from worqr.run_counts import RUN_BOUNDS, RUN_BUCKETS, run_bucket
+from worqr.history_records import (
+    COUNTERS,
+    NO_RUNS,
+    NO_WAITS,
+    RUN_BOUNDS,
+    RUN_BUCKETS,
+    History,
+    HistoryPoint,
+    RunTimes,
+    add_points,
+    run_bucket,
+    sum_of_times,
+)
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 

@@ -14,6 +14,8 @@ from worqr.history_records import (
     FROM_ZERO,
     NO_RUNS,
     RECORD_BYTES,
+    RUN_BUCKETS,
+    WAIT_BUCKETS,
     Record,
     decode_record,
     decode_records,
@@ -21,7 +23,6 @@ from worqr.history_records import (
     history_points,
     state_of,
 )
-from worqr.run_counts import RUN_BUCKETS, WAIT_BUCKETS
 
 U32 = st.integers(0, 2**32 - 1)
 MINUTE = 60_000

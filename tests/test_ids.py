@@ -12,8 +12,8 @@ from string import ascii_letters, digits
 import pytest
 
 from tests.support.children import ROOT
-from worqr import ids
-from worqr.ids import random_part, with_random_ids
+from worqr.client import producer
+from worqr.client.producer import random_part, with_random_ids
 
 
 def parts(n: int) -> list[object]:
@@ -31,7 +31,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return answers[-1]
 
     monkeypatch.setattr("os.urandom", draw)
-    monkeypatch.setattr(ids, "_drawn", [])
+    monkeypatch.setattr(producer, "_drawn", [])
     return answers
 
 
@@ -73,7 +73,7 @@ def test_threads_never_share_one() -> None:
 
 FORK = """
 import os
-from worqr.ids import random_part
+from worqr.client.producer import random_part
 random_part()  # others were drawn with it
 read, write = os.pipe()
 if os.fork() == 0:

@@ -15,10 +15,9 @@ from tests.support.cases import of_each
 from tests.support.sources import MODULES, PACKAGE, Module
 
 LAYERS = (
-    "log_events tracing resident_memory",
+    "log_events tracing child_processes",
     "link",
     "embedded",
-    "data_server",
     "http_server",
     "client",
     "functions",
@@ -27,7 +26,6 @@ LAYERS = (
     "probes",
     "hosting",
     "mesh",
-    "side_mesh",
     "sql",
     "worqr",  # worqr/__init__.py: the public names
     "otel",

@@ -27,13 +27,12 @@ from tests.test_probes import Patient
 from worqr import probes
 from worqr.client.outboxes import OutboxInfo
 from worqr.cron import Schedule
+from worqr.history_records import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.hosting.peer_thread import no_health
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
-from worqr.metrics.catalogue import FLEET, PEER
-from worqr.metrics.fleet import EVENTS, OTHER, FleetMetrics, FleetSnapshot
+from worqr.metrics.fleet import EVENTS, FLEET, OTHER, PEER, FleetMetrics, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
-from worqr.run_counts import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.validation import from_ms
 
 

@@ -23,8 +23,7 @@ from tests.test_metrics import OUTBOX, RAN, mesh_info, queue, values
 from worqr.cron import Schedule
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
-from worqr.metrics.catalogue import FLEET, PEER, Samples
-from worqr.metrics.fleet import FleetMetrics, FleetSnapshot
+from worqr.metrics.fleet import FLEET, PEER, FleetMetrics, FleetSnapshot, Samples
 from worqr.metrics.prometheus import exposition, fleet_collector
 from worqr.otel import measure_mesh, measure_workers
 from worqr.otel.telemetry import observe

@@ -25,7 +25,7 @@ from tests.support.http import get
 from tests.support.servers import Server, free_port
 from tests.test_metrics import without_part
 from tools.grafana import dashboard
-from worqr.metrics.catalogue import FLEET, PEER
+from worqr.metrics.fleet import FLEET, PEER
 
 FOLDER = ROOT / "deploy" / "prometheus"
 MISSING = not (shutil.which("prometheus") and shutil.which("promtool"))

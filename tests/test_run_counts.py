@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worqr.run_counts import (
+from worqr.history_records import (
     FIELDS,
     OUTCOMES,
     RUN_BOUNDS,

@@ -9,8 +9,18 @@ from redis.crc import key_slot
 
 from tests.support.clusters import open_node
 from worqr.errors import UsageError
-from worqr.keys import MAX_NAME, QueueKeys, check_name
-from worqr.shard_layout import MAX_SHARDS, SLOTS, check_shards, shard_of, shards_of, slot_of, tags_of
+from worqr.keys import (
+    MAX_NAME,
+    MAX_SHARDS,
+    SLOTS,
+    QueueKeys,
+    check_name,
+    check_shards,
+    shard_of,
+    shards_of,
+    slot_of,
+    tags_of,
+)
 
 NAMES = ("hot", "Q1", "a~b", "ä", "a:b c", "~", "x" * MAX_NAME)
 HOT = QueueKeys("worqr", "hot")

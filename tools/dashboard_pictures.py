@@ -28,9 +28,21 @@ from worqr.cli.demo.shop_dashboard import WORKER, feed, make_mesh, prepare
 from worqr.cli.demo.worker_processes import start_workers
 from worqr.dashboard import standalone
 from worqr.embedded import open_embedded
-from worqr.history_records import COUNTERS, MINUTE_RECORDS, RECORD_BYTES, TEN_MINUTE_RECORDS, Record, encode_record
+from worqr.history_records import (
+    COUNTERS,
+    MINUTE_RECORDS,
+    RECORD_BYTES,
+    RUN_BUCKETS,
+    RUN_FIELDS,
+    RUN_SUM,
+    TEN_MINUTE_RECORDS,
+    WAIT_BUCKETS,
+    WAIT_FIELDS,
+    WAIT_SUM,
+    Record,
+    encode_record,
+)
 from worqr.keys import QueueKeys
-from worqr.run_counts import RUN_BUCKETS, RUN_FIELDS, RUN_SUM, WAIT_BUCKETS, WAIT_FIELDS, WAIT_SUM
 
 PORT: Final = 19390
 CHROMIUM: Final = os.environ.get("CHROMIUM", "/usr/bin/chromium")

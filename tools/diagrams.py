@@ -384,7 +384,7 @@ SPINE: Final = (
     Layer(
         "outside", "command line, dashboard, Django, tests, OpenTelemetry", "cli dashboard django testing otel views"
     ),
-    Layer("mesh", "Mesh puts the layers together", "mesh side_mesh"),
+    Layer("mesh", "Mesh puts the layers together", "mesh"),
     Layer("hosting", "a worker in a thread, in asyncio, or as a service", "hosting"),
     Layer("peer", "a worker: claiming, running, settling, leading, leaving", "peer"),
     Layer("functions", "@mesh.task, registries, schedules", "functions"),

@@ -15,10 +15,10 @@ from worqr.call_list import check_batch
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
 from worqr.job_options import check_choice
+from worqr.keys import check_shards
 from worqr.limits import Lanes, Limit, check_limits
 from worqr.policy import Policy, RetryPolicy, retry_fields
 from worqr.records import MOST_RECENT, Failed
-from worqr.shard_layout import check_shards
 from worqr.validation import KEEP_FAILED, Seconds, check_between, check_count, is_coroutine_function, seconds
 
 RunsIn = Literal["loop", "thread", "process", "asyncio"]
@@ -313,7 +313,7 @@ def refuse_unknown(where: str, options: Mapping[str, object], known: tuple[str, 
 
 # What a handler is, and where it can run: async or plain, a generator, importable by another process.
 #
-# How another process imports a function is in `worqr.peer.executors.processes.importable`.
+# How another process imports a function is in `worqr.peer.executors.processes.protocol`.
 
 
 REMEDY: Final = "define it at the top level of a module that can be imported"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
@@ -26,19 +27,19 @@ from worqr.handler_options import AsyncRunsIn, HandlerOptions
 from worqr.hosting import service
 from worqr.hosting.peer_factory import PeerFactory, WorkerSettings
 from worqr.hosting.peer_thread import ThreadPeer
-from worqr.keys import QueueKeys, check_name
-from worqr.link import GivenCredentials
+from worqr.keys import QueueKeys, check_name, check_shards
+from worqr.link import Credentials, GivenCredentials
 from worqr.mesh_records import QueueInfo
 from worqr.peer.context import current
 from worqr.peer.lifespans import Middleware
 from worqr.peer.options import HISTORY_QUEUES, JoinOptions
 from worqr.peer.peer import Peer
 from worqr.peer.scheduler import StarvationDetector
-from worqr.shard_layout import check_shards
 from worqr.tracing import Tracing
 from worqr.validation import Seconds
 
 R = TypeVar("R")
+
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
@@ -402,3 +403,29 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         """
         ref = current().batch
         return None if ref is None else self._client.batch_maker.of_ref(self._client, ref)
+
+
+def side_mesh(mesh: Mesh[Any], app: str, patience: float, url: str | None = None) -> Mesh[None]:
+    """Return a mesh for requests that must not stand before those of the application.
+
+    Args:
+        mesh: The application's.
+        app: The name of the new one, which its connections have.
+        patience: Its patience in seconds, at most that of `mesh`.
+        url: Another URL, whose user is then meant in place of the credentials of `mesh`.
+    """
+    given = mesh.credentials
+    credentials = None if given is None or url is not None else partial(_asked, given)
+    return Mesh(
+        url or mesh.url,
+        prefix=mesh.prefix,
+        app=app,
+        patience=min(mesh.patience, patience),
+        credentials=credentials,
+    )
+
+
+def _asked(credentials: Credentials) -> tuple[str, str]:
+    """Ask the application's credentials for one connection."""
+    found = credentials.get("the server")
+    return ("default", found[0]) if len(found) == 1 else (found[0], found[1])

@@ -25,7 +25,7 @@ from tests.peer.tools import eventually, until
 from tests.support.children import Child
 from tests.support.http import get
 from tests.support.servers import Server
-from worqr.resident_memory import resident_memory
+from worqr.child_processes import resident_memory
 
 __all__ = ["connected"]
 

@@ -18,8 +18,7 @@ from tests.peer.tools import QUICK, Held, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client import fleet
-from worqr.keys import QueueKeys
-from worqr.shard_layout import shards_of
+from worqr.keys import QueueKeys, shards_of
 
 LATER = 3600
 ONCE = worqr.RetryPolicy(max_failures=1)

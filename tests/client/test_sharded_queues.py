@@ -26,8 +26,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops, testing
 from worqr.client import shard_directory
-from worqr.keys import QueueKeys, RegistryKeys
-from worqr.shard_layout import shard_of, shards_of, slot_of
+from worqr.keys import QueueKeys, RegistryKeys, shard_of, shards_of, slot_of
 
 pytestmark = [
     pytest.mark.one_server,

@@ -11,7 +11,7 @@ from tests.docs.tables import REFERENCE, columns
 from tests.support.children import ROOT
 from tools import grafana
 from tools.pages import DOCS
-from worqr.metrics.catalogue import FLEET, PEER, Metric
+from worqr.metrics.fleet import FLEET, PEER, Metric
 
 PAGE = REFERENCE / "metrics.md"
 FILES = [

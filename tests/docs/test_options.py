@@ -20,10 +20,10 @@ from worqr.cron import MAX_CATCH_UP, Definition
 from worqr.functions.registry import ScheduleOptions
 from worqr.handler_options import PATIENT, handling
 from worqr.job_options import MAX_ID, MAX_META, MAX_REPLICAS, PLAIN, encode_options
+from worqr.keys import MAX_SHARDS
 from worqr.peer.options import CONCURRENCY, GRACE, THREADS
 from worqr.peer.scheduler import AUTO_MAX
 from worqr.policy import Policy
-from worqr.shard_layout import MAX_SHARDS
 
 PAGE = "options.md"
 FUNCTION = columns(PAGE, "Options of a function")

@@ -18,12 +18,11 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.test_metrics import values
 from worqr import ops
-from worqr.history_records import COUNTERS, MINUTE_RECORDS, TEN_MINUTE_RECORDS, decode_records
+from worqr.history_records import COUNTERS, MINUTE_RECORDS, OUTCOMES, TEN_MINUTE_RECORDS, decode_records, run_bucket
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import script
 from worqr.metrics.fleet import FleetMetrics, FleetReader, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
-from worqr.run_counts import OUTCOMES, run_bucket
 from worqr.testing.clock import bench_scripts
 
 CHILD = Path(__file__).parent / "child_counted.py"

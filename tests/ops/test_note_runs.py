@@ -5,7 +5,7 @@ import redis
 
 from tests.ops.driver import Desk, Expires, policy
 from worqr import ops
-from worqr.run_counts import FIELDS
+from worqr.history_records import FIELDS
 
 COUNTS = {"ok": 2, "r0": 1, "r3": 1, "rs": 5}
 

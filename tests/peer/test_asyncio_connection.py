@@ -16,9 +16,8 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import testing
 from worqr.client.connections import ConnectionRegistry
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, shards_of
 from worqr.link import Link, LinkSettings
-from worqr.shard_layout import shards_of
 
 
 @pytest.fixture

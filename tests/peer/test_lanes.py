@@ -22,8 +22,7 @@ from tests.support.clusters import Cluster, cluster, cluster_of_module  # noqa: 
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
-from worqr.keys import QueueKeys
-from worqr.shard_layout import shard_of, shards_of
+from worqr.keys import QueueKeys, shard_of, shards_of
 
 
 class Running:

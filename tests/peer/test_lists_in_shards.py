@@ -17,8 +17,7 @@ from tests.peer.test_lists import FOREVER, Lists, count_of, numbers, running, ta
 from tests.peer.tools import QUICK, at_most, eventually, until
 from tests.support.clusters import Cluster, cluster, cluster_of_module  # noqa: F401 - fixtures
 from tests.support.patience import PATIENCE
-from worqr.keys import QueueKeys
-from worqr.shard_layout import shard_of, shards_of
+from worqr.keys import QueueKeys, shard_of, shards_of
 
 CUSTOMERS = ("acme", "globex", "hooli", "initech", "umbrella")
 EACH = 12

@@ -20,12 +20,12 @@ from tests.peer.tools import Runs, eventually, serving
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import ClaimLost, RefusedByServer
+from worqr.history_records import OUTCOMES, RUN_FIELDS, WAIT_FIELDS
 from worqr.keys import QueueKeys
 from worqr.lua import script
 from worqr.peer.consumer import Lifecycle
 from worqr.peer.session import Registration
 from worqr.peer.settler import QUEUES_AT_ONCE, SEND_EVERY, RunCounter
-from worqr.run_counts import OUTCOMES, RUN_FIELDS, WAIT_FIELDS
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 

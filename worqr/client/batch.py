@@ -28,7 +28,7 @@ from worqr.client.dead_letters import DeadLetters, list_members, retry_members
 from worqr.client.job import Job
 from worqr.client.notifications import Notification, Watch, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
-from worqr.client.producer import Call, handle_of
+from worqr.client.producer import Call, batch_token, handle_of
 from worqr.client.sync import sending, sent_by
 from worqr.errors import (
     BatchEnded,
@@ -42,7 +42,6 @@ from worqr.errors import (
     set_job,
 )
 from worqr.foreign import BATCH, explain_arguments
-from worqr.ids import batch_token
 from worqr.job_options import check_choice, check_id, encode_options
 from worqr.keys import BatchKeys, QueueKeys, check_name, keys_at
 from worqr.ops import MAX_ITEMS, BatchRow

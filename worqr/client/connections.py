@@ -19,12 +19,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from worqr import ops
+from worqr.child_processes import refuse_while_importing
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import EmbeddedServer, relocated, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
 from worqr.handler_options import HandlerOptions, check_defaults, is_async
-from worqr.import_guard import refuse_while_importing
 from worqr.job_options import check_replicas
 from worqr.keys import RegistryKeys, check_name
 from worqr.link import (

@@ -18,12 +18,11 @@ from worqr.client.events import ConnectionEvent, connection_events_of
 from worqr.client.inspection import all_workers, queue_names, read_log, status_of
 from worqr.errors import UsageError, WorqrError
 from worqr.job_options import check_id
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys, shard_of
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
 from worqr.records import Status
-from worqr.shard_layout import shard_of
 from worqr.validation import check_count, check_text
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name

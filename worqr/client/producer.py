@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
+import string
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -25,7 +27,6 @@ from worqr.client.job import Job, Outcome, Results
 from worqr.client.room import PART, check_fits
 from worqr.command import Command
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
-from worqr.ids import with_random_ids
 from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, encode_options, wait_in, without_replicas
 from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
@@ -37,6 +38,62 @@ from worqr.validation import Seconds, check_task, encode_json
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
+
+# The random part of the ids that worqr makes for jobs.
+#
+# A job that is dispatched without an id gets one from the script: ``@``, the number of the dispatch, ``-``, and this random part.
+# The number makes ids unique and sortable by time; the random part makes them impossible to guess. The random part is an argument
+# of the request, so a request that is sent again makes the same id.
+
+RANDOM_CHARACTERS: Final = 22
+
+"""In each id: letters and digits, one for each random byte. They are hard to guess like 124 random bits, and shorter than these
+in hexadecimal digits: each byte of an id is stored several times with the job."""
+
+BATCH_TOKEN_CHARACTERS: Final = 16
+
+_ALPHABET: Final = string.ascii_letters.encode() + string.digits.encode()
+
+_CHARACTER_OF_BYTE: Final = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
+
+_AHEAD: Final = 64
+
+"""Random parts drawn in one system call, which costs as much as all other work on the id of a dispatch."""
+
+_Job = tuple[Mapping[str, object], bytes]
+
+"""The options of a dispatch, encoded, and its payload."""
+
+_drawn: list[str] = []
+
+os.register_at_fork(after_in_child=_drawn.clear)  # else parent and child would use the same ones
+
+
+def with_random_ids(jobs: Sequence[_Job]) -> list[_Job]:
+    """Return the jobs of a dispatch. Each job without an id gets the random part of a new one."""
+    if len(jobs) > 1:
+        parts = _draw(len(jobs))
+        return [(o if "id" in o else {**o, "random": part}, task) for part, (o, task) in zip(parts, jobs, strict=True)]
+    return [(o if "id" in o else {**o, "random": random_part()}, task) for o, task in jobs]
+
+
+def random_part() -> str:
+    """Return 22 new random letters and digits. Safe from any thread."""
+    while True:
+        try:
+            return _drawn.pop()
+        except IndexError:
+            _drawn.extend(_draw(_AHEAD))
+
+
+def batch_token() -> str:
+    """Return the token of a new batch, 16 random letters and digits: each of its jobs stores it, so it is as short as may be."""
+    return random_part()[:BATCH_TOKEN_CHARACTERS]
+
+
+def _draw(n: int) -> list[str]:
+    text, width = os.urandom(RANDOM_CHARACTERS * n).translate(_CHARACTER_OF_BYTE).decode(), RANDOM_CHARACTERS
+    return [text[i : i + width] for i in range(0, len(text), width)]
 
 
 # `Call`: one call of a function as a value, with its arguments encoded. Functions (`worqr.functions.function`) make calls.
@@ -216,17 +273,25 @@ def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_pay
 
 
 R = TypeVar("R")
+
 T = TypeVar("T")
+
 K = TypeVar("K")
 
 _keys_of: Final = lru_cache(maxsize=1000)(QueueKeys)
+
 """Return the keys of a queue, by its prefix and its name."""
 
 Positioned = tuple[int, Call[Any]]
+
 """A call, with its position among those of its caller."""
+
 Found = dict[int, tuple[Dispatched, QueueKeys]]
+
 """The outcomes of calls, by their positions, with the shards that they were sent to."""
+
 OptionsAt = Callable[[QueueKeys], Awaitable[Mapping[str, object]]]
+
 """Returns the encoded options that a job in this shard gets in addition."""
 
 
@@ -771,6 +836,7 @@ _SENDS: Final[dict[str, tuple[Operation, Callable[..., str | None], Callable[[An
         lambda found: (sum(done.outcome != "closed" for done, _ in found[0]), None),
     ),
 }
+
 """The methods that have a span around them if the mesh is traced. Each with its operation, the queue, None if there may be
 several, and what the span notes of its result: how many were sent, and the id of the job if it was one job.
 """

@@ -50,7 +50,7 @@ from worqr.job_options import (
     checked_raw_options,
     encode_options,
 )
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, shard_of
 from worqr.limits import (
     DECLARES_NOTHING,
     Limit,
@@ -64,7 +64,6 @@ from worqr.limits import (
 from worqr.mesh_records import LaneInfo, QueueInfo
 from worqr.ops import MAX_ITEMS, CancelReply, LaneRow
 from worqr.records import MOST_RECENT, CancelCount, EndedRun, JobRecord, Matches, TaskInfo, decode_run
-from worqr.shard_layout import shard_of
 from worqr.stored_values import readable
 from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds
 

@@ -1,7 +1,7 @@
 """`ShardDirectory`: the number of shards of each queue, as one connection knows it. The first declaration in a mesh decides it.
 
 The registry stores the numbers. A connection reads them when it is made, at each join, and every hour. Before a queue is used for
-the first time, the number that this program declares is compared with the stored one. `worqr.shard_layout` computes the shard of
+the first time, the number that this program declares is compared with the stored one. `worqr.keys` computes the shard of
 a task.
 """
 
@@ -19,10 +19,9 @@ from typing import Final
 
 from worqr import ops
 from worqr.errors import UsageError
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import MAX_SHARDS, QueueKeys, RegistryKeys, shard_of, shards_of
 from worqr.link import Link
 from worqr.log_events import emit
-from worqr.shard_layout import MAX_SHARDS, shard_of, shards_of
 from worqr.stored_values import readable
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -51,9 +51,8 @@ from worqr.escaping import escape
 from worqr.inside import declarations_of
 from worqr.link import Address
 from worqr.log_events import emit
-from worqr.mesh import Mesh
+from worqr.mesh import Mesh, side_mesh
 from worqr.records import TaskInfo
-from worqr.side_mesh import side_mesh
 from worqr.version import __version__
 from worqr.views import tables, values
 from worqr.views.tables import age_text

@@ -23,11 +23,10 @@ from worqr.dashboard.request import Visit
 from worqr.dashboard.state import MeshState, is_empty_failure_queue, needs_of, read_state
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.keys import QueueKeys
+from worqr.keys import MAX_SHARDS, QueueKeys
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
 from worqr.records import MOST_RECENT, EndedRun, Entry, Failed, JobRecord, Matches, Status, TaskInfo
-from worqr.shard_layout import MAX_SHARDS
 from worqr.views import values
 from worqr.views.schemas import FormField, form_fields
 from worqr.views.tables import age_of, open_waits

@@ -28,6 +28,7 @@ from http import HTTPStatus
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+from worqr.child_processes import resident_memory
 from worqr.errors import UsageError
 from worqr.hosting.control import ControlledChild
 from worqr.hosting.logs import Level, set_up_logging
@@ -36,7 +37,6 @@ from worqr.hosting.systemd import READY, STOPPING, SystemdNotifier, watchdog_eve
 from worqr.http_server import BindAddress, HttpReply, HttpRequest, HttpServer
 from worqr.log_events import emit
 from worqr.mesh_records import Health
-from worqr.resident_memory import resident_memory
 
 logger: logging.Logger = logging.getLogger("worqr.supervisor")
 

@@ -1,7 +1,7 @@
 """Metrics of a peer that your program embeds, and of the whole mesh; for Prometheus with ``pip install 'worqr[metrics]'``.
 
 ``worqr run --probe`` serves those of a worker at ``/metrics``, and ``worqr metrics`` those of the mesh. `peer_collector` is for
-programs that embed a peer and serve metrics themselves. `catalogue` has all metrics, and `prometheus` alone needs the client
+programs that embed a peer and serve metrics themselves. `fleet` has all metrics, and `prometheus` alone needs the client
 library, whose global registry is never used. `worqr.otel` exports the same metrics by OpenTelemetry.
 """
 

@@ -13,9 +13,8 @@ try:
 except ImportError as _missing:
     raise ImportError("worqr.metrics needs the Prometheus client: pip install 'worqr[metrics]'") from _missing
 
-from worqr.metrics import catalogue
-from worqr.metrics.catalogue import FLEET, PEER, Samples
-from worqr.metrics.fleet import HasReadings, peer_samples
+from worqr.metrics import fleet
+from worqr.metrics.fleet import FLEET, PEER, HasReadings, Samples, peer_samples
 
 _MAKERS: Final = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
@@ -56,7 +55,7 @@ class _FleetCollector(Collector):
         return _families(FLEET, self._samples)
 
 
-def _families(metrics: Mapping[str, catalogue.Metric], samples: Samples) -> Iterable[Metric]:
+def _families(metrics: Mapping[str, fleet.Metric], samples: Samples) -> Iterable[Metric]:
     """Return the metrics that have values, in the order of the catalogue."""
     for name, known in metrics.items():
         text = known.meaning.replace("`", "")

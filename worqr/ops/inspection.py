@@ -117,7 +117,7 @@ def _totals(flat: Sequence[Any]) -> dict[str, int]:
 
 
 def read_runs(keys: QueueKeys) -> Command[dict[str, int]]:
-    """Return the totals of the runs of a queue, by field (`worqr.run_counts.FIELDS`)."""
+    """Return the totals of the runs of a queue, by field (`worqr.history_records.FIELDS`)."""
 
     def read(reply: Reply) -> dict[str, int]:
         status_word(reply)

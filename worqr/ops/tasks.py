@@ -221,7 +221,7 @@ def save_state(
 def note_runs(
     keys: QueueKeys, worker: str, number: int, counts: Mapping[str, int], ended: Sequence[bytes] = (), keep: int = 0
 ) -> Command[str]:
-    """Add counts of runs (`worqr.run_counts`) to the totals of the queue: ok, or gone.
+    """Add counts of runs (`worqr.history_records`) to the totals of the queue: ok, or gone.
 
     Args:
         keys: those of the queue.

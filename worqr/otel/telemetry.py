@@ -1,6 +1,6 @@
 """The telemetry of a mesh by OpenTelemetry: `Tracing` has its spans, `measure_workers` and `measure_mesh` its metrics.
 
-The metrics are those of `worqr.metrics.catalogue`. Their instruments are observed in the exporter's thread. A worker's metrics
+The metrics are those of `worqr.metrics.fleet`. Their instruments are observed in the exporter's thread. A worker's metrics
 are numbers in memory. Those of a mesh are read from the server in that thread, over a connection of its own: no event loop of
 the application waits for them.
 """
@@ -23,18 +23,27 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from worqr.client.sync import sync
 from worqr.errors import Unavailable, UsageError
+from worqr.history_records import waited_ms
 from worqr.inside import peers_of, run_of
 from worqr.job_options import check_choice
 from worqr.link import loop_name_here
 from worqr.log_events import raise_ctrl_c, report_once
-from worqr.mesh import Mesh
-from worqr.metrics.catalogue import FLEET, PEER, HistogramSample, Metric, Samples
-from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, HasReadings, peer_samples
+from worqr.mesh import Mesh, side_mesh
+from worqr.metrics.fleet import (
+    FLEET,
+    GIVE_UP_AFTER,
+    PEER,
+    FleetMetrics,
+    FleetReader,
+    HasReadings,
+    HistogramSample,
+    Metric,
+    Samples,
+    peer_samples,
+)
 from worqr.peer.context import Context
 from worqr.policy import Failure, Policy, Retry, Undecodable, decide_retry
 from worqr.remote_error import error_type as type_in_records
-from worqr.run_counts import waited_ms
-from worqr.side_mesh import side_mesh
 from worqr.tracebacks import is_a
 from worqr.tracing import Carrier, FiringSpan, Operation, SendSpan, Server, Taken
 from worqr.validation import check_count

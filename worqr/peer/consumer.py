@@ -33,7 +33,7 @@ import trio
 from worqr import ops
 from worqr.command import Command
 from worqr.errors import ClaimLost
-from worqr.keys import QueueKeys
+from worqr.keys import QueueKeys, shard_of
 from worqr.limits import DECLARES_NOTHING, NO_RULES
 from worqr.link import Link
 from worqr.log_events import emit
@@ -46,7 +46,6 @@ from worqr.peer.task_log import logger as task_log
 from worqr.policy import Policy, Undecodable
 from worqr.records import CancelReason
 from worqr.remote_error import remote_error
-from worqr.shard_layout import shard_of
 
 if TYPE_CHECKING:
     from worqr.link import Subscription

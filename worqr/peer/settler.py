@@ -22,6 +22,7 @@ from trio_util import RepeatedEvent
 from worqr import ops
 from worqr.command import Command
 from worqr.errors import ClaimLost, UsageError
+from worqr.history_records import OUTCOMES, RunCounts, waited_ms
 from worqr.keys import QueueKeys
 from worqr.link import Link, WorkerHandle
 from worqr.log_events import emit, emit_fields
@@ -36,7 +37,6 @@ from worqr.peer.wrong_loop import with_wrong_loop_remedy
 from worqr.policy import Failure, RetryDecision, decide_retry
 from worqr.records import Outcome, RemoteError, StoredRun, encode_run
 from worqr.remote_error import error_from_text, with_stderr
-from worqr.run_counts import OUTCOMES, RunCounts, waited_ms
 from worqr.tracebacks import format_error, is_a, one_line
 from worqr.validation import qualname_of
 
@@ -627,7 +627,7 @@ class RunCounter:
 
         Args:
             run: of a consumer of this peer.
-            outcome: one of `worqr.run_counts.OUTCOMES`.
+            outcome: one of `worqr.history_records.OUTCOMES`.
             error: the type of its error; empty if it had none.
         """
         consumer = run.host

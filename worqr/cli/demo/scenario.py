@@ -16,8 +16,18 @@ from functools import partial
 import trio
 
 import worqr
-from worqr.cli.demo.state import FILES, LONG, LONG_TASK, RESULTS, DemoState, FileResults, Killed, WorkerRow, decode
-from worqr.cli.demo.summary import plural
+from worqr.cli.demo.state import (
+    FILES,
+    LONG,
+    LONG_TASK,
+    RESULTS,
+    DemoState,
+    FileResults,
+    Killed,
+    WorkerRow,
+    decode,
+    plural,
+)
 from worqr.cli.demo.worker_processes import SLOTS, WorkerDied, WorkerProcess, WorkerProcesses, start_workers
 from worqr.embedded import open_embedded
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
+from worqr.child_processes import refuse_while_importing
 from worqr.handler_options import AsyncRunsIn, RunsIn, check_runs_in, is_async
-from worqr.import_guard import refuse_while_importing
 from worqr.peer.executors.offloaded import (
     Handler,
     OffloadedRun,

@@ -26,7 +26,7 @@ from worqr.client.schedules import StoredCall, fire
 from worqr.client.stored_schedules import finish_storing
 from worqr.cron import Definition, DueFirings, Trigger, at, due_firings, effective
 from worqr.errors import Unavailable, UsageError, WorqrError
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.keys import QueueKeys, RegistryKeys, shard_of
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_PENDING, DueSchedules, ScheduleRow, Tick
@@ -35,7 +35,6 @@ from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle, sleep_aligned
 from worqr.peer.leader.chore import Chore, Lease
 from worqr.peer.options import PeerSettings
 from worqr.peer.session import LEASE, Session, ignore_outcome
-from worqr.shard_layout import shard_of
 from worqr.tracing import Tracing
 
 # `ScheduleDeclarer`: stores the schedules of an application when its peer joins, and renews them every ten minutes.

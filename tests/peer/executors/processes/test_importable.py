@@ -20,12 +20,12 @@ from tests.peer.executors.processes.test_pool import value
 from tests.peer.processes import LONG, open_pool
 from tests.support.children import ROOT
 from worqr import UsageError
+from worqr.child_processes import importing, refuse_while_importing
 from worqr.handler_options import check_runs_in_process
-from worqr.import_guard import importing, refuse_while_importing
 from worqr.peer.executors import offloaded
-from worqr.peer.executors.processes import importable
-from worqr.peer.executors.processes.importable import Name, name_for_process
+from worqr.peer.executors.processes import protocol
 from worqr.peer.executors.processes.pool import ProcessPool
+from worqr.peer.executors.processes.protocol import Name, name_for_process
 
 registry = worqr.Registry()
 HERE = __name__
@@ -215,7 +215,7 @@ async def run_program(*command: str, cwd: Path) -> list[str]:
 async def test_a_script_is_imported_by_its_file_and_its_guard_holds(tmp_path: Path, name: str) -> None:
     script = tmp_path / name
     script.write_text(textwrap.dedent(GUARDED))
-    known = "app" if name.startswith("app") else importable.STAND_IN
+    known = "app" if name.startswith("app") else protocol.STAND_IN
     assert await run_program("-P", str(script), "argument", cwd=ROOT) == [
         "imported as __main__",
         f"imported as {known}",

@@ -29,19 +29,19 @@ import msgspec
 import trio
 from trio_util import periodic
 
+from worqr.child_processes import refuse_while_importing, resident_memory
 from worqr.embedded import Relocation, embedded_url
 from worqr.errors import UsageError, WorqrBug
 from worqr.handler_options import check_runs_in_process
-from worqr.import_guard import refuse_while_importing
 from worqr.log_events import emit
 from worqr.peer.error_throttle import wait_done
 from worqr.peer.executors.offloaded import Handler, OffloadedRun, named_after
-from worqr.peer.executors.processes.importable import Name, name_for_process
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Answer,
     CallEnded,
     Extended,
+    Name,
     Raised,
     Reply,
     Report,
@@ -52,6 +52,7 @@ from worqr.peer.executors.processes.protocol import (
     Setup,
     Starting,
     Suspending,
+    name_for_process,
     packed,
     replies,
 )
@@ -60,7 +61,6 @@ from worqr.peer.run import Encoded, Run, RunHost, Save, check_thread, current_ru
 from worqr.policy import ChildError, Failure, RateLimited, Retry, Stalled, Suspended, Undecodable
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, with_stderr
-from worqr.resident_memory import resident_memory
 from worqr.tracing import Tracing
 from worqr.validation import check_count, from_ms
 

@@ -32,12 +32,12 @@ from worqr.errors import ClaimLost, UsageError, WorqrError
 from worqr.ops import Child, NotedChildren
 from worqr.peer.durable import as_workflow
 from worqr.peer.executors.offloaded import is_unrun
-from worqr.peer.executors.processes.importable import Name, resolve
 from worqr.peer.executors.processes.protocol import (
     LENGTH,
     Answer,
     CallEnded,
     Extended,
+    Name,
     Progressed,
     Raised,
     Reply,
@@ -51,6 +51,7 @@ from worqr.peer.executors.processes.protocol import (
     Suspending,
     packed,
     requests,
+    resolve,
 )
 from worqr.peer.forks import EndForks
 from worqr.peer.list_run import ListItem, ListRun
