@@ -90,14 +90,19 @@ LONG = "long"
 RESULTS = "results"
 """The queue of the reports."""
 
+ORDERS = "orders"
+"""The queue of the workflow."""
+
 LONG_TASK = b"a task that would run for ever"
+ORDER = "order-7"
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """One report.
 
     Attributes:
-        kind: ``counted``, a file's result; ``began`` and ``cancelled``, of the long task.
+        kind: ``counted``, a file's result; ``began`` and ``cancelled``, of the long task; ``charged``, ``shipping`` and
+            ``shipped``, of the workflow.
         worker: the name of the worker that ran it.
         at: when that run began, or was cancelled.
         path: the file.
@@ -106,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
         reason: why it was cancelled.
     """
 
-    kind: Literal["counted", "began", "cancelled"]
+    kind: Literal["counted", "began", "cancelled", "charged", "shipping", "shipped"]
     worker: str
     at: float
     path: str = ""
@@ -181,6 +186,31 @@ class LongTask:
     def acknowledge_cancel(self, runs: int) -> None:
         """Note that the call of `cancel` has returned, and how many runs it has ended."""
         self.acknowledged_at, self.acknowledged = time.monotonic(), runs
+
+
+@dataclass(slots=True)
+class OrderRun:
+    """The workflow: it charges a card, waits for an approval, and ships. Its worker is killed while it ships.
+
+    `reports` has what its steps have reported. `state` was the last state of its job before the approval.
+    """
+
+    reports: list[Report] = field(default_factory=list[Report])
+    state: str = ""
+    waits_since: float | None = None
+    approved_at: float | None = None
+
+    def of(self, kind: str) -> list[Report]:
+        """Return the reports of this kind, the first one first."""
+        return [report for report in self.reports if report.kind == kind]
+
+    def wait(self, state: str) -> None:
+        """Note that it waits, and the state of its job."""
+        self.state, self.waits_since = state, time.monotonic()
+
+    def approve(self) -> None:
+        """Note that the approval is sent now."""
+        self.approved_at = time.monotonic()
 
 
 @dataclass(slots=True)
@@ -271,6 +301,7 @@ class DemoState:
     slots: int
     clock: DemoClock = field(default_factory=DemoClock)
     long_task: LongTask = field(default_factory=LongTask)
+    order: OrderRun = field(default_factory=OrderRun)
     waiting: int = 0
     running: int = 0
     killed: Killed | None = None
@@ -301,8 +332,10 @@ class DemoState:
 
     def add(self, report: Report) -> None:
         """Add a report of a worker; the same one may arrive twice."""
-        if report.kind != "counted":
+        if report.kind in ("began", "cancelled"):
             self.long_task.add(report)
+        elif report.kind != "counted":
+            self.order.reports.append(report)
         elif self.results.add(report):
             for row in self.workers:
                 row.files += row.name == report.worker

@@ -20,7 +20,7 @@ class Line:
 
 def summarise(state: DemoState) -> list[Line]:
     """Return all lines, each with its verdict."""
-    return [*_results(state), *_kill(state), *_long_task(state), *_found(state)]
+    return [*_results(state), *_kill(state), *_order(state), *_long_task(state), *_found(state)]
 
 
 def is_good(lines: list[Line]) -> bool:
@@ -82,6 +82,23 @@ def _kill(state: DemoState) -> Iterator[Line]:
         )
         right = all(count_file(report.path) == report.counted for report in again)
         yield Line("retried results", "correct" if right else "WRONG", "counted again here and compared", ok=right)
+
+
+def _order(state: DemoState) -> Iterator[Line]:
+    order = state.order
+    if order.waits_since is None or order.approved_at is None or order.state != "suspended":
+        yield Line("workflow", "did not wait", f"its job was {order.state or 'not there'}", ok=False)
+        return
+    waited = readable_seconds(order.approved_at - order.waits_since)
+    yield Line("workflow waited", waited, "for an approval, in no worker", ok=True)
+    counts = [len(order.of(kind)) for kind in ("charged", "shipping", "shipped")]
+    if counts != [1, 2, 1] or state.killed is None:
+        note = "its steps began {} and {} times, and {} of them ended".format(*counts)
+        yield Line("workflow resumed", "WRONG", note, ok=False)
+        return
+    again = order.of("shipping")[1]
+    note = f"on {again.worker}; card charged once"
+    yield Line("workflow resumed", f"after {again.at - state.killed.at:.2f} s", note, ok=True)
 
 
 def _long_task(state: DemoState) -> Iterator[Line]:
