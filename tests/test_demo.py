@@ -21,7 +21,7 @@ from rich.console import Console
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from worqr.cli import demo as demo_command
-from worqr.cli.demo import display
+from worqr.cli import demo as display
 from worqr.cli.demo import state as states
 from worqr.cli.demo import worker_processes as processes
 from worqr.cli.demo.state import (
@@ -29,6 +29,7 @@ from worqr.cli.demo.state import (
     DemoState,
     FileResults,
     Killed,
+    Line,
     LongTask,
     OrderRun,
     Report,
@@ -37,8 +38,9 @@ from worqr.cli.demo.state import (
     decode,
     encode,
     find_files,
+    is_good,
+    summarise,
 )
-from worqr.cli.demo.summary import Line, is_good, summarise
 
 ESCAPE = "\x1b"
 
@@ -225,7 +227,7 @@ def text_of(picture: object) -> str:
 def test_the_table_shows_peers_queue_and_progress(state: DemoState) -> None:
     state.waiting, state.workers[0].running, state.workers[0].state, state.workers[1].state = 7, 3, "busy", "killed"
     state.tell("something happened")
-    text = text_of(display.picture(state))
+    text = text_of(demo_command.picture(state))
     assert re.search(r"peer-1 .*busy .*■■■· .*2", text)
     assert re.search(r"peer-2 .*killed", text)
     assert "7 waiting" in text
@@ -234,9 +236,9 @@ def test_the_table_shows_peers_queue_and_progress(state: DemoState) -> None:
 
 
 def test_the_last_table_marks_every_check(state: DemoState) -> None:
-    assert re.search(r"✓ +lost +0", text_of(display.picture_of_end(summarise(state))))
+    assert re.search(r"✓ +lost +0", text_of(demo_command.picture_of_end(summarise(state))))
     spoil(state, "a file without a result")
-    assert re.search(r"✗ +lost +1 +missing: /c", text_of(display.picture_of_end(summarise(state))))
+    assert re.search(r"✗ +lost +1 +missing: /c", text_of(demo_command.picture_of_end(summarise(state))))
 
 
 class Terminal:
@@ -262,8 +264,8 @@ def test_lines_are_plain_where_a_table_is_not_wanted(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", Terminal())
-    with display.open_display() as shown:
-        assert isinstance(shown, display.PlainDisplay) == plain
+    with demo_command.open_display() as shown:
+        assert isinstance(shown, demo_command.PlainDisplay) == plain
 
 
 def test_a_rate_is_that_of_late(state: DemoState) -> None:

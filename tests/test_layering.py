@@ -18,7 +18,6 @@ LAYERS = (
     "log_events tracing resident_memory",
     "link",
     "embedded",
-    "data_server",
     "http_server",
     "client",
     "functions",

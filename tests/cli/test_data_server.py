@@ -20,8 +20,8 @@ from benchmarks.power_cuts import PowerCuts
 from tests.cli.conftest import Command
 from tests.cli.test_server import LONG, MAIN, enqueued
 from tests.support.children import Child
-from worqr import data_server
-from worqr.data_server import half_of_the_memory
+from worqr.cli import server as data_server
+from worqr.cli.server import half_of_the_memory
 
 pytestmark = [
     pytest.mark.timeout(200),  # many processes, one after the other

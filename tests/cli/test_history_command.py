@@ -73,7 +73,7 @@ class Terminal:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, columns: str = "100") -> None:
         monkeypatch.setattr(output, "is_terminal", lambda: True)
-        monkeypatch.setattr("worqr.cli.history_command.is_terminal", lambda: True)
+        monkeypatch.setattr("worqr.cli.mesh_commands.is_terminal", lambda: True)
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("NO_COLOR", "1")
 

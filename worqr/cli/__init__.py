@@ -34,8 +34,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "Inspect": {
         "top": "top",
         "queues": "queue_commands",
-        **dict.fromkeys(("workers", "info"), "mesh_commands"),
-        "history": "history_command",
+        **dict.fromkeys(("workers", "info", "history"), "mesh_commands"),
         "recent": "job_commands",
         "log": "mesh_commands",
         **dict.fromkeys(("running", "jobs"), "job_commands"),

@@ -1,4 +1,4 @@
-"""The steps of the demo, in order: enqueue, kill a worker, cancel a long task, finish, check that nothing is missing.
+"""The steps of the demo, in order: let a workflow wait, enqueue, kill its worker, cancel a long task, check that nothing is missing.
 
 The demo itself is a worker of the mesh too: it takes the results with `peer.work`, and adds them to the `DemoState`.
 """
@@ -28,8 +28,8 @@ from worqr.cli.demo.state import (
     Killed,
     WorkerRow,
     decode,
+    plural,
 )
-from worqr.cli.demo.summary import plural
 from worqr.cli.demo.worker_processes import SLOTS, WorkerDied, WorkerProcess, WorkerProcesses, start_workers
 from worqr.embedded import open_embedded
 

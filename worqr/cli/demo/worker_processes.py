@@ -27,8 +27,8 @@ from worqr.errors import WorqrError
 
 # One worker of the demo, in a process of its own: ``python -m worqr.cli.demo.worker_processes URL NAME``.
 #
-# It serves two queues until its standard input ends, because the demo has closed the pipe or has ended. It ends within some
-# seconds after the demo.
+# It serves two queues and a workflow until its standard input ends, because the demo has closed the pipe or has ended. It ends
+# within some seconds after the demo.
 
 
 SLOTS = 4
