@@ -1,4 +1,4 @@
-"""The steps of the demo, in order: let a workflow wait, enqueue, kill its worker, cancel a long task, check that nothing is missing.
+"""The steps of the demo: a workflow waits, files are enqueued, a worker is killed, a task is cancelled, and nothing is missing.
 
 The demo itself is a worker of the mesh too: it takes the results with `peer.work`, and adds them to the `DemoState`.
 """
