@@ -32,6 +32,24 @@ from worqr.lua import all_scripts
 for script in all_scripts():
     pathlib.Path(sys.argv[1], f"{script.name}.lua").write_text(script.text, "utf-8")
 """
+PYTHONS = [
+    each.rpartition(" ")[2]
+    for each in PROJECT["project"]["classifiers"]
+    if each.startswith("Programming Language :: Python :: 3.")
+]
+SMOKE = """
+import worqr
+mesh = worqr.Mesh("embedded:")
+
+@mesh.task(result_ttl=60)
+def double(n: int) -> int:
+    return 2 * n
+
+with mesh.join_in_thread():
+    job = worqr.sync(double.dispatch, 21)
+    assert worqr.sync(job.result, timeout=10) == 42, "the installed package does not work"
+print("a task has run in the installed package")
+"""
 OTHERS = {
     "Celery": (["celery[redis]>=5.4"], "celery"),
     "RQ": (["rq>=3"], "rq"),
@@ -79,6 +97,30 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", "--durations=20", *side_by_side, *session.posargs, env=env)
 
 
+@nox.session(python=PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """Run the tests on one of the Pythons that the package names: ``run.py pythons-3.13``."""
+    tests(session)
+
+
+@nox.session(python=PYTHONS)
+def package(session: nox.Session) -> None:
+    """Build the sdist, and of it the wheel; check both; install the wheel without the clone, and run a task with it."""
+    session.install(*group("package"))
+    dist = Path(session.cache_dir, "..", "dist").resolve()
+    shutil.rmtree(dist, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", dist, ".")  # the wheel is built of the sdist
+    files = sorted(str(path) for path in dist.iterdir())
+    session.run("twine", "check", "--strict", *files)
+    session.run("check-wheel-contents", *[path for path in files if path.endswith(".whl")])
+    session.run("python", "-m", "pip", "uninstall", "--yes", "--quiet", "worqr")
+    session.install(*[f"{path}[all]" for path in files if path.endswith(".whl")])
+    session.chdir(session.create_tmp())
+    session.run("worqr", "--version")
+    session.run("python", "-c", SMOKE)
+    session.run("pip", "check")
+
+
 def workers() -> int:
     """How many processes run tests side by side: two for each core. Many tests wait, and many start programs of their own."""
     return 2 * (os.cpu_count() or 1)
@@ -91,6 +133,10 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("python", "-m", "tools.prose")
+    workflows = sorted(map(str, Path(".github/workflows").glob("*.yml")))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    if shutil.which("hadolint", path=session.bin):
+        session.run("hadolint", "deploy/container/Dockerfile")
     lint_lua(session)
 
 

@@ -15,13 +15,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MARGIN = 1.1
 LIMITS = {
-    "enqueue, raw, Trio": 140 * MARGIN,
+    "enqueue, raw, Trio": 130 * MARGIN,
     "enqueue, raw, Trio: waits": 1,
-    "enqueue, typed, Trio": 159 * MARGIN,
+    "enqueue, typed, Trio": 149 * MARGIN,
     "enqueue, typed, Trio: waits": 1,
-    "enqueue, typed, blocking": 142 * MARGIN,
+    "enqueue, typed, blocking": 133 * MARGIN,
     "enqueue, typed, blocking: waits": 1,
-    "worker, one task after the other": 490 * MARGIN,
+    "worker, one task after the other": 472 * MARGIN,
     "worker: waits": 4.2 * MARGIN,
     "worker: switches between tasks": 4.2 * MARGIN,
 }

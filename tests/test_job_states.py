@@ -245,10 +245,12 @@ def suspend_runs(server: Server, seen: set[Move]) -> None:
 
 
 def wake_what_is_suspended(server: Server, seen: set[Move]) -> None:
-    for name in ("send_event", "promote_due", "start_tasks"):
+    for name in ("send_event", "end_wait", "promote_due", "start_tasks"):
         with workflow_of(server) as desk:
             if name == "send_event":
                 assert desk.call(ops.send_event(desk.q, "x", "approved", b"none ")).status == "woke"
+            elif name == "end_wait":
+                assert desk.call(ops.end_wait(desk.q, "x", APPROVED.key)).status == "woke"
             else:
                 desk.client.zadd(desk.q.suspended, {"x": PAST})
                 desk.call(ops.promote_due(desk.q) if name == "promote_due" else ops.start_tasks(desk.q, "A", 99, 0))

@@ -39,7 +39,8 @@ CHANNELS = {
 
 def plain(keys: QueueKeys | RegistryKeys | LaneKeys | RoomKeys) -> dict[str, str]:
     """The keys and channels whose name depends on nothing more, by their names in Python."""
-    names = [name for name, what in vars(type(keys)).items() if isinstance(what, property) and name not in NAMES]
+    made = vars(type(keys)).items()
+    names = [name for name, what in made if (isinstance(what, property) or name == "base") and name not in NAMES]
     return {name: getattr(keys, name) for name in names}
 
 

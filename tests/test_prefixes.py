@@ -66,7 +66,7 @@ def spelled(prefix: str, queue: str, word: str) -> set[str]:
             elif inspect.isfunction(member) and not name.startswith("_"):
                 parameters = list(inspect.signature(member).parameters)[1:]
                 found.add(member(keys, *(7 if each == "claim" else word for each in parameters)))
-        found.add(f"{keys.base}:producer:{word}")
+        found |= {keys.base, f"{keys.base}:producer:{word}"}
     return found
 
 

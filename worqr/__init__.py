@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.events import Event as Event
     from worqr.client.job import Job as Job
     from worqr.client.producer import Call as Call
+    from worqr.client.producer import Sending as Sending
+    from worqr.client.producer import SendingOptions as SendingOptions
+    from worqr.client.producer import SendMiddleware as SendMiddleware
     from worqr.client.queue import Queue as Queue
     from worqr.client.stored_schedules import AppliedSchedules as AppliedSchedules
     from worqr.client.stored_schedules import ScheduleHandle as ScheduleHandle
@@ -52,8 +55,12 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.errors import WorqrError as WorqrError
     from worqr.errors import WrongVersion as WrongVersion
     from worqr.functions.child_job import ChildJob as ChildJob
+    from worqr.functions.child_job import first as first
+    from worqr.functions.child_job import first_now as first_now
     from worqr.functions.child_job import gather as gather
     from worqr.functions.child_job import gather_now as gather_now
+    from worqr.functions.depends import Depends as Depends
+    from worqr.functions.depends import State as State
     from worqr.functions.function import AsyncFunction as AsyncFunction
     from worqr.functions.function import AsyncListFunction as AsyncListFunction
     from worqr.functions.function import Bound as Bound
@@ -67,6 +74,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.functions.steps import Step as Step
     from worqr.handler_options import HandlerOptions as HandlerOptions
     from worqr.handler_options import ListHandlerOptions as ListHandlerOptions
+    from worqr.handler_options import WorkflowOptions as WorkflowOptions
     from worqr.history_records import History as History
     from worqr.history_records import HistoryPoint as HistoryPoint
     from worqr.history_records import RunTimes as RunTimes
@@ -124,7 +132,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
 _HOMES = {
     "worqr.batches": "BatchInfo BatchRef",
     "worqr.client.batch": "Batch BatchOptions",
-    "worqr.client.producer": "Call",
+    "worqr.client.producer": "Call SendMiddleware Sending SendingOptions",
     "worqr.client.dead_letters": "DeadLetters",
     "worqr.client.events": "ConnectionEvent EndedTask Event",
     "worqr.client.job": "Job",
@@ -137,13 +145,14 @@ _HOMES = {
         "PayloadTooLarge QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError "
         "WrongVersion"
     ),
-    "worqr.functions.child_job": "ChildJob gather gather_now",
+    "worqr.functions.child_job": "ChildJob first first_now gather gather_now",
+    "worqr.functions.depends": "Depends State",
     "worqr.functions.function": (
         "AsyncFunction AsyncListFunction Bound Function PlainBound SyncFunction SyncListFunction"
     ),
     "worqr.functions.registry": "Registry ScheduleOptions TaskDecorator",
     "worqr.functions.steps": "Step",
-    "worqr.handler_options": "HandlerOptions ListHandlerOptions",
+    "worqr.handler_options": "HandlerOptions ListHandlerOptions WorkflowOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.peer_thread": "ThreadPeer",
     "worqr.job_options": "EnqueueOptions JobOptions Update",

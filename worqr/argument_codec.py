@@ -156,10 +156,19 @@ class ArgumentCodec:
         only = self._parameters[0] if len(self._parameters) == 1 else None
         self.payload_is_argument: bool = only is not None and only.kind is inspect.Parameter.POSITIONAL_ONLY
         self._codec: _Codec | None = None
+        self._try_to_resolve()
+
+    def _try_to_resolve(self) -> None:
         try:
             self._resolve()
         except _UNRESOLVED:
             pass  # `ready` tries again at first use
+
+    def store_results(self, stores: bool) -> None:
+        """Say again whether workers keep the result, because a default of the mesh decides."""
+        if stores is not self._stores_result:
+            self._stores_result, self._codec = stores, None
+            self._try_to_resolve()
 
     def _signature_of(self, function: Callable[..., object]) -> inspect.Signature:
         """Return the signature of a call."""

@@ -89,6 +89,15 @@ class HandlerOptions(TypedDict, total=False):
     """
 
 
+class WorkflowOptions(HandlerOptions, total=False):
+    """The options of ``@mesh.workflow``."""
+
+    lifetime: Seconds | None
+    """Seconds, more than 0, after the dispatch at which the waits of the workflow end: each raises `LifetimeOver`. Default: None,
+    no limit.
+    """
+
+
 class ListHandlerOptions(HandlerOptions, total=False):
     """The options of a handler that takes a list, for ``@mesh.task`` and ``peer.serve_list``."""
 
@@ -130,6 +139,7 @@ class Handling:
     max_length: int | None = None
     shards: int = 1
     lane_of: Callable[[bytes], str | None] | None = None
+    lifetime: float | None = None
 
     def check_failing(self, name: str) -> None:
         """Raise UsageError if options of a failure handler were given, and `name` has none."""
@@ -138,6 +148,14 @@ class Handling:
                 f"on_failure_retry and on_failure_timeout are options of a failure handler, and {name!r} has none: give it "
                 "one with on_failure=, or leave them out"
             )
+
+
+_KNOWN: Final[Mapping[str, type]] = {
+    "serve": HandlerOptions,
+    "HandlerOptions": HandlerOptions,
+    "workflow": WorkflowOptions,
+}
+"""The options of a handler that takes no list, by the name of the caller."""
 
 
 def handling(where: str, options: Mapping[str, Any]) -> Handling:
@@ -150,7 +168,7 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
     Raises:
         UsageError: an option does not exist, or has an invalid value.
     """
-    known = HandlerOptions if where == "serve" else ListHandlerOptions
+    known = _KNOWN.get(where, ListHandlerOptions)
     refuse_unknown(where, options, tuple(known.__annotations__))
     found: dict[str, Any] = {
         _FIELDS.get(name, name): check(options[name], f"{name} of {where}")
@@ -171,6 +189,24 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         on_failure=found.get("on_failure") is not None,
     )
     return Handling(replace(policy, workflow=where == "workflow"), _failing(options), **found)
+
+
+OF_ONE_FUNCTION: Final = ("limit", "lanes", "runs_in", "shards")
+"""The options that no default can give: each function has a limit, lanes and shards of its own."""
+
+
+def check_defaults(defaults: HandlerOptions | None) -> HandlerOptions:
+    """Return the default options of a mesh. Raises UsageError if one does not exist, or is not valid."""
+    if defaults is None:
+        return {}
+    if not isinstance(defaults, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"defaults must be worqr.HandlerOptions(...), not {defaults!r}")
+    for option in OF_ONE_FUNCTION:
+        if option in defaults:
+            instead = "write Mesh(runs_in=...)" if option == "runs_in" else f"write @mesh.task({option}=...)"
+            raise UsageError(f"{option} is an option of one function, and no default: {instead}")
+    handling("HandlerOptions", defaults).check_failing("defaults")
+    return cast("HandlerOptions", dict(defaults))
 
 
 def _count_or_none(value: object, what: str) -> int | None:
@@ -206,6 +242,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "recent": lambda value, _what: check_between(value, "recent", 0, MOST_RECENT),
     "max_length": _count_or_none,
     "shards": lambda value, _what: check_shards(value),
+    "lifetime": lambda value, what: None if value is None else seconds(value, what, positive=True),
 }
 """The options that become fields of `Handling`, with their checks, which get the value and its name for errors. The others make
 the policies.

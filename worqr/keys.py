@@ -7,7 +7,7 @@ touches one slot. Names are never parsed back out of keys. The Lua scripts build
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from worqr.errors import UsageError
@@ -190,16 +190,30 @@ def check_name(name: object, what: str = "queue name") -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys:
-    """The keys and channels of one queue; `base` is the waiting list itself and the prefix of all others.
+    """The keys and channels of one queue.
 
     `failures`: the keys of the failure queue of `queue`, which is in the same slot. `tag`: the keys of one of its further shards,
     each a list in a slot of its own. `worqr.shard_layout` computes the shards, and the shard of each task.
+
+    Attributes:
+        name: in the registry: the queue's name, or ``{Q1}-fail``, ``{Q1~tag}-shard``, ``{Q1~tag}-shard-fail``, which are
+            invalid as names of queues.
+        base: LIST: the waiting task items, and the prefix of all other keys. Also the channel for foreign producers, resume and
+            delete.
     """
 
     prefix: str
     queue: str
     failures: bool = False
     tag: str = ""
+    name: str = field(init=False, repr=False, compare=False)
+    base: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        braced = f"{{{self.queue}~{self.tag}}}-shard" if self.tag else f"{{{self.queue}}}"
+        name = f"{braced}{_FAILURES}" if self.failures else braced
+        object.__setattr__(self, "name", name if self.failures or self.tag else self.queue)
+        object.__setattr__(self, "base", f"{self.prefix}:{name}")
 
     @classmethod
     def of(cls, prefix: str, name: str) -> QueueKeys:
@@ -218,15 +232,6 @@ class QueueKeys:
         return cls(prefix, name)
 
     @property
-    def name(self) -> str:
-        """The name in the registry: the queue's name, or ``{Q1}-fail``, ``{Q1~tag}-shard``, ``{Q1~tag}-shard-fail``, which are
-        invalid as names of queues.
-        """
-        if self.tag:
-            return f"{{{self.queue}~{self.tag}}}-shard{_FAILURES if self.failures else ''}"
-        return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
-
-    @property
     def display_name(self) -> str:
         """The queue's name for people: without the shard."""
         return f"{{{self.queue}}}{_FAILURES}" if self.failures else self.queue
@@ -235,11 +240,6 @@ class QueueKeys:
     def id_suffix(self) -> str:
         """The suffix of ids that are generated in this shard, which names it: ``~tag``; empty in the first shard."""
         return f"~{self.tag}" if self.tag else ""
-
-    @property
-    def base(self) -> str:
-        """LIST: the waiting task items. Also the channel for foreign producers, resume and delete."""
-        return f"{self.prefix}:{self.name}" if self.failures or self.tag else f"{self.prefix}:{{{self.queue}}}"
 
     @property
     def workers(self) -> str:

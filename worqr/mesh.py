@@ -16,13 +16,13 @@ from worqr.client.connections import CONNECT, JOIN, ClientSettings, async_block,
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import queues_of
 from worqr.client.job import Delivery, Job, read_address, send_value
-from worqr.client.producer import Call, named_call
+from worqr.client.producer import Call, SendMiddleware, named_call
 from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
 from worqr.client.sync import sending, sent_by
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.registry import Declarations, Registry
-from worqr.handler_options import AsyncRunsIn
+from worqr.handler_options import AsyncRunsIn, HandlerOptions
 from worqr.hosting import service
 from worqr.hosting.peer_factory import PeerFactory, WorkerSettings
 from worqr.hosting.peer_thread import ThreadPeer
@@ -87,6 +87,10 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             False: a leader of this program stores none.
         history_queues: How many queues have a history, 0 to 1000. Each takes 230 KB of the server's memory.
         tracing: Spans around calls that send tasks, and around runs: ``worqr.otel.Tracing()``. None: no tracing, at no cost.
+        defaults: Options of all functions of the mesh, also of those that are included: ``worqr.HandlerOptions(timeout=30)``. A
+            function's own options come first.
+        send_middleware: Plain functions ``def middleware(sending: worqr.Sending) -> None``, called in order for each call that
+            this program sends. They may give it `meta`, a lane and more, or raise.
 
     Raises:
         UsageError: An argument is not valid.
@@ -113,22 +117,17 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         tracing: Tracing | None = None,
         history: bool = True,
         history_queues: int = HISTORY_QUEUES,
+        defaults: HandlerOptions | None = None,
+        send_middleware: Collection[SendMiddleware] = (),
     ) -> None:
         ClientSettings.__init__(
             self, url, credentials, prefix, app, patience, keepalive, max_payload, replicas, tracing
         )
+        self._set_calls(defaults, send_middleware)
         WorkerSettings.__init__(  # pyright: ignore[reportUnknownMemberType] - it does not infer S
-            self,
-            block_limit=block_limit,
-            lifespan=lifespan,
-            asyncio_lifespan=asyncio_lifespan,
-            middleware=middleware,
-            runs_in=runs_in,
-            around_thread=around_thread,
-            process_lifespan=process_lifespan,
-            history=history,
-            history_queues=history_queues,
+            self, block_limit, lifespan, asyncio_lifespan, middleware, runs_in, around_thread, process_lifespan
         )
+        self._set_history(history, history_queues)
         self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)

@@ -156,9 +156,10 @@ def check_task(task: object, max_payload: int) -> bytes:
 
 def check_tasks(tasks: Sequence[object], max_payload: int) -> list[bytes]:
     """Return `tasks` as bytes; see `check_task`. It is called only for tasks that it converts or refuses."""
-    return [
-        task if type(task) is bytes and len(task) <= max_payload else check_task(task, max_payload) for task in tasks
-    ]
+    checked: list[bytes] = []  # no comprehension: Python 3.11 calls it as a function, which one task would pay for
+    for task in tasks:
+        checked += (task if type(task) is bytes and len(task) <= max_payload else check_task(task, max_payload),)
+    return checked
 
 
 def name_of(kind: type) -> str:

@@ -148,3 +148,31 @@ async def test_a_queue_of_many_shards_is_listed_in_few_requests(server: Server, 
             assert sorted(row[2].partition(" ")[0] for row in rows_of(page)) == [f"job-{n}" for n in range(5)]
             assert len(batches.of_new_links(known)) <= MOST
         await queue.delete()
+
+
+@LEFT
+async def test_the_button_of_a_wait_ends_it_once(connected: worqr.Mesh, site: Site) -> None:
+    @connected.workflow(name="fulfil")
+    async def fulfil() -> None:
+        await worqr.sleep(3600)
+
+    job = await fulfil.options(id="order-7").dispatch()
+    async with connected.join(grace=0):
+        async with job.watch(PATIENCE) as states:
+            async for status in states:
+                if status.state == "suspended":
+                    break
+        page = await site.get("/job", queue="fulfil", id="order-7")
+        assert "End the wait" in page.text
+        life = (await fulfil.queue.read("order-7")).life
+        form = {
+            "queue": "fulfil",
+            "id": "order-7",
+            "life": str(life),
+            "key": "sleep",
+            "back": "/job?queue=fulfil&id=order-7",
+        }
+        assert "wait-ended" in (await site.post("/end-wait", **form)).headers["location"]
+        assert "wait-none" in (await site.post("/end-wait", **{**form, "life": str(life + 1)})).headers["location"]
+        await job.cancel(wait=5)
+    assert [entry.text for entry in await connected.log() if entry.kind == "sent"] == ["the end of: sleep"]

@@ -51,7 +51,7 @@ def defaults_of(function: Callable[..., object]) -> dict[str, object]:
 
 
 def test_the_options_of_a_function() -> None:
-    assert set(FUNCTION) == {"name", "aliases", *worqr.ListHandlerOptions.__annotations__}
+    assert set(FUNCTION) == {"name", "aliases", "lifetime", *worqr.ListHandlerOptions.__annotations__}
     how = handling("task", {})
     policy = {"timeout": None, "result_ttl": None, "keep_failed": how.policy.keep_failed, "retry": "RetryPolicy()"}
     assert (how.policy.timeout, how.policy.result_ttl, how.failing) == (None, 0, None)
@@ -150,7 +150,8 @@ def give_to_function(name: str, value: Any) -> None:
     needed: dict[str, Any] = {"on_failure": print} if name.startswith("on_failure_") else {}
     if name == "batch_wait":
         needed = {"batch_size": 100}
-    worqr.Registry().task(**{**needed, name: value})
+    declare: Any = worqr.Registry().workflow if name == "lifetime" else worqr.Registry().task
+    declare(**{**needed, name: value})
 
 
 def give_to_dispatch(name: str, value: Any) -> None:

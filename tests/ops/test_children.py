@@ -201,6 +201,44 @@ async def test_it_wakes_when_all_have_ended(desk: Desk, far: Desk) -> None:
     assert states == ["suspended", "waiting"]
 
 
+async def test_the_first_of_several_wakes_it_and_stays_the_first(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK, "other")
+    for key in (PACK, "other"):
+        start(far, desk, key)
+    race = Wait("race", "first", about=f"{PACK}\nother")
+    assert suspend(desk, held, race).status == "suspended"
+    children = ran(far), ran(far, "other")
+    far.call(ops.finish_tasks(far.q, "B", [children[1]]))
+    await relay(desk, far)
+    assert job_of(desk)["state"] == "waiting"
+    [held] = desk.take("A", 1)
+    won = active(desk)["end:race"]
+    assert won.split(" ", 3)[::3] == ["value", "other"]
+    far.call(ops.finish_tasks(far.q, "B", [children[0]]))
+    await relay(desk, far)
+    assert suspend(desk, held, race).status == "ready"
+    assert active(desk)["end:race"] == won
+
+
+async def test_a_winner_that_is_tried_again_has_won_nothing(desk: Desk, far: Desk) -> None:
+    held = workflow(desk)
+    note(desk, held, PACK)
+    start(far, desk)
+    far.call(ops.fail_task(far.q, "B", ran(far), BOOM))
+    await relay(desk, far)
+    race = Wait("race", "first", about=PACK)
+    assert suspend(desk, held, race).status == "ready"
+    kept = int(active(desk)["saved_size"])
+    desk.client.hset(
+        desk.q.active("x"), "entries", active(desk)[f"end:{PACK}"].split()[2]
+    )  # nothing was stored after it
+    desk.fail("A", held)
+    desk.call(ops.retry_aside(desk.q, "failed", [held]))
+    assert not {f"end:{PACK}", "end:race"} & job_of(desk).keys()
+    assert int(job_of(desk)["saved_size"]) < kept
+
+
 def end(
     desk: Desk, number: int, *, life: str = "", key: str = PACK, source: str = "", outcome: str = "finished"
 ) -> None:

@@ -246,3 +246,70 @@ def test_a_schedule_follows_its_overlap(desk: Desk, place: str, overlap: str, st
     if overlap == "cancel":
         assert desk.state()[":job:cron:s"]["task"] == "next"
         assert desk.state()[":job:cron:s"]["state"] == ("blocked" if place == "active" else "waiting")
+
+
+# A wait that a person ends
+
+
+def end(desk: Desk, key: str = APPROVED.key, **options: Any) -> str:
+    ended = desk.call(ops.end_wait(desk.q, "x", key, **options))
+    return f"{ended.status} {ended.state}".strip()
+
+
+def test_the_end_of_a_wait_is_a_timeout_that_wakes_the_job(desk: Desk) -> None:
+    suspend(desk, workflow(desk), APPROVED)
+    desk.client.sadd(desk.q.hungry, "B")
+    call = ops.end_wait(desk.q, "x", APPROVED.key)
+    with desk.listening(desk.q.wake_channel("B"), desk.q.job("x")) as heard:
+        assert desk.send(call) == [b"woke"]
+    assert heard == [(":job:x", b"waiting"), (":wake:B", b"1")]
+    with desk.nothing_changes():
+        assert desk.resend(call) == [b"woke"]
+    with desk.nothing_happens():
+        assert desk.late(call) == [b"late"]
+    [held] = desk.take("A", 1)
+    assert active(desk)[f"end:{APPROVED.key}"] == "timeout T 1 "
+    with desk.nothing_happens():
+        assert end(desk) == "closed"
+    assert suspend(desk, held, APPROVED).status == "ready"
+
+
+def test_a_wait_of_a_run_that_goes_on_ends_when_it_waits_again(desk: Desk) -> None:
+    suspend(desk, workflow(desk), APPROVED, Wait("other", "event", "other"))
+    assert send(desk, "other") == "woke"
+    [held] = desk.take("A", 1)
+    assert end(desk) == "ended"
+    [value] = suspend(desk, held, APPROVED).ends.values()
+    assert value.startswith(b"timeout ")
+
+
+@pytest.mark.parametrize("key", ["", "other", "event:1:approved"])
+def test_what_is_no_open_wait_is_not_ended(desk: Desk, key: str) -> None:
+    suspend(desk, workflow(desk), APPROVED)
+    with desk.nothing_happens():
+        assert end(desk, key) == "closed"
+        assert end(desk, life=7) == "none gone"
+
+
+def test_a_wait_for_jobs_is_not_ended(desk: Desk) -> None:
+    suspend(desk, workflow(desk), Wait("gather", "children", about="a"))
+    with desk.nothing_happens():
+        assert end(desk, "gather") == "children"
+
+
+def test_a_spoilt_wait_is_not_ended(desk: Desk) -> None:
+    suspend(desk, workflow(desk), APPROVED)
+    desk.client.hset(desk.q.job("x"), f"wait:{APPROVED.key}", b"\xff")
+    with desk.nothing_happens():
+        assert end(desk) == "closed"
+    desk.client.hset(desk.q.job("x"), "open", b"\xff")
+    with desk.nothing_happens():
+        assert end(desk) == "closed"
+
+
+def test_the_end_of_a_wait_never_starts_a_job(desk: Desk) -> None:
+    with desk.nothing_happens():
+        assert end(desk) == "none gone"
+    desk.dispatch("x")
+    with desk.nothing_happens():
+        assert end(desk) == "none plain"

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import worqr
-from tests.peer.tools import QUICK, until
+from tests.peer.tools import QUICK, eventually, until
 from tests.peer.workflow_jobs import Approval, dying, registry
 from tests.support.patience import PATIENCE
 from worqr.client.producer import Producer
@@ -748,3 +748,168 @@ async def test_durable_calls_outside_a_workflow_say_what_to_write(new_mesh: NewM
         mesh.step(name=charge.name)(lambda: None)
     async with mesh.join():
         assert "which is no workflow" in await failure_of(await plain.dispatch())
+
+
+# The first of several jobs, mailboxes, time limits, and waits that a person ends
+
+
+async def waiting_for(function: worqr.Function[..., Any], job: worqr.Job[Any], key: str) -> None:
+    async def is_open() -> bool:
+        record = await function.queue.read(job.id)
+        return record.status.state == "suspended" and (key, "open") in {
+            (each.key, each.state) for each in record.time_line
+        }
+
+    await eventually(is_open, True)
+
+
+async def test_the_first_job_that_ends_wins_and_later_runs_get_the_same(new_mesh: NewMesh) -> None:
+    mesh, runs = new_mesh(), list[tuple[int, str] | None]()
+
+    @mesh.task(name="quick", result_ttl=60)
+    async def quick(text: str) -> str:
+        return text
+
+    @mesh.workflow(name="slow", result_ttl=60)
+    async def slow(text: str) -> str:
+        await worqr.wait_for("go on", str)
+        return text
+
+    @mesh.workflow(name="race", result_ttl=60)
+    async def race() -> tuple[int, str] | None:
+        jobs = slow.run("slow"), quick.run("quick"), quick.run("as quick")
+        found = await worqr.first(*jobs[:2], timeout=60)
+        runs.append(found)
+        assert await worqr.first(jobs[2]) == (0, "as quick")
+        assert await worqr.first(jobs[0], timeout=0.05) is None
+        await worqr.wait_for("stop", str)
+        return found
+
+    async with mesh.join():
+        job = await race.dispatch()
+        await waiting_for(race, job, "wait for stop")
+        await job.send("stop", "x")
+        assert await job.result(PATIENCE) == (1, "quick")
+        await slow.queue.cancel_all()
+    assert set(runs) == {(1, "quick")}
+
+
+async def test_a_race_in_a_thread_raises_how_the_winner_has_failed(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="broken", keep_failed=0, retry=worqr.RetryPolicy(max_failures=1))
+    async def broken() -> None:
+        raise ValueError("no")
+
+    @mesh.workflow(name="race", result_ttl=60)
+    def race() -> str:
+        try:
+            worqr.first_now(broken.run())
+        except worqr.JobFailed as error:
+            return str(error)
+        return "won"
+
+    async with mesh.join():
+        assert "ValueError: no" in await (await race.dispatch()).result(PATIENCE)
+
+
+@pytest.mark.parametrize("jobs", [(), (7,)])
+async def test_what_is_no_job_cannot_win(new_mesh: NewMesh, jobs: Any) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="race", keep_failed=0, result_ttl=60, retry=worqr.RetryPolicy(max_failures=1))
+    async def race() -> None:
+        await worqr.first(*jobs)
+
+    async with mesh.join():
+        assert "first() takes" in await failure_of(await race.dispatch())
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio", "thread"])
+async def test_a_mailbox_yields_each_value_once_and_ends_when_none_comes(new_mesh: NewMesh, place: str) -> None:
+    mesh = new_mesh()
+
+    async def awaiting() -> list[int]:
+        return [each async for each in worqr.wait_for("orders", int, timeout=0.5, many=True)]
+
+    def calling() -> list[int]:
+        return list(worqr.wait_for_now("orders", int, timeout=0.5, many=True))
+
+    options: dict[str, Any] = {} if place == "thread" else {"runs_in": place}
+    function: Any = calling if place == "thread" else awaiting
+    read = mesh.workflow(name="read", result_ttl=60, **options)(function)
+    async with mesh.connect():
+        job = await read.dispatch()
+        for n in (1, 2, 3):
+            await job.send("orders", n, again=True)
+        async with mesh.join():
+            await suspended(job)
+            await job.send("orders", 4, again=True)
+            assert await job.result(PATIENCE) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("place", ["loop", "asyncio"])
+async def test_a_wait_inside_a_time_limit_is_refused(new_mesh: NewMesh, place: Any) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(
+        name="limited", runs_in=place, timeout=60, keep_failed=0, result_ttl=60, retry=worqr.RetryPolicy(max_failures=1)
+    )
+    async def limited() -> None:
+        if place == "loop":
+            with trio.fail_after(50):
+                await worqr.wait_for("never", str)
+        else:
+            async with asyncio.timeout(50):
+                await worqr.wait_for("never", str)
+
+    async with mesh.join():
+        assert "is inside a time limit" in await failure_of(await limited.dispatch())
+
+
+async def test_a_person_ends_a_wait(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack() -> None: ...
+
+    @mesh.workflow(name="fulfil", result_ttl=60)
+    async def fulfil() -> str | None:
+        await worqr.sleep(3600)
+        approval = await worqr.wait_for("approved", str)
+        await pack.run()
+        return approval
+
+    async with mesh.connect():
+        job = await fulfil.dispatch()
+        async with mesh.join(only=["fulfil"]):
+            for key, other in (("sleep", "wait for approved"), ("wait for approved", "sleep")):
+                await waiting_for(fulfil, job, key)
+                assert not await job.end_wait(other)
+                assert await job.end_wait(key)
+            await waiting_for(fulfil, job, "job pack {}")
+            with pytest.raises(worqr.UsageError, match="waits for jobs"):
+                await job.end_wait("job pack {}")
+        async with mesh.join():
+            assert await job.result(PATIENCE) is None
+        with pytest.raises(worqr.NoJob, match="no wait was ended"):
+            await job.end_wait("sleep")
+
+
+async def test_the_lifetime_ends_all_waits(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.workflow(name="fulfil", result_ttl=60, lifetime=0.3)
+    async def fulfil() -> str:
+        try:
+            await worqr.wait_for("approved", str)
+        except worqr.LifetimeOver:
+            return "too late"
+        return "approved"
+
+    async with mesh.join():
+        assert await (await fulfil.dispatch()).result(PATIENCE) == "too late"
+    with pytest.raises(worqr.UsageError, match="lifetime"):
+        mesh.workflow(lifetime=0)(fulfil)
+    with pytest.raises(worqr.UsageError, match="no option 'lifetime'"):
+        mesh.task(lifetime=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]

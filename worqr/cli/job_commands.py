@@ -1,4 +1,4 @@
-"""The commands about single tasks and jobs: ``worqr running``, ``jobs``, ``recent``, ``status``, ``send`` and ``run-now``."""
+"""The commands about tasks and jobs: ``running``, ``jobs``, ``recent``, ``status``, ``send``, ``end-wait``, ``run-now``."""
 
 from __future__ import annotations
 
@@ -241,6 +241,39 @@ def send(
         return await _send(mesh, target, None if given is None else _value(given), again=again)
 
     _print_outcome(target, run_connected(connect, command), json=json)
+
+
+def end_wait(
+    queue: Annotated[str, Parameter(help="Queue of the job.")],
+    id: Annotated[str, Parameter(help="Id of the job.")],
+    key: Annotated[
+        str, Parameter(help="Key of the wait, as `worqr status` shows it: 'wait for approved', 'sleep #2'.")
+    ],
+    /,
+    *,
+    json: Annotated[bool, flag("Print one JSON object.")] = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """End a wait of a workflow now, as if its time were over. Exit code 1 if it does not wait for that."""
+
+    async def command(mesh: Mesh) -> bool:
+        from worqr.client.job import note_ended
+
+        try:
+            ended = await queue_by_name(mesh, queue).job(id).end_wait(key)
+        except (NoJob, UsageError) as error:
+            raise CommandFailed(str(error)) from None
+        if ended:
+            await note_ended(client_of(mesh), queue, id, key)
+        return ended
+
+    ended = run_connected(connect, command)
+    if json:
+        print_json({"queue": queue, "id": id, "key": key, "ended": ended})
+    elif ended:
+        print(f"ended {escape(key)}")
+    if not ended:
+        raise CommandFailed(f"job {id!r} of queue {queue!r} does not wait for {key!r}: `worqr status` shows its waits")
 
 
 def _print_outcome(target: _Target, outcome: str, *, json: bool) -> None:

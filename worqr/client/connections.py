@@ -10,19 +10,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, TypeVar, cast
 
 from worqr import ops
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
 from worqr.embedded import EmbeddedServer, relocated, server_of_parent, shared_server
 from worqr.errors import Unavailable, UsageError
+from worqr.handler_options import HandlerOptions, check_defaults, is_async
 from worqr.import_guard import refuse_while_importing
 from worqr.job_options import check_replicas
 from worqr.keys import RegistryKeys, check_name
@@ -36,7 +37,7 @@ from worqr.link import (
     answer_timeout,
     checked_credentials,
     driver_here,
-    in_sync,
+    here,
     loop_here,
     loop_name_here,
     run_blocking,
@@ -75,6 +76,10 @@ class ClientSettings:
     """The number of replicas that must have a task before an enqueue or dispatch returns."""
     tracing: Tracing | None
     """Makes the spans of sends and runs; None: the mesh is not traced."""
+    defaults: HandlerOptions
+    """The options of all declared functions that do not have their own."""
+    send_middleware: tuple[Callable[[Any], object], ...]
+    """The functions that see each call before it is sent, in their order."""
 
     def __init__(
         self,
@@ -100,6 +105,11 @@ class ClientSettings:
         self.replicas = check_replicas(replicas)
         self.tracing = _checked_tracing(tracing)
 
+    def _set_calls(self, defaults: HandlerOptions | None, middleware: Collection[Callable[[Any], object]]) -> None:
+        """Set what all calls of the mesh's functions have in common. Used once, before any call."""
+        self.defaults = check_defaults(defaults)
+        self.send_middleware = _checked_send_middleware(middleware)
+
     def _set_server(self, url: str | None, prefix: str, credentials: Credentials | None) -> None:
         """Use another server or prefix, while the mesh is not connected. `worqr.inside` calls it."""
         self.url, self.prefix, self.credentials = url, prefix, credentials
@@ -110,6 +120,16 @@ def _checked_url(url: object) -> str | None:
     if url is not None and not isinstance(url, str):
         raise UsageError(f"url must be a str, not {type(url).__name__}")
     return url
+
+
+def _checked_send_middleware(given: object) -> tuple[Callable[[Any], object], ...]:
+    """Return plain functions as a tuple, else raise UsageError."""
+    if not isinstance(given, Collection) or isinstance(given, str):
+        raise UsageError(f"send_middleware must be a collection of functions, not {given!r}")
+    for each in cast("Collection[object]", given):
+        if not callable(each) or is_async(each):
+            raise UsageError(f"send_middleware must be plain functions (sending), which return nothing, not {each!r}")
+    return tuple(cast("Collection[Callable[[Any], object]]", given))
 
 
 def _checked_tracing(tracing: Any) -> Tracing | None:
@@ -271,9 +291,8 @@ class Connection:
 
     def note_queue(self, settings: ClientSettings, queue: str) -> None:
         """Store the queue's name on the server, at its first use and every `NOTE_EVERY` seconds."""
-        if time.monotonic() < self.noted.until.get(
-            queue, 0.0
-        ):  # checked here, because each enqueue would pay for a call
+        until = self.noted.until
+        if queue in until and time.monotonic() < until[queue]:  # checked here: each enqueue would pay for a call
             return
         if self.noted.is_due(queue):
 
@@ -314,15 +333,14 @@ class ConnectionRegistry:
             UsageError: there is none.
             RefusedByServer, WrongVersion, Unavailable: in a thread, as ``Mesh.connect``.
         """
-        if in_sync():  # `worqr.sync` has made sure that no loop runs in this thread
+        if here.in_sync:  # `worqr.sync` has made sure that no loop runs in this thread
             return self.for_threads.get()
         loop = loop_here()
         if loop is not None:
-            connection = self._by_loop.get(loop)
-            if connection is None and loop in self._hosted:
-                connection = self._connect_hosted(loop)
-            if connection is not None:
-                return connection
+            if loop in self._by_loop:
+                return self._by_loop[loop]
+            if loop in self._hosted:
+                return self._connect_hosted(loop)
         if loop in self._inherited:
             raise UsageError(
                 "this mesh was connected before a fork, and the connection and this event loop belong to the parent: "

@@ -270,14 +270,32 @@ async def send_value(
     request = ops.send_event(keys, id, name, encoded, number=number, life=life, again=again)
     sent = await client.ask(request)
     if sent.status == "none":
-        where = f"{id!r} of queue {keys.display_name!r}"
-        why = (
-            "is no workflow, which alone can wait for events"
-            if sent.state == "plain"
-            else _ENDED.get(sent.state, "is gone")
+        raise NoJob(
+            f"the job {id!r} of queue {keys.display_name!r} {_why_none(sent.state)}: nothing was sent", sent.state
         )
-        raise NoJob(f"the job {where} {why}: nothing was sent", sent.state)
     return cast("Delivery", sent.status)
+
+
+async def end_wait(client: Client, keys: QueueKeys, id: str, key: str, *, number: int = 0, life: int = 0) -> bool:
+    """End a wait of a workflow; see `Job.end_wait`. `number`, `life`: of a dispatch, of an address; 0: any."""
+    ended = await client.ask(ops.end_wait(keys, id, check_text(key, "the key of a wait"), number=number, life=life))
+    if ended.status == "none":
+        raise NoJob(
+            f"the job {id!r} of queue {keys.display_name!r} {_why_none(ended.state)}: no wait was ended", ended.state
+        )
+    if ended.status == "children":
+        raise UsageError(f"{key!r} waits for jobs: cancel them, and the wait ends")
+    return ended.status != "closed"
+
+
+def _why_none(state: str) -> str:
+    """Return why a job has no waits and no events."""
+    return "is no workflow, which alone can wait for events" if state == "plain" else _ENDED.get(state, "is gone")
+
+
+async def note_ended(client: Client, queue: str, id: str, key: str) -> None:
+    """Write into the log of the mesh that a person has ended a wait."""
+    await client.note("sent", queue=queue, job=id, count=1, text=f"the end of: {key}")
 
 
 async def note_sent(client: Client, queue: str, id: str, name: str, value: object) -> None:
@@ -576,6 +594,22 @@ class Job(Generic[R]):
         return await send_value(
             self._client, await self._shard(), self.id, name, value, number=self._number, again=again
         )
+
+    async def end_wait(self, key: str) -> bool:
+        """End a wait of the workflow now, as if its time were over: ``worqr.wait_for`` returns None, and ``worqr.sleep`` returns.
+
+        Args:
+            key: The key of the wait, as in ``(await queue.read(id)).time_line``: ``"wait for approved"``, ``"sleep #2"``.
+
+        Returns:
+            False if the workflow has no such wait, or it has ended already.
+
+        Raises:
+            NoJob: There is no such job, it has ended, or it is no workflow.
+            UsageError: It waits for jobs, which can be cancelled; the key is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        return await end_wait(self._client, await self._shard(), self.id, key, number=self._number)
 
     async def cancel(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel the job: delete it if it waits, cancel its handler if it runs.

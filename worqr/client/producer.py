@@ -13,9 +13,10 @@ import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -25,13 +26,14 @@ from worqr.client.room import PART, check_fits
 from worqr.command import Command
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.ids import with_random_ids
-from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, wait_in, without_replicas
+from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, encode_options, wait_in, without_replicas
 from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
+from worqr.policy import RetryPolicy
 from worqr.remote_error import meta_of
 from worqr.tracing import Carrier, Operation, Tracing, meta_of_plain_tasks, meta_with
-from worqr.validation import check_task, encode_json
+from worqr.validation import Seconds, check_task, encode_json
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -84,6 +86,7 @@ class Call(Generic[R_co]):
     """The payload."""
     _options: Mapping[str, object] = field(default_factory=dict[str, object], compare=False, repr=False)
     _target: CallTarget | None = field(default=None, compare=False, repr=False)
+    _is_prepared: bool = field(default=False, compare=False, repr=False)
 
     @property
     def queue(self) -> str:
@@ -94,6 +97,98 @@ class Call(Generic[R_co]):
     def _results(self) -> Results | None:
         """The codec of its result; None for a function that is declared in another program."""
         return None if self._target is None else self._target.results
+
+
+class Sending:
+    """One call that this program is about to send, for the functions of ``Mesh(send_middleware=...)``.
+
+    Attributes:
+        name: the name of the function, or of the queue of a raw task.
+        args: the positional arguments, defaults included; of a raw task none.
+        kwargs: the keyword-only arguments.
+    """
+
+    __slots__ = ("_call", "_given", "args", "kwargs", "name")
+
+    def __init__(self, call: Call[Any]) -> None:
+        self.name: str = call.queue
+        self.args: tuple[Any, ...] = call.args
+        self.kwargs: Mapping[str, Any] = call.kwargs
+        self._call = call
+        self._given: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"<Sending {self.name!r}>"
+
+    @property
+    def meta(self) -> Mapping[str, str]:
+        """The `meta` that the call has so far."""
+        stored = self._call._options.get("meta")
+        return {**meta_of(stored if isinstance(stored, str) else ""), **self._given.get("meta", {})}
+
+    @property
+    def lane(self) -> str | None:
+        """The lane that the call has so far."""
+        return cast("str | None", self._given.get("lane", self._call._options.get("lane")))
+
+    def set(self, **options: Unpack[SendingOptions]) -> None:
+        """Give the call options. They make a job of a call that is enqueued as a plain task.
+
+        Args:
+            **options: See `SendingOptions`. Names of `meta` are added to those that the call has; all else takes the place of
+                what the call has.
+
+        Raises:
+            UsageError: An option does not exist, or is not for middleware, or is not valid.
+        """
+        for option in options:
+            if option not in SendingOptions.__annotations__:
+                raise UsageError(
+                    f"sending.set() has no option {option!r}; it takes {', '.join(SendingOptions.__annotations__)}"
+                )
+        encode_options(options)  # checks them, here where the mistake is
+        if "meta" in options:
+            options["meta"] = {**self._given.get("meta", {}), **options["meta"]}
+        self._given |= options
+
+    def _changed(self) -> Call[Any]:
+        """Return the call with what middleware has set."""
+        call, given = self._call, self._given
+        if not given:
+            return replace(call, _is_prepared=True)
+        if "meta" in given:
+            given = {**given, "meta": self.meta}
+        old = {name: value for name, value in call._options.items() if name not in _TIMES or not given.keys() & _TIMES}
+        encoded = encode_options(given)
+        if "fields" in encoded:
+            encoded["fields"] = {**cast("dict[str, str]", old.get("fields", {})), **cast("Any", encoded["fields"])}
+        return replace(call, _options={**old, **encoded}, _is_prepared=True)
+
+
+class SendingOptions(TypedDict, total=False):
+    """What send middleware may set, as in `JobOptions`; not what says which job it is."""
+
+    meta: Mapping[str, str]
+    """Texts that travel beside the payload."""
+    lane: str
+    """The lane of the job."""
+    delay: Seconds
+    """Seconds from now before which the job does not run."""
+    run_at: datetime
+    """The time before which the job does not run."""
+    expires: Seconds | datetime
+    """When the job is dropped if it has not started."""
+    timeout: Seconds
+    """Seconds that a run may take."""
+    retry: RetryPolicy
+    """How often and when to retry."""
+    result_ttl: Seconds
+    """Seconds to keep the result."""
+
+
+SendMiddleware = Callable[[Sending], object]
+"""``def middleware(sending: worqr.Sending) -> None``: sees each call before it is sent."""
+_TIMES: Final = frozenset({"delay", "run_at"})
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
@@ -177,6 +272,16 @@ class Producer:
         carrier = self._tracing.creating(call.queue, self._client.link.settings.address)
         return replace(call, _options=_carried(call._options, carrier))
 
+    def prepared(self, call: Call[R]) -> Call[R]:
+        """Return a call as the send middleware of the mesh has changed it. What that raises, goes to the caller."""
+        middleware = self._client.settings.send_middleware
+        if not middleware or call._is_prepared:
+            return call
+        sending = Sending(call)
+        for each in middleware:
+            each(sending)
+        return sending._changed()
+
     def _note(self, calls: Iterable[Call[Any]]) -> None:
         if self._sent is not None:
             self._sent.extend(calls)
@@ -207,6 +312,24 @@ class Producer:
         if len(chunks) == 1:
             return await self._store(queue, tasks, given, replicas)
         return await self._enqueue_chunks(queue, chunks, given, replicas)
+
+    async def enqueue_raw(self, queue: QueueKeys, tasks: list[bytes], given: RawOptions) -> int:
+        """Enqueue raw tasks of which middleware may make jobs, and return their number.
+
+        Raises:
+            UsageError: It makes jobs of tasks that are `unique`, or go to the front.
+        """
+        calls: list[Call[bytes]] = [self.prepared(Call(queue.queue, (), {}, task)) for task in tasks]
+        if not any(call._options for call in calls):
+            return await self.enqueue_tasks(queue, tasks, given)
+        if given.unique or given.front:
+            raise UsageError(
+                f"send_middleware makes jobs of the tasks of queue {queue.queue!r}, and unique= and front= are for plain tasks: "
+                "use queue.dispatch(task, id=..., if_exists='raise'), or set nothing for this queue"
+            )
+        bounds = {"max_length": given.max_length, "wait": given.wait, "replicas": given.replicas}
+        more = {name: value for name, value in bounds.items() if value}
+        return len(await self.dispatch_many([replace(call, _options={**more, **call._options}) for call in calls]))
 
     async def _store(
         self, queue: QueueKeys, tasks: list[bytes], given: RawOptions, replicas: int, keys: QueueKeys | None = None
@@ -340,8 +463,10 @@ class Producer:
     # Calls of functions
 
     async def enqueue(self, call: Call[Any]) -> None:
-        """Send one call as a raw task; as a job, if it has a lane."""
-        if "lane" in call._options:
+        """Send one call as a raw task; as a job, if it has a lane, or if middleware has made it one."""
+        if self._client.settings.send_middleware:
+            call = self.prepared(call)
+        if call._options and call._options.keys() - RAW_OPTIONS:
             await self.dispatch(call)
             return
         given = _raw_options(call) if call._options else PLAIN
@@ -351,6 +476,7 @@ class Producer:
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Send one call as a job."""
+        call = self.prepared(call)
         job = await self.dispatch_task(self._keys(call), call.task, call._options, call._results)
         self._note((call,))
         return job
@@ -362,11 +488,11 @@ class Producer:
         try:
             for batch in self._batches(calls):
                 for call in batch:
-                    if call._options.keys() - RAW_OPTIONS - LANE_OPTIONS:
+                    if call._options.keys() - RAW_OPTIONS - LANE_OPTIONS and not call._is_prepared:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
-                if laned := [call for call in batch if "lane" in call._options]:
-                    stored += len(await self.dispatch_many(laned))
-                plain = [call for call in batch if "lane" not in call._options]
+                if jobs := [call for call in batch if call._options.keys() - RAW_OPTIONS]:
+                    stored += len(await self.dispatch_many(jobs))
+                plain = [call for call in batch if not call._options.keys() - RAW_OPTIONS]
                 sending = len(plain)
                 answers, late = await self._enqueue_batch(plain, late)
                 self._note(plain)
@@ -430,7 +556,7 @@ class Producer:
         Raises:
             UsageError, PayloadTooLarge: the call cannot be sent.
         """
-        self._check(call)
+        call = self._checked(call)
         options = call._options if self._tracing is None else _carried(call._options, self._tracing.carrier())
         return {name: value for name, value in options.items() if name != "wait"}
 
@@ -469,8 +595,7 @@ class Producer:
 
     def follow_up(self, call: Call[Any]) -> Call[Any]:
         """Return the call that the server will enqueue when a batch has ended."""
-        self._check(call)
-        return self._created(call)
+        return self._created(self._checked(call))
 
     async def _enqueue_batch(
         self, calls: Sequence[Call[Any]], late: NotReplicated | None
@@ -599,17 +724,16 @@ class Producer:
         self._client.check_connected()
         waiting = iter(calls)
         while batch := list(islice(waiting, MAX_ITEMS)):
-            for call in batch:
-                self._check(call)
-            yield batch
+            yield [self._checked(call) for call in batch]
 
-    def _check(self, call: Call[Any]) -> None:
-        """Raise UsageError or PayloadTooLarge if a call cannot be sent."""
+    def _checked(self, call: Call[R]) -> Call[R]:
+        """Return a call as middleware has changed it. Raises UsageError or PayloadTooLarge if it cannot be sent."""
         if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _no_call(call)
         if call._target is not None:
             call._target.require_client()
         check_task(call.task, self._client.settings.max_payload)
+        return self.prepared(call)
 
     async def _send_all(
         self, requests: Sequence[tuple[str, Command[T]]], late: NotReplicated | None = None

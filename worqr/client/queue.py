@@ -33,11 +33,13 @@ from worqr.client.inspection import (
 )
 from worqr.client.job import Job, job_record
 from worqr.client.notifications import cancel_and_wait, sleep
+from worqr.client.producer import Call
 from worqr.client.sync import sending, sent_by
 from worqr.command import Command
 from worqr.errors import UsageError
 from worqr.foreign import QUEUE, no_such_attribute
 from worqr.history_records import History
+from worqr.inside import options_of
 from worqr.job_options import (
     PLAIN,
     EnqueueOptions,
@@ -159,7 +161,9 @@ class Queue:
         """
         given = checked_raw_options(options) if options else PLAIN
         checked = check_tasks(tasks, self._client.settings.max_payload)
-        return sent_by("queue.enqueue", self._client.producer.enqueue_tasks(self._keys, checked, given))
+        producer = self._client.producer
+        send = producer.enqueue_raw if self._client.settings.send_middleware else producer.enqueue_tasks
+        return sent_by("queue.enqueue", send(self._keys, checked, given))
 
     @sending
     def dispatch(
@@ -190,7 +194,9 @@ class Queue:
         checked = check_task(task, self._client.settings.max_payload)
         given = encode_options(options)
         check_bounded(given, "a dispatch")
-        return sent_by("queue.dispatch", self._client.producer.dispatch_task(self._keys, checked, given))
+        producer = self._client.producer
+        call: Call[bytes] = producer.prepared(Call(self._keys.queue, (), {}, checked, given))
+        return sent_by("queue.dispatch", producer.dispatch_task(self._keys, checked, options_of(call)))
 
     def job(self, id: str) -> Job[bytes]:
         """Return a handle of the job with this id. This does no I/O; the job does not have to exist.

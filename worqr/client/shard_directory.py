@@ -152,8 +152,9 @@ class ShardDirectory:
 
     def only_shard(self, keys: QueueKeys) -> QueueKeys | None:
         """Return the shard of a queue that has no other, and about which nothing is to be declared; else None."""
-        name = keys.queue
-        return keys if self._known.get(name, 1) == 1 and self._declared.get(name, 1) == 1 else None
+        name, known, declared = keys.queue, self._known, self._declared
+        alone = (name not in known or known[name] == 1) and (name not in declared or declared[name] == 1)
+        return keys if alone else None
 
     def known_shards(self, keys: QueueKeys) -> tuple[QueueKeys, ...]:
         """Return the shards of a queue as this connection knows them, without a request."""

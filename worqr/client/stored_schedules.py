@@ -46,7 +46,7 @@ MAX_STORED_TASK: Final = 4096
 SPREAD_MS: Final = 60_000
 """Jitter of a stored schedule by default, in ms, if it has at least an hour between two firings."""
 _LONG_MS: Final = 3_600_000
-_STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields"})
+_STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields", "workflow", "lifetime"})
 """The encoded options of a call that its schedule keeps."""
 _WITHOUT_EFFECT: Final = LANE_OPTIONS | RAW_OPTIONS
 MOST_DELETED: Final = 100

@@ -251,7 +251,8 @@ def sent_by(call: str, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any,
         UsageError: nothing could await it here.
     """
     if can_wait_here():
-        cast("CoroutineType[Any, Any, T]", coroutine).__qualname__ = call
+        named: Any = coroutine
+        named.__qualname__ = call
         return coroutine
     coroutine.close()
     raise UsageError(

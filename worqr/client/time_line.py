@@ -18,12 +18,17 @@ from worqr.records import Entry, RemoteError
 from worqr.stored_values import whole
 from worqr.validation import moment
 
-_WAIT: Final = re.compile(rb"(event|sleep|children) (\d+) (\d+|-)\n([^\n]*)\n(.*)", re.DOTALL)
+_WAIT: Final = re.compile(rb"(event|sleep|children|first) (\d+) (\d+|-)\n([^\n]*)\n(.*)", re.DOTALL)
 _END: Final = re.compile(rb"(\d+) ([a-z]+) (\d+) (\d+) ", re.ASCII)
 _CHILD: Final = re.compile(r"\d+ \d+ ([^\n]+)\n(.+)", re.DOTALL)
 _EVENT: Final = re.compile(r"(\d+):(.*)", re.DOTALL)
 _NUMBERED: Final = re.compile(r"(.*) #(\d{1,9})", re.DOTALL)
-_KINDS: Final[Mapping[bytes, Any]] = {b"event": "wait", b"sleep": "sleep", b"children": "children"}
+_KINDS: Final[Mapping[bytes, Any]] = {
+    b"event": "wait",
+    b"sleep": "sleep",
+    b"children": "children",
+    b"first": "children",
+}
 LONGEST_ERROR: Final = 500
 """Characters of the message of an error."""
 
@@ -85,7 +90,9 @@ def _waits(fields: Fields) -> Iterator[Entry]:
             continue
         kind, began, until, name, about = match.groups()
         about = about.decode("utf-8", "replace")
-        shown = name.decode("utf-8", "replace") or (about.replace("\n", ", ") if kind == b"children" and about else key)
+        shown = name.decode("utf-8", "replace") or (
+            about.replace("\n", ", ") if kind in {b"children", b"first"} and about else key
+        )
         times: dict[str, Any] = {"began": moment(whole(began)), "until": moment(whole(until))}
         end = fields.get(f"end:{key}")
         if end is None and key in is_open:

@@ -490,6 +490,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/cancel": Route(forms.cancel, "POST", "cancel"),
     "/retry": Route(partial(forms.change_dead_letters, "retry"), "POST", "retry"),
     "/send": Route(forms.send, "POST", "send"),
+    "/end-wait": Route(forms.end_wait, "POST", "send"),
     "/run-now": Route(forms.run_now, "POST", "retry"),
     "/drop": Route(partial(forms.change_dead_letters, "drop"), "POST", "drop"),
     "/confirm": Route(bulk.confirm),

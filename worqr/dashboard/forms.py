@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from starlette.responses import Response
 
-from worqr.client.job import address_of, check_event, note_sent
+from worqr.client.job import address_of, check_event, note_ended, note_sent
+from worqr.client.job import end_wait as end_wait_of
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.pages import all_workers, check_sees_all
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import LONGEST_VALUE, UNKNOWN, UNSENT, Visit
-from worqr.errors import NoJob, Unavailable
+from worqr.errors import NoJob, Unavailable, UsageError
 from worqr.inside import client_of
+from worqr.keys import QueueKeys
 from worqr.limits import Limit
 from worqr.stored_values import whole
 from worqr.views.schemas import FormField, form_fields, form_value, mismatch
@@ -320,6 +322,25 @@ async def send(visit: Visit) -> Response:
         if outcome in ("woke", "stored"):
             await note_sent(client_of(visit.mesh), queue.name, job, name, value)
         return f"sent-{outcome}"
+
+    return await done(visit, act)
+
+
+async def end_wait(visit: Visit) -> Response:
+    """End a wait of one life of a workflow. Sent twice, it ends nothing."""
+    queue, job, key = visit.queue(visit.text("queue")), visit.text("id"), visit.text("key")
+    life, client = whole(visit.text("life"), 0), client_of(visit.mesh)
+
+    async def act() -> str:
+        keys = QueueKeys(client.settings.prefix, queue.name)
+        try:
+            shard = await client.sharding.shard_of_id(keys, job)
+            ended = await end_wait_of(client, shard, job, key, life=life)
+        except (NoJob, UsageError):
+            return "wait-none"
+        if ended:
+            await note_ended(client, queue.name, job, key)
+        return "wait-ended" if ended else "wait-none"
 
     return await done(visit, act)
 

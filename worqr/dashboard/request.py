@@ -152,6 +152,8 @@ _FIXED: Final = {
     "sent-stored": "The value was sent. The workflow finds it when it waits for it.",
     "sent-already": "Nothing was sent: a value of this name lies there that the workflow has not taken yet.",
     "sent-full": "Nothing was sent: 1,000 values of this name lie there, or the job has no room for more.",
+    "wait-ended": "The wait was ended, and the workflow goes on.",
+    "wait-none": "Nothing was ended: the workflow does not wait for that any more.",
     "sent-none": "Nothing was sent: the job has ended, or it is no workflow.",
     "limit": "The limit holds now. Tasks that run continue.",
     "limit-cleared": "The limit of the code holds again.",

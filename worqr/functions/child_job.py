@@ -14,7 +14,7 @@ from worqr.functions.definition import FunctionDefinition
 from worqr.inside import current_run
 from worqr.policy import ChildCancelled, ChildFailed
 from worqr.records import RemoteError
-from worqr.validation import check_text
+from worqr.validation import Seconds, check_text, seconds
 
 R = TypeVar("R")
 
@@ -118,11 +118,65 @@ def gather_now(*jobs: ChildJob[R]) -> list[R]:
     return [job._value(end) for job, end in zip(jobs, ends, strict=True)]  # pyright: ignore[reportPrivateUsage]
 
 
-def _flow_of(jobs: Sequence[object]) -> Any:
+async def first(*jobs: ChildJob[R], timeout: Seconds | None = None) -> tuple[int, R] | None:
+    """Wait in a workflow until one of the jobs that it has started has ended; later runs get the same one.
+
+    The others go on, and their ends are kept: await them later, or let them be. The workflow holds no slot meanwhile.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, at least one, each once.
+        timeout: Seconds, or a timedelta, from the first run that comes here. None: no limit.
+
+    Returns:
+        The place of the job among the arguments, and its result; None if the time is over.
+
+    Raises:
+        JobFailed: The job that ended first failed for good.
+        JobCancelled: It was cancelled.
+        UsageError: An argument is no such job, or there is none; or outside a workflow.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow, ms = _first_of(jobs, timeout)
+    return _won(jobs, await flow.children.first([job.key for job in jobs], ms))
+
+
+def first_now(*jobs: ChildJob[R], timeout: Seconds | None = None) -> tuple[int, R] | None:
+    """Wait for the first of several jobs in a workflow that is a plain function, in a thread or a process. See `first`.
+
+    Args:
+        *jobs: What ``function.run(...)`` has returned, at least one, each once.
+        timeout: Seconds, or a timedelta. None: no limit.
+
+    Returns:
+        The place of the job among the arguments, and its result; None if the time is over.
+
+    Raises:
+        JobFailed: The job that ended first failed for good.
+        JobCancelled: It was cancelled.
+        UsageError: An event loop runs in this thread; or as `first`.
+        LifetimeOver: The `lifetime` of the workflow is over.
+    """
+    flow, ms = _first_of(jobs, timeout)
+    flow.run.check_may_wait("await worqr.first(...)")
+    return _won(jobs, flow.children.first_now([job.key for job in jobs], ms))
+
+
+def _first_of(jobs: Sequence[object], timeout: Seconds | None) -> tuple[Any, int | None]:
+    flow = _flow_of(jobs, "first")
+    if flow is None:
+        raise UsageError("first() takes at least one job, as in first(pack.run(7), timeout=60)")
+    return flow, None if timeout is None else round(seconds(timeout, "timeout of first") * 1000)
+
+
+def _won(jobs: Sequence[ChildJob[R]], found: tuple[int, Any] | None) -> tuple[int, R] | None:
+    return None if found is None else (found[0], jobs[found[0]]._value(found[1]))  # pyright: ignore[reportPrivateUsage]
+
+
+def _flow_of(jobs: Sequence[object], what: str = "gather") -> Any:
     for job in jobs:
         if not isinstance(job, ChildJob):
             raise UsageError(
-                f"gather() takes jobs that this workflow has started, as in gather(pack.run(7)), not {job!r}"
+                f"{what}() takes jobs that this workflow has started, as in {what}(pack.run(7)), not {job!r}"
             )
     return cast("ChildJob[Any]", jobs[0])._flow if jobs else None  # pyright: ignore[reportPrivateUsage]
 

@@ -14,7 +14,8 @@ from worqr.client.client import Client
 from worqr.client.job import Results
 from worqr.client.producer import Call
 from worqr.errors import UsageError
-from worqr.handler_options import Handling, check_failure_handler
+from worqr.functions.depends import injected
+from worqr.handler_options import Handling, check_failure_handler, handling, is_async
 from worqr.job_options import check_bounded
 from worqr.keys import QueueKeys
 from worqr.limits import Lanes, lane_name
@@ -40,34 +41,53 @@ class FunctionDefinition:
     """The data that all handles of one function share. It changes only while the application is imported.
 
     Attributes:
+        runs: the function, with what resolves its dependencies around it.
         name: the name of the function and of its queue, with the prefixes under which its registry was included.
         aliases: older names, whose queues are served and never enqueued to.
         client: the client of the function's mesh; None until a mesh includes its registry.
+        defaults: the encoded options of its calls. One object, which its handles share.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], options: Handling, *, is_async: bool
+        self, fn: Callable[..., Any], name: str, aliases: tuple[str, ...], where: str, given: Mapping[str, Any]
     ) -> None:
         self.fn = fn
+        self.runs: Callable[..., Any] = injected(fn)
         self.name: str = name
         self.aliases: tuple[str, ...] = aliases
-        self.options: Handling = options
-        self.is_async = is_async
+        self.is_async: bool = is_async(fn)
         self.client: Client | None = None
-        codec = ArgumentCodec if options.batch_size is None else ListCodec
-        self.codec: ArgumentCodec = codec(fn, name, stores_result=options.policy.result_ttl > 0)
-        if options.lanes is not None and isinstance(options.lanes.by, str):
-            self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
-        self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
-        bound = {} if options.max_length is None else {"max_length": options.max_length}
-        self.defaults: Mapping[str, object] = {**bound, "workflow": True} if options.policy.workflow else bound
-        self.handler: Callable[[bytes], Any] = self._make_handler()
+        self.defaults: dict[str, object] = {}
+        self._where = where
+        self._given: Mapping[str, Any] = given
         self._was_large = False
         self._unchecked_results = CHECKED_RESULTS
+        options = handling(where, given)
+        codec = ArgumentCodec if options.batch_size is None else ListCodec
+        self.codec: ArgumentCodec = codec(self.runs, name, stores_result=options.policy.result_ttl > 0)
+        if options.lanes is not None and isinstance(options.lanes.by, str):
+            self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
+        self._use(options)
+        self.handler: Callable[[bytes], Any] = self._make_handler()
+
+    def _use(self, options: Handling) -> None:
+        """Use these options, before any call."""
+        self.options: Handling = options
+        stored = options.policy.result_ttl > 0
+        self.codec.store_results(stored)
+        self.results: Results = Results(self.codec.decode_result, stored)
+        if options.max_length is not None:
+            self.defaults["max_length"] = options.max_length
+        if options.policy.workflow:
+            self.defaults["workflow"] = True
+        if options.lifetime is not None:
+            self.defaults["lifetime"] = str(round(options.lifetime * 1000))
 
     def bind(self, client: Client | None) -> None:
-        """Let the function use the client of a mesh."""
+        """Let the function use the client of a mesh, and have the default options of that mesh."""
         self.client = client
+        if client is not None and client.settings.defaults:
+            self._use(handling(self._where, {**client.settings.defaults, **self._given}))
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
         """Rename the function, because its registry was included with a prefix."""
@@ -155,9 +175,10 @@ class FunctionDefinition:
 
     def add_on_failure(self, handler: Callable[[Failed], object]) -> None:
         """Set the failure handler. Raises UsageError if there is one."""
-        if self.options.on_failure is not None:
-            raise UsageError(f"{self.name!r} has a failure handler already: {self.options.on_failure!r}")
+        if (earlier := self._given.get("on_failure")) is not None:
+            raise UsageError(f"{self.name!r} has a failure handler already: {earlier!r}")
         check_failure_handler(handler)
+        self._given = {**self._given, "on_failure": handler}
         self.options = replace(self.options, on_failure=handler, policy=replace(self.options.policy, on_failure=True))
 
     def keys(self) -> QueueKeys:
@@ -187,8 +208,8 @@ class FunctionDefinition:
 
         A function that takes a list is not called if no payload can be decoded.
         """
-        fn, decode = self.fn, self.codec.decode
-        noted = self._noted if self.results.kept and self.options.batch_size is None else _unchanged
+        fn, decode = self.runs, self.codec.decode
+        noted = self._noted if self.options.batch_size is None else _unchanged
 
         def decoded_list(calls: CallList) -> Arguments | None:
             values = calls.decoded(lambda payload: decode(payload)[0][0])
@@ -218,7 +239,7 @@ class FunctionDefinition:
 
     def _noted(self, result: Any) -> Any:
         """Return a result. Log once if its caller would get another type or value, of the first results of this process."""
-        if self._unchecked_results:
+        if self._unchecked_results and self.results.kept:
             self._unchecked_results -= 1
             if change := self._change_of(result):
                 self._unchecked_results = 0

@@ -316,7 +316,7 @@ class AsyncFunction(Function[P, R]):
     # `async def`, because frameworks check that before they choose between await and a thread.
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without the mesh."""
-        return cast("R", await self._definition.fn(*args, **kwargs))
+        return cast("R", await self._definition.runs(*args, **kwargs))
 
 
 class SyncFunction(Function[P, R]):
@@ -324,7 +324,7 @@ class SyncFunction(Function[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without the mesh."""
-        return cast("R", self._definition.fn(*args, **kwargs))
+        return cast("R", self._definition.runs(*args, **kwargs))
 
 
 class AsyncListFunction(Function[[T], R]):
@@ -332,7 +332,7 @@ class AsyncListFunction(Function[[T], R]):
 
     async def __call__(self, calls: list[T], /) -> Sequence[R | Exception] | None:
         """Run the function here and now with a list of calls, without the mesh. Return what it returns."""
-        return cast("Sequence[R | Exception] | None", await self._definition.fn(calls))
+        return cast("Sequence[R | Exception] | None", await self._definition.runs(calls))
 
 
 class SyncListFunction(Function[[T], R]):
@@ -340,4 +340,4 @@ class SyncListFunction(Function[[T], R]):
 
     def __call__(self, calls: list[T], /) -> Sequence[R | Exception] | None:
         """Run the function here and now with a list of calls, without the mesh. Return what it returns."""
-        return cast("Sequence[R | Exception] | None", self._definition.fn(calls))
+        return cast("Sequence[R | Exception] | None", self._definition.runs(calls))

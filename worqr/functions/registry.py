@@ -23,7 +23,7 @@ from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.functions.steps import Step
-from worqr.handler_options import HandlerOptions, RunsIn, check_runs_in, handling, is_async
+from worqr.handler_options import RunsIn, WorkflowOptions, check_runs_in, handling, is_async
 from worqr.inside import definition_of
 from worqr.job_options import NoSuchOption
 from worqr.keys import check_name
@@ -419,7 +419,8 @@ class Registry:
         """Declare a function, or return the decorator that does."""
         name, aliases = options.get("name"), options.get("aliases", ())
         others_given = {each: value for each, value in options.items() if each not in {"name", "aliases"}}
-        handler_options = handling("workflow" if workflow else "task", others_given)
+        where = "workflow" if workflow else "task"
+        handler_options = handling(where, others_given)
         if name is not None:
             check_name(name, "function name")
         if isinstance(aliases, str):
@@ -433,9 +434,7 @@ class Registry:
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
             if handler_options.batch_size is not None:
                 kind = AsyncListFunction if is_async(fn) else SyncListFunction
-            function: Function[..., Any] = kind(
-                FunctionDefinition(fn, found, others, handler_options, is_async=is_async(fn))
-            )
+            function: Function[..., Any] = kind(FunctionDefinition(fn, found, others, where, others_given))
             self._declarations.add(function)
             return function
 
@@ -447,7 +446,7 @@ class Registry:
     def workflow(self, fn: Callable[P, R], /) -> SyncFunction[P, R]: ...
     @overload
     def workflow(
-        self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[HandlerOptions]
+        self, /, *, name: str = ..., aliases: Collection[str] = ..., **options: Unpack[WorkflowOptions]
     ) -> TaskDecorator: ...
     def workflow(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a function that may wait: for two weeks, for a person, for the results of other jobs. Its calls are jobs.
@@ -457,7 +456,7 @@ class Registry:
 
         Args:
             fn: The function.
-            **options: As of `task`: `name`, `aliases`, and `HandlerOptions`. A workflow takes no list.
+            **options: As of `task`: `name`, `aliases`, and `WorkflowOptions`. A workflow takes no list.
 
         Returns:
             The function as a `Function`; with options, a decorator.

@@ -85,7 +85,6 @@ class WorkerSettings(Generic[S]):
 
     def __init__(
         self,
-        *,
         block_limit: Seconds,
         lifespan: Callable[[], AbstractAsyncContextManager[S]] | None,
         asyncio_lifespan: Callable[[], AbstractAsyncContextManager[object]] | None,
@@ -93,17 +92,18 @@ class WorkerSettings(Generic[S]):
         runs_in: AsyncRunsIn | None,
         around_thread: Callable[[], AbstractContextManager[object]] | None,
         process_lifespan: Callable[[], AbstractContextManager[object]] | None,
-        history: bool,
-        history_queues: int,
     ) -> None:
         self.block_limit = seconds(block_limit, "block_limit", positive=True)
         self.lifespan, self.asyncio_lifespan = lifespan, asyncio_lifespan
         self.middleware = checked_middleware(middleware)
         self.runs_in = _checked_runs_in(runs_in)
         self.around_thread, self.process_lifespan = around_thread, process_lifespan
-        self.history_queues = _checked_history(history, history_queues)
         for name in ("lifespan", "asyncio_lifespan", "around_thread", "process_lifespan"):
             check_lifespan(name, getattr(self, name))
+
+    def _set_history(self, history: bool, queues: int) -> None:
+        """Set how many queues have a history. Used once, before any peer joins."""
+        self.history_queues = _checked_history(history, queues)
 
 
 def _checked_runs_in(value: object) -> AsyncRunsIn | None:

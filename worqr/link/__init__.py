@@ -34,7 +34,7 @@ from worqr.link.settings import (
     LinkSettings,
     checked_credentials,
 )
-from worqr.link.thread_driver import ThreadDriver, as_sync, end_waits_by, in_sync, run_blocking
+from worqr.link.thread_driver import ThreadDriver, as_sync, end_waits_by, here, run_blocking
 from worqr.link.trio_driver import TrioDriver
 
 __all__ = [
@@ -64,7 +64,7 @@ __all__ = [
     "checked_credentials",
     "driver_here",
     "end_waits_by",
-    "in_sync",
+    "here",
     "loop_here",
     "loop_name_here",
     "run_blocking",

@@ -305,9 +305,7 @@ class SequenceNumbers:
         base = request.call.base
         if now >= self._turn_at:
             self._turn(now)
-        last = self._last.get(base)
-        if last is None:
-            last = self._older.pop(base, self._floor)
+        last = self._last[base] if base in self._last else self._older.pop(base, self._floor)
         number = request.number = self._last[base] = last + 1
         if base in self.open:
             self.open[base].append(number)
@@ -320,7 +318,12 @@ class SequenceNumbers:
         for request in requests:
             request.settled = True
             if request.number:
-                self.done(request.call.base, request.number)
+                base = request.call.base
+                open_here = self.open[base]
+                if open_here[0] == open_here[-1]:  # it is the only one
+                    del self.open[base]
+                else:
+                    self.done(base, request.number)
                 request.number = 0
 
     def drop(self, request: Request) -> None:

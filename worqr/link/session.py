@@ -232,9 +232,9 @@ class Session:
                 if call.numbered:
                     args = (self._producer, request.number or numbers.give(request, now), numbers.open[base][0], *args)
                 if self._clustered:
-                    pieces.append(pack((b"EVALSHA", call.script.sharded.sha, 2, base, base + NONEXISTENT, *args)))
+                    pieces += (pack((b"EVALSHA", call.script.sharded.sha, 2, base, base + NONEXISTENT, *args)),)
                 else:
-                    pieces.append(pack((b"EVALSHA", call.script.sha, 1, base, *args)))
+                    pieces += (pack((b"EVALSHA", call.script.sha, 1, base, *args)),)
             except Exception as exc:
                 request.fail(UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})"))
                 self._settled.append(request)

@@ -143,11 +143,6 @@ def check_limits() -> None:
             raise LimitPassed(passed[-1])
 
 
-def in_sync() -> bool:
-    """Return True inside of `as_sync`."""
-    return here.in_sync
-
-
 def as_sync(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function that makes a coroutine for `run_blocking`; meanwhile the mesh may be used in this thread."""
     outer, here.in_sync = here.in_sync, True

@@ -78,7 +78,7 @@ class TrioDriver(Driver):
     async def exchange(self, request: Waiter, submit: Callable[[Any], Watch | None]) -> None:
         await trio.lowlevel.checkpoint_if_cancelled()
         watch: Any = self._send(request)
-        if watch is not None and watch.may_be_read():
+        if watch is not None:
             await watch.read_for(request)
             if request.settled:
                 return
@@ -134,14 +134,14 @@ class _Watch(Watch):
         if self._parked is not None and not self._is_read:
             self._go_on()
 
-    def may_be_read(self) -> bool:
-        """Return True if the task of a call may read. It has the only request on the connection."""
-        self._alone += 1
-        return self._parked is not None and not self._is_read
-
     @trio.lowlevel.enable_ki_protection
     async def read_for(self, request: Waiter) -> None:
-        """Read until `request` is settled. Return earlier if the connection is closed."""
+        """The only request on the connection: read until it is settled, unless another task reads. Return earlier if the
+        connection is closed.
+        """
+        self._alone += 1
+        if self._parked is None or self._is_read:
+            return
         self._is_read = self._was_read = more = True
         request.when_settled(self._interrupt)
         try:

@@ -50,11 +50,12 @@ local function record_of_life(base, id, life)
   end
 end
 
--- True if the suspended record `key` waits for children, of which `child` is one, and all of them have ended.
+-- True if the suspended record `key` waits for children, of which `child` is one, and all of them have ended, or for the first of them.
 local function waits_for_child(key, child)
   for _, wait in ipairs(open_waits(redis.call('HGET', key, 'open') or nil)) do
     local kind, _, _, _, about = read_wait(key, wait)
-    if kind == 'children' and string.find('\n' .. about .. '\n', '\n' .. child .. '\n', 1, true) and all_ended(key, about) then
+    local is_about = (kind == 'children' or kind == 'first') and string.find('\n' .. about .. '\n', '\n' .. child .. '\n', 1, true)
+    if is_about and (kind == 'first' or all_ended(key, about)) then
       return true
     end
   end
@@ -167,7 +168,7 @@ local function missing_children(key)
   local missing = {}
   for _, wait in ipairs(open_waits(redis.call('HGET', key, 'open') or nil)) do
     local kind, _, _, _, about = read_wait(key, wait)
-    for child in string.gmatch(kind == 'children' and about or '', '[^\n]+') do
+    for child in string.gmatch((kind == 'children' or kind == 'first') and about or '', '[^\n]+') do
       missing[#missing + 1] = redis.call('HEXISTS', key, 'end:' .. child) == 0 and child or nil
     end
   end
@@ -191,7 +192,7 @@ end
 -- Drops failures from what a put-back workflow keeps, if its runs have stored nothing after them: they are tried again. The ends of
 -- children that were dropped do not count any more.
 local function drop_last_failures(kept)
-  local entries, size = whole_number(kept.entries, 0), whole_number(kept.saved_size, 0)
+  local entries, size, dropped = whole_number(kept.entries, 0), whole_number(kept.saved_size, 0), {}
   for name, value in pairs(kept) do
     local key = string.match(name, '^end:(.*)$')
     local child = key and noted_child(kept['child:' .. key])
@@ -200,6 +201,14 @@ local function drop_last_failures(kept)
       child.after, child.round = math.max(child.after, tonumber(number)), child.round + 1
       kept[name], kept['child:' .. key] = nil, child_field(child)
       size = size - math.max(0, #value - STEP_BYTES)
+      dropped[key] = true
+    end
+  end
+  for name, value in pairs(kept) do -- a wait for the first of several children, which was one of these, is open again
+    local key = string.match(name, '^end:(.*)$')
+    local winner = key and string.match(value, '^value %d+ %d+ (.*)$')
+    if winner and dropped[winner] and string.find(kept['wait:' .. key] or '', '^first ') then
+      kept[name], size = nil, size - STEP_BYTES
     end
   end
   local failed_at, step = string.match(kept.last_failed or '', '^(%d+) (.*)$')

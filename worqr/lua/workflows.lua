@@ -27,7 +27,7 @@ local function wait_of(packed, now)
   local key, kind, name, about, deadline = sent[1], sent[2], sent[3], sent[4], sent[5]
   local ms = string.match(deadline, '^%+?(%d+)$')
   local has_time = deadline == '-' and kind ~= 'sleep' or ms and is_digits(ms)
-  local is_known = kind == 'sleep' or kind == 'event' and is_line(name) or kind == 'children' and about ~= ''
+  local is_known = kind == 'sleep' or kind == 'event' and is_line(name) or (kind == 'children' or kind == 'first') and about ~= ''
   if not (is_line(key) and has_time and is_known) or name ~= '' and not is_line(name) then
     return nil
   end
@@ -95,10 +95,20 @@ local function all_ended(key, children)
   return true
 end
 
--- Returns the outcome of a wait of the record `key`, and the value of its event; nil if it goes on. An event that is there counts,
--- even if the deadline has passed. `over`: true if the life is over.
+-- Returns the first of the keys in `children`, one a line, for which the record `key` has an end; nil if there is none.
+local function first_ended(key, children)
+  for child in string.gmatch(children, '[^\n]+') do
+    if redis.call('HEXISTS', key, 'end:' .. child) == 1 then
+      return child
+    end
+  end
+  return nil
+end
+
+-- Returns the outcome of a wait of the record `key`, and its value: that of its event, or the key of the child that ended first; nil if
+-- it goes on. An event that is there counts, even if the deadline has passed. `over`: true if the life is over.
 local function outcome_of(key, kind, deadline, event, about, over, now)
-  local value = kind == 'event' and take_event(key, event)
+  local value = kind == 'event' and take_event(key, event) or kind == 'first' and first_ended(key, about)
   if value then
     return 'value', value
   elseif kind == 'children' and all_ended(key, about) then
@@ -124,7 +134,7 @@ local function bind_waits(key, now)
     if outcome then
       redis.call('HSET', key, 'end:' .. name, table.concat({outcome, digits(now), digits(whole_number(kept[3], 0)), value}, ' '),
         'wait:' .. name, table.concat({kind, began, deadline and digits(deadline) or '-'}, ' ') .. '\n' .. event .. '\n')
-      size = size + (outcome == 'value' and 0 or STEP_BYTES) -- an event counts since it was sent
+      size = size + (outcome == 'value' and kind == 'event' and 0 or STEP_BYTES) -- an event counts since it was sent
       redis.call('HSET', key, 'saved_size', digits(size))
     elseif kind then
       left[#left + 1] = name
@@ -295,8 +305,9 @@ end
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3] progress 1: the run has asked for all entries that it found; if it waits for something else than before, the counters fall
--- ARGV[4..] waits msgpack of an array of texts: key, kind (event, sleep, children), name of the event or empty, about (the schema of
---   the event, or the keys of the children, one a line), deadline (ms since 1970, +MS from now on, - for none); 1 to 1,000 of them
+-- ARGV[4..] waits msgpack of an array of texts: key, kind (event, sleep, children: all of them, first: one of them), name of the event or
+--   empty, about (the schema of the event, or the keys of the children, one a line), deadline (ms since 1970, +MS from now on, - for
+--   none); 1 to 1,000 of them
 -- RETURNS ready field... (names and values of the waits that have ended, in turn) | suspended | full (more is kept, or waited for,
 --   than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim; a wait that has ended stays as it is, and ready is returned again
@@ -392,6 +403,45 @@ local function send_event()
     return {'stored'}
   end
   wake(queue, wake_suspended(queue, id, now_ms()))
+  return {'woke'}
+end
+
+-- end_wait: ends an open wait of a workflow now, as if its time were over. The wait of a run that goes on is ended when that run waits
+-- again.
+-- ARGV[4] id of the job
+-- ARGV[5] number of the dispatch that is meant, 0: any
+-- ARGV[6] life that is meant, 0: any
+-- ARGV[7] key of the wait
+-- RETURNS woke | ended | closed (no such wait is open) | children (it waits for jobs: they are to be cancelled) | none state (as
+--   send_event) | late
+-- RESEND safe: the reply is stored under the producer's number
+-- NUMBERED
+-- FLAGS allow-oom
+local function end_wait()
+  local queue = KEYS[1]
+  local id, number, life, key = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+
+  check_types(queue)
+  local record, state = find_workflow(queue, id, number, life)
+  if not record then
+    return {'none', state}
+  end
+  local is_open = false
+  for _, each in ipairs(open_waits(redis.call('HGET', record, 'open') or nil)) do
+    is_open = is_open or each == key
+  end
+  local kind, began, _, event, about = read_wait(record, key)
+  if not (is_open and kind) then
+    return {'closed'}
+  elseif kind == 'children' then
+    return {'children'}
+  end
+  local now = now_ms()
+  redis.call('HSET', record, 'wait:' .. key, table.concat({kind, began, digits(now)}, ' ') .. '\n' .. event .. '\n' .. about)
+  if state ~= 'suspended' then
+    return {'ended'}
+  end
+  wake(queue, wake_suspended(queue, id, now))
   return {'woke'}
 end
 

@@ -19,7 +19,7 @@ class Wait(NamedTuple):
 
     Attributes:
         key: the name of the wait in its job: 1 to 1,000 bytes of one line.
-        kind: ``event``, ``sleep``, or ``children``: the ends of other jobs.
+        kind: ``event``, ``sleep``, ``children``: the ends of other jobs, or ``first``: of one of them, whose key is the value.
         name: of an event, 1 to 1,000 bytes of one line.
         about: for people: the JSON schema of the event. Of children: their keys, one a line.
         in_ms: the deadline, from the time on at which the server stores the wait.
@@ -27,7 +27,7 @@ class Wait(NamedTuple):
     """
 
     key: str
-    kind: Literal["event", "sleep", "children"]
+    kind: Literal["event", "sleep", "children", "first"]
     name: str = ""
     about: str = ""
     in_ms: int | None = None
@@ -43,7 +43,7 @@ class Suspended:
 
 
 class Sent(NamedTuple):
-    """Reply of send_event: woke, stored, already, full, or none and the state of the job."""
+    """Reply of send_event, woke, stored, already, full, and of end_wait; or none and the state of the job."""
 
     status: str
     state: str = ""
@@ -101,6 +101,17 @@ def send_event(
 
     args = (id, number, life, name, value, int(again))
     return new_call("send_event", keys.base, args, read, numbered=True, size=len(value))
+
+
+def end_wait(keys: QueueKeys, id: str, key: str, *, number: int = 0, life: int = 0) -> Command[Sent]:
+    """End the open wait `key` of a workflow now, as if its time were over: woke, ended, closed, children, or none and the state
+    of the job. `number`, `life`: as `send_event`.
+    """
+
+    def read(reply: Reply) -> Sent:
+        return Sent(status_word(reply), text(reply[1]) if len(reply) > 1 else "")
+
+    return new_call("end_wait", keys.base, (id, number, life, key), read, numbered=True)
 
 
 def refuse_event(keys: QueueKeys, worker: str, claim: int, key: str) -> Command[str]:

@@ -159,6 +159,37 @@ class Children:
             self._flow.park_now(wait)
         return self._ends(keys)
 
+    async def first(self, keys: Sequence[str], timeout_ms: int | None) -> tuple[int, End] | None:
+        """Return which of the jobs has ended first, and how; None after the timeout. Later runs get the same."""
+        await self.send()
+        found, wait = self._first(keys, timeout_ms)
+        if wait is not None:
+            await self._flow.park(wait)
+        return found
+
+    def first_now(self, keys: Sequence[str], timeout_ms: int | None) -> tuple[int, End] | None:
+        """As `first`, in a thread or a process."""
+        self.send_now()
+        found, wait = self._first(keys, timeout_ms)
+        if wait is not None:
+            self._flow.park_now(wait)
+        return found
+
+    def _first(self, keys: Sequence[str], timeout_ms: int | None) -> tuple[tuple[int, End] | None, Wait | None]:
+        """Return what the server has decided, or the wait by which it will: it decides also if the run knows an end."""
+        name = self._flow.key(f"first of {len(keys)} jobs {_digest(chr(10).join(keys))}", "wait in one of them")
+        end = self._flow.ended(name)
+        if end is None:
+            return None, Wait(name, "first", about="\n".join(keys), in_ms=timeout_ms)
+        check_lifetime(end)
+        if end.outcome != "value":
+            return None, None
+        winner = end.value.decode("utf-8", "replace")
+        won = self._flow.ended(winner)
+        if won is None or winner not in keys:
+            raise UsageError(f"the record of this workflow says that {winner!r} has ended first, and not how")
+        return (keys.index(winner), won), None
+
     def _ends(self, keys: Sequence[str]) -> list[End]:
         return [end for end in map(self._flow.ended, keys) if end is not None]
 

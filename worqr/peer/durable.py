@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import wraps
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import msgspec
 import trio
@@ -198,9 +198,7 @@ class Flow:
 
     async def _park_in_trio(self, wait: Wait) -> None:
         if trio.current_effective_deadline() < self._deadline and trio.current_effective_deadline() != float("-inf"):
-            raise UsageError(
-                f"the wait {wait.key!r} is inside a time limit, which would begin anew in each run: pass timeout= to the wait"
-            )
+            raise UsageError(_LIMITED.format(repr(wait.key)))
         woken = trio.Event()
         with self._parking(wait, trio.lowlevel.current_task(), woken.set):
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
@@ -218,6 +216,8 @@ class Flow:
         import asyncio  # imported here, because most programs on Trio do not need it
 
         task, loop, woken = asyncio.current_task(), asyncio.get_running_loop(), asyncio.Event()
+        if _is_limited(task, loop):
+            raise UsageError(_LIMITED.format(repr(wait.key)))
         with self._parking(wait, task, lambda: loop.call_soon_threadsafe(woken.set)):
             pause, busy_at = FIRST_LOOK, time.monotonic() + BUSY_AFTER
             while not self.suspending:
@@ -324,6 +324,20 @@ class Flow:
             keys = ", ".join(map(repr, drifted[:10]))
             emit(logger, "workflow.drift", text, queue=self.run.queue, job=self.run.id, keys=keys)
         return value
+
+
+_LIMITED: Final = "the wait {} is inside a time limit, which would begin anew in each run: pass timeout= to the wait"
+
+
+def _is_limited(task: object, loop: object) -> bool:
+    """Return True if a time limit of asyncio or anyio has set a timer for this asyncio task. No public API tells, so another loop
+    than that of asyncio may tell nothing.
+    """
+    for timer in getattr(loop, "_scheduled", ()):
+        limit = getattr(getattr(timer, "_callback", None), "__self__", None)
+        if not timer.cancelled() and task in (getattr(limit, "_task", None), getattr(limit, "_host_task", None)):
+            return True
+    return False
 
 
 def _caller() -> object:
@@ -544,7 +558,15 @@ def _slept_now(flow: Flow, key: str, wait: Wait) -> None:
 # Events
 
 
-def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None) -> Coroutine[Any, Any, T | None]:
+@overload
+def wait_for(
+    name: str, kind: type[T], /, *, timeout: Seconds | None = None, many: Literal[False] = False
+) -> Coroutine[Any, Any, T | None]: ...
+@overload
+def wait_for(
+    name: str, kind: type[T], /, *, timeout: Seconds | None = None, many: Literal[True]
+) -> AsyncIterator[T]: ...
+def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None, many: bool = False) -> Any:
     """Wait in a workflow for a value that is sent: ``await job.send(name, value)``, a form, a web-hook, ``worqr send``.
 
     A value may come before the workflow waits for it. Each wait takes one value, in the order in which they were sent; the waits
@@ -553,36 +575,81 @@ def wait_for(name: str, kind: type[T], /, *, timeout: Seconds | None = None) -> 
     Args:
         name: The name of the event, 1 to 200 bytes.
         kind: The type of the value, which it is decoded as. A value of another type does not count, and the wait goes on.
-        timeout: Seconds, or a timedelta, from the first run that comes here. None: no limit.
+        timeout: Seconds, or a timedelta, from the first run that comes here. None: no limit. With `many`: for each value.
+        many: True: return an async iterator over the values that are sent: ``async for order in worqr.wait_for("order", Order,
+            many=True)``. It ends when no value has come within the timeout.
 
     Returns:
-        The value; None if the time is over. Later runs get the same.
+        The value; None if the time is over. Later runs get the same. With `many`, an iterator.
 
     Raises:
         UsageError: As `sleep`, or JSON does not know the type.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
+    if many:
+        flow_here("worqr.wait_for()")
+        return _mailbox(name, kind, timeout)
     flow, wait = _event_wait(name, kind, timeout)
     return _waited(flow, wait, kind)
 
 
-def wait_for_now(name: str, kind: type[T], /, *, timeout: Seconds | None = None) -> T | None:
+async def _mailbox(name: str, kind: type[T], timeout: Seconds | None) -> AsyncIterator[T]:
+    while True:
+        flow, wait = _event_wait(name, kind, timeout)
+        value = await _waited(flow, wait, kind)
+        if _is_over(flow, wait):
+            return
+        yield cast("T", value)
+
+
+def _mailbox_now(name: str, kind: type[T], timeout: Seconds | None) -> Iterator[T]:
+    while True:
+        flow, wait = _event_wait(name, kind, timeout)
+        value = _waited_now(flow, wait, kind)
+        if _is_over(flow, wait):
+            return
+        yield cast("T", value)
+
+
+def _is_over(flow: Flow, wait: Wait) -> bool:
+    """Return True if a wait has ended without a value."""
+    end = flow.ended(wait.key)
+    return end is None or end.outcome != "value"
+
+
+@overload
+def wait_for_now(
+    name: str, kind: type[T], /, *, timeout: Seconds | None = None, many: Literal[False] = False
+) -> T | None: ...
+@overload
+def wait_for_now(
+    name: str, kind: type[T], /, *, timeout: Seconds | None = None, many: Literal[True]
+) -> Iterator[T]: ...
+def wait_for_now(name: str, kind: type[T], /, *, timeout: Seconds | None = None, many: bool = False) -> Any:
     """Wait for an event in a workflow that is a plain function, in a thread or a process. See `wait_for`.
 
     Args:
         name: The name of the event.
         kind: The type of the value.
         timeout: Seconds, or a timedelta. None: no limit.
+        many: True: return an iterator over the values that are sent.
 
     Returns:
-        The value; None if the time is over.
+        The value; None if the time is over. With `many`, an iterator.
 
     Raises:
         UsageError: An event loop runs in this thread; or as `wait_for`.
         LifetimeOver: The `lifetime` of the workflow is over.
     """
+    if many:
+        flow_here("worqr.wait_for_now()").run.check_may_wait("async for ... in worqr.wait_for(...)")
+        return _mailbox_now(name, kind, timeout)
     flow, wait = _event_wait(name, kind, timeout)
     flow.run.check_may_wait("await worqr.wait_for(...)")
+    return _waited_now(flow, wait, kind)
+
+
+def _waited_now(flow: Flow, wait: Wait, kind: type[T]) -> T | None:
     while True:
         if (end := flow.ended(wait.key)) is None:
             flow.park_now(wait)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Protocol
 
+from worqr.functions.depends import replaced
 from worqr.mesh import Mesh
 from worqr.testing.bench_run import Summary
 from worqr.testing.direct_context import DirectContext, context
@@ -30,6 +31,7 @@ __all__ = [
     "bench",
     "context",
     "recording",
+    "replaced",
 ]
 
 

@@ -272,15 +272,16 @@ class RecordingProducer(Producer):
 
     def note_row(self, call: Call[Any]) -> bool:
         """Record a call that goes into an outbox. No row is stored."""
-        self._note((call,))
+        self._note((self.prepared(call),))
         return True
 
     async def enqueue(self, call: Call[Any]) -> None:
         """Record a call."""
-        self._note((call,))
+        self._note((self.prepared(call),))
 
     async def dispatch(self, call: Call[R]) -> Job[R]:
         """Record a call, and return a handle of it."""
+        call = self.prepared(call)
         self._note((call,))
         name = cast("str", call._options.get("id") or f"@{next(self._ids)}")
         return RecordedJob(self._client, QueueKeys(self._client.settings.prefix, call.queue), name, outcome="created")

@@ -1,0 +1,220 @@
+"""Dependencies of handlers: when they are made and closed, where they work, and how a test replaces them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Annotated, Any, cast
+
+import pytest
+
+import worqr
+from tests.support.servers import Server
+from worqr import testing
+
+events: list[str] = []
+
+
+class Session:
+    """What a handler needs."""
+
+    def __init__(self) -> None:
+        self.number = len(events)
+
+
+class Fake(Session):
+    """What a test puts in its place."""
+
+
+@asynccontextmanager
+async def open_session() -> AsyncGenerator[Session]:
+    events.append("open")
+    try:
+        yield Session()
+    except BaseException as error:
+        events.append(type(error).__name__)
+        raise
+    finally:
+        events.append("close")
+
+
+@contextmanager
+def open_plainly() -> Generator[Session]:
+    events.append("open")
+    try:
+        yield Session()
+    finally:
+        events.append("close")
+
+
+async def load() -> str:
+    return "loaded"
+
+
+def repository(session: Session = worqr.Depends(open_session)) -> Session:
+    return session
+
+
+@pytest.fixture(autouse=True)
+def no_events() -> None:
+    events.clear()
+
+
+@pytest.fixture
+def mesh(prefix: str) -> worqr.Mesh:
+    return worqr.Mesh(prefix=prefix, defaults=worqr.HandlerOptions(result_ttl=60))
+
+
+async def of_one_run(mesh: worqr.Mesh[Any], server: Server, function: Any) -> Any:
+    async with testing.bench(mesh, url=server.url) as bench:
+        job = await function.dispatch(7)
+        await bench.run_until_empty(raise_errors=False)
+        return await job.result(timeout=5)
+
+
+async def test_a_run_has_its_own_which_is_closed_after_it(mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task
+    async def save(n: int, *, session: Session = worqr.Depends(open_session)) -> str:
+        events.append("run")
+        return f"{n} {type(session).__name__}"
+
+    assert await of_one_run(mesh, server, save) == "7 Session"
+    assert events == ["open", "run", "close"]
+
+
+async def test_each_is_made_once_for_a_run_and_those_that_need_it_share_it(mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task
+    async def save(
+        n: int,
+        *,
+        there: Session = worqr.Depends(repository),
+        session: Session = worqr.Depends(open_session),
+        text: str = worqr.Depends(load),
+    ) -> tuple[bool, str]:
+        return there is session, text
+
+    assert await of_one_run(mesh, server, save) == (True, "loaded")
+    assert events == ["open", "close"]
+
+
+async def test_the_error_of_a_run_reaches_it(mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task(retry=worqr.RetryPolicy(max_failures=1))
+    async def save(n: int, *, session: Session = worqr.Depends(open_session)) -> None:
+        raise ValueError(n)
+
+    with pytest.raises(worqr.JobFailed):
+        await of_one_run(mesh, server, save)
+    assert events == ["open", "ValueError", "close"]
+
+
+async def test_an_error_of_its_own_is_one_of_the_run(mesh: worqr.Mesh, server: Server) -> None:
+    def broken() -> Session:
+        raise OSError("no database")
+
+    @mesh.task(retry=worqr.RetryPolicy(max_failures=1))
+    async def save(n: int, *, session: Session = worqr.Depends(broken)) -> None: ...
+
+    with pytest.raises(worqr.JobFailed, match="no database"):
+        await of_one_run(mesh, server, save)
+
+
+async def test_a_plain_function_has_it_in_its_thread(mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task
+    def save(n: int, *, session: Session = worqr.Depends(open_plainly)) -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert await of_one_run(mesh, server, save) is False
+    assert events == ["open", "close"]
+
+
+async def test_what_the_lifespan_yields_has_its_type(prefix: str, server: Server) -> None:
+    @asynccontextmanager
+    async def lifespan() -> AsyncGenerator[Session]:
+        yield Session()
+
+    mesh = worqr.Mesh(prefix=prefix, lifespan=lifespan, defaults={"result_ttl": 60, "retry": ONCE})
+
+    @mesh.task
+    async def save(n: int, *, session: Session = worqr.State(Session)) -> str:
+        return type(session).__name__
+
+    @mesh.task
+    async def wrong(n: int, *, pool: Fake = worqr.State(Fake)) -> None: ...
+
+    assert await of_one_run(mesh, server, save) == "Session"
+    with pytest.raises(worqr.JobFailed, match=r"worqr.State\(Fake\): the lifespan of this place has yielded"):
+        await of_one_run(mesh, server, wrong)
+
+
+ONCE = worqr.RetryPolicy(max_failures=1)
+
+
+async def test_it_is_no_part_of_the_call(mesh: worqr.Mesh) -> None:
+    @mesh.task
+    async def save(n: int, *, session: Session = worqr.Depends(open_session)) -> int:
+        return n
+
+    @mesh.task
+    async def annotated(n: int, *, session: Annotated[Session, worqr.Depends(open_session)]) -> str:
+        return type(session).__name__
+
+    assert save.call(7).task == b'{"n":7}'
+    with pytest.raises(TypeError, match="session"):
+        cast("Any", save).call(7, session=Session())
+    assert cast("Any", annotated).call(7).task == b'{"n":7}'
+    assert await cast("Any", annotated)(7) == "Session"
+
+
+async def test_a_test_passes_its_own_or_replaces_it(mesh: worqr.Mesh, server: Server) -> None:
+    @mesh.task
+    async def save(n: int, *, session: Session = worqr.Depends(repository)) -> str:
+        return type(session).__name__
+
+    assert await save(7) == "Session"
+    assert await save(7, session=Fake()) == "Fake"
+    with testing.replaced(open_session, Fake):
+        assert await save(7) == "Fake"
+        with testing.replaced(open_session, open_plainly):
+            assert await save(7) == "Session"
+        assert await of_one_run(mesh, server, save) == "Fake"
+    assert await save(7) == "Session"
+
+
+def generated() -> Generator[Session]:
+    yield Session()
+
+
+def with_parameter(url: str) -> Session:
+    return Session()
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (7, "takes a function that makes the value, not 7"),
+        (generated, "generator: put @contextlib.contextmanager above it"),
+        (with_parameter, "nothing gives it its parameter 'url'"),
+    ],
+)
+def test_what_makes_no_value_is_refused(make: Any, what: str) -> None:
+    with pytest.raises(worqr.UsageError, match=what):
+        worqr.Depends(make)
+
+
+def by_position(n: int, session: Session = worqr.Depends(open_plainly)) -> None: ...
+def async_in_plain(n: int, *, session: Session = worqr.Depends(open_session)) -> None: ...
+def async_below(n: int, *, session: Session = worqr.Depends(repository)) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (by_position, r"put a \* in front of the parameter 'session'"),
+        (async_in_plain, "is async, and this handler is a plain function"),
+        (async_below, "is async, and this handler is a plain function"),
+    ],
+)
+def test_a_function_that_cannot_have_it_is_refused(mesh: worqr.Mesh, function: Callable[..., None], what: str) -> None:
+    with pytest.raises(worqr.UsageError, match=what):
+        mesh.task(function)
