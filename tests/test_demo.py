@@ -30,6 +30,7 @@ from worqr.cli.demo.state import (
     Killed,
     Line,
     LongTask,
+    OrderRun,
     Report,
     WorkerRow,
     count_file,
@@ -105,7 +106,10 @@ def state(tmp_path: Path) -> DemoState:
     state.add(counted(str(again), counted=count_file(str(again)), stalls=1))
     state.killed = Killed("peer-2", 2, at=8.0, held=1)
     state.long_task = LongTask("peer-1", 1.0, 2.0, 2.001, 2.002, "cancel", acknowledged=1, runs=1)
-    state.left = {"files": 0, "long": 0, "results": 0}
+    reports = [Report("charged", "peer-1", 1.0), Report("shipping", "peer-2", 7.5)]
+    reports += [Report("shipping", "peer-1", 12.0), Report("shipped", "peer-1", 12.1)]
+    state.order = OrderRun(reports, state="suspended", waits_since=2.0, approved_at=7.0)
+    state.left = {"files": 0, "long": 0, "orders": 0, "results": 0}
     state.clock.ended = state.clock.began + 10
     return state
 
@@ -121,6 +125,8 @@ def test_a_good_outcome_is_good(state: DemoState) -> None:
     assert lines["lost"].value == "0"
     assert lines["recovered"].value == "after 4.00 s"
     assert lines["long task cancelled"].value == "in 1.0 ms"
+    assert lines["workflow waited"].value == "5.00 s"
+    assert lines["workflow resumed"].value == "after 4.00 s"
 
 
 def test_the_same_report_twice_is_no_harm_but_another_one_is(state: DemoState) -> None:
@@ -153,6 +159,14 @@ def spoil(state: DemoState, how: str) -> None:
             state.results.second_runs = {
                 path: replace_counted(report) for path, report in state.results.second_runs.items()
             }
+        case "the workflow held a worker while it waited":
+            state.order.state = "active"
+        case "the workflow charged the card again":
+            state.order.reports.append(Report("charged", "peer-1", 12.0))
+        case "the workflow was not killed":
+            state.order.reports.remove(state.order.of("shipping")[0])
+        case "the workflow did not go on":
+            state.order.reports.remove(state.order.of("shipped")[0])
         case "never cancelled":
             state.long_task.cancelled_at = None
         case "cancelled for another reason":
@@ -175,7 +189,8 @@ def replace_counted(report: Report) -> Report:
         *("a file without a result", "a result of no file", "a task left in a queue", "nobody looked what is left"),
         *("nobody killed", "killed with nothing in its hands", "held more than ran again", "ran again before the kill"),
         *("a wrong second result", "never cancelled", "cancelled for another reason", "not acknowledged"),
-        "the cancelled task came back",
+        *("the workflow held a worker while it waited", "the workflow charged the card again"),
+        *("the workflow was not killed", "the workflow did not go on", "the cancelled task came back"),
     ],
 )
 def test_whatever_is_wrong_is_said(state: DemoState, how: str) -> None:
@@ -315,7 +330,12 @@ def test_it_runs_to_a_good_end_in_plain_lines() -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert ESCAPE not in answer.stdout
     assert answer.stderr == ""
-    assert re.search(r"killed worker-\d with SIGKILL while it ran \d files?", answer.stdout)
+    assert re.search(r"killed worker-\d with SIGKILL while it ran \d files? and the workflow", answer.stdout)
+    assert re.search(
+        r"^  ok  workflow resumed +after [\d.]+ s +on worker-\d; card charged once$",
+        answer.stdout,
+        re.MULTILINE,
+    )
     assert re.search(r"^  ok  lost +0 ", answer.stdout, re.MULTILINE)
     assert answer.stdout.endswith("\nNothing was lost.\n")
 

@@ -7,15 +7,19 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
+import trio
 
 from tests.support.children import ROOT, Child
 from tests.support.leaks import delete_all
 from tests.support.patience import PATIENCE
-from tests.support.servers import Server
+from tests.support.servers import Server, free_port
 
 pytestmark = pytest.mark.one_server
 
@@ -23,6 +27,7 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     *("peer.py", "producer.py", "batches.py", "cancel.py", "foreign.sh", "foreign.py"),
     *("reports.py", "retries.py", "redrive.py", "singleton.py", "orders.py", "primes.py"),
+    *("workflow_order.py", "workflow_approval.py", "workflow_crawl.py", "workflow_agent.py"),
     *("web_fastapi.py", "web_flask.py", "web_gunicorn.py", "web_django.py"),  # in test_web.py
     *(
         "dashboard_fastapi.py",
@@ -173,11 +178,116 @@ async def test_primes_are_counted_in_a_process(run: Run) -> None:
     assert await worker.ended() == 0
 
 
+async def test_an_order_that_cannot_be_packed_is_refunded(run: Run) -> None:
+    worker = run("workflow_order.py", "work")
+    assert (
+        await run("workflow_order.py", "order", "o-1", "pen", "ink").line() == "shipped: pen in box o-1, ink in box o-1"
+    )
+    customer = run("workflow_order.py", "order", "o-2", "pen", "glass")
+    assert await customer.line() == "not shipped: refunded, because the glass is broken"
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    said = [await worker.line() for _ in range(3)]
+    assert said == ["o-1: charged 1000 cents", "o-2: charged 1000 cents", "refunded payment-o-2"]
+
+
+SITE = {
+    "/": '<a href="a">a</a> <a href="/b#part">b</a> <a href="gone">gone</a> <a href="https://example.org/">another site</a>',
+    "/a": '<a href="/">back</a> <a href="c">c</a>',
+    "/b": '<a href="c">c</a>',
+    "/c": "the end",
+}
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[str, list[str]]]:
+    """The address of a small site, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            text = SITE.get(self.path, "").encode()
+            self.send_response(200 if text else 404)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+async def test_a_crawl_reads_each_page_once_and_stops_at_its_bound(run: Run, site: tuple[str, list[str]]) -> None:
+    address, asked = site
+    run("workflow_crawl.py", "work")
+    crawl = run("workflow_crawl.py", "crawl", f"{address}/")
+    said = [await crawl.line() for _ in range(4)]
+    assert said == ["level 0: 1 pages", "level 1: 2 pages, 1 missing", "level 2: 1 pages", "5 addresses"]
+    assert sorted(asked) == ["/", "/a", "/b", "/c", "/gone"]
+    asked.clear()
+    crawl = run("workflow_crawl.py", "crawl", f"{address}/", "2")
+    assert [await crawl.line() for _ in range(3)] == ["level 0: 1 pages", "level 1: 1 pages", "2 addresses"]
+    assert asked == ["/", "/a"]
+
+
+async def test_an_agent_that_is_killed_at_each_call_pays_each_once(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEDGER", str(tmp_path / "ledger.db"))
+    agent = run("workflow_agent.py", "ask", "buy it?")
+    deaths = [await agent.line() for _ in range(5)]
+    assert deaths == ["the worker has died: SIGKILL"] * 5
+    assert await agent.line() == "the answer is buy it?: yes, by 2 sources"
+    assert [await agent.line() for _ in range(5)] == [
+        f"{call}: asked for 2 times, paid 2 cents"
+        for call in (
+            *("think, with 0 notes", "search prices", "think, with 1 notes"),
+            *("search opinions", "think, with 2 notes"),
+        )
+    ]
+
+
+async def test_an_article_is_published_by_a_person_with_a_link(server: Server, spawn: Callable[..., Child]) -> None:
+    port, env = str(free_port()), {"WORQR_URL": server.tcp_url}
+    start = "from uvicorn import main; main()"
+    site = spawn(
+        start, "--app-dir", str(EXAMPLES), "--port", port, "--log-level", "warning", "workflow_approval:app", env=env
+    )
+    transport = httpx.AsyncHTTPTransport(retries=9)  # until it listens
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, transport=transport) as http:
+        link = await submit(http, site)
+        assert "<form" in (await http.get(link)).text  # as the scanner of a mail program does
+        assert (await http.get("/articles/worqr")).json()["result"] is None
+        assert (await http.post(link)).text == "Thank you."
+        assert await site.line() == "published worqr"
+        assert await result(http) == "published"
+        later = await submit(http, site)
+        assert (await http.post(link)).status_code == 410  # the old link answers no later article
+        assert (await http.post(f"{later}?no")).text == "Thank you."
+        assert await result(http) == "rejected"
+
+
+async def submit(http: httpx.AsyncClient, site: Child) -> str:
+    assert (await http.post("/articles/worqr")).json() == {"outcome": "created"}
+    return (await site.line_with("mail: may worqr be published?")).rpartition(" ")[2]
+
+
+async def result(http: httpx.AsyncClient) -> str:
+    with trio.fail_after(PATIENCE):
+        while (found := (await http.get("/articles/worqr")).json())["state"] != "finished":
+            await trio.sleep(0.02)
+    return found["result"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
         *("batches.py", "cancel.py", "reports.py", "retries.py", "redrive.py", "singleton.py"),
-        *("orders.py", "primes.py"),
+        *("orders.py", "primes.py", "workflow_order.py", "workflow_crawl.py", "workflow_agent.py"),
     ],
 )
 async def test_without_arguments_it_says_how_to_use_it(run: Run, name: str) -> None:

@@ -19,3 +19,12 @@ def test_the_programs_of_every_other_library_are_run_by_the_migration_session() 
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "OTHERS"
     ]
     assert {(page, f"Before: {library}") for library, (_packages, page) in others.items()} == shown
+
+
+def test_both_programs_of_a_page_print_the_same() -> None:
+    for page in sorted((DOCS / "migrate").glob("*.md")):
+        said: dict[bool, list[str]] = {True: [], False: []}
+        for block in blocks_of(page):
+            if block.title == "Output" and block.section.startswith(("Before", "After")):
+                said[is_before(block.section)].append(block.code)
+        assert said[True] == said[False], page.name

@@ -29,10 +29,12 @@ from worqr.link import settings as link_settings
 from worqr.link.failures import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import asyncio_lifespan, consumer_runner, reconciler, run_reports, session
+from worqr.peer import asyncio_lifespan, consumer_runner, durable, reconciler, run_reports, session
 from worqr.peer.leader import leader, scanner, schedule_ticker
 from worqr.peer.options import GRACE
+from worqr.peer.run import IN_MEMORY
 
+LUA = ROOT / "worqr" / "lua"
 SOURCE = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "worqr").rglob("*.py")))
 
 
@@ -98,6 +100,15 @@ def test_the_times_are_those_of_the_code() -> None:
         *(validation.KEEP_FAILED, mesh.max_payload / 2**20),
     ]
     assert f"at most {MAX_PATIENCE:g}" in section("timing.md", "Intervals and limits")
+
+
+def test_the_times_of_workflows_are_those_of_the_code() -> None:
+    lua = (LUA / "workflows.lua").read_text("utf-8") + (LUA / "children.lua").read_text("utf-8")
+    minutes = [
+        int(re.findall(rf"^local {name} = (\d+) -- ms", lua, re.MULTILINE)[0]) / 60_000
+        for name in ("FIRST_LOOK", "NEXT_LOOK", "CHILD_EXPIRE")
+    ]
+    assert numbers("Workflows", 1) == [IN_MEMORY, durable.QUIET, *minutes]
 
 
 def test_the_times_of_a_shutdown_are_those_of_the_code() -> None:

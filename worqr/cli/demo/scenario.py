@@ -1,4 +1,4 @@
-"""The steps of the demo, in order: enqueue, kill a worker, cancel a long task, finish, check that nothing is missing.
+"""The steps of the demo: a workflow waits, files are enqueued, a worker is killed, a task is cancelled, and nothing is missing.
 
 The demo itself is a worker of the mesh too: it takes the results with `peer.work`, and adds them to the `DemoState`.
 """
@@ -20,6 +20,8 @@ from worqr.cli.demo.state import (
     FILES,
     LONG,
     LONG_TASK,
+    ORDER,
+    ORDERS,
     RESULTS,
     DemoState,
     FileResults,
@@ -152,13 +154,16 @@ async def _refresh(mesh: worqr.Mesh, processes: WorkerProcesses, state: DemoStat
 async def _play(mesh: worqr.Mesh, processes: WorkerProcesses, state: DemoState) -> None:
     files, total = mesh.queue(FILES), len(state.results.files)
     await _all_joined(mesh, processes)
+    await _order(mesh, state)
     state.clock.restart()
     await files.enqueue(*map(os.fsencode, sorted(state.results.files)))
     state.tell(f"enqueued {total} files, one task each")
     await state.until(lambda: len(state.results.first) >= total * KILL_AFTER)
+    await _approve(mesh, state)
     await _kill_one(mesh, processes, state)
     await _cancel_long_task(mesh, state)
     await _wait_for_results(state)
+    await _wait_for_order(state)
     state.set_left(await _all_settled(mesh))
     await _refresh(mesh, processes, state)  # so that the last picture is that of the end
 
@@ -168,17 +173,45 @@ async def _all_joined(mesh: worqr.Mesh, processes: WorkerProcesses) -> None:
     with trio.move_on_after(READY_WITHIN):
         while True:
             workers = await mesh.workers()
-            if sum({FILES, LONG} <= worker.queues for worker in workers) == len(processes.all):
+            if sum({FILES, LONG, ORDERS} <= worker.queues for worker in workers) == len(processes.all):
                 return
             await trio.sleep(0.05)
     raise WorkerDied(f"the workers did not start within {READY_WITHIN:g} s")
 
 
+async def _order(mesh: worqr.Mesh, state: DemoState) -> None:
+    """Dispatch the workflow, and wait until it waits."""
+    job = await mesh.queue(ORDERS).dispatch(b"{}", id=ORDER)
+    await state.until(lambda: bool(state.order.of("charged")))
+    with trio.move_on_after(CANCEL_WAIT):
+        async with job.watch() as states:
+            async for status in states:
+                state.order.wait(status.state)
+                if status.state == "suspended":
+                    break
+    state.tell("a workflow charged a card, and waits for an approval: no worker has it")
+
+
+async def _approve(mesh: worqr.Mesh, state: DemoState) -> None:
+    """Send the approval, and wait until a worker ships the order."""
+    state.order.approve()
+    await mesh.queue(ORDERS).job(ORDER).send("approved", True)
+    await state.until(lambda: bool(state.order.of("shipping")))
+    state.tell(f"the approval has come: the workflow ships on {state.order.of('shipping')[0].worker}")
+
+
+async def _wait_for_order(state: DemoState) -> None:
+    """Wait until the order is shipped, or no report has come for a long time."""
+    with trio.move_on_after(NOTHING_NEW):
+        await state.until(lambda: bool(state.order.of("shipped")))
+
+
 async def _kill_one(mesh: worqr.Mesh, processes: WorkerProcesses, state: DemoState) -> None:
-    """Kill a worker with SIGKILL while it holds files. It is frozen first, so that the count of its files is exact."""
+    """Kill the worker that ships, while it holds files. It is frozen first, so that the count of its files is exact."""
     ids = {worker.pid: worker.id for worker in await mesh.workers()}
+    ships = state.order.of("shipping")[0].worker
     while len(state.results.first) < len(state.results.files):
-        for process in processes.all[1:]:
+        for process in [each for each in processes.all if each.name == ships]:
             process.freeze()
             held = await _held_by(mesh, ids[process.pid])
             if held:
@@ -202,7 +235,7 @@ def _kill(process: WorkerProcess, held: int, state: DemoState) -> None:
     at = time.monotonic()
     process.kill()
     state.set_killed(Killed(process.name, process.pid, at, held))
-    state.tell(f"killed {process.name} with SIGKILL while it ran {plural(held, 'file')}")
+    state.tell(f"killed {process.name} with SIGKILL while it ran {plural(held, 'file')} and the workflow")
 
 
 async def _cancel_long_task(mesh: worqr.Mesh, state: DemoState) -> None:
@@ -242,7 +275,7 @@ async def _all_settled(mesh: worqr.Mesh) -> dict[str, int]:
     left: dict[str, int] = {}
     with trio.move_on_after(CANCEL_WAIT):
         while True:
-            for name in (FILES, LONG, RESULTS):
+            for name in (FILES, LONG, ORDERS, RESULTS):
                 info = await mesh.queue(name).info()
                 left[name] = info.waiting + info.running + info.scheduled + info.failed + info.undecodable
             if not any(left.values()):

@@ -95,14 +95,19 @@ RESULTS = "results"
 
 """The queue of the reports."""
 
+ORDERS = "orders"
+"""The queue of the workflow."""
+
 LONG_TASK = b"a task that would run for ever"
+ORDER = "order-7"
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """One report.
 
     Attributes:
-        kind: ``counted``, a file's result; ``began`` and ``cancelled``, of the long task.
+        kind: ``counted``, a file's result; ``began`` and ``cancelled``, of the long task; ``charged``, ``shipping`` and
+            ``shipped``, of the workflow.
         worker: the name of the worker that ran it.
         at: when that run began, or was cancelled.
         path: the file.
@@ -111,7 +116,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
         reason: why it was cancelled.
     """
 
-    kind: Literal["counted", "began", "cancelled"]
+    kind: Literal["counted", "began", "cancelled", "charged", "shipping", "shipped"]
     worker: str
     at: float
     path: str = ""
@@ -186,6 +191,31 @@ class LongTask:
     def acknowledge_cancel(self, runs: int) -> None:
         """Note that the call of `cancel` has returned, and how many runs it has ended."""
         self.acknowledged_at, self.acknowledged = time.monotonic(), runs
+
+
+@dataclass(slots=True)
+class OrderRun:
+    """The workflow: it charges a card, waits for an approval, and ships. Its worker is killed while it ships.
+
+    `reports` has what its steps have reported. `state` was the last state of its job before the approval.
+    """
+
+    reports: list[Report] = field(default_factory=list[Report])
+    state: str = ""
+    waits_since: float | None = None
+    approved_at: float | None = None
+
+    def of(self, kind: str) -> list[Report]:
+        """Return the reports of this kind, the first one first."""
+        return [report for report in self.reports if report.kind == kind]
+
+    def wait(self, state: str) -> None:
+        """Note that it waits, and the state of its job."""
+        self.state, self.waits_since = state, time.monotonic()
+
+    def approve(self) -> None:
+        """Note that the approval is sent now."""
+        self.approved_at = time.monotonic()
 
 
 @dataclass(slots=True)
@@ -276,6 +306,7 @@ class DemoState:
     slots: int
     clock: DemoClock = field(default_factory=DemoClock)
     long_task: LongTask = field(default_factory=LongTask)
+    order: OrderRun = field(default_factory=OrderRun)
     waiting: int = 0
     running: int = 0
     killed: Killed | None = None
@@ -306,8 +337,10 @@ class DemoState:
 
     def add(self, report: Report) -> None:
         """Add a report of a worker; the same one may arrive twice."""
-        if report.kind != "counted":
+        if report.kind in ("began", "cancelled"):
             self.long_task.add(report)
+        elif report.kind != "counted":
+            self.order.reports.append(report)
         elif self.results.add(report):
             for row in self.workers:
                 row.files += row.name == report.worker
@@ -332,7 +365,7 @@ class Line:
 
 def summarise(state: DemoState) -> list[Line]:
     """Return all lines, each with its verdict."""
-    return [*_results(state), *_kill(state), *_long_task(state), *_found(state)]
+    return [*_results(state), *_kill(state), *_order(state), *_long_task(state), *_found(state)]
 
 
 def is_good(lines: list[Line]) -> bool:
@@ -394,6 +427,23 @@ def _kill(state: DemoState) -> Iterator[Line]:
         )
         right = all(count_file(report.path) == report.counted for report in again)
         yield Line("retried results", "correct" if right else "WRONG", "counted again here and compared", ok=right)
+
+
+def _order(state: DemoState) -> Iterator[Line]:
+    order = state.order
+    if order.waits_since is None or order.approved_at is None or order.state != "suspended":
+        yield Line("workflow", "did not wait", f"its job was {order.state or 'not there'}", ok=False)
+        return
+    waited = readable_seconds(order.approved_at - order.waits_since)
+    yield Line("workflow waited", waited, "for an approval, in no worker", ok=True)
+    counts = [len(order.of(kind)) for kind in ("charged", "shipping", "shipped")]
+    if counts != [1, 2, 1] or state.killed is None:
+        note = "its steps began {} and {} times, and {} of them ended".format(*counts)
+        yield Line("workflow resumed", "WRONG", note, ok=False)
+        return
+    again = order.of("shipping")[1]
+    note = f"on {again.worker}; card charged once"
+    yield Line("workflow resumed", f"after {again.at - state.killed.at:.2f} s", note, ok=True)
 
 
 def _long_task(state: DemoState) -> Iterator[Line]:

@@ -17,23 +17,25 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, Literal
 
 import trio
 
 import worqr
-from worqr.cli.demo.state import FILES, LONG, RESULTS, Report, count_file, encode
+from worqr.cli.demo.state import FILES, LONG, ORDERS, RESULTS, Report, count_file, encode
 from worqr.errors import WorqrError
 
 # One worker of the demo, in a process of its own: ``python -m worqr.cli.demo.worker_processes URL NAME``.
 #
-# It serves two queues until its standard input ends, because the demo has closed the pipe or has ended. It ends within some
-# seconds after the demo.
+# It serves two queues and a workflow until its standard input ends, because the demo has closed the pipe or has ended. It ends
+# within some seconds after the demo.
 
 
 SLOTS = 4
 """Files that a worker counts at a time."""
 GRACE = 1.0
+SHIPPING = 60.0
+"""Seconds that the workflow ships in its first run, in which its worker is killed."""
 SWITCH_INTERVAL = 0.0005
 """Seconds after which the counting thread lets the event loop run; Python's own 5 ms would delay a cancellation."""
 EXIT_AFTER = 3.0
@@ -63,12 +65,37 @@ async def run_for_ever(results: worqr.Queue, name: str, task: bytes) -> None:
             await results.enqueue(encode(Report("cancelled", name, at, reason=worqr.current().cancel_reason)))
 
 
+def declare_order(mesh: worqr.Mesh, name: str) -> None:
+    """Declare the workflow: it charges a card, waits for an approval, and ships. The demo kills its worker while it ships."""
+
+    async def tell(kind: Literal["charged", "shipping", "shipped"]) -> None:
+        await mesh.queue(RESULTS).enqueue(encode(Report(kind, name, time.monotonic())))
+
+    @mesh.step
+    async def charge() -> None:
+        await tell("charged")
+
+    @mesh.step
+    async def ship() -> None:
+        await tell("shipping")
+        if not worqr.current().stalls:
+            await trio.sleep(SHIPPING)
+        await tell("shipped")
+
+    @mesh.workflow(name=ORDERS)
+    async def order() -> None:
+        await charge()
+        if await worqr.wait_for("approved", bool):
+            await ship()
+
+
 async def run_worker(url: str, name: str) -> None:
     """Join, serve, and stop when the standard input ends."""
     stop = trio.Event()
     threading.Thread(target=wait_for_end_of_stdin, args=(stop, trio.lowlevel.current_trio_token()), daemon=True).start()
     mesh = worqr.Mesh(url, app=name)
-    async with mesh.join(concurrency=SLOTS + 1, grace=GRACE) as peer, trio.open_nursery() as nursery:
+    declare_order(mesh, name)
+    async with mesh.join(concurrency=SLOTS + 2, grace=GRACE) as peer, trio.open_nursery() as nursery:
         results = mesh.queue(RESULTS)
         count = partial(count_files, results, name, trio.CapacityLimiter(1))
         await nursery.start(partial(peer.serve, FILES, count, concurrency=SLOTS))
