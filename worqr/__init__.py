@@ -105,6 +105,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
+    from worqr.policy import Snooze as Snooze
     from worqr.policy import StepFailed as StepFailed
     from worqr.policy import Suspended as Suspended
     from worqr.policy import Undecodable as Undecodable
@@ -157,7 +158,7 @@ _HOMES = {
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
-    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy StepFailed Suspended Undecodable",
+    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy Snooze StepFailed Suspended Undecodable",
     "worqr.records": "CancelCount Ended EndedRun Entry Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

@@ -190,7 +190,7 @@ class Status:
     states.
     """
     waits_for: str = ""
-    """What it waits for: the message of the ``Retry(counted=False)`` that ended its last try, which is no error; for a
+    """What it waits for: the message of the `Snooze` or the ``Retry(counted=False)`` that ended its last try, which is no error; for a
     ``suspended`` job the names of its waits and the first deadline: ``approved until 2031-05-01 12:00:00 UTC``. Empty if its last
     try ended in another way, or while it runs.
     """
@@ -345,7 +345,9 @@ class JobRecord:
     meta: Mapping[str, str]
     """The `meta` of its dispatch."""
     options: Mapping[str, int | float | bool | str]
-    """The options of its own that the dispatch set, such as ``timeout`` and ``max_failures``; times in seconds."""
+    """The options of its own that the dispatch set, such as ``timeout`` and ``max_failures``; times in seconds. A count without a
+    limit is ``unlimited``.
+    """
     dispatched: datetime | None
     """The time of its first dispatch, by the server's clock; None for a plain task and without a record."""
     scheduled_for: datetime | None

@@ -267,8 +267,8 @@ end
 -- A dispatch: its options, and how it stores a new job, changes the job that has its id, or is refused.
 
 -- The record fields that a dispatch may set; the handler's options supply the others.
-local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
-  'fail_on', 'timeout', 'result_ttl'}
+local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'retry_for', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
+  'fail_on', 'reset_on_progress', 'timeout', 'result_ttl'}
 
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
@@ -517,7 +517,7 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   end
   if resets_counters(o) then
     fields.update_counts = blocked and '1' or nil
-    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries'}) do
+    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries', 'failing_since'}) do
       gone[#gone + 1] = counter
     end
   end

@@ -84,6 +84,7 @@ class RunReports:
                 run.note_lost()
             outcome = _error_of(save, word, error)
             if outcome is None:
+                run.progressed = run.progressed or save.progress
                 done.set_result(None)
             else:
                 done.set_exception(outcome)
