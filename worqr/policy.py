@@ -158,7 +158,6 @@ class Snooze(BaseException):
         is_time = isinstance(until, datetime)
         self.delay: float | None = None if is_time else seconds(until, "until of Snooze")
         self.run_at_ms: int | None = to_ms(until, "until of Snooze") if is_time else None
-        self.counted: bool = False
 
 
 class StepFailed(WorqrError, Failure):
@@ -629,7 +628,7 @@ def times_of(error: Retry | Snooze) -> tuple[float | None, int | None, bool]:
     try:
         delay = None if error.delay is None else seconds(error.delay, "delay")
         run_at_ms = None if error.run_at_ms is None else max(0, int(error.run_at_ms))
-        counted = error.counted is not False
+        counted = is_a(error, Retry) and error.counted is not False
     except BaseException:
         return None, None, is_a(error, Retry)
     return delay, run_at_ms, counted

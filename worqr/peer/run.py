@@ -715,6 +715,10 @@ class Run(Generic[Host]):
         else:
             self.offloaded.call_in_peer(partial(self.cancel, "suspended"))
 
+    def note_progress(self) -> None:
+        """Note that it got further than the runs before it."""
+        self.progressed = True
+
     def note_lost(self) -> None:
         """Note that its claim is lost. The handler is not cancelled, because the save that it waits for raises ClaimLost."""
         if self.state is not SETTLED:
