@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import worqr
 from worqr import Failure, RateLimited, Retry, RetryPolicy, Undecodable, UsageError
 from worqr.policy import (
-    UNLIMITED,
     POLICY_FIELDS,
+    UNLIMITED,
     ChildError,
     Policy,
     RetryDecision,
@@ -464,7 +464,11 @@ async def later(failures: int, error: str) -> float:
 
 @pytest.mark.parametrize(
     ("backoff", "why"),
-    [(60, "a function of the number of failures"), (later, "is async"), (lambda failures: 1, "with the number of failures and")],
+    [
+        (60, "a function of the number of failures"),
+        (later, "is async"),
+        (lambda failures: 1, "with the number of failures and"),
+    ],
 )
 def test_a_backoff_that_could_not_be_called_is_refused(backoff: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):

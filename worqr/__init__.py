@@ -16,6 +16,7 @@ from worqr.version import __version__ as __version__
 if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchInfo as BatchInfo
     from worqr.batches import BatchRef as BatchRef
+    from worqr.batches import EndedJob as EndedJob
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
     from worqr.client.dead_letters import DeadLetters as DeadLetters
@@ -123,7 +124,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.validation import Seconds as Seconds
 
 _HOMES = {
-    "worqr.batches": "BatchInfo BatchRef",
+    "worqr.batches": "BatchInfo BatchRef EndedJob",
     "worqr.client.batch": "Batch BatchOptions",
     "worqr.client.producer": "Call",
     "worqr.client.dead_letters": "DeadLetters",

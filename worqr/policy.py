@@ -1,8 +1,8 @@
 """Decide what happens to a task whose run raised: a retry, and when, or the dead-letter queue. Pure.
 
-A handler raises `Retry`, `Snooze`, `RateLimited`, `Failure` and `Undecodable` on purpose. A run in a process ends with `ChildError` or
-`Stalled`. A `RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run; `decide_retry` makes the
-decision.
+A handler raises `Retry`, `Snooze`, `RateLimited`, `Failure` and `Undecodable` on purpose. A run in a process ends with
+`ChildError` or `Stalled`. A `RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run;
+`decide_retry` makes the decision.
 
 The policy of a dispatch travels in the job's record, field by field. Exception types travel as names, and are compared with the
 names of the raised error's classes. So a record cannot make a worker import a module.
@@ -135,8 +135,8 @@ class Suspended(BaseException):
 class Snooze(BaseException):
     """Raise it in a handler to run the task again later, because it is not ready: ``raise worqr.Snooze(3600)``.
 
-    It is no failure: it is not counted, and no record, log or hook shows an error. It is no `Exception`, so the ``except Exception``
-    of an application does not catch it. A workflow has `worqr.sleep`, which goes on where it was.
+    It is no failure: it is not counted, and no record, log or hook shows an error. It is no `Exception`, so the
+    ``except Exception`` of an application does not catch it. A workflow has `worqr.sleep`, which goes on where it was.
 
     Args:
         until: Seconds until the next run, a timedelta, or a timezone-aware datetime.
@@ -310,9 +310,9 @@ class RetryPolicy:
     took too long. The task moves to the dead-letter queue instead. Default: no limit.
     """
     backoff: Backoff | None = None
-    """A plain function that returns the seconds, or a timedelta, until the next run: ``backoff(failures, error)``. `failures` is 1
-    after the first run that failed, and `error` is the type of its error as in records, such as ``"httpx.ConnectError"``. Of
-    timeouts and crashes, it gets their number, and ``"Timeout"`` or ``"Stalled"``. It runs in the worker, in the event loop, so it
+    """A plain function that returns the seconds, or a timedelta, until the next run: ``backoff(failures, error)``. `failures` is
+    1 after the first run that failed, and `error` is the type of its error as in records, such as ``"httpx.ConnectError"``. Of
+    timeouts and crashes, it gets their number, and ``"Timeout"`` or ``"Stalled"``. It runs in the event loop of the worker, so it
     must not block. It is for handlers and steps, not for a dispatch. If it raises, or returns something else, that is logged and
     the other settings decide. Default: none.
     """
@@ -571,8 +571,8 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
     """Decide the next step for a task whose run raised `error`.
 
     A group that contains a `Stalled` counts as that, else one with a `Failure` as the first `Failure`. A group of only `Retry`,
-    `Snooze` and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` or `Snooze` that is due last. A group of only
-    `Undecodable` counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
+    `Snooze` and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` or `Snooze` that is due last. A
+    group of only `Undecodable` counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
 
     Args:
         error: what the run raised.

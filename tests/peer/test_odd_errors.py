@@ -190,9 +190,7 @@ def raise_odd(*_: object, **__: object) -> Any:
     raise odd_errors.ERRORS["str recurses"][1]()
 
 
-@pytest.mark.parametrize(
-    "broken", ["decide", "settle_call", "log_failure", "encode_result", "with_wrong_loop_remedy"]
-)
+@pytest.mark.parametrize("broken", ["decide", "settle_call", "log_failure", "encode_result", "with_wrong_loop_remedy"])
 @pytest.mark.parametrize("function", ["end", "list"])
 async def test_a_run_that_cannot_be_settled_as_it_ended_counts_as_failed_and_its_slot_is_free(
     mesh: worqr.Mesh,

@@ -663,7 +663,7 @@ async def test_the_block_of_a_claim_may_snooze(mesh: worqr.Mesh) -> None:
         await job.cancel()
 
 
-@pytest.mark.parametrize("until", [-1, None, "60", math.inf, datetime(2031, 1, 1)])  # noqa: DTZ001
+@pytest.mark.parametrize("until", [-1, None, "60", math.inf, datetime(2031, 1, 1)])
 def test_a_snooze_needs_a_time(until: Any) -> None:
     with pytest.raises(worqr.UsageError, match="until of Snooze"):
         worqr.Snooze(until)

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from worqr import ops
-from worqr.batches import ref_in
+from worqr.batches import follow_up_queues, followed_in, ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
 from worqr.client.time_line import time_line
@@ -79,6 +79,8 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         twins=tuple(found.twins),
         lane=_text(fields, "lane"),
         batch=ref_in(fields.get("batch", b"")),
+        **follow_up_queues(keys.prefix, fields.get("follow", b"")),
+        follows=followed_in(fields),
         saved_size=_number(fields, "saved_size") or 0,
         time_line=time_line(keys.prefix, fields),
         life=_number(fields, "life") or 0,

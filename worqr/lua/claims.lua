@@ -276,14 +276,19 @@ end
 
 -- Merges a `blocked` job into the job that blocked it, whose record had `fields` and which would be due at `run_at`. Each
 -- field is merged as the dispatches of the blocked job said. Returns when the job is due then.
-local function merge_blocked_job(job, fields, blocked, changes, run_at)
+local function merge_blocked_job(base, job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
     changes.keep = blocked.keep
-    redis.call('HDEL', job, 'meta', 'scheduled_for')
+    redis.call('HDEL', job, 'meta', 'scheduled_for', 'follow')
+    changes.follow = blocked.follow
     if fields.saved_size or blocked.saved_size or fields.life or blocked.life then
       merge_saved(job, fields, blocked, changes)
     end
+  end
+  local dropped = blocked.update_data and fields.follow or not blocked.update_data and blocked.follow
+  if dropped then
+    keep_follow_ups_of(base, dropped, FOLLOW_UP_EXPIRE)
   end
   if blocked.update_counts then
     changes.failures, changes.stalls, changes.timeouts, changes.suspect, changes.failing_since = nil, nil, nil, nil, nil
@@ -357,7 +362,7 @@ local function requeue(base, claim, task, release, policy, now)
     redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect',
       'retried_at')
     if blocked then
-      run_at = merge_blocked_job(job, task.fields, blocked, changes, run_at)
+      run_at = merge_blocked_job(base, job, task.fields, blocked, changes, run_at)
       changes.run_at = digits(run_at)
     end
   else

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
+from worqr.batches import BatchInfo, BatchRef, EndedJob, ended_job_of, ended_of, ref_of
 from worqr.client.job import address_of, own_options
 from worqr.errors import UsageError
 from worqr.foreign import CONTEXT, no_such_attribute
@@ -107,6 +107,13 @@ class Context:
         `batch_end()`.
         """
         return ended_of(self._run.record)
+
+    @property
+    def ended_job(self) -> EndedJob | None:
+        """In a follow-up of one job (``then=`` or ``otherwise=`` of its dispatch): the job that has ended. In any other run:
+        None.
+        """
+        return ended_job_of(self._run.record)
 
     def batch_end(self) -> BatchInfo:
         """Return the batch that has ended, in a follow-up.

@@ -25,8 +25,8 @@ import trio
 from worqr import inside
 from worqr.call_list import Outcomes
 from worqr.errors import UsageError
-from worqr.ops import Child, NotedChildren, Result, Wait
 from worqr.log_events import emit
+from worqr.ops import Child, NotedChildren, Result, Wait
 from worqr.policy import POLICY_FIELDS, Failure, Policy, RetryDecision, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import Description, describe, failed_record
@@ -387,7 +387,16 @@ _waits: Final[dict[Callable[[], object], Run[Any]]] = {}
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
 _NUMBERS: Final = frozenset(
     (
-        *(b"run_at", b"queued", b"expires", b"expires_at", b"retried_at", b"scheduled_for", b"latest", b"failing_since"),
+        *(
+            b"run_at",
+            b"queued",
+            b"expires",
+            b"expires_at",
+            b"retried_at",
+            b"scheduled_for",
+            b"latest",
+            b"failing_since",
+        ),
         *(b"failures", b"stalls", b"timeouts", b"saved_number", b"saved_size"),
     )
 )
@@ -659,8 +668,11 @@ class Run(Generic[Host]):
         return self.state is SETTLED
 
     def keeps_result(self) -> bool:
-        """Return True if the handler's return value is to be stored, or is for the workflow that has started the job."""
-        return self.record is not None and (self.policy.result_ttl > 0 or b"parent" in self.record)
+        """Return True if the handler's return value is to be stored, or is for a follow-up, or for the workflow that has started
+        the job.
+        """
+        record = self.record
+        return record is not None and (self.policy.result_ttl > 0 or b"parent" in record or b"follow" in record)
 
     # Its transitions
 
@@ -749,7 +761,9 @@ class Run(Generic[Host]):
         """Return the seconds until the next try, after `times` earlier runs that ended in the same way."""
 
         def report(why: str) -> None:
-            text = "queue %(queue)r, job %(job)s: its function for the backoff failed, and the default decides: %(error)s"
+            text = (
+                "queue %(queue)r, job %(job)s: its function for the backoff failed, and the default decides: %(error)s"
+            )
             emit(logger, "retry.backoff", text, queue=self.queue, job=self.id, error=why)
 
         return self.policy.delay_after(times, error, report)

@@ -216,7 +216,9 @@ def log_snoozed(run: Run[RunHost], decision: RetryDecision) -> None:
     """Log that a handler has raised `Snooze`, and when it runs again."""
     if logger.isEnabledFor(logging.DEBUG):
         fields = {**run_fields(run), "waits": text_of(decision.error)}
-        emit_fields(logger, "task.snoozed", f"{RUN}: not ready (%(waits)s); {_next_attempt(run, decision, fields)}", fields)
+        emit_fields(
+            logger, "task.snoozed", f"{RUN}: not ready (%(waits)s); {_next_attempt(run, decision, fields)}", fields
+        )
 
 
 def _undecodable(error: Undecodable) -> str:
