@@ -273,8 +273,9 @@ Backoff = Callable[[int, str], Seconds]
 """Returns the seconds until the next run, from the number of runs that failed, and the type of the last error."""
 
 
-def _limit(value: object, what: str) -> int | float | None:
-    return value if value is None or value == math.inf else check_count(value, what)
+def _check_limit(value: object, what: str) -> None:
+    if value is not None and value != math.inf:
+        check_count(value, what)
 
 
 def _types(value: object, what: str) -> tuple[type[BaseException], ...] | None:
@@ -335,7 +336,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_stalls", "max_timeouts"):
-            _limit(getattr(self, name), name)
+            _check_limit(getattr(self, name), name)
         for name in ("min_backoff", "max_backoff"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else seconds(value, name))

@@ -49,7 +49,7 @@ def test_here_the_same_script_enqueues_it_and_forgets_it_after_an_hour(desk: Des
         [1],
         {"a": "b"},
     )
-    assert desk.client.hgetall(BatchKeys(desk.q).follow_ups(TOKEN)) == {b"ending %d" % held: b"1"}
+    assert desk.client.hgetall(BatchKeys(desk.q).follow_ups(TOKEN)) == {b"ending %d" % held: b"1", b"forgotten": b"1"}
     assert 0 < ttl(desk, desk.q) <= HOUR
     assert fields_of(desk.start("A", 1).entries[0])["task"] == b"then"
     assert not messages(desk)
@@ -72,6 +72,17 @@ def test_elsewhere_a_message_names_it_and_each_copy_changes_nothing(desk: Desk) 
     assert found is not None
     assert (found.outcome, found.reason, found.error and found.error.message) == ("failed", "failed", "it broke")
     assert ttl(desk, there) == -1  # it may be put back
+
+
+def test_a_message_of_the_dispatch_that_comes_after_the_end_holds_nothing_for_ever(desk: Desk) -> None:
+    there = far(desk)
+    held = desk.run("A", "x", follow=hold(desk, there, "then"))
+    [keep] = messages(desk)
+    desk.call(ops.finish_tasks(desk.q, "A", [held], {}))
+    [release] = [each for each in messages(desk) if each.kind == "release"]
+    desk.call(delivery(desk, release))
+    desk.call(delivery(desk, keep))
+    assert 0 < ttl(desk, there) <= HOUR
 
 
 def test_what_was_put_back_has_another_one_and_what_was_dropped_has_none(desk: Desk) -> None:

@@ -643,7 +643,7 @@ class OpenBatch(Batch):
         requests: list[tuple[str, Command[str]]] = []
         for what, call in (("then", plan.then), ("otherwise", plan.otherwise)):
             if call is not None:
-                target, follow_up = await self._client.producer.follow_up(home, what, call, requests)
+                target, follow_up = await self._client.producer.plan_follow_up(home, what, call, requests)
                 facts[what] = target.base
                 (facts if target == home else held.setdefault(target, dict(shown))).update(follow_up)
         requests += [

@@ -508,7 +508,7 @@ class Producer:
         calls = cast("Mapping[str, Call[Any]]", options[FOLLOW_UPS])
         held: dict[QueueKeys, dict[str, bytes | str]] = {}
         for what, call in calls.items():
-            target, stored = await self.follow_up(keys, what, call, requests)
+            target, stored = await self.plan_follow_up(keys, what, call, requests)
             follow[what] = target.base
             held.setdefault(target, {}).update(stored)
         meta = options.get("meta")
@@ -518,7 +518,12 @@ class Producer:
         rest = {name: value for name, value in options.items() if name != FOLLOW_UPS}
         return {**rest, "follow": {"token": token, **follow}}
 
-    async def follow_up(
+    def follow_up(self, call: Call[Any]) -> Call[Any]:
+        """Return the call that the server will enqueue when a batch or a job has ended."""
+        self._check(call)
+        return self._created(call)
+
+    async def plan_follow_up(
         self, home: QueueKeys, what: str, given: Call[Any], requests: list[tuple[str, Command[str]]]
     ) -> tuple[QueueKeys, dict[str, bytes | str]]:
         """Return the queue of a follow-up, and what is stored of it there: its options and its task.
@@ -529,8 +534,7 @@ class Producer:
             given: the call.
             requests: gets the requests that store the follow-ups of the follow-up itself.
         """
-        self._check(given)
-        call = self._created(given)
+        call = self.follow_up(given)
         options, keys = follow_up_options(call._options, what), QueueKeys(self._client.settings.prefix, call.queue)
         if keys.queue == home.queue and "lane" not in options:
             target = home

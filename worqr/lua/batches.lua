@@ -206,6 +206,7 @@ local function put_held(base, token, kind, ending, ended)
   end
   redis.call('HSET', held, 'ending ' .. ending, '1')
   if is_job and ended.final then
+    redis.call('HSET', held, 'forgotten', '1') -- the message of the dispatch, that they are to be held, may come later
     redis.call('PEXPIRE', held, HELD_AFTER_END)
   end
   local told = is_job and told_of_job(kept, ended) or told_of_batch(kept, token, ending, ended)
