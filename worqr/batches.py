@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -185,6 +185,11 @@ class EndedJob:
             return decoder_of(kind)(b"null" if encoding == b"none" else value)
         except Exception as error:
             raise UsageError(f"the result of the job {self.id!r} of {self.queue!r} is no {kind!r}: {error}") from error
+
+
+def with_result(job: EndedJob, result: bytes) -> EndedJob:
+    """Return a job that has finished with an encoded result: its encoding, a space, and its bytes."""
+    return replace(job, result_size=len(result.partition(b" ")[2]), _result=result)
 
 
 def ended_job_of(record: Mapping[bytes, bytes] | None) -> EndedJob | None:
