@@ -113,11 +113,21 @@ async def test_everything_works_on_a_cluster(cluster: Cluster) -> None:
     async def fail(why: str) -> None:
         raise ValueError(why)
 
+    followed: list[str] = []
+
+    @mesh.task(name="Q3")
+    async def note(word: str) -> None:
+        ended = worqr.current().ended_job
+        followed.append(f"{word} {ended and ended.queue}")
+
     held = Held()
     async with mesh.join() as peer, trio.open_nursery() as nursery:
         await nursery.start(partial(peer.serve, "Q2", held))
         await nursery.start(partial(peer.serve, "Q5", runs))
         assert await (await add.dispatch(1, 2)).result(timeout=PATIENCE) == 3
+        await add.options(then=note.call("then")).dispatch(1, 2)
+        await fail.options(otherwise=note.call("otherwise")).dispatch("x")
+        await until(lambda: sorted(followed) == ["otherwise Q1", "then Q0"], PATIENCE)
         assert (
             await (await add.options(delay=0.2).dispatch(3, 4)).result(timeout=PATIENCE) == 7
         )  # promoted when it is due
@@ -127,7 +137,7 @@ async def test_everything_works_on_a_cluster(cluster: Cluster) -> None:
         jobs = await mesh.dispatch_many([add.call(i, i) for i in range(100)])
         assert [await job.result(timeout=PATIENCE) for job in jobs] == [2 * i for i in range(100)]
         await fail.enqueue("so it is")
-        await eventually(partial(_failed, fail.queue), ["so it is"])
+        await eventually(partial(_failed, fail.queue), ["so it is", "x"])
         await mesh.queue("Q2").enqueue(b"x", b"y")
         await held.wait(2)
         assert await mesh.queue("Q2").cancel(b"x", wait=PATIENCE) == worqr.CancelCount(0, 1, 1)

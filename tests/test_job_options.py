@@ -131,6 +131,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({name: bad}, f"{name} must be True or False") for name in ("front", "keep_task") for bad in (0, 1, "yes", None)),
     *(({"meta": bad}, "meta must be a mapping") for bad in (None, "a", [("a", "b")], 7)),
     ({"meta": {"a": 1}}, "a text in meta must be a str"),
+    *(({name: len}, rf"{name} must be a call: write {name}=function\.call") for name in ("then", "otherwise")),
     ({"lane": 7}, "a lane must be a str, not"),
     ({"lane": ""}, "a lane must have 1 to 200 bytes of UTF-8, this one has 0"),
     ({"lane": "ä" * 101}, "this one has 202"),

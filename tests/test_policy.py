@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +16,7 @@ import worqr
 from worqr import Failure, RateLimited, Retry, RetryPolicy, Undecodable, UsageError
 from worqr.policy import (
     POLICY_FIELDS,
+    UNLIMITED,
     ChildError,
     Policy,
     RetryDecision,
@@ -103,12 +106,14 @@ def test_a_policy_travels_field_by_field() -> None:
     given = RetryPolicy(
         max_failures=5,
         max_stalls=1,
-        max_timeouts=2,
+        max_timeouts=math.inf,
+        retry_for=timedelta(hours=1),
         min_backoff=0.25,
         max_backoff=timedelta(minutes=1),
         jitter=False,
         retry_on=(Mine, OSError),
         fail_on=(MineToo,),
+        reset_on_progress=True,
     )
     fields = retry_fields(given)
     assert fields.keys() == POLICY_FIELDS - {"timeout", "result_ttl"}
@@ -117,7 +122,9 @@ def test_a_policy_travels_field_by_field() -> None:
     assert policy == Policy(
         max_failures=5,
         max_stalls=1,
-        max_timeouts=2,
+        max_timeouts=UNLIMITED,
+        retry_for=3600.0,
+        reset_on_progress=True,
         min_backoff=0.25,
         max_backoff=60.0,
         jitter=False,
@@ -125,6 +132,8 @@ def test_a_policy_travels_field_by_field() -> None:
         fail_on=frozenset({name_of(MineToo)}),
         keep_failed=7,
     )
+    with pytest.raises(UsageError, match=r"does not travel with a job: .*min_backoff="):
+        retry_fields(replace(given, backoff=lambda failures, _: failures))
     assert policy.with_overrides({"timeout": "1500", "result_ttl": "0"}) != policy
     assert policy.with_overrides({"timeout": "1500"}).timeout == 1.5
 
@@ -444,3 +453,41 @@ def test_a_death_in_a_group_is_a_death() -> None:
 def test_a_number_that_no_dispatch_could_have_stored_is_an_error(name: str, odd: str) -> None:
     with pytest.raises(ValueError, match=name):
         Policy().with_overrides({name: odd})
+
+
+# A function of the application
+
+
+async def later(failures: int, error: str) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("backoff", "why"),
+    [
+        (60, "a function of the number of failures"),
+        (later, "is async"),
+        (lambda failures: 1, "with the number of failures and"),
+    ],
+)
+def test_a_backoff_that_could_not_be_called_is_refused(backoff: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        RetryPolicy(backoff=backoff)
+
+
+def test_a_function_decides_about_the_delay_and_a_dispatch_with_times_of_its_own_does_not_ask_it() -> None:
+    policy = Policy(jitter=False).with_retry(RetryPolicy(backoff=lambda n, error: timedelta(minutes=n * len(error))))
+    assert policy.delay_after(1, "abc", pytest.fail) == 360.0
+    assert policy.with_overrides({"max_backoff": "1000"}).delay_after(5, "abc", pytest.fail) == 1.0
+
+
+@pytest.mark.parametrize("answer", [-1, math.nan, math.inf, None, "5", True, 10**400, SystemExit("no")])
+def test_a_backoff_that_raises_or_answers_nonsense_is_reported_and_the_default_decides(answer: Any) -> None:
+    def backoff(failures: int, error: str) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    told: list[str] = []
+    assert Policy(jitter=False).with_retry(RetryPolicy(backoff=backoff)).delay_after(2, "E", told.append) == 8.0
+    assert len(told) == 1

@@ -16,6 +16,7 @@ from worqr.version import __version__ as __version__
 if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.batches import BatchInfo as BatchInfo
     from worqr.batches import BatchRef as BatchRef
+    from worqr.batches import EndedJob as EndedJob
     from worqr.client.batch import Batch as Batch
     from worqr.client.batch import BatchOptions as BatchOptions
     from worqr.client.dead_letters import DeadLetters as DeadLetters
@@ -113,6 +114,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.policy import RateLimited as RateLimited
     from worqr.policy import Retry as Retry
     from worqr.policy import RetryPolicy as RetryPolicy
+    from worqr.policy import Snooze as Snooze
     from worqr.policy import StepFailed as StepFailed
     from worqr.policy import Suspended as Suspended
     from worqr.policy import Undecodable as Undecodable
@@ -130,7 +132,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.validation import Seconds as Seconds
 
 _HOMES = {
-    "worqr.batches": "BatchInfo BatchRef",
+    "worqr.batches": "BatchInfo BatchRef EndedJob",
     "worqr.client.batch": "Batch BatchOptions",
     "worqr.client.producer": "Call SendMiddleware Sending SendingOptions",
     "worqr.client.dead_letters": "DeadLetters",
@@ -166,7 +168,7 @@ _HOMES = {
     "worqr.peer.options": "JoinOptions",
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
-    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy StepFailed Suspended Undecodable",
+    "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy Snooze StepFailed Suspended Undecodable",
     "worqr.records": "CancelCount Ended EndedRun Entry Failed JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }

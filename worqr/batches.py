@@ -1,4 +1,4 @@
-"""The values of batches that users read: `BatchInfo` and `BatchRef`; and the checks of the options of a batch. Pure.
+"""The values of batches that users read: `BatchInfo` and `BatchRef`; what a follow-up reads; the checks of its options. Pure.
 
 A batch is a set of jobs that is counted together, of one queue or of several. `worqr.client.batch` sends requests about it.
 """
@@ -6,17 +6,21 @@ A batch is a set of jobs that is counted together, of one queue or of several. `
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
 import msgspec
 
+from worqr.argument_codec import decoder_of
 from worqr.errors import UsageError
+from worqr.job_options import FOLLOW_UPS
 from worqr.keys import QueueKeys, keys_at
 from worqr.records import BatchRef as BatchRef
-from worqr.remote_error import meta_of
-from worqr.stored_values import whole
+from worqr.records import RemoteError
+from worqr.remote_error import meta_of, packed_error
+from worqr.stored_values import public_name, whole
 from worqr.validation import Seconds, moment, seconds
 
 BatchState = Literal["open", "sealed", "ended"]
@@ -130,6 +134,102 @@ def _stored_number(facts: Mapping[str, object], name: str) -> int | None:
     return whole(value) if isinstance(value, int | str | bytes) else None
 
 
+# `EndedJob`: what a follow-up of one job learns of it.
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that has ended, as its follow-up sees it: ``worqr.current().ended_job``."""
+
+    id: str
+    """Its id, unique in its queue."""
+    queue: str
+    """The name of its queue."""
+    outcome: Literal["finished", "failed", "cancelled"]
+    """How it ended. ``failed``: it is in the dead-letter queue, or has expired."""
+    reason: str = ""
+    """Why it failed: ``failed``, ``timeout``, ``stalled``, ``expired``, ``undecodable``, or ``lost`` if its record was damaged.
+    Why it was cancelled, in the words of who did that. Empty if it has finished.
+    """
+    error: RemoteError | None = None
+    """Its last error; None if it has not failed."""
+    result_size: int | None = None
+    """The bytes of its encoded result; None if it has not finished."""
+    meta: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The `meta` of its dispatch."""
+    ended: datetime | None = None
+    """The time at which it ended, by the server's clock."""
+    _result: bytes | None = field(default=None, repr=False)
+
+    def result(self, kind: Any = Any) -> Any:
+        """Return its result, decoded as the type `kind`.
+
+        Args:
+            kind: A type that JSON knows, such as the return annotation of its function. Default: as JSON has it.
+
+        Raises:
+            UsageError: It has not finished; its result is larger than 64 KiB, and was not passed on; or it is not of this type.
+        """
+        if self._result is None:
+            why = (
+                f"has {self.outcome}, and has no result: read its error and its reason"
+                if self.result_size is None
+                else f"has a result of {self.result_size:,} bytes, and a follow-up gets at most 64 KiB: store it elsewhere, and "
+                "return its name"
+            )
+            raise UsageError(f"the job {self.id!r} of {self.queue!r} {why}")
+        encoding, _, value = self._result.partition(b" ")
+        try:
+            if encoding == b"bytes":
+                return msgspec.convert(value, kind)
+            return decoder_of(kind)(b"null" if encoding == b"none" else value)
+        except Exception as error:
+            raise UsageError(f"the result of the job {self.id!r} of {self.queue!r} is no {kind!r}: {error}") from error
+
+
+def with_result(job: EndedJob, result: bytes) -> EndedJob:
+    """Return a job that has finished with an encoded result: its encoding, a space, and its bytes."""
+    return replace(job, result_size=len(result.partition(b" ")[2]), _result=result)
+
+
+def ended_job_of(record: Mapping[bytes, bytes] | None) -> EndedJob | None:
+    """Return the job that a follow-up is about, from its record; None for any other job."""
+    length, _, rest = (record or {}).get(b"job_ended", b"").partition(b" ")
+    size = whole(length)
+    try:
+        facts = msgspec.msgpack.decode(rest[:size], type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None  # there is none, or another program has written it
+    told, value = str(facts.get("outcome", "")), rest[size:]
+    outcome: Any = {"large": "finished", "gone": "failed"}.get(told, told)
+    reason = {"gone": "lost", "cancelled": value.decode("utf-8", "replace")}.get(told, str(facts.get("reason") or ""))
+    size = whole(value) if told == "large" else len(value.partition(b" ")[2]) if told == "finished" else None
+    return EndedJob(
+        *(str(facts.get("id", "")), _keys_in(str(facts.get("home", ""))).display_name, outcome, public_name(reason)),
+        error=packed_error(value) if told == "failed" else None,
+        result_size=size,
+        meta=meta_of(str(facts.get("meta") or "")),
+        ended=moment(_stored_number(facts, "ended_at")),
+        _result=value if told == "finished" else None,
+    )
+
+
+def follow_up_queues(prefix: str, follow: bytes) -> dict[str, str]:
+    """Return the queues of `then` and `otherwise` from the field `follow` of a record; an empty name: there is none."""
+    _, *bases = follow.decode("utf-8", "replace").split("\n")
+    names: dict[str, str] = {}
+    for what, base in zip(("then", "otherwise"), bases, strict=False):
+        with suppress(UsageError):  # another program has made it up
+            names[what] = keys_at(prefix, base).display_name if base else ""
+    return names
+
+
+def followed_in(fields: Mapping[str, bytes]) -> tuple[str, str] | None:
+    """Return the queue and the id of the job that a follow-up is about, from its record; None for any other job."""
+    ended = ended_job_of({b"job_ended": fields.get("job_ended", b"")})
+    return None if ended is None else (ended.queue, ended.id)
+
+
 def sum_counts(parts: Iterable[tuple[int, ...]]) -> tuple[int, int, int, int]:
     """Return jobs, finished, failed and cancelled from the counters of the parts. Lost jobs count as failed."""
     added = finished = failed = cancelled = 0
@@ -150,8 +250,13 @@ def follow_up_options(options: Mapping[str, object], what: str) -> dict[str, obj
     for name, public in _NOT_OF_FOLLOW_UPS.items():
         if name in options:
             raise UsageError(
-                f"{what} of a batch is a new job with an id of its own, at each ending: leave {public}= out of its options"
+                f"{what} is a new job with an id of its own, at each end: leave {public}= out of its options"
             )
+    if FOLLOW_UPS in options and what == "otherwise":
+        raise UsageError(
+            "the call of otherwise= may run more than once, as its job can be put back and fail again, so it has no then= and "
+            "otherwise= itself: let it dispatch the next call"
+        )
     return {name: value for name, value in options.items() if name not in _DROPPED}
 
 

@@ -107,11 +107,11 @@ _TOTAL: Final = "use max_failures, which counts the first run, too: max_failures
 _BACKOFFS: Final = "use min_backoff and max_backoff, in seconds, as in worqr.RetryPolicy(min_backoff=1, max_backoff=60)"
 RETRY_POLICY: Final = {
     **dict.fromkeys(("max_retries", "retries", "max_tries", "max_attempts", "attempts", "tries", "stop"), _TOTAL),
-    **dict.fromkeys(("backoff", "retry_backoff", "delay", "countdown", "wait", "interval", "min_delay"), _BACKOFFS),
+    **dict.fromkeys(("retry_backoff", "delay", "countdown", "wait", "interval", "min_delay"), _BACKOFFS),
     **dict.fromkeys(
         ("retry_delay", "default_retry_delay", "initial_interval", "retry_backoff_max", "max_delay"), _BACKOFFS
     ),
-    **dict.fromkeys(("exceptions", "autoretry_for", "retry_for", "on"), "use retry_on=(OSError,)"),
+    **dict.fromkeys(("exceptions", "autoretry_for", "on"), "use retry_on=(OSError,)"),
     **dict.fromkeys(("dont_autoretry_for", "throws", "abort_on", "ignore"), "use fail_on=(ValueError,)"),
     "retry_jitter": "use jitter=True, which is the default",
     "timeout": "it is an option of the function: @mesh.task(timeout=30)",

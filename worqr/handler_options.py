@@ -17,7 +17,7 @@ from worqr.foreign import hint_at_option
 from worqr.job_options import check_choice
 from worqr.keys import check_shards
 from worqr.limits import Lanes, Limit, check_limits
-from worqr.policy import Policy, RetryPolicy, retry_fields
+from worqr.policy import Policy, RetryPolicy
 from worqr.records import MOST_RECENT, Failed
 from worqr.validation import KEEP_FAILED, Seconds, check_between, check_count, is_coroutine_function, seconds
 
@@ -254,7 +254,7 @@ def _failing(options: Mapping[str, Any]) -> Policy | None:
     retry, timeout = options.get("on_failure_retry"), options.get("on_failure_timeout")
     if retry is None and timeout is None:
         return None
-    policy = PATIENT if retry is None else PATIENT.with_overrides(retry_fields(_check_retry(retry, "on_failure_retry")))
+    policy = PATIENT if retry is None else PATIENT.with_retry(_check_retry(retry, "on_failure_retry"))
     return policy if timeout is None else replace(policy, timeout=seconds(timeout, "on_failure_timeout", positive=True))
 
 
@@ -293,7 +293,7 @@ def policy_for(
     on_failure: bool = False,
 ) -> Policy:
     """Return the checked policy of a handler; missing options have their defaults."""
-    policy = Policy() if retry is None else Policy().with_overrides(retry_fields(_check_retry(retry, "retry")))
+    policy = Policy() if retry is None else Policy().with_retry(_check_retry(retry, "retry"))
     return replace(
         policy,
         timeout=None if timeout is None else seconds(timeout, "timeout", positive=True),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, TypedDict, cast
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, cast
 
 import msgspec
 
@@ -23,6 +23,8 @@ MAX_META: Final = 4096
 """Bytes of a job's meta, as JSON."""
 RAW_OPTIONS: Final = frozenset({"max_length", "wait", "replicas"})
 """The options that a raw task can have; every other option makes it a job."""
+FOLLOW_UPS: Final = "follow_ups"
+"""The encoded option with the calls `then` and `otherwise`, until the job is sent."""
 LANE_OPTIONS: Final = frozenset({"lane", "max_lane_length"})
 """The encoded options by which a function puts each of its calls into a lane."""
 MAX_REPLICAS: Final = 100
@@ -108,6 +110,20 @@ class NoSuchOption:
     """The type of an option that does not exist. With it, a type checker reports a misspelt option of an overloaded method."""
 
 
+class FollowUp(Protocol):
+    """A `Call`, which is enqueued later."""
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue that it goes to."""
+        ...
+
+    @property
+    def task(self) -> bytes:
+        """The payload."""
+        ...
+
+
 class JobOptions(TypedDict, total=False):
     """The options of a dispatch, for ``queue.dispatch`` and ``function.options``."""
 
@@ -164,6 +180,12 @@ class JobOptions(TypedDict, total=False):
     """The lane of the queue that the job waits in, 1 to 200 bytes of UTF-8 without control characters; lanes take turns. An
     update does not move it. Default: that of the function's ``Lanes(by=...)``, or none.
     """
+    then: FollowUp
+    """A call that is enqueued when the job has finished: ``then=other.call(...)``. Its run reads ``worqr.current().ended_job``.
+    Default: none.
+    """
+    otherwise: FollowUp
+    """A call that is enqueued instead when the job has failed for good, has expired or was cancelled. Default: none."""
     keep_task: bool
     """True: keep the payload, the `meta` and the last tries together with the result, for ``queue.read()``. Default: False."""
 
@@ -260,6 +282,8 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, object]:
             wire |= _WIRE[name](value)
         else:
             _refuse(name)
+    if follow_ups := {name: options[name] for name in ("then", "otherwise") if name in options}:
+        wire[FOLLOW_UPS] = follow_ups
     if fields:
         wire["fields"] = fields
     if "delay" in options and "run_at" in options:
@@ -280,6 +304,13 @@ def without_replicas(options: Mapping[str, object], default: int) -> tuple[Mappi
 def wait_in(options: Mapping[str, object]) -> float:
     """Return the seconds for which the call with these encoded options waits for room."""
     return cast("float", options.get("wait", 0.0))
+
+
+def _follow_up(value: object, what: str) -> dict[str, object]:
+    """Check that a value is a call. The producer encodes all follow-ups of a job together."""
+    if not hasattr(type(value), "_target"):
+        raise UsageError(f"{what} must be a call: write {what}=function.call(...), not {value!r}")
+    return {}
 
 
 def _expires(value: object) -> dict[str, object]:
@@ -308,6 +339,8 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "wait": lambda value: {"wait": check_wait(value)},
     "front": lambda value: {"front": _flag(value, "front")},
     "lane": lambda value: {"lane": check_lane(value)},
+    "then": lambda value: _follow_up(value, "then"),
+    "otherwise": lambda value: _follow_up(value, "otherwise"),
     "keep_task": lambda value: {"keep": _flag(value, "keep_task")},
     "replicas": lambda value: {"replicas": check_replicas(value)},
 }

@@ -53,6 +53,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         f"{_RUN} error retry_in run_at timeout late traceback",
     ),
     "task.retry": _event(INFO, "a handler raised `Retry`", f"{_RUN} error retry_in run_at lane traceback"),
+    "retry.backoff": _event(
+        WARNING,
+        "the function for the backoff of a retry policy raised, or returned no time: the other settings decide",
+        "queue job step error",
+    ),
     "task.timeout": _event(
         WARNING, "a run took longer than its timeout, and the task is tried again", f"{_RUN} timeout late retry_in"
     ),
@@ -67,6 +72,7 @@ EVENTS: Final[dict[str, LogEvent]] = {
     "task.suspended": _event(
         DEBUG, "a workflow only waits: it holds no slot until one of its waits has ended", "queue job waits"
     ),
+    "task.snoozed": _event(DEBUG, "a handler raised `Snooze`", f"{_RUN} waits retry_in run_at"),
     "workflow.busy": _event(
         WARNING, "a wait cannot suspend its workflow, because another task of the run goes on", "queue job wait"
     ),
@@ -424,11 +430,12 @@ FIELDS: Final[dict[str, str]] = {
     "lane": "the lane of the task, if only that lane is paused",
     "claim": "the number of one run of one task: `Context.fence`",
     "attempt": "the number of this run: 1 is the first",
-    "attempts": "how many runs the task gets if this one and all further ones end alike",
+    "attempts": "how many runs the task gets if this one and all further ones end alike; `unlimited`: there is no limit",
     "error": "the type and text of an error, in one line of at most 500 characters",
     "traceback": "of an error in a process: its traceback there",
     "retry_in": "seconds until the next attempt",
-    "run_at": "the time of the next attempt, in ISO 8601, if `Retry(run_at=...)` gave one",
+    "run_at": "the time of the next attempt, in ISO 8601, if `Retry(run_at=...)` or `Snooze` gave one",
+    "step": "the name of a step of a job",
     "timeout": "the timeout of the task, in seconds",
     "late": "seconds after its timeout at which a run ended",
     "duration": "how long it took, in seconds",

@@ -1,8 +1,8 @@
 """Decide what happens to a task whose run raised: a retry, and when, or the dead-letter queue. Pure.
 
-A handler raises `Retry`, `RateLimited`, `Failure` and `Undecodable` on purpose. A run in a process ends with `ChildError` or
-`Stalled`. A `RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run; `decide_retry` makes the
-decision.
+A handler raises `Retry`, `Snooze`, `RateLimited`, `Failure` and `Undecodable` on purpose. A run in a process ends with
+`ChildError` or `Stalled`. A `RetryPolicy` is what a handler or a dispatch gives; a `Policy` is resolved for one run;
+`decide_retry` makes the decision.
 
 The policy of a dispatch travels in the job's record, field by field. Exception types travel as names, and are compared with the
 names of the raised error's classes. So a record cannot make a worker import a module.
@@ -10,10 +10,12 @@ names of the raised error's classes. So a record cannot make a worker import a m
 
 from __future__ import annotations
 
+import inspect
+import math
 import random
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, cast
 from urllib.parse import quote, unquote
@@ -21,13 +23,14 @@ from urllib.parse import quote, unquote
 from worqr.errors import JobCancelled, JobFailed, UsageError, WorqrError
 from worqr.foreign import RATE_LIMITED, RETRY, RETRY_POLICY, explained_class
 from worqr.records import RemoteError
-from worqr.tracebacks import bases_of, is_a, leaves_of
+from worqr.tracebacks import bases_of, is_a, leaves_of, one_line
 from worqr.validation import (
     KEEP_FAILED,
     MAX_FAILURES,
     MAX_STALLS,
     Seconds,
     check_count,
+    is_coroutine_function,
     name_of,
     qualname_of,
     seconds,
@@ -35,6 +38,8 @@ from worqr.validation import (
 )
 
 MAX_TIMEOUTS: Final = 3
+UNLIMITED: Final = 999_999_999_999_999
+"""A count that stands for no limit in records, in scripts and in a `Policy`: the largest one that a record can have."""
 MIN_BACKOFF: Final = 2.0
 MAX_BACKOFF: Final = 300.0
 MOST_POLICY_DIGITS: Final = 15
@@ -125,6 +130,34 @@ class Suspended(BaseException):
     """
 
     __module__ = "worqr"
+
+
+class Snooze(BaseException):
+    """Raise it in a handler to run the task again later, because it is not ready: ``raise worqr.Snooze(3600)``.
+
+    It is no failure: it is not counted, and no record, log or hook shows an error. It is no `Exception`, so the
+    ``except Exception`` of an application does not catch it. A workflow has `worqr.sleep`, which goes on where it was.
+
+    Args:
+        until: Seconds until the next run, a timedelta, or a timezone-aware datetime.
+        message: What the task waits for, for people.
+
+    Attributes:
+        delay: The delay in seconds; None if a time was given.
+        run_at_ms: The time in milliseconds since 1970; None if a delay was given.
+
+    Raises:
+        UsageError: `until` is not valid, or the message is not a str.
+    """
+
+    __module__ = "worqr"
+
+    def __init__(self, until: Seconds | datetime, message: str = "") -> None:
+        _check_message(self, message, f"{qualname_of(type(self))}(until, str(...))")
+        super().__init__(message)
+        is_time = isinstance(until, datetime)
+        self.delay: float | None = None if is_time else seconds(until, "until of Snooze")
+        self.run_at_ms: int | None = to_ms(until, "until of Snooze") if is_time else None
 
 
 class StepFailed(WorqrError, Failure):
@@ -236,8 +269,13 @@ class Stalled(ChildError):
     """
 
 
-def _limit(value: object, what: str) -> int | None:
-    return None if value is None else check_count(value, what)
+Backoff = Callable[[int, str], Seconds]
+"""Returns the seconds until the next run, from the number of runs that failed, and the type of the last error."""
+
+
+def _check_limit(value: object, what: str) -> None:
+    if value is not None and value != math.inf:
+        check_count(value, what)
 
 
 def _types(value: object, what: str) -> tuple[type[BaseException], ...] | None:
@@ -256,15 +294,29 @@ class RetryPolicy:
     """How often a task may fail, and how long to wait in between. None: the handler's setting for a job, else the default.
 
     Raises:
-        UsageError: A count is less than 1, a time is negative, or `min_backoff` is more than `max_backoff`.
+        UsageError: A count is less than 1, a time is negative, `min_backoff` is more than `max_backoff`, or `backoff` is no
+            function of two arguments.
     """
 
-    max_failures: int | None = None
-    """The number of runs that may fail, at least 1; after the last, the task moves to the dead-letter queue. Default: 10."""
-    max_stalls: int | None = None
-    """The number of workers that may die while they run the task, at least 1. Default: 3."""
-    max_timeouts: int | None = None
-    """The number of runs that may take too long, at least 1. Default: 3."""
+    max_failures: int | float | None = None
+    """The number of runs that may fail, at least 1; after the last, the task moves to the dead-letter queue. ``math.inf``: no
+    limit. Default: 10.
+    """
+    max_stalls: int | float | None = None
+    """The number of workers that may die while they run the task, at least 1. ``math.inf``: no limit. Default: 3."""
+    max_timeouts: int | float | None = None
+    """The number of runs that may take too long, at least 1. ``math.inf``: no limit. Default: 3."""
+    retry_for: Seconds | None = None
+    """Seconds, more than 0, or a timedelta: no retry begins later than this after the beginning of the first run that failed or
+    took too long. The task moves to the dead-letter queue instead. Default: no limit.
+    """
+    backoff: Backoff | None = None
+    """A plain function that returns the seconds, or a timedelta, until the next run: ``backoff(failures, error)``. `failures` is
+    1 after the first run that failed, and `error` is the type of its error as in records, such as ``"httpx.ConnectError"``. Of
+    timeouts and crashes, it gets their number, and ``"Timeout"`` or ``"Stalled"``. It runs in the event loop of the worker, so it
+    must not block. It is for handlers and steps, not for a dispatch. If it raises, or returns something else, that is logged and
+    the other settings decide. Default: none.
+    """
     min_backoff: Seconds | None = None
     """Seconds, at least 0, before the second run; doubled with each failure. Default: 2."""
     max_backoff: Seconds | None = None
@@ -277,35 +329,80 @@ class RetryPolicy:
     """The exception types, with their subclasses, to retry after. ``()``: none, each error is final. Default: all."""
     fail_on: tuple[type[BaseException], ...] | None = None
     """The exception types, with their subclasses, that are final. They take precedence over `retry_on`. Default: none."""
+    reset_on_progress: bool | None = None
+    """True: count failures, timeouts and crashes from zero when a run gets further than those before it: it stores a step, or
+    saves other bytes, after it has asked for all that they had stored. A workflow does this always. Default: False.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_failures", "max_stalls", "max_timeouts"):
-            _limit(getattr(self, name), name)
+            _check_limit(getattr(self, name), name)
         for name in ("min_backoff", "max_backoff"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else seconds(value, name))
-        if self.jitter is not None and not isinstance(self.jitter, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"jitter must be True, False or None, not {self.jitter!r}")
+        if self.retry_for is not None:
+            object.__setattr__(self, "retry_for", seconds(self.retry_for, "retry_for", positive=True))
+        for name in ("jitter", "reset_on_progress"):
+            if (value := getattr(self, name)) is not None and not isinstance(value, bool):
+                raise UsageError(f"{name} must be True, False or None, not {value!r}")
+        _check_backoff(self.backoff)
         for name in ("retry_on", "fail_on"):
             object.__setattr__(self, name, _types(getattr(self, name), name))
         if self.min_backoff is not None and self.max_backoff is not None and self.min_backoff > self.max_backoff:  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue]
             raise UsageError(f"min_backoff {self.min_backoff!r} is over max_backoff {self.max_backoff!r}")
 
 
+def _check_backoff(backoff: object) -> None:
+    if backoff is None:
+        return
+    if not callable(backoff):
+        raise UsageError(
+            f"backoff must be a function of the number of failures and the type of the error, not {backoff!r}: write "
+            "backoff=lambda failures, error: 60 * failures, or set min_backoff and max_backoff"
+        )
+    if is_coroutine_function(backoff):
+        raise UsageError(f"backoff must be a plain function, and {backoff!r} is async: it must not wait for anything")
+    try:
+        inspect.signature(backoff).bind(1, "")
+    except TypeError as error:
+        raise UsageError(
+            f"backoff is called with the number of failures and the type of the error ({error}): declare it as "
+            "def backoff(failures: int, error: str) -> float"
+        ) from None
+    except ValueError:
+        pass  # some builtins have no signature
+
+
+_TIMES: Final = frozenset({"min_backoff", "max_backoff", "retry_for", "timeout", "result_ttl"})
+"""Settings that are seconds here, and milliseconds in records."""
+_FLAGS: Final = frozenset({"jitter", "reset_on_progress"})
+
+
 def retry_fields(retry: RetryPolicy) -> dict[str, str]:
-    """Return the settings that are not None as a job's record has them: milliseconds, and exception types by name."""
+    """Return the settings that are not None as a job's record has them: milliseconds, and exception types by name.
+
+    Raises:
+        UsageError: one of them is a function, which no record can have.
+    """
+    if retry.backoff is not None:
+        raise UsageError(
+            "backoff= is a function, which runs in the worker and does not travel with a job: set it on the function, as in "
+            "@mesh.task(retry=worqr.RetryPolicy(backoff=...)), or give this call min_backoff= and max_backoff="
+        )
     found: dict[str, str] = {}
-    for each in fields(retry):
-        value: Any = getattr(retry, each.name)
+    for name in RECORDED:
+        value: Any = getattr(retry, name)
         if value is None:
             continue
-        if each.name.endswith("backoff"):
-            value = round(value * 1000)
-        elif each.name == "jitter":
+        if name in _TIMES:
+            value = max(round(value * 1000), int(name == "retry_for"))
+        elif name in _FLAGS:
             value = int(value)
-        elif each.name.endswith("_on"):
+        elif name.endswith("_on"):
             value = _joined(name_of(kind) for kind in value)
-        found[each.name] = str(value)
+        elif value == math.inf:
+            value = UNLIMITED
+        found[name] = str(value)
     return found
 
 
@@ -319,7 +416,9 @@ def _split(names: str) -> frozenset[str]:
     return frozenset(_OLD_NAMES.sub("worqr.", unquote(name)) for name in names.split())
 
 
-POLICY_FIELDS: Final = frozenset({*(each.name for each in fields(RetryPolicy)), "timeout", "result_ttl"})
+RECORDED: Final = tuple(each.name for each in fields(RetryPolicy) if each.name != "backoff")
+"""The settings of a `RetryPolicy` that the record of a job can have."""
+POLICY_FIELDS: Final = frozenset({*RECORDED, "timeout", "result_ttl"})
 """The record fields that a dispatch may set; the handler's options supply the others."""
 
 
@@ -344,6 +443,19 @@ class Policy:
     on_failure: bool = False
     workflow: bool = False
     """The handler may wait durably."""
+    retry_for: float | None = None
+    reset_on_progress: bool = False
+    own_backoff: Backoff | None = None
+    """The function of the application."""
+
+    def with_retry(self, retry: RetryPolicy) -> Policy:
+        """Return this policy, with the settings of a handler or a step in place of its own."""
+        found = self.with_overrides(retry_fields(replace(retry, backoff=None)))
+        return found if retry.backoff is None else replace(found, own_backoff=retry.backoff)
+
+    def counts_anew(self) -> bool:
+        """Return True if the counters of a job begin anew when a run gets further than those before it."""
+        return self.workflow or self.reset_on_progress
 
     def with_overrides(self, record: Mapping[str, str]) -> Policy:
         """Return this policy, with the fields of a job's record in place of its own.
@@ -358,12 +470,12 @@ class Policy:
                 own[name] = _split(value)
             elif not value.isdecimal() or len(value) > MOST_POLICY_DIGITS:
                 raise ValueError(f"its {name} is no whole number, but {value[:40]!r}")
-            elif name in {"min_backoff", "max_backoff", "timeout", "result_ttl"}:
+            elif name in _TIMES:
                 own[name] = int(value) / 1000
             else:
-                own[name] = int(value)
-        if "jitter" in own:
-            own["jitter"] = own["jitter"] == 1
+                own[name] = int(value) == 1 if name in _FLAGS else int(value)
+        if "min_backoff" in own or "max_backoff" in own:
+            own["own_backoff"] = None
         return replace(self, **own) if own else self
 
     def backoff(self, times: int) -> float:
@@ -374,6 +486,20 @@ class Policy:
         """Return the `backoff`, with jitter if the policy has it."""
         longest = self.backoff(times)
         return random.uniform(longest / 2, longest) if self.jitter else longest
+
+    def delay_after(self, times: int, error: str, report: Callable[[str], object]) -> float:
+        """Return the seconds to wait after a run that failed with an error of this type, as `delay` does. If the application has
+        a function for it, that decides; `report` is called with what is wrong with it.
+        """
+        if self.own_backoff is None:
+            return self.delay(times)
+        try:
+            return seconds(self.own_backoff(times + 1, error), "its result")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as raised:
+            report(one_line(raised))
+        return self.delay(times)
 
     def is_retryable(self, error: BaseException) -> bool:
         """Return True if the policy allows another try after this error.
@@ -397,7 +523,7 @@ def class_names(error: BaseException) -> list[frozenset[str]]:
         groups = [name_of(kind) for group in around for kind in bases_of(group)]
         if is_a(leaf, ChildError):
             found |= dict.fromkeys(names.union(groups) for names in leaf.leaves)
-        elif not (around and is_a(leaf, Retry)):
+        elif not (around and (is_a(leaf, Retry) or is_a(leaf, Snooze))):
             found[frozenset((*groups, *map(name_of, bases_of(type(leaf)))))] = None
     return list(found)
 
@@ -405,10 +531,12 @@ def class_names(error: BaseException) -> list[frozenset[str]]:
 def shown_fields(policy: Policy) -> dict[str, str]:
     """Return the settings that only the worker itself needs, named and written as in a job's record. People see them."""
     found = {name: str(getattr(policy, name)) for name in ("max_failures", "max_timeouts")}
-    for name in ("min_backoff", "max_backoff", "timeout"):
+    for name in ("min_backoff", "max_backoff", "retry_for", "timeout"):
         if (value := getattr(policy, name)) is not None:
             found[name] = str(round(value * 1000))
     found["jitter"] = str(int(policy.jitter))
+    if policy.own_backoff is not None:
+        found["backoff"] = str(getattr(policy.own_backoff, "__qualname__", "function"))
     for name in ("retry_on", "fail_on"):
         if names := getattr(policy, name):
             found[name] = _joined(sorted(names))
@@ -425,6 +553,8 @@ class RetryDecision:
         counted: False: the retry counts as no failure.
         stalled: True: the retry counts as a stall instead of a failure.
         pause: seconds for which the queue is paused; the task goes back to the front. None: it is not paused.
+        backs_off: True: the policy has decided about the delay, not the error.
+        last: True: there is no retry, because it would begin later than `retry_for` allows.
     """
 
     kind: Literal["retry", "fail", "undecodable"]
@@ -434,14 +564,16 @@ class RetryDecision:
     counted: bool = True
     stalled: bool = False
     pause: float | None = None
+    backs_off: bool = field(default=False, compare=False)
+    last: bool = False
 
 
 def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: int = 0) -> RetryDecision:
     """Decide the next step for a task whose run raised `error`.
 
-    A group that contains a `Stalled` counts as that, else one with a `Failure` as the first `Failure`. A group of only `Retry`
-    and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` that is due last. A group of only
-    `Undecodable` counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
+    A group that contains a `Stalled` counts as that, else one with a `Failure` as the first `Failure`. A group of only `Retry`,
+    `Snooze` and `RateLimited` counts as the longest `RateLimited`; without one, as the `Retry` or `Snooze` that is due last. A
+    group of only `Undecodable` counts as the first one. Any other group counts as one error (see `Policy.is_retryable`).
 
     Args:
         error: what the run raised.
@@ -456,13 +588,14 @@ def decide_retry(error: BaseException, policy: Policy, failures: int, stalls: in
         return RetryDecision("undecodable", error)
     if is_a(error, RateLimited):
         return RetryDecision("retry", error, counted=False, pause=retry_after_of(error) or policy.delay(failures))
-    if is_a(error, Retry):
+    if is_a(error, Retry) or is_a(error, Snooze):
         delay, run_at_ms, counted = times_of(error)
-        return RetryDecision("retry", error, policy.delay(failures) if delay is None else delay, run_at_ms, counted)
+        backs_off, delay = delay is None and run_at_ms is None, policy.delay(failures) if delay is None else delay
+        return RetryDecision("retry", error, delay, run_at_ms, counted, backs_off=backs_off)
     if is_a(error, Stalled):
-        return RetryDecision("retry", error, policy.delay(stalls), stalled=True)
+        return RetryDecision("retry", error, policy.delay(stalls), stalled=True, backs_off=True)
     if policy.is_retryable(error):
-        return RetryDecision("retry", error, policy.delay(failures))
+        return RetryDecision("retry", error, policy.delay(failures), backs_off=True)
     return RetryDecision("fail", error)
 
 
@@ -476,7 +609,7 @@ def _deciding_error(error: BaseException, policy: Policy, failures: int) -> Base
             return first
     if inner and all(is_a(each, Undecodable) for each in inner):
         return inner[0]
-    retries = [each for each in inner if is_a(each, Retry)]
+    retries = [each for each in inner if is_a(each, Retry) or is_a(each, Snooze)]
     if not inner or len(retries) < len(inner):
         return error
     limited = max((each for each in retries if is_a(each, RateLimited)), key=retry_after_of, default=None)
@@ -491,18 +624,18 @@ def retry_after_of(error: RateLimited) -> float:
         return 0.0
 
 
-def times_of(error: Retry) -> tuple[float | None, int | None, bool]:
-    """Return the delay, the time and `counted` of a `Retry`; the defaults if a subclass has no valid ones."""
+def times_of(error: Retry | Snooze) -> tuple[float | None, int | None, bool]:
+    """Return the delay, the time and `counted` of a `Retry` or a `Snooze`; the defaults if a subclass has no valid ones."""
     try:
         delay = None if error.delay is None else seconds(error.delay, "delay")
         run_at_ms = None if error.run_at_ms is None else max(0, int(error.run_at_ms))
-        counted = error.counted is not False
+        counted = is_a(error, Retry) and error.counted is not False
     except BaseException:
-        return None, None, True
+        return None, None, is_a(error, Retry)
     return delay, run_at_ms, counted
 
 
-def _due(retry: Retry, policy: Policy, failures: int) -> tuple[int, float]:
+def _due(retry: Retry | Snooze, policy: Policy, failures: int) -> tuple[int, float]:
     """Return a sort key: larger is later. A `run_at` sorts after each delay, because comparing them takes the server's clock."""
     delay, run_at_ms, _ = times_of(retry)
     if run_at_ms is not None:

@@ -190,9 +190,9 @@ class Status:
     states.
     """
     waits_for: str = ""
-    """What it waits for: the message of the ``Retry(counted=False)`` that ended its last try, which is no error; for a
-    ``suspended`` job the names of its waits and the first deadline: ``approved until 2031-05-01 12:00:00 UTC``. Empty if its last
-    try ended in another way, or while it runs.
+    """What it waits for: the message of the `Snooze` or the ``Retry(counted=False)`` that ended its last try, which is no error;
+    for a ``suspended`` job the names of its waits and the first deadline: ``approved until 2031-05-01 12:00:00 UTC``. Empty if
+    its last try ended in another way, or while it runs.
     """
 
 
@@ -345,7 +345,9 @@ class JobRecord:
     meta: Mapping[str, str]
     """The `meta` of its dispatch."""
     options: Mapping[str, int | float | bool | str]
-    """The options of its own that the dispatch set, such as ``timeout`` and ``max_failures``; times in seconds."""
+    """The options of its own that the dispatch set, such as ``timeout`` and ``max_failures``; times in seconds. A count without a
+    limit is ``unlimited``.
+    """
     dispatched: datetime | None
     """The time of its first dispatch, by the server's clock; None for a plain task and without a record."""
     scheduled_for: datetime | None
@@ -382,6 +384,12 @@ class JobRecord:
     """Its lane; empty if it has none."""
     batch: BatchRef | None = None
     """The batch that it belongs to; None if it belongs to none, or only a result of it is stored."""
+    then: str = ""
+    """The queue of the call that is enqueued when it has finished; empty if there is none."""
+    otherwise: str = ""
+    """The queue of the call that is enqueued when it has failed for good, or was cancelled; empty if there is none."""
+    follows: tuple[str, str] | None = None
+    """Of the follow-up of a job: the queue and the id of the job that has ended; else None."""
     saved_size: int = 0
     """The bytes that the job keeps for its next run: what it saved, and its steps. A step counts as at least 1 KiB."""
     time_line: tuple[Entry, ...] = ()

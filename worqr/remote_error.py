@@ -168,6 +168,15 @@ def error_from_text(type: str, message: str) -> RemoteError:
     return RemoteError(type, clean_text(message)[:LONGEST_MESSAGE], "")
 
 
+def packed_error(stored: bytes) -> RemoteError:
+    """Return an error from an array of its type, its message, its traceback and its fields as JSON, in MessagePack."""
+    try:
+        kind, message, traceback, fields = msgspec.msgpack.decode(stored, type=tuple[str, str, str, str])
+        return RemoteError(kind, message, traceback, msgspec.json.decode(fields, type=dict[str, Any]) if fields else {})
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return RemoteError("unknown", "", "")  # another program has written it
+
+
 def with_stderr(error: RemoteError, output: str) -> RemoteError:
     """Return an error with the output that its run wrote to the standard error."""
     output = output.strip("\n")

@@ -668,7 +668,7 @@ async def test_a_follow_up_that_its_queue_does_not_hold_is_in_the_log(caplog: py
     await relay_messages(ask, "p", QueueKeys("p", "part"))
     [line] = caplog.records
     assert line.levelname == "ERROR"
-    assert line.getMessage().startswith("relay: 3 follow-ups of batches of queue 'part' were not enqueued")
+    assert line.getMessage().startswith("relay: 3 follow-ups of queue 'part' were not enqueued")
     assert "@token.then of 'there'" in line.getMessage()
 
 

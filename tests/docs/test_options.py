@@ -98,6 +98,7 @@ def test_the_fields_of_the_retry_policy() -> None:
     assert list(POLICY) == [field.name for field in fields(worqr.RetryPolicy)]
     for title, policy in (("default", Policy()), ("failure handlers", PATIENT)):
         expected = {name: getattr(policy, name) for name in POLICY if not name.endswith("_on")}
+        expected["backoff"] = policy.own_backoff
         assert literals({name: {"default": row[title]} for name, row in POLICY.items()}) == expected
     assert {row["default"] for name, row in POLICY.items() if name.endswith("_on")} == {"all", "none"}
 

@@ -40,7 +40,10 @@ def declare(mesh: worqr.Mesh) -> list[worqr.Function[..., None]]:
 
     @mesh.task(name="done", retry=retry)
     async def done(word: str) -> None:
-        ended = worqr.current().ended_batch
+        ended, job = worqr.current().ended_batch, worqr.current().ended_job
+        if job is not None:
+            note(f"{word} {job.id} {job.outcome}\n")
+            return
         assert ended is not None
         counts = f"{ended.jobs} {ended.finished} {ended.failed} {ended.cancelled} {ended.endings}"
         note(f"{word} {ended.id} {counts}\n")

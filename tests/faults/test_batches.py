@@ -229,6 +229,41 @@ async def test_a_leader_is_killed_in_the_middle_of_a_delivery(
             assert sorted(line.split()[1] for line in story.lines()) == sorted([batch.id, late.id])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["put_follow_up", "drop_outbox"])
+async def test_a_leader_is_killed_between_the_end_of_a_job_and_its_follow_up(
+    new_story: Callable[[str, str], Story],
+    server: Server,
+    prefix: str,
+    proxy: FaultProxy,
+    spawn: Spawn,
+    step: str,
+    when: str,
+) -> None:
+    """The worker that ran the job is the leader, too: nobody of them is left."""
+    story = new_story(server.url, prefix)
+    async with story.mesh.connect():
+        leader = spawn(CHILD, proxy.url, prefix, "lead")
+        await leader.line_with("leads")
+        job = await story.members[0].options(**story.ends(), delay=0.3).dispatch()
+        await eventually(partial(_outbox, server, prefix), 0)  # the message of the dispatch
+        fault = (proxy.hold if when == "before" else proxy.hold_reply)(script(step).sha)
+        await fault.wait_fired()
+        if when == "after":
+            await fault.wait_executed()
+        leader.kill()
+        fault.release()
+        async with story.rescuing():
+            await until(story.lines)
+            await story.alone()
+            await eventually(partial(story.left_in, "done"), 0)
+    assert story.lines() == [f"then {job.id} finished"]
+
+
+async def _outbox(server: Server, prefix: str) -> int:
+    return int(server.client().hlen(f"{prefix}:{{M0}}:outbox"))
+
+
 # The server
 
 

@@ -112,7 +112,7 @@ def fields_of(entry: Any) -> dict[str, Any]:
     assert isinstance(entry, list)
     names = [name.decode() for name in entry[::2]]
     assert len(names) == len(set(names))
-    raw = {"task", "batch_ended", "open"}
+    raw = {"task", "batch_ended", "job_ended", "open"}
     return {name: value if name in raw else value.decode() for name, value in zip(names, entry[1::2], strict=True)}
 
 

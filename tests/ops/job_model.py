@@ -376,6 +376,8 @@ class Model(Lines):
         for name in RUN_ONLY:
             job.pop(name, None)
         job |= {"queued": claim, "started": 1, **changes}
+        if not counted and "error_message" in changes:
+            job["earlier"] = int(job.get("earlier", 0)) + 1
         if run_at is not None:
             job["run_at"] = run_at
         stalls = int(job.get("stalls", 0))

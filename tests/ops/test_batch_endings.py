@@ -325,7 +325,7 @@ ODD: dict[str, tuple[str, int, bytes, str]] = {
     "another kind": ("meta", 1, FACTS, "unknown"),
     "another follow-up": ("otherwise", 1, FACTS, "unknown"),
     "the ending zero": ("then", 0, FACTS, "ERR"),
-    "an ending of 16 digits": ("then", 10**15, FACTS, "ERR"),
+    "an ending of 17 digits": ("then", 10**16, FACTS, "ERR"),
     "no facts": ("then", 1, b"", "ERR"),
     "facts that are no MessagePack": ("then", 1, b"\xc1", "ERR"),
     "facts that are no map": ("then", 1, msgspec.msgpack.encode(1), "ERR"),

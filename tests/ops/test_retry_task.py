@@ -23,6 +23,7 @@ from tests.ops.driver import (
 )
 from worqr import ops
 from worqr.keys import MARKER
+from worqr.records import RemoteError
 
 
 def test_sends_a_raw_task_to_the_back_as_a_job_that_counts_its_failure(desk: Desk) -> None:
@@ -201,7 +202,7 @@ def test_a_time_that_has_come_is_now(desk: Desk) -> None:
 def test_later_but_uncounted_a_raw_task_becomes_a_job_that_has_not_failed(desk: Desk) -> None:
     [held] = desk.hold("A", b"a")
     desk.retry("A", held, counter="", run_at_ms=FUTURE)
-    waits = {**TRIED, "error_type": ""}  # what it waits for, and no error
+    waits = {**TRIED, "error_type": "", "earlier": 1}  # what it waits for, and no error
     assert desk.state()[f":job:@{held}"] == remembered("a", held, state="due", run_at=FUTURE, **waits)
 
 
@@ -353,3 +354,34 @@ def test_after_a_merge_it_runs_once(desk: Desk) -> None:
     desk.enter("B")
     assert payloads(desk.start("B", 5).entries) == [b"new"]
     assert desk.dispatch("x", b"newer").outcome == "blocked"
+
+
+def test_a_limit_of_zero_is_final_whatever_the_job_says(desk: Desk) -> None:
+    desk.dispatch("x", b"a", fields={"max_failures": "9"})
+    desk.enter("A")
+    [held] = desk.take("A", 1)
+    assert desk.retry("A", held, limit=0) == "aside"
+    assert desk.state()[f":aside:{held}"]["failures"] == "1"
+
+
+def test_when_the_first_failed_run_has_begun_is_kept_until_the_counters_begin_anew(desk: Desk) -> None:
+    desk.dispatch("x", b"a")
+    desk.enter("A")
+    assert desk.retry("A", desk.take("A", 1)[0], since_ms=7) == "given"
+    assert desk.state()[":job:x"]["failing_since"] == "7"
+    assert desk.retry("A", desk.take("A", 1)[0], counter="") == "given"
+    assert desk.state()[":job:x"]["failing_since"] == "7"
+    desk.dispatch("x", b"b")
+    assert "failing_since" not in desk.state()[":job:x"]
+
+
+def test_uncounted_and_without_an_error_it_is_no_try(desk: Desk) -> None:
+    held = desk.run("A", "x")
+    assert desk.retry("A", held) == "given"
+    tries = desk.client.hget(f"{desk.q.base}:job:x", "tries")
+    [held] = desk.take("A", 1)
+    quiet = ops.retry_task(desk.q, "A", held, RemoteError("", "the upload", ""), counter="", limit=1)
+    assert desk.call(quiet) == "given"
+    found = desk.state()[":job:x"]
+    assert (found["failures"], found["error_type"], found["error_message"]) == ("1", "", "the upload")
+    assert (desk.client.hget(f"{desk.q.base}:job:x", "tries"), found["earlier"]) == (tries, "1")

@@ -52,6 +52,17 @@ def say(**facts: Any) -> None:
     worqr.current().progress(message=json.dumps(facts))
 
 
+def snoozing(task: bytes) -> str:
+    """Snooze twice, in a block whose `except Exception` does not catch it."""
+    now = worqr.current()
+    if now.run <= 2:
+        try:
+            raise worqr.Snooze(0, "the upload")
+        except Exception:
+            return "swallowed"
+    return f"run {now.run}, attempt {now.attempt}, failures {now.failures}"
+
+
 def nothing(task: bytes) -> None:
     pass
 

@@ -17,6 +17,7 @@ from tests.peer.tools import at_most, until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.peer import settler
+from worqr.peer.run import Run
 
 pytestmark = pytest.mark.one_server
 
@@ -189,9 +190,7 @@ def raise_odd(*_: object, **__: object) -> Any:
     raise odd_errors.ERRORS["str recurses"][1]()
 
 
-@pytest.mark.parametrize(
-    "broken", ["decide_retry", "settle_call", "log_failure", "encode_result", "with_wrong_loop_remedy"]
-)
+@pytest.mark.parametrize("broken", ["decide", "settle_call", "log_failure", "encode_result", "with_wrong_loop_remedy"])
 @pytest.mark.parametrize("function", ["end", "list"])
 async def test_a_run_that_cannot_be_settled_as_it_ended_counts_as_failed_and_its_slot_is_free(
     mesh: worqr.Mesh,
@@ -203,7 +202,7 @@ async def test_a_run_that_cannot_be_settled_as_it_ended_counts_as_failed_and_its
 ) -> None:
     """A bug of worqr is put in."""
     expects_left("{end.loop}:failed", "{end.loop}:aside*", "{list.loop}:failed", "{list.loop}:aside*")
-    monkeypatch.setattr(settler, broken, raise_odd)
+    monkeypatch.setattr(Run if broken == "decide" else settler, broken, raise_odd)
     returns = broken == "encode_result"
     name = "fine" if returns else "plain"
     handler: Any = mesh.functions[f"{function}.loop"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import trio
 
 import worqr
+from tests.peer import process_jobs
 from tests.peer.tools import QUICK, Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
@@ -505,3 +508,162 @@ async def test_what_is_logged_of_a_retry(mesh: worqr.Mesh, caplog: pytest.LogCap
     (line,) = [record for record in caplog.records if record.getMessage().startswith("task.retry")]
     assert "not yet" in line.getMessage() and "attempt 1" in line.getMessage() and line.exc_info is None
     assert "secret" not in caplog.text
+
+
+# What a policy says
+
+
+async def test_a_function_of_the_application_decides_when(mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[tuple[int, str]] = []
+
+    def backoff(failures: int, error: str) -> float:
+        asked.append((failures, error))
+        if failures == 2:
+            raise ZeroDivisionError
+        return 0.0
+
+    handler = Raising(lambda attempt: ValueError(attempt) if attempt < 4 else None)
+    retry = RetryPolicy(backoff=backoff, min_backoff=0, max_backoff=0)
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=retry):
+        await mesh.queue("Q1").dispatch(b"a")
+        await eventually(lambda: finished(mesh.queue("Q1")), 1)
+    assert asked == [(1, "ValueError"), (2, "ValueError"), (3, "ValueError")]
+    [line] = [each.getMessage() for each in caplog.records if each.__dict__.get("event") == "retry.backoff"]
+    assert "ZeroDivisionError" in line
+
+
+async def test_without_a_limit_a_task_fails_as_often_as_it_likes(
+    mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = Raising(lambda attempt: ValueError(attempt) if attempt < 15 else None)
+    retry = RetryPolicy(max_failures=math.inf, min_backoff=0, max_backoff=0)
+    async with mesh.connect(), serving(mesh, "Q1", handler):
+        job = await mesh.queue("Q1").dispatch(b"a", retry=retry)
+        record = await mesh.queue("Q1").read(job.id)
+        await eventually(lambda: finished(mesh.queue("Q1")), 1)
+    assert record is not None
+    assert record.options["max_failures"] == "unlimited"
+    assert "attempt 3 of unlimited" in caplog.text
+
+
+async def test_no_retry_begins_later_than_retry_for_allows(mesh: worqr.Mesh, expects_left: Callable[..., None]) -> None:
+    expects_left(*FAILED)
+    handler = Raising(lambda attempt: Retry("soon", delay=0) if attempt < 3 else Retry("late", delay=3601))
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=RetryPolicy(retry_for=timedelta(hours=1))):
+        await mesh.queue("Q1").dispatch(b"a", id="x")
+        await eventually(lambda: failed(mesh.queue("Q1")), 1)
+        [entry] = await mesh.queue("Q1").failed.list(1)
+    assert (entry.failures, entry.error.message) == (3, "late")
+
+
+@pytest.mark.leaves(*FAILED)
+async def test_the_time_for_retries_begins_with_the_first_run_that_failed(mesh: worqr.Mesh, server: Server) -> None:
+    async with mesh.join() as peer, peer.work("Q1", retry=RetryPolicy(retry_for=60)) as claims:
+        job = await mesh.queue("Q1").dispatch(b"a", id="x")
+        (claim,) = await claims.take(1)
+        await claim.retry(delay=0)
+        key = f"{mesh.prefix}:{{Q1}}:job:x"
+        since = server.client().hget(key, "failing_since")
+        assert since == b"%d" % (claim.fence // 1000)
+        server.client().hset(key, "failing_since", int(since) - 60_000)
+        (claim,) = await claims.take(1)
+        assert claim.last_attempt
+        await claim.retry(delay=0)
+        assert (await job.status()).state == "failed"
+
+
+async def test_a_timeout_is_final_when_there_is_no_time_for_another_run(
+    mesh: worqr.Mesh, expects_left: Callable[..., None]
+) -> None:
+    expects_left(*FAILED)
+
+    async def handler(task: bytes) -> None:
+        await trio.sleep_forever()
+
+    retry = RetryPolicy(retry_for=1, min_backoff=100)
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=retry, timeout=0.05):
+        await mesh.queue("Q1").dispatch(b"a", id="x")
+        await eventually(lambda: failed(mesh.queue("Q1")), 1)
+        [entry] = await mesh.queue("Q1").failed.list(1)
+    assert (entry.reason, entry.timeouts) == ("timeout", 1)
+
+
+# Tasks that are not ready
+
+
+async def snoozing_in_a_nursery(task: bytes) -> str:
+    async def one(tell: Callable[[str], None]) -> None:
+        tell(process_jobs.snoozing(task))
+
+    told: list[str] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever) if worqr.current().run <= 2 else None
+        nursery.start_soon(one, told.append)
+    return told[0]
+
+
+async def snoozing_in_a_group(task: bytes) -> str:
+    async def one() -> str:
+        return process_jobs.snoozing(task)
+
+    async with asyncio.TaskGroup() as group:
+        found = group.create_task(one())
+    return found.result()
+
+
+async def snoozing(task: bytes) -> str:
+    return process_jobs.snoozing(task)
+
+
+SNOOZING: Final[list[tuple[Any, str]]] = [
+    *((snoozing, "loop"), (snoozing, "asyncio"), (process_jobs.snoozing, "thread"), (process_jobs.snoozing, "process")),
+    *((snoozing_in_a_nursery, "loop"), (snoozing_in_a_group, "asyncio")),
+]
+
+
+@pytest.mark.parametrize(("handler", "place"), SNOOZING)
+async def test_a_snooze_is_no_failure_and_no_error_wherever_it_is_raised(
+    mesh: worqr.Mesh, handler: Any, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "worqr.peer.task_log")
+    async with mesh.connect(), serving(mesh, "Q1", handler, runs_in=place, retry=RetryPolicy(max_failures=1)):
+        job = await mesh.queue("Q1").dispatch(b"a", result_ttl=60)
+        assert await job.result(PATIENCE) == "run 3, attempt 1, failures 0"
+        assert (await job.status()).failures == 0
+        assert (await mesh.queue("Q1").info()).counts.get("failed", 0) == 0
+    events = [each.__dict__["event"] for each in caplog.records if each.name == "worqr.peer.task_log"]
+    assert [each for each in events if each != "task.started"] == ["task.snoozed"] * 2 + ["task.finished"]
+
+
+async def test_what_a_snoozed_task_waits_for_is_shown_and_its_earlier_errors_stay(mesh: worqr.Mesh) -> None:
+    def raises(_: int) -> BaseException:
+        return ValueError("once") if worqr.current().run == 1 else worqr.Snooze(timedelta(hours=1), "the upload")
+
+    async with mesh.connect(), serving(mesh, "Q1", Raising(raises), retry=RetryPolicy(min_backoff=0)):
+        job = await mesh.queue("Q1").dispatch(b"a")
+        await eventually(lambda: state_of(job), "scheduled")
+        status, record = await job.status(), await mesh.queue("Q1").read(job.id)
+        assert (status.failures, status.waits_for, status.error) == (1, "the upload", None)
+        assert record is not None
+        assert [each.error.message for each in record.tries] == ["once"]
+        await job.cancel()
+
+
+async def state_of(job: worqr.Job[Any]) -> str:
+    status = await job.status()
+    return status.state if status.failures and status.waits_for else ""
+
+
+async def test_the_block_of_a_claim_may_snooze(mesh: worqr.Mesh) -> None:
+    async with mesh.join() as peer, peer.work("Q1") as claims:
+        job = await mesh.queue("Q1").dispatch(b"a")
+        async with (await claims.take(1))[0]:
+            raise worqr.Snooze(datetime.now(UTC) + timedelta(days=1))
+        assert ((await job.status()).state, (await job.status()).failures) == ("scheduled", 0)
+        await job.cancel()
+
+
+@pytest.mark.parametrize("until", [-1, None, "60", math.inf, datetime(2031, 1, 1)])
+def test_a_snooze_needs_a_time(until: Any) -> None:
+    with pytest.raises(worqr.UsageError, match="until of Snooze"):
+        worqr.Snooze(until)

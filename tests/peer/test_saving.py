@@ -568,3 +568,63 @@ async def test_a_job_that_saves_nothing_sends_nothing_more(mesh: worqr.Mesh) -> 
 
     assert ops.save_state(QueueKeys("p", "q"), "w", 1, 1, "", b"x").script.name == "save_state"
     assert await result_of(mesh, handler) == "None"
+
+
+# Progress
+
+
+@pytest.mark.parametrize("kind", ["steps", "saves"])
+@pytest.mark.parametrize("resets", [True, False])
+async def test_the_counters_fall_when_a_run_gets_further_if_the_policy_says_so(
+    mesh: worqr.Mesh, kind: str, resets: bool, expects_left: Callable[..., None]
+) -> None:
+    """Each run fails once more than the one before it has come."""
+    expects_left(*(() if resets else ASIDE))
+    seen: list[int] = []
+
+    async def handler(task: bytes) -> int:
+        now = worqr.current()
+        seen.append(now.failures)
+        if kind == "saves":
+            place = int(now.saved or b"0")
+            await now.save(b"%d" % (place + 1))
+        else:
+            place = sum([await worqr.step(f"step {n}", lambda: 1) for n in range(now.run)]) - 1
+        if place < 5:
+            raise ValueError(place)
+        return place
+
+    retry = worqr.RetryPolicy(max_failures=3, min_backoff=0, max_backoff=0, reset_on_progress=resets)
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=retry):
+        job = await mesh.queue("Q1").dispatch(b"t", id="x", result_ttl=60)
+        if resets:
+            assert await job.result(PATIENCE) == 5
+            assert seen == [0, 1, 1, 1, 1, 1]
+        else:
+            with pytest.raises(worqr.JobFailed):
+                await job.result(PATIENCE)
+            assert seen == [0, 1, 2]
+
+
+async def test_a_run_that_saves_the_same_place_again_or_has_not_looked_makes_no_progress(
+    mesh: worqr.Mesh, expects_left: Callable[..., None]
+) -> None:
+    expects_left(*ASIDE)
+    seen: list[int] = []
+
+    async def handler(task: bytes) -> None:
+        now = worqr.current()
+        seen.append(now.failures)
+        if now.failures < 2:
+            assert now.saved in {None, b"5"}
+            await now.save(b"5")
+        else:
+            await now.save(b"%d" % len(seen))
+        raise ValueError
+
+    retry = worqr.RetryPolicy(max_failures=4, min_backoff=0, max_backoff=0, reset_on_progress=True)
+    async with mesh.connect(), serving(mesh, "Q1", handler, retry=retry):
+        job = await mesh.queue("Q1").dispatch(b"t", id="x", result_ttl=60)
+        with pytest.raises(worqr.JobFailed):
+            await job.result(PATIENCE)
+    assert seen == [0, 1, 2, 3]

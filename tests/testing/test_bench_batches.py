@@ -113,6 +113,10 @@ def test_a_bench_of_plain_threads(mesh: worqr.Mesh, server: Server, shop: Shop) 
 
 async def test_a_handler_that_is_called_directly_sees_the_batches_of_the_test(mesh: worqr.Mesh, shop: Shop) -> None:
     ended = worqr.BatchInfo("b", "home", "ended", 3, 2, 1, 0, 1)
+    job = worqr.EndedJob("7", "export", "finished")
+    with testing.context(ended_job=job, ended_result={"rows": 3}) as of_job:
+        assert of_job.ended_job is not None
+        assert (of_job.ended_job.result(dict[str, int]), of_job.ended_job.result_size) == ({"rows": 3}, 10)
     with testing.context(ended_batch=ended, batch=worqr.BatchRef("home", "outer")) as context:
         assert await shop.done("x") == "x"
         assert context.batch is not None

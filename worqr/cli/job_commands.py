@@ -436,6 +436,11 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "blocked run": "-" if record.blocked is None else exact_time(record.blocked.run_at),
         "lane": shorten(escape(record.lane)),
         "batch": "-" if record.batch is None else f"{record.batch.id} of queue {record.batch.queue}",
+        "then": record.then or "-",
+        "otherwise": record.otherwise or "-",
+        "follows": "-"
+        if record.follows is None
+        else f"{escape(record.follows[1])} of queue {escape(record.follows[0])}",
         "saved": f"{record.saved_size:,} bytes" if record.saved_size else "-",
         "options": shorten(" ".join(f"{name}={value}" for name, value in record.options.items())),
         "meta": shorten(" ".join(f"{name}={value}" for name, value in record.meta.items())),

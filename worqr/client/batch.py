@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, cast
 
-import msgspec
-
 from worqr import ops
 from worqr.batches import KEEP, OPEN_FOR, BatchInfo, BatchRef, BatchState, follow_up_options, milliseconds, sum_counts
 from worqr.client.dead_letters import DeadLetters, list_members, retry_members
@@ -30,6 +28,7 @@ from worqr.client.notifications import Notification, Watch, sleep, subscribed
 from worqr.client.outbox_relay import Relay, relay_messages
 from worqr.client.producer import Call, batch_token, handle_of
 from worqr.client.sync import sending, sent_by
+from worqr.command import Command
 from worqr.errors import (
     BatchEnded,
     BatchFailed,
@@ -640,12 +639,17 @@ class OpenBatch(Batch):
         facts: dict[str, bytes | str] = dict(plan.facts)
         held: dict[QueueKeys, dict[str, bytes | str]] = {}
         shown = {fact: value for fact, value in facts.items() if fact == "meta"}
+        requests: list[tuple[str, Command[str]]] = []
         for what, call in (("then", plan.then), ("otherwise", plan.otherwise)):
             if call is not None:
-                target, follow_up = await self._follow_up(home, what, call)
+                target, follow_up = await self._client.producer.plan_follow_up(home, what, call, requests)
                 facts[what] = target.base
                 (facts if target == home else held.setdefault(target, dict(shown))).update(follow_up)
-        await self._hold(home, name, held)
+        requests += [
+            (target.name, ops.hold_follow_ups(target, self._token, home.base, name, stored))
+            for target, stored in held.items()
+        ]
+        await self._client.link.call_all([request for _, request in requests])  # comes first: an open batch has them
         while True:
             outer = None if self._parent is None else await self._entry_of_parent(self._parent, home)
             reply = await self._client.link_to(home.name).call(
@@ -670,24 +674,6 @@ class OpenBatch(Batch):
     async def _entry_of_parent(self, parent: Batch, home: QueueKeys) -> Mapping[str, object]:
         await parent._locate_at(home.display_name)
         return cast("Mapping[str, object]", (await parent._entry(home))["batch"])
-
-    async def _hold(self, home: QueueKeys, name: str, held: Mapping[QueueKeys, Mapping[str, bytes | str]]) -> None:
-        """Store the follow-ups of other queues there, with the rights of this program. Comes first: an open batch has them."""
-        for target, facts in held.items():
-            await self._client.ask(ops.hold_follow_ups(target, self._token, home.base, name, facts))
-
-    async def _follow_up(
-        self, home: QueueKeys, what: str, given: Call[Any]
-    ) -> tuple[QueueKeys, dict[str, bytes | str]]:
-        """Return the queue of a follow-up, and what is stored of it: its options and its task."""
-        call = self._client.producer.follow_up(given)
-        options, keys = follow_up_options(call._options, what), QueueKeys(self._client.settings.prefix, call.queue)
-        if keys.queue == home.queue and "lane" not in options:
-            target = home
-        else:
-            target = await self._client.sharding.shard_for_job(keys, options)
-            self._client.link_to(target.name)
-        return target, {f"{what}_options": msgspec.msgpack.encode(options), f"{what}_task": call.task}
 
     def _next_renewal(self) -> float:
         return time.monotonic() + self._plan.open_for_ms / 1000 / RENEWALS

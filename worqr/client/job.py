@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from worqr import ops
-from worqr.batches import ref_in
+from worqr.batches import follow_up_queues, followed_in, ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
 from worqr.client.time_line import time_line
@@ -27,7 +27,7 @@ from worqr.job_states import ENDS, LIVE
 from worqr.keys import QueueKeys
 from worqr.ops import CancelReply, Everything, JobState, ResultReply, Stored, StoredResult
 from worqr.ops.replies import text
-from worqr.policy import POLICY_FIELDS
+from worqr.policy import POLICY_FIELDS, UNLIMITED
 from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 from worqr.remote_error import failed_record, fields_of, meta_of, tracebacks_of
 from worqr.stored_values import finite, public_name, whole
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # `JobRecord`: everything that is stored about one id, read in one request and put into the form for people.
 
 
-_SECONDS: Final = frozenset({"min_backoff", "max_backoff", "timeout", "result_ttl"})
+_SECONDS: Final = frozenset({"min_backoff", "max_backoff", "retry_for", "timeout", "result_ttl"})
 _Ms = Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
 _NOTHING: Final[Mapping[str, bytes]] = {}
 
@@ -79,6 +79,8 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         twins=tuple(found.twins),
         lane=_text(fields, "lane"),
         batch=ref_in(fields.get("batch", b"")),
+        **follow_up_queues(keys.prefix, fields.get("follow", b"")),
+        follows=followed_in(fields),
         saved_size=_number(fields, "saved_size") or 0,
         time_line=time_line(keys.prefix, fields),
         life=_number(fields, "life") or 0,
@@ -169,14 +171,16 @@ def _error(fields: Mapping[str, bytes], *, traceback: bool) -> RemoteError | Non
 
 
 def own_options(fields: Mapping[str, bytes]) -> dict[str, int | float | bool | str]:
-    """Return the options that the dispatch of a job set, from its record. Times are in seconds."""
+    """Return the options that the dispatch of a job set, from its record. Times are in seconds; a count may be ``unlimited``."""
     found: dict[str, int | float | bool | str] = {}
     for name in sorted(POLICY_FIELDS & fields.keys()):
         number = _number(fields, name)
         if name.endswith("_on") or number is None:
             found[name] = _text(fields, name)
-        elif name == "jitter":
+        elif name in {"jitter", "reset_on_progress"}:
             found[name] = number == 1
+        elif name.startswith("max_") and number == UNLIMITED:
+            found[name] = "unlimited"
         else:
             found[name] = number / 1000 if name in _SECONDS else number
     return found

@@ -1,4 +1,4 @@
-"""`Relay`: delivers what queues have to tell each other about batches and about the children of workflows.
+"""`Relay`: delivers what queues have to tell each other about batches, about follow-ups and about the children of workflows.
 
 A script that ends the last member of a batch in one queue cannot write to another queue, which may be on another node. It puts a
 message into the outbox of its queue, and tells the leader. The leader delivers the messages, and so do clients that seal, cancel
@@ -83,7 +83,7 @@ class Relay:
         """Log the follow-ups that their queues do not hold, in one line."""
         if self._unknown:
             text = (
-                "%(count)d follow-ups of batches of queue %(queue)r were not enqueued, because their queues do not hold them: "
+                "%(count)d follow-ups of queue %(queue)r were not enqueued, because their queues do not hold them: "
                 "dispatch the calls again (%(error)s)"
             )
             some = ", ".join(self._unknown[:3]) + (", ..." if len(self._unknown) > 3 else "")
@@ -159,7 +159,8 @@ class Relay:
         if message.kind == "release":
             *names, facts = message.parts
             base, token, kind, ending = (exact(each) for each in names)
-            return base, self._release(keys_at(self._prefix, base), _token(token), kind, _number(ending), facts)
+            number = _number(ending, DIGITS_OF_TOKENS)
+            return base, self._release(keys_at(self._prefix, base), _token(token), kind, number, facts)
         base, *parts = (exact(each) for each in message.parts)
         target = keys_at(self._prefix, base)
         if message.kind == "keep":

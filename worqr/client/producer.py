@@ -23,11 +23,21 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypedDict, Type
 import msgspec
 
 from worqr import ops
+from worqr.batches import follow_up_options
 from worqr.client.job import Job, Outcome, Results
 from worqr.client.room import PART, check_fits
 from worqr.command import Command
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
-from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, encode_options, wait_in, without_replicas
+from worqr.job_options import (
+    FOLLOW_UPS,
+    LANE_OPTIONS,
+    PLAIN,
+    RAW_OPTIONS,
+    RawOptions,
+    encode_options,
+    wait_in,
+    without_replicas,
+)
 from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
@@ -489,6 +499,8 @@ class Producer:
             options = _carried(options, self._tracing.carrier())
         options, replicas = without_replicas(options, self._client.settings.replicas)
         keys = sharding.only_shard(queue) or await sharding.shard_for_job(queue, options)
+        if FOLLOW_UPS in options:
+            [options] = await self._hold_follow_ups(keys, [options])
         if "max_length" in options:
             options = await sharding.options_for(keys, options)
         jobs = with_random_ids([(options, task)])
@@ -622,6 +634,11 @@ class Producer:
             UsageError, PayloadTooLarge: the call cannot be sent.
         """
         call = self._checked(call)
+        if FOLLOW_UPS in call._options:
+            raise UsageError(
+                f"a call of {call.name!r} in an outbox has no then= and otherwise=: dispatch the next call from the function, or "
+                "from a workflow"
+            )
         options = call._options if self._tracing is None else _carried(call._options, self._tracing.carrier())
         return {name: value for name, value in options.items() if name != "wait"}
 
@@ -658,9 +675,74 @@ class Producer:
                 found |= {at: (each, keys) for at, each in zip(chunk, answers, strict=True)}
         return [found[position] for position in range(len(jobs))]
 
+    # Follow-ups: calls that the server enqueues when a batch or a job has ended. Their own queue holds them until then, put there
+    # with the rights of this program
+
+    async def _with_follow_ups(self, keys: QueueKeys, calls: list[Positioned]) -> list[Positioned]:
+        """Return calls that are about to be sent to the shard `keys`, after their follow-ups were stored."""
+        places = [place for place, (_, call) in enumerate(calls) if FOLLOW_UPS in call._options]
+        if places:
+            held = await self._hold_follow_ups(keys, [calls[place][1]._options for place in places])
+            for place, options in zip(places, held, strict=True):
+                calls[place] = (calls[place][0], replace(calls[place][1], _options=options))
+        return calls
+
+    async def _hold_follow_ups(
+        self, keys: QueueKeys, several: Sequence[Mapping[str, object]]
+    ) -> list[Mapping[str, object]]:
+        """Store the follow-ups of jobs in their own queues, and return the encoded options of the jobs, which name them.
+
+        Raises:
+            UsageError: one of them has an option that a follow-up cannot have.
+        """
+        requests: list[tuple[str, Command[str]]] = []
+        found = [await self._plan_follow_ups(keys, options, requests) for options in several]
+        await self._send_all(requests)
+        return found
+
+    async def _plan_follow_ups(
+        self, keys: QueueKeys, options: Mapping[str, object], requests: list[tuple[str, Command[str]]]
+    ) -> Mapping[str, object]:
+        """Return the options of a job that name its follow-ups, and add the requests that store them."""
+        token, follow = batch_token(), dict[str, object]()
+        calls = cast("Mapping[str, Call[Any]]", options[FOLLOW_UPS])
+        held: dict[QueueKeys, dict[str, bytes | str]] = {}
+        for what, call in calls.items():
+            target, stored = await self.plan_follow_up(keys, what, call, requests)
+            follow[what] = target.base
+            held.setdefault(target, {}).update(stored)
+        meta = options.get("meta")
+        for target, facts in held.items():
+            shown = {"meta": meta} if isinstance(meta, str) else {}
+            requests.append((target.name, ops.hold_follow_ups(target, token, keys.base, token, {**facts, **shown})))
+        rest = {name: value for name, value in options.items() if name != FOLLOW_UPS}
+        return {**rest, "follow": {"token": token, **follow}}
+
     def follow_up(self, call: Call[Any]) -> Call[Any]:
-        """Return the call that the server will enqueue when a batch has ended."""
+        """Return the call that the server will enqueue when a batch or a job has ended."""
         return self._created(self._checked(call))
+
+    async def plan_follow_up(
+        self, home: QueueKeys, what: str, given: Call[Any], requests: list[tuple[str, Command[str]]]
+    ) -> tuple[QueueKeys, dict[str, bytes | str]]:
+        """Return the queue of a follow-up, and what is stored of it there: its options and its task.
+
+        Args:
+            home: the queue of its batch or its job, where it is stored if that is its own queue.
+            what: ``then`` or ``otherwise``.
+            given: the call.
+            requests: gets the requests that store the follow-ups of the follow-up itself.
+        """
+        call = self.follow_up(given)
+        options, keys = follow_up_options(call._options, what), QueueKeys(self._client.settings.prefix, call.queue)
+        if keys.queue == home.queue and "lane" not in options:
+            target = home
+        else:
+            target = await self._client.sharding.shard_for_job(keys, options)
+            self._client.link_to(target.name)
+        if FOLLOW_UPS in options:
+            options = dict(await self._plan_follow_ups(target, options, requests))
+        return target, {f"{what}_options": msgspec.msgpack.encode(options), f"{what}_task": call.task}
 
     async def _enqueue_batch(
         self, calls: Sequence[Call[Any]], late: NotReplicated | None
@@ -703,6 +785,7 @@ class Producer:
             positioned = [
                 (n, replace(call, _options={**call._options, **more}) if more else call) for n, call in of_shard
             ]
+            positioned = await self._with_follow_ups(keys, positioned)
             for wait, each in _grouped(positioned, lambda each: wait_in(each[1]._options)):
                 if wait:
                     waiting.append((keys, wait, each))

@@ -303,9 +303,13 @@ async def job(visit: Visit) -> Response:
         raise Refused(
             404, "Nothing is stored about this job: it is unknown, or it has ended and its result was not kept."
         )
-    fields = job_fields(record, visit.redactor) | {"batch": None}
+    fields = job_fields(record, visit.redactor) | {"batch": None, "follows": None}
     if record.batch is not None and visit.viewer.sees(record.batch.queue):
         fields["batch"] = {"queue": record.batch.queue, "id": record.batch.id}
+    if record.follows is not None and visit.viewer.sees(record.follows[0]):
+        fields["follows"] = {"queue": record.follows[0], "id": record.follows[1]}
+    for name, queue in (("then", record.then), ("otherwise", record.otherwise)):
+        fields[name] = queue if queue and visit.viewer.sees(queue) else None
     return Response(json_of(fields), media_type="application/json")
 
 

@@ -654,7 +654,6 @@ def serving_of(found: Sequence[ServedPolicy], left_out: int = 0) -> Serving:
 
 def options_of(stored: Mapping[str, str]) -> HandlerTexts:
     """Return handler options as texts. What is not stored, or is no number, is not known."""
-    lowest, highest = _stored_time(stored, "min_backoff"), _stored_time(stored, "max_backoff")
     only, never = stored.get("retry_on", ""), stored.get("fail_on", "")
     known = "max_failures" in stored
     errors = [f"only {only}" if only else "", f"never {never}" if never else ""]
@@ -662,7 +661,7 @@ def options_of(stored: Mapping[str, str]) -> HandlerTexts:
         failures=_stored_number(stored, "max_failures"),
         timeouts=_stored_number(stored, "max_timeouts"),
         stalls=_stored_number(stored, "max_stalls"),
-        backoff=NOT_KNOWN if NOT_KNOWN in (lowest, highest) else f"{lowest} to {highest}",
+        backoff=_backoff(stored),
         timeout=_stored_time(stored, "timeout") if "timeout" in stored or not known else "none",
         errors="; ".join(filter(None, errors)) or ("all" if known else NOT_KNOWN),
         kept=_stored_number(stored, "keep_failed"),
@@ -671,9 +670,19 @@ def options_of(stored: Mapping[str, str]) -> HandlerTexts:
     )
 
 
+def _backoff(stored: Mapping[str, str]) -> str:
+    """Return how long a task waits before it is retried, and for how long it is retried at all."""
+    lowest, highest = _stored_time(stored, "min_backoff"), _stored_time(stored, "max_backoff")
+    found = NOT_KNOWN if NOT_KNOWN in (lowest, highest) else f"{lowest} to {highest}"
+    found = f"{stored['backoff']}()" if "backoff" in stored else found
+    return f"{found}, for {_stored_time(stored, 'retry_for')}" if "retry_for" in stored else found
+
+
 def _stored_number(stored: Mapping[str, str], name: str) -> str:
     value = stored.get(name, "")
-    return values.count(int(value)) if value.isascii() and value.isdecimal() and len(value) < 16 else NOT_KNOWN
+    if not (value.isascii() and value.isdecimal() and len(value) < 16):
+        return NOT_KNOWN
+    return values.limit(int(value))
 
 
 def _stored_time(stored: Mapping[str, str], name: str) -> str:

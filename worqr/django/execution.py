@@ -15,8 +15,9 @@ from worqr.functions.registry import Registry
 from worqr.inside import run_of
 from worqr.peer.context import Context, current
 from worqr.peer.run import Save
-from worqr.policy import Policy, Undecodable, decide_retry
+from worqr.policy import Policy, Snooze, Undecodable, decide_retry
 from worqr.remote_error import TRACEBACKS_STEP, add_traceback, remote_error, tracebacks_of
+from worqr.tracebacks import is_a
 from worqr.validation import from_ms
 
 _LONGEST_SAVE: Final = 30.0
@@ -144,7 +145,7 @@ class _Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if self._context.cancel_reason is None:
+            if self._context.cancel_reason is None and not is_a(error, Snooze):
                 self._failed(error)
             raise
         self._end(TaskResultStatus.SUCCESSFUL, value)

@@ -6,14 +6,13 @@ from collections.abc import Generator, Sequence
 from hashlib import sha256
 from typing import Any, Final, Generic, TypeVar, cast
 
-import msgspec
-
 from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.functions.definition import FunctionDefinition
 from worqr.inside import current_run
 from worqr.policy import ChildCancelled, ChildFailed
 from worqr.records import RemoteError
+from worqr.remote_error import packed_error
 from worqr.validation import Seconds, check_text, seconds
 
 R = TypeVar("R")
@@ -59,7 +58,7 @@ class ChildJob(Generic[R]):
                 reason = end.value.decode("utf-8", "replace")
                 raise ChildCancelled(f"the job {self.key!r} was cancelled{': ' * bool(reason)}{reason}", reason)
             case "failed":
-                error = _error_of(end.value)
+                error = packed_error(end.value)
                 raise ChildFailed(f"the job {self.key!r} failed: {error.type}: {error.message}", error)
             case "large":
                 size = end.value.decode("ascii", "replace")
@@ -179,14 +178,6 @@ def _flow_of(jobs: Sequence[object], what: str = "gather") -> Any:
                 f"{what}() takes jobs that this workflow has started, as in {what}(pack.run(7)), not {job!r}"
             )
     return cast("ChildJob[Any]", jobs[0])._flow if jobs else None  # pyright: ignore[reportPrivateUsage]
-
-
-def _error_of(stored: bytes) -> RemoteError:
-    try:
-        kind, message, traceback, fields = msgspec.msgpack.decode(stored, type=tuple[str, str, str, str])
-        return RemoteError(kind, message, traceback, msgspec.json.decode(fields, type=dict[str, Any]) if fields else {})
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return RemoteError("unknown", "", "")  # another program has written it
 
 
 def check_child_name(name: object) -> str:

@@ -249,6 +249,8 @@ class Function(PlainBound[P, R]):
         wait: Seconds = ...,
         front: bool = ...,
         lane: str = ...,
+        then: Call[Any] = ...,
+        otherwise: Call[Any] = ...,
         keep_task: bool = ...,
         **unknown: NoSuchOption,
     ) -> Bound[P, R]: ...

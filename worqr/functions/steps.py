@@ -35,6 +35,10 @@ class Step(Generic[P, R]):
         functools.update_wrapper(cast("Any", self), fn)
         if timeout is not None and not is_async(fn):
             raise UsageError(f"step {name!r}: a plain function cannot be stopped after a timeout: declare it async")
+        if retry is not None and retry.reset_on_progress is not None:
+            raise UsageError(
+                f"step {name!r}: reset_on_progress is for functions, and a step makes no progress of its own"
+            )
         self._fn = fn
         self._name = name
         self._key: str | None = None

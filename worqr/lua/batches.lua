@@ -11,7 +11,8 @@
 
 local FIRST_CHECK = 10000 -- ms after which the leader looks at a batch, doubled each time
 local LONGEST_CHECK = 300000
-local FOLLOW_UP_EXPIRE = 86400000 -- ms for which another queue holds follow-ups after the batch was forgotten
+local FOLLOW_UP_EXPIRE = 86400000 -- ms for which a queue holds follow-ups after the batch, or the dead letter of the job, was forgotten
+local HELD_AFTER_END = 3600000 -- ms for which a queue knows that it has enqueued the last follow-up of a job: messages may come twice
 local RENEWED_EVERY = 100 -- checks after which closed parts get a request too: else they might expire before the batch ends
 
 -- Returns the key of the record of a batch.
@@ -102,12 +103,15 @@ local function follow_up_options(options)
   return known and type(o) == 'table' and not o.batch and not invalid_job(o, '') and o or nil
 end
 
--- Enqueues a follow-up in this queue: its options `o` and its task. `facts`: what its run learns of the batch. `parent`: the batch that it
--- becomes a member of, or false. Returns how many tasks became claimable.
+-- Enqueues a follow-up in this queue: its options `o` and its task. `facts`: what its run learns of the batch, or of the job (it has a
+-- value). `parent`: the batch that it becomes a member of, or false. Returns how many tasks became claimable.
 local function enqueue_follow_up(base, id, o, task, facts, parent)
   local number, now = next_token(base)
+  local value = facts.value -- any bytes, which MessagePack of this form does not tell from a text
+  facts.value = nil
+  local packed = cmsgpack.pack(facts)
   o.id, o.fields = id, o.fields or {}
-  o.fields.batch_ended = cmsgpack.pack(facts)
+  o.fields[value and 'job_ended' or 'batch_ended'] = value and digits(#packed) .. ' ' .. packed .. value or packed
   if parent then
     o.fields.batch = parent
     note_member(parent, 'added', id)
@@ -149,6 +153,160 @@ local function post_keep(base, token, queues, ms)
       post(base, 'keep ' .. token .. ' ' .. to, {'keep', to, token, digits(ms)})
     end
   end
+end
+
+-- Sets for how many ms this queue holds follow-ups; 0: until the next call. Once it has a limit, it keeps it.
+local function keep_held(base, token, ms)
+  local held = base .. ':part:' .. token .. ':follow_ups'
+  if (own(redis.pcall('HLEN', held)) or 0) == 0 then
+    return
+  elseif ms > 0 then
+    redis.call('HSET', held, 'forgotten', '1')
+    redis.call('PEXPIRE', held, digits(ms))
+  elseif redis.call('HEXISTS', held, 'forgotten') == 0 then
+    redis.call('PERSIST', held)
+  end
+end
+
+-- Returns what the run of a follow-up learns of the batch that has `ended`. `kept`: the home, the id and the meta of the batch, as they are
+-- held.
+local function told_of_batch(kept, token, ending, ended)
+  local told = {home = kept[1], id = kept[2], meta = kept[3] or nil, token = token, endings = tonumber(ending)}
+  for _, name in ipairs({'added', 'finished', 'failed', 'cancelled'}) do
+    told[name] = valid_option('whole', ended[name]) and ended[name] or 0
+  end
+  told.ended_at = is_digits(ended.ended_at) and ended.ended_at or digits(now_ms())
+  local reason = ended.cancel_reason
+  told.cancel_reason = type(reason) == 'string' and is_utf8(reason) and reason or nil
+  return told
+end
+
+-- The same of a job. Any program may have written the message.
+local function told_of_job(kept, ended)
+  local told = {home = kept[1], meta = kept[3] or nil, outcome = ended.outcome}
+  told.id, told.value = is_line(ended.id) and ended.id or '', type(ended.value) == 'string' and ended.value or ''
+  told.reason = type(ended.reason) == 'string' and is_utf8(ended.reason) and ended.reason or ''
+  told.ended_at = is_digits(ended.ended_at) and ended.ended_at or digits(now_ms())
+  return told
+end
+
+-- Enqueues a follow-up that this queue holds, once for each `ending`, a number as text. `ended`: the facts of the ending. Nothing more is
+-- held after the `final` one of a job. Returns ok, stored (before) or unknown (this queue does not hold it), and how many tasks became
+-- claimable.
+local function put_held(base, token, kind, ending, ended)
+  local held = base .. ':part:' .. token .. ':follow_ups'
+  local kept = own(redis.pcall('HMGET', held, 'home', 'id', 'meta', kind .. '_options', kind .. '_task', 'ending ' .. ending)) or {}
+  local o, task, is_job = follow_up_options(kept[4]), kept[5], type(ended.outcome) == 'string' and string.find(ended.outcome, '^%l+$')
+  if kept[6] then
+    return 'stored', 0
+  elseif not (o and task and is_line(kept[1]) and is_line(kept[2])) then
+    return 'unknown', 0
+  elseif is_job and ended.final then
+    redis.call('DEL', held)
+  end
+  redis.call('HSET', held, 'ending ' .. ending, '1')
+  if is_job and ended.final then
+    redis.call('HSET', held, 'forgotten', '1') -- the message of the dispatch, that they are to be held, may come later
+    redis.call('PEXPIRE', held, HELD_AFTER_END)
+  end
+  local told = is_job and told_of_job(kept, ended) or told_of_batch(kept, token, ending, ended)
+  return 'ok', enqueue_follow_up(base, follow_up_id(base, token, kind, tonumber(ending)), o, task, told, false)
+end
+
+-- Follow-ups of one job. Its record has the field `follow`: their token, and the bases of the queues that hold them: `then`, or empty, and
+-- `otherwise`, or empty; a line each. They are held as those of a batch whose home is another queue.
+
+-- Returns the field `follow` of a record as a table; nil if it is none.
+local function parsed_follow(text)
+  local token, after, otherwise = string.match(text or '', '^(%w+)\n([^\n]*)\n([^\n]*)$')
+  return is_random(token) and {token = token, ['then'] = after, otherwise = otherwise} or nil
+end
+
+-- Returns the field `follow` of a record, from the option of a dispatch.
+local function follow_field(option)
+  return option.token .. '\n' .. (option['then'] or '') .. '\n' .. (option.otherwise or '')
+end
+
+-- True if the value can be the option `follow` of a dispatch.
+local function is_follow(value)
+  if type(value) ~= 'table' or not is_random(value.token) then
+    return false
+  end
+  for _, kind in ipairs({'then', 'otherwise'}) do
+    local to = value[kind]
+    if to ~= nil and not (is_line(to) and string.find(to, '{', 1, true)) then
+      return false
+    end
+  end
+  return value['then'] ~= nil or value.otherwise ~= nil
+end
+
+-- Tells the queue `to` for how many ms to hold follow-ups.
+local function keep_at(base, token, to, ms)
+  if to == base then
+    keep_held(base, token, ms)
+  elseif to ~= '' then
+    post_keep(base, token, {to}, ms)
+  end
+end
+
+-- Tells the queues that hold the follow-ups of a job for how many ms to do so: 0 when the job is stored. `text`: the field `follow` of its
+-- record.
+local function keep_follow_ups_of(base, text, ms)
+  local follow = parsed_follow(text)
+  if follow then
+    keep_at(base, follow.token, follow['then'], ms)
+    if follow.otherwise ~= follow['then'] then
+      keep_at(base, follow.token, follow.otherwise, ms)
+    end
+  end
+end
+
+-- Returns the field `follow` of a record, in which the `option` of a dispatch replaces the text `old`; either may be missing.
+local function replace_follow(base, old, option)
+  local new = option and follow_field(option)
+  if old then
+    keep_follow_ups_of(base, old, FOLLOW_UP_EXPIRE)
+  end
+  if new then
+    keep_follow_ups_of(base, new, 0)
+  end
+  return new
+end
+
+-- Notes that a job with follow-ups has ended, for count_members. `text`: the field `follow` of its record. `facts`: id, number, outcome,
+-- value, reason and final (it cannot be put back).
+local function note_follow_ups(text, facts)
+  local follow = parsed_follow(text)
+  if follow then -- else another program wrote it
+    local ends = member_changes[FOLLOW_UPS] or {}
+    member_changes[FOLLOW_UPS] = ends
+    ends[#ends + 1] = {follow = follow, facts = facts}
+  end
+end
+
+-- Sends the follow-ups of jobs that have ended: `then` of one that has finished, else `otherwise`. One that this queue does not hold is
+-- left to the relay, which logs that. Returns how many tasks became claimable.
+local function send_follow_ups(base, ends)
+  local ready = 0
+  for _, ended in ipairs(ends) do
+    local follow, facts = ended.follow, ended.facts
+    local is_finished = facts.outcome == 'finished' or facts.outcome == 'large'
+    local kind = is_finished and 'then' or 'otherwise'
+    local to, other, number = follow[kind], follow[is_finished and 'otherwise' or 'then'], facts.number
+    local status, put = 'unknown'
+    if to == base then
+      status, put = put_held(base, follow.token, kind, number, facts)
+      ready = ready + put
+    end
+    if to ~= '' and status == 'unknown' then
+      post(base, 'release ' .. follow.token .. ' ' .. number, {'release', to, follow.token, kind, number, cmsgpack.pack(facts)})
+    end
+    if facts.final and other ~= to then
+      keep_at(base, follow.token, other, 1)
+    end
+  end
+  return ready
 end
 
 -- True if a message that enqueues a follow-up of a batch in another queue was not delivered yet. Of the last 100 endings.
@@ -362,6 +520,7 @@ end
 local PART_EXPIRE = 86400000 -- ms for which a closed part is stored, in addition to the `keep` of its batch
 
 local NESTED = '\n' -- before the id of a batch that is a member of another batch: no id of a job has this character
+local FOLLOW_UPS = '\n' -- among member_changes, the ends of jobs that have follow-ups: no batch has this name
 
 -- For each batch, the ids of the members that this script has added, put back or ended, by what happened to them.
 local member_changes = {}
@@ -379,8 +538,8 @@ local function note_member(batch, change, id)
   ids[#ids + 1] = id
 end
 
--- Counts what this script did to members of batches. Returns how many tasks became claimable: follow-ups of batches that have
--- ended. Called after the last token of the script is stored, because a follow-up takes the next one.
+-- Counts what this script did to members of batches. Returns how many tasks became claimable: follow-ups of batches and of jobs that
+-- have ended. Called after the last token of the script is stored, because a follow-up takes the next one.
 local function count_members(base)
   return next(member_changes) and settle_parts(base) or 0
 end
@@ -578,7 +737,8 @@ local function settle_parts(base)
     local collected = member_changes
     member_changes = {}
     for batch, changes in pairs(collected) do
-      ready = ready + count_changes(base, string.match(batch, '^[^\n]+'), changes)
+      ready = ready + (batch == FOLLOW_UPS and send_follow_ups(base, changes)
+        or count_changes(base, string.match(batch, '^[^\n]+'), changes))
     end
   end
   return ready
@@ -976,12 +1136,13 @@ local function read_part()
   return reply
 end
 
--- hold_follow_ups: stores follow-ups of a batch whose home is another queue in their own queue, before the batch is opened. The producer
+-- hold_follow_ups: stores follow-ups of a batch whose home is another queue in their own queue, before the batch is opened; or those of one
+-- job, before it is dispatched. The producer
 -- sends it, so it needs the right to write to this queue; the messages that enqueue a follow-up later carry no task. Kept for
 -- `kept_for`, unless the home says longer.
 -- ARGV[1] token of the batch
 -- ARGV[2] home base of its queue
--- ARGV[3] id of the batch
+-- ARGV[3] id of the batch; of a job, the token
 -- ARGV[4] kept_for ms
 -- ARGV[5..] facts names and values: then_options and otherwise_options (msgpack map), then_task and otherwise_task (bytes), meta (JSON)
 -- RETURNS ok
@@ -1023,56 +1184,32 @@ end
 local function keep_follow_ups()
   local queue = KEYS[1]
   local token, kept_for = ARGV[1], tonumber(ARGV[2])
-  local follow_ups = queue .. ':part:' .. token .. ':follow_ups'
 
-  if (own(redis.pcall('HLEN', follow_ups)) or 0) == 0 then
-    return {'ok'}
-  elseif kept_for > 0 then
-    redis.call('HSET', follow_ups, 'forgotten', '1')
-    redis.call('PEXPIRE', follow_ups, digits(kept_for))
-  elseif redis.call('HEXISTS', follow_ups, 'forgotten') == 0 then
-    redis.call('PERSIST', follow_ups)
-  end
+  keep_held(queue, token, kept_for)
   return {'ok'}
 end
 
--- put_follow_up: enqueues a follow-up that this queue holds for a batch of another home, once for each ending.
+-- put_follow_up: enqueues a follow-up that this queue holds for a batch or a job of another queue, once for each ending.
 -- ARGV[1] token of the batch
 -- ARGV[2] kind then or otherwise
--- ARGV[3] ending its number
--- ARGV[4] facts of the ending (msgpack map): added, finished, failed, cancelled, ended_at, cancel_reason
+-- ARGV[3] ending its number; of a job, the number of its end
+-- ARGV[4] facts of the ending (msgpack map): added, finished, failed, cancelled, ended_at, cancel_reason; of a job id, outcome, value, reason,
+--   ended_at and final (there is no further end)
 -- RETURNS ok | stored (before) | unknown (this queue does not hold it)
 -- RESEND safe: fenced by the number of the ending
 -- FLAGS allow-oom
 local function put_follow_up()
   local queue = KEYS[1]
   local token, kind, ending, facts = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-  local follow_ups = queue .. ':part:' .. token .. ':follow_ups'
 
   check_types(queue)
   local known, ended = pcall(cmsgpack.unpack, facts)
-  if not (known and type(ended) == 'table' and is_random(token) and is_digits(ending) and tonumber(ending) > 0) then
+  if not (known and type(ended) == 'table' and is_random(token) and is_token(ending) and tonumber(ending) > 0) then
     return redis.error_reply('ERR the token, the ending and the facts of a follow-up cannot be that')
   end
-  local kept = own(redis.pcall('HMGET', follow_ups, 'home', 'id', 'meta', kind .. '_options', kind .. '_task',
-    'ending ' .. ending)) or {}
-  local o, task = follow_up_options(kept[4]), kept[5]
-  if kept[6] then
-    return {'stored'}
-  elseif not (o and task and is_line(kept[1]) and is_line(kept[2])) then
-    return {'unknown'}
-  end
-  redis.call('HSET', follow_ups, 'ending ' .. ending, '1')
-  local told = {home = kept[1], id = kept[2], meta = kept[3] or nil, token = token, endings = tonumber(ending)}
-  for _, name in ipairs({'added', 'finished', 'failed', 'cancelled'}) do
-    told[name] = valid_option('whole', ended[name]) and ended[name] or 0
-  end
-  told.ended_at = is_digits(ended.ended_at) and ended.ended_at or digits(now_ms())
-  local reason = ended.cancel_reason
-  told.cancel_reason = type(reason) == 'string' and is_utf8(reason) and reason or nil
-  local id = follow_up_id(queue, token, kind, told.endings)
-  wake(queue, enqueue_follow_up(queue, id, o, task, told, false) + count_members(queue))
-  return {'ok'}
+  local status, ready = put_held(queue, token, kind, ending, ended)
+  wake(queue, ready + count_members(queue))
+  return {status}
 end
 
 -- take_outbox: messages of a queue for other queues, which are to be delivered and then dropped.

@@ -99,7 +99,21 @@ local function tell_parent(base, id, text, number, outcome, value)
   post(base, 'ended ' .. id, message)
 end
 
--- Returns how a job that failed ended, for its parent: msgpack of the type of the error, its message, its traceback and its fields.
+-- Tells those who wait for the end of the job `id`: the workflow that has started it, and its follow-ups. `told`: the fields `parent` and
+-- `follow` of its record, the `number` of the end, the `reason` why it failed (a word), and whether the end is `final`: the job cannot be
+-- put back.
+local function tell_end(base, id, told, outcome, value)
+  if told.parent then
+    tell_parent(base, id, told.parent, told.number, outcome, value)
+  end
+  if told.follow then
+    local is_large = #value > END_BYTES
+    note_follow_ups(told.follow, {id = id, number = digits(whole_number(told.number, 0, NEVER)), outcome = is_large and 'large' or outcome,
+      value = is_large and digits(#value) or value, reason = told.reason or '', final = told.final, ended_at = digits(now_ms())})
+  end
+end
+
+-- Returns how a job that failed ended, for those who wait for that: msgpack of the type of the error, its message, its traceback and its fields.
 local function packed_failure(error_type, error_message, error_traceback, error_fields)
   local packed = cmsgpack.pack({error_type or '', error_message or '', error_traceback or '', error_fields or ''})
   return #packed <= END_BYTES and packed or cmsgpack.pack({error_type or '', truncated(error_message or ''), '', ''})

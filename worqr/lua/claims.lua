@@ -177,7 +177,7 @@ local function end_if_cancelled(base, claim, task, ttl, now)
 end
 
 -- Says how a claim goes back into the queue. `counter`: failures, stalls, timeouts, or '' if this return is not counted.
--- `limit`: for a task without a limit of its own; the task fails when the counter reaches it. `failure`: a dead_letter_as,
+-- `limit`: for a task without a limit of its own; the task fails when the counter reaches it. 0: in any case. `failure`: a dead_letter_as,
 -- or nil. `retry_message`: stored with a retried task instead of the failure's (nil: that). `to_back`: true for the back of
 -- the queue. `run_at`: ms (nil: at once). `retried_at`: ms as text, if run_at is a delay (nil: it is none). The field `lane`,
 -- which file_tasks sets, is the lane that a task without one is filed in. The field `suspended_until`, which suspend_task sets, is the
@@ -208,7 +208,7 @@ local function release_claim(base, claim, release, policy, now)
   local counter = release.counter
   if counter ~= '' then
     task[counter] = task[counter] + 1
-    if task[counter] >= whole_number(task.fields['max_' .. counter], release.limit) then
+    if release.limit == 0 or task[counter] >= whole_number(task.fields['max_' .. counter], release.limit) then
       return 'aside', move_to_dead_letters(base, claim, task, release.failure, policy, now)
     end
   end
@@ -276,19 +276,24 @@ end
 
 -- Merges a `blocked` job into the job that blocked it, whose record had `fields` and which would be due at `run_at`. Each
 -- field is merged as the dispatches of the blocked job said. Returns when the job is due then.
-local function merge_blocked_job(job, fields, blocked, changes, run_at)
+local function merge_blocked_job(base, job, fields, blocked, changes, run_at)
   if blocked.update_data then
     changes.task, changes.meta, changes.scheduled_for = blocked.task, blocked.meta, blocked.scheduled_for
     changes.keep = blocked.keep
-    redis.call('HDEL', job, 'meta', 'scheduled_for')
+    redis.call('HDEL', job, 'meta', 'scheduled_for', 'follow')
+    changes.follow = blocked.follow
     if fields.saved_size or blocked.saved_size or fields.life or blocked.life then
       merge_saved(job, fields, blocked, changes)
     end
   end
+  local dropped = blocked.update_data and fields.follow or not blocked.update_data and blocked.follow
+  if dropped then
+    keep_follow_ups_of(base, dropped, FOLLOW_UP_EXPIRE)
+  end
   if blocked.update_counts then
-    changes.failures, changes.stalls, changes.timeouts, changes.suspect = nil, nil, nil, nil
+    changes.failures, changes.stalls, changes.timeouts, changes.suspect, changes.failing_since = nil, nil, nil, nil, nil
     changes.error_type, changes.error_message, changes.tries = nil, nil, nil
-    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries')
+    redis.call('HDEL', job, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries', 'failing_since')
   end
   for _, name in ipairs(POLICY) do
     if blocked[name] and (not fields[name] or has_name(blocked.update_policy or '', name)) then
@@ -316,12 +321,16 @@ local function changes_of(claim, task, release, policy, now)
   local changes, is_counted = {queued = claim, started = '1'}, release.counter ~= ''
   if is_counted then
     changes[release.counter] = task[release.counter]
+    changes.failing_since = release.failing_since
   end
   if release.failure then
     local failed, message = release.failure, release.retry_message or release.failure.error_message
     local kind, why = is_counted and failed.error_type or '', is_counted and failed.reason or 'retry'
     changes.error_type, changes.error_message = kind, truncated(message)
-    changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why, failed.error_type, message)
+    if failed.error_type ~= '' then
+      changes.tries = add_try(task.fields.tries, claim, now, policy.worker, why, failed.error_type, message)
+    end
+    changes.earlier = not is_counted and digits(whole_number(task.fields.earlier, 0) + 1) or nil
   end
   if release.suspended_until then
     changes.error_type, changes.error_message = '', truncated(release.retry_message)
@@ -353,7 +362,7 @@ local function requeue(base, claim, task, release, policy, now)
     redis.call('HDEL', job, 'claim', 'worker', 'progress', 'message', 'cancel_reason', 'suspect',
       'retried_at')
     if blocked then
-      run_at = merge_blocked_job(job, task.fields, blocked, changes, run_at)
+      run_at = merge_blocked_job(base, job, task.fields, blocked, changes, run_at)
       changes.run_at = digits(run_at)
     end
   else
@@ -699,7 +708,7 @@ local function note_entry(key, asked)
     for i = 1, 4 do
       runs = runs + whole_number(kept[i], 0)
     end
-    redis.call('HDEL', key, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message')
+    redis.call('HDEL', key, 'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'failing_since')
     if runs > 0 then
       redis.call('HSET', key, 'earlier', digits(runs))
     end
@@ -954,14 +963,15 @@ end
 -- ARGV[1] worker id
 -- ARGV[2] claim id
 -- ARGV[3] counter failures, stalls (its process died), timeouts, or empty: none is counted
--- ARGV[4] limit of that counter, for a job that has none of its own; the task fails when it is reached
+-- ARGV[4] limit of that counter, for a job that has none of its own; the task fails when it is reached; 0: in any case
 -- ARGV[5] delay ms until it is due, - if run_at says
 -- ARGV[6] run_at ms since 1970 when it is due, - if delay says
--- ARGV[7] error_type text
+-- ARGV[7] error_type text; empty: it is no error that is not counted, and the message says what the job waits for
 -- ARGV[8] error_message text
 -- ARGV[9] error_traceback text
 -- ARGV[10] error_fields JSON, empty: none
 -- ARGV[11] pause ms for which the queue, or the lane of the task, is paused, with the error as the reason; the task goes to the front, uncounted; - for none
+-- ARGV[12] since ms since 1970 when the first run that failed has begun, for the record; - for none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
 -- FLAGS allow-oom
@@ -970,7 +980,7 @@ local function retry_task()
   local worker, claim, counter, limit = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
   local delay, run_at = tonumber(ARGV[5]), tonumber(ARGV[6])
   local error_type, error_message, error_traceback, error_fields = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-  local pause = tonumber(ARGV[11])
+  local pause, since = tonumber(ARGV[11]), ARGV[12]
   local workers, claims = queue .. ':workers', queue .. ':claims:' .. worker
 
   check_types(queue)
@@ -986,6 +996,7 @@ local function retry_task()
     due_at, retried_at = delay > 0 and math.min(now + delay, LATEST) or nil, digits(now)
   end
   local release = release_as(counter, limit, failure, nil, true, due_at, retried_at)
+  release.failing_since = is_digits(since) and since or nil
   if pause then
     release = release_as('')
     local lane = redis.call('HGET', queue .. ':lanes:claims', claim)
@@ -1081,7 +1092,8 @@ end
 --   and 1 to replace what a step has whose name begins with @
 -- ARGV[4] step its name; empty: bytes are saved
 -- ARGV[5] value the bytes, or the kind of the step's result, a space and its value; of a try how it failed
--- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew
+-- ARGV[6] progress 1: the run has asked for all entries that it found; if the step is new, the counters of the job begin anew. Of bytes: they
+--   are others than those that the run has found
 -- RETURNS ok size | full size | lost: size is how many bytes the job keeps, or would keep
 -- RESEND safe: fenced by the claim; a number that is not higher than the stored one changes nothing, and a step is stored once,
 --   or replaced by itself
@@ -1130,6 +1142,9 @@ local function save_state()
   redis.call('HSET', active, field, value, 'saved_size', size)
   if step == '' then
     redis.call('HSET', active, 'saved_number', digits(number))
+    if progress then
+      note_entry(active, true)
+    end
   elseif not is_try and not replaces then
     if before > 0 then
       redis.call('HDEL', active, 'try:' .. step)

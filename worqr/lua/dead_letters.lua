@@ -38,11 +38,11 @@ local function dead_letter_entry(aside, size, head, room)
   return record, readable and size or 0
 end
 
--- Deletes the dead-letter record under `claim`. The records of one id are linked to their neighbours, and the index has the
+-- Deletes the dead-letter record under `claim`; `is_retried`: its task is put back. The records of one id are linked to their neighbours, and the index has the
 -- newest of them. So each can be deleted without a search.
-local function delete_dead_letter(base, claim)
+local function delete_dead_letter(base, claim, is_retried)
   local aside = base .. ':aside:'
-  local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer')) or {}
+  local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer', 'follow')) or {}
   local id, older, newer = kept[1], kept[2], kept[3]
   if older then
     set_field(aside .. older, 'newer', newer)
@@ -51,6 +51,9 @@ local function delete_dead_letter(base, claim)
     set_field(aside .. newer, 'older', older)
   elseif id then
     set_field(base .. ':aside', id, older)
+  end
+  if kept[4] and not is_retried then
+    keep_follow_ups_of(base, kept[4], FOLLOW_UP_EXPIRE)
   end
   redis.call('DEL', aside .. claim)
 end
@@ -141,9 +144,11 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
   if task.fields.batch then
     note_member(task.fields.batch, 'failed', task.id)
   end
-  if task.fields.parent then
+  if task.fields.parent or task.fields.follow then
     local error = packed_failure(failure.error_type, failure.error_message, failure.error_traceback, failure.error_fields)
-    tell_parent(base, task.id, task.fields.parent, claim, 'failed', error)
+    local is_dropped = failure.kind == 'failed' and policy.keep_failed == 0
+    tell_end(base, task.id, {parent = task.fields.parent, follow = task.fields.follow, number = claim, reason = failure.reason,
+      final = is_dropped or nil}, 'failed', error)
   end
   redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
   count(base, failure.kind, 1, {task.id}, nil, nil,
@@ -319,10 +324,11 @@ local function retry_aside()
     end
     if seen and not seen.job and not stays then
       local dispatched = digits(token + stored)
-      delete_dead_letter(queue, retried)
+      delete_dead_letter(queue, retried, true)
       redis.call('ZREM', list, retried)
       local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
-        scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent}
+        scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, follow = fields.follow,
+        batch_ended = fields.batch_ended, job_ended = fields.job_ended}
       local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil}
       for _, name in ipairs(POLICY) do
         kept[name] = fields[name]

@@ -143,7 +143,7 @@ end
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'parent', 'claim',
-    'life', 'keep')) or {}
+    'life', 'keep', 'follow')) or {}
   if kept[6] then
     note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
   end
@@ -157,9 +157,9 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
     facts = outcome == 'cancelled' and {'reason', kept[5] or ''} or facts
     result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), outcome, facts)
   end
-  if kept[7] then
+  if kept[7] or kept[11] then
     local value = outcome == 'finished' and facts[2] .. ' ' .. facts[4] or outcome == 'cancelled' and facts[2] or ''
-    tell_parent(base, id, kept[7], kept[8], outcome, value)
+    tell_end(base, id, {parent = kept[7], follow = kept[11], number = kept[8], final = true}, outcome, value)
   end
   if kept[9] and outcome == 'cancelled' then
     cancel_children(base, active, id, kept[9], facts[2])
@@ -186,15 +186,15 @@ end
 -- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life', 'keep')
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life', 'keep', 'follow')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
   if kept[5] then
     note_member(kept[5], 'cancelled', id)
   end
-  if kept[6] then
-    tell_parent(base, id, kept[6], kept[7], 'cancelled', reason)
+  if kept[6] or kept[10] then
+    tell_end(base, id, {parent = kept[6], follow = kept[10], number = kept[7], final = true}, 'cancelled', reason)
   end
   if kept[8] then
     cancel_children(base, job, id, kept[8], reason)
@@ -267,15 +267,15 @@ end
 -- A dispatch: its options, and how it stores a new job, changes the job that has its id, or is refused.
 
 -- The record fields that a dispatch may set; the handler's options supply the others.
-local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
-  'fail_on', 'timeout', 'result_ttl'}
+local POLICY = {'max_failures', 'max_stalls', 'max_timeouts', 'retry_for', 'min_backoff', 'max_backoff', 'jitter', 'retry_on',
+  'fail_on', 'reset_on_progress', 'timeout', 'result_ttl'}
 
 -- The options of a dispatch, each with what it may be. They may come from any client. They are validated before the first
 -- write, so that no worker that claims the job and no caller that lists it fails on them.
 local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 'time', unique_for = 'positive',
   max_length = 'whole', at_most = 'whole', lane = 'lane', max_lane_length = 'whole', waiter = 'waiter',
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
-  workflow = 'boolean', lifetime = 'digits', parent = 'parent',
+  workflow = 'boolean', lifetime = 'digits', parent = 'parent', follow = 'follow',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
   scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random', keep = 'boolean'}
 
@@ -335,6 +335,8 @@ local function valid_option(kind, value)
     return is_batch(value)
   elseif kind == 'parent' then
     return is_parent(value)
+  elseif kind == 'follow' then
+    return is_follow(value)
   elseif kind == 'time' or kind == 'delay' then
     return valid_option('whole', value) and value <= (kind == 'time' and LATEST or LONGEST_DELAY)
   elseif kind == 'time_text' then
@@ -371,7 +373,7 @@ end
 -- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id, cleared)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
-    'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent')
+    'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent', 'follow')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life', 'parent')
   cleared = cleared or redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
   local trashed = kept[1] and whole_number(kept[2], NEVER, NEVER) <= whole_number(cleared[1], 0, NEVER) and (cleared[2] or '') or nil
@@ -383,7 +385,7 @@ local function find_job(base, id, cleared)
   seen.last = active[2] or taken or '0'
   if kept[1] and not trashed then
     seen.job = {state = kept[1], run_at = whole_number(kept[3], 0, LATEST), low = whole_number(kept[5], 0, NEVER), high = whole_number(kept[6], NEVER, NEVER),
-      policy = kept[7] or '', has_saved = (kept[8] or kept[9]) and true}
+      policy = kept[7] or '', has_saved = (kept[8] or kept[9]) and true, follow = kept[12]}
     seen.last = kept[4]
   end
   if active[1] and active[3] then
@@ -508,7 +510,8 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   if o.data ~= false then
     fields.task, fields.meta, fields.scheduled_for, fields.keep = task, o.meta, o.scheduled_for, o.keep and '1' or nil
     fields.update_data = blocked and '1' or nil
-    gone = {'meta', 'scheduled_for'}
+    fields.follow = (kept.follow or o.follow) and replace_follow(base, kept.follow, o.follow) or nil
+    gone = {'meta', 'scheduled_for', 'follow'}
   end
   if run_at ~= kept.run_at or (o.when or 'set') == 'set' then
     changed = changed or changes_expiry(job, o)
@@ -517,7 +520,7 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   end
   if resets_counters(o) then
     fields.update_counts = blocked and '1' or nil
-    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries'}) do
+    for _, counter in ipairs({'failures', 'stalls', 'timeouts', 'suspect', 'error_type', 'error_message', 'tries', 'failing_since'}) do
       gone[#gone + 1] = counter
     end
   end
@@ -580,6 +583,9 @@ local function create_job(base, id, o, task, number, asked, now, seen)
       fields[name] = value
     end
   end
+  if o.follow then
+    fields.follow = replace_follow(base, nil, o.follow)
+  end
   if seen.trashed then
     delete_trashed_job(base, id, longest_result_ttl(base), seen.trashed)
   end
@@ -601,7 +607,7 @@ end
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
---   parent (base, id, life, key, after; of a child), row (of an outbox, see
+--   parent (base, id, life, key, after; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row (of an outbox, see
 --   upsert_row), keep (the record stays with the result)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)

@@ -161,18 +161,20 @@ def retry_task(
     *,
     counter: Literal["failures", "stalls", "timeouts", ""],
     limit: int,
+    since_ms: int | None = None,
     delay_ms: int = 0,
     run_at_ms: int | None = None,
     pause_ms: int | None = None,
 ) -> Command[str]:
-    """Put the task at the back of the queue, now or when it is due. If `counter` reaches `limit`, fail it.
+    """Put the task at the back of the queue, now or when it is due. If `counter` reaches `limit`, fail it; if that is 0, in any
+    case. `since_ms`: when its first run that failed has begun, which its record keeps.
 
     With `pause_ms`, put it at the front, uncounted, and pause the queue.
     """
     when: tuple[Argument, Argument] = (delay_ms, "-") if run_at_ms is None else ("-", run_at_ms)
     pause = "-" if pause_ms is None else pause_ms
     facts = (error.type, error.message, error.traceback, fields_as_json(error))
-    args = (worker, claim, counter, limit, *when, *facts, pause)
+    args = (worker, claim, counter, limit, *when, *facts, pause, "-" if since_ms is None else since_ms)
     read = expect("given", "aside", "cancelled", "dropped", "gone", "mine", "lost")
     return new_call("retry_task", keys.base, args, read)
 

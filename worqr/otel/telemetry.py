@@ -42,7 +42,7 @@ from worqr.metrics.fleet import (
     peer_samples,
 )
 from worqr.peer.context import Context
-from worqr.policy import Failure, Policy, Retry, Undecodable, decide_retry
+from worqr.policy import Failure, Policy, Retry, Snooze, Undecodable, decide_retry
 from worqr.remote_error import error_type as type_in_records
 from worqr.tracebacks import is_a
 from worqr.tracing import Carrier, FiringSpan, Operation, SendSpan, Server, Taken
@@ -92,7 +92,7 @@ def of_run(context: Context, *, body_size: bool) -> dict[str, Any]:
 def outcome_of(error: BaseException, context: Context) -> str:
     """Return how the run ended that raised this error. A group counts as in the retry policy."""
     decided = decide_retry(error, Policy(), 0).error
-    for kind, outcome in ((Retry, "retry"), (Undecodable, "undecodable"), (Failure, "failure")):
+    for kind, outcome in ((Retry, "retry"), (Snooze, "retry"), (Undecodable, "undecodable"), (Failure, "failure")):
         if is_a(decided, kind):
             return outcome
     return context.cancel_reason or "raised"

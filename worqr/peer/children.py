@@ -19,7 +19,7 @@ from worqr.client.producer import Call
 from worqr.client.sync import sync
 from worqr.errors import ClaimLost, QueueFull, UsageError
 from worqr.inside import options_of
-from worqr.job_options import MAX_ID
+from worqr.job_options import FOLLOW_UPS, MAX_ID
 from worqr.keys import QueueKeys
 from worqr.ops import Child, NotedChild, NotedChildren, Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
@@ -57,6 +57,10 @@ class Children:
         Raises:
             UsageError: the call has an option that belongs to the workflow.
         """
+        if FOLLOW_UPS in options_of(call):
+            raise UsageError(
+                "a job that a workflow starts has no then= and otherwise=: await it, and start the next one from the workflow"
+            )
         for option in _REFUSED:
             if option in options_of(call):
                 raise UsageError(

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from worqr.batches import BatchInfo, BatchRef, ended_of, ref_of
+from worqr.batches import BatchInfo, BatchRef, EndedJob, ended_job_of, ended_of, ref_of
 from worqr.client.job import address_of, own_options
 from worqr.errors import UsageError
 from worqr.foreign import CONTEXT, no_such_attribute
@@ -108,6 +108,13 @@ class Context:
         """
         return ended_of(self._run.record)
 
+    @property
+    def ended_job(self) -> EndedJob | None:
+        """In a follow-up of one job (``then=`` or ``otherwise=`` of its dispatch): the job that has ended. In any other run:
+        None.
+        """
+        return ended_job_of(self._run.record)
+
     def batch_end(self) -> BatchInfo:
         """Return the batch that has ended, in a follow-up.
 
@@ -192,8 +199,10 @@ class Context:
 
     @property
     def last_attempt(self) -> bool:
-        """True if the task moves to the dead-letter queue when this run fails."""
-        return self.failures + 1 >= self._run.policy.max_failures
+        """True if the task moves to the dead-letter queue when this run fails. With ``RetryPolicy(retry_for=...)``, it may do so
+        earlier: if the next run would begin too late.
+        """
+        return self.failures + 1 >= self._run.policy.max_failures or not self._run.has_time_for(0.0)
 
     def progress(self, done: float | None = None, message: str = "") -> None:
         """Report the progress of this run, from any thread. This never waits.
@@ -261,8 +270,9 @@ class Context:
         self._run.saved_state().note_saved(save.number, save.value)
 
     def _begin_save(self, state: bytes) -> tuple[Save, Future[None]]:
-        saved = check_saved(state)
-        save = Save(self._run.saved_state().next_number(), "", saved)
+        saved, known = check_saved(state), self._run.saved_state()
+        progress = self._run.policy.counts_anew() and known.gets_further(saved)
+        save = Save(known.next_number(), "", saved, progress)
         return save, self._run.save(save)
 
     def extend(self, seconds: Seconds) -> None:

@@ -34,7 +34,7 @@ from worqr.peer.children import Children, check_lifetime
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, End, Run, Save, current_run
 from worqr.peer.steps import take_step, take_step_now
-from worqr.policy import Failure, Policy, Suspended
+from worqr.policy import Failure, Policy, Snooze, Suspended
 from worqr.validation import Seconds, check_text, seconds, to_ms
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -391,7 +391,7 @@ def as_workflow(handler: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         flow = _begin_flow()
         try:
             value = await handler(task)
-        except Exception:
+        except (Exception, Snooze):
             if not flow.suspending:
                 await flow.children.send()
             raise

@@ -28,9 +28,9 @@ from worqr.peer.context import Context
 from worqr.peer.run import Run, encode_result
 from worqr.peer.scheduler import Share
 from worqr.peer.session import Registration
-from worqr.peer.settler import Make, finisher, settle_call
-from worqr.peer.task_log import log_failure
-from worqr.policy import Failure, Policy, Retry, RetryDecision, decide_retry
+from worqr.peer.settler import Make, finisher, settle_call, snooze_call
+from worqr.peer.task_log import log_failure, log_snoozed
+from worqr.policy import Failure, Policy, Retry, RetryDecision, Snooze
 from worqr.records import CancelReason, Outcome
 from worqr.remote_error import error_from_text
 from worqr.tracebacks import is_a
@@ -130,9 +130,7 @@ class Claim(Context):
             ClaimSettled: The claim was settled before.
             Unavailable: The server did not reply within `patience`. The request may have taken effect.
         """
-        decision = decide_retry(
-            Retry("given back by hand", delay=delay, run_at=run_at, counted=counted), self._held.policy, self.failures
-        )
+        decision = self._held.decide(Retry("given back by hand", delay=delay, run_at=run_at, counted=counted))
         described = self._held.describe(decision.error).error
         self._check(await self._settle(settle_call(self._held, decision, described), "raised"), "retried")
         log_failure(self._held, decision)
@@ -177,7 +175,7 @@ class Claim(Context):
         try:
             if error is None or ended_by_cancel:
                 await self._end(None)
-            elif is_a(error, Exception):
+            elif is_a(error, Exception) or is_a(error, Snooze):
                 await self._end(error)
             else:
                 self._owner.give_back([self])
@@ -187,17 +185,22 @@ class Claim(Context):
             emit(logger, "claim.lost", text, queue=self.queue, job=self.id)
         return error is not None
 
-    async def _end(self, error: Exception | None) -> None:
+    async def _end(self, error: BaseException | None) -> None:
         """Settle as the run of a handler would be settled."""
         if self.cancel_reason == "lost":
             self._owner.release(self)
             self._owner.count(self._held, "lost")
         elif error is not None and self.cancel_reason is None:
-            decision = decide_retry(error, self._held.policy, self.failures)
-            call = settle_call(self._held, decision, self._held.describe(decision.error).error)
-            log_failure(self._held, decision)
+            decision = self._held.decide(error)
+            is_snooze = is_a(decision.error, Snooze)
+            if is_snooze:
+                call = snooze_call(self._held, decision)
+                log_snoozed(self._held, decision)
+            else:
+                call = settle_call(self._held, decision, self._held.describe(decision.error).error)
+                log_failure(self._held, decision)
             self._held.forget_errors()
-            self._check(await self._settle(call, "raised"), "retried")
+            self._check(await self._settle(call, None if is_snooze else "raised"), "retried")
         elif self.cancel_reason == "leaving":
             self._owner.give_back([self])
         else:

@@ -7,11 +7,14 @@ that claimed it as a `RunHost`; a worker process and the testing package have ho
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -22,8 +25,9 @@ import trio
 from worqr import inside
 from worqr.call_list import Outcomes
 from worqr.errors import UsageError
+from worqr.log_events import emit
 from worqr.ops import Child, NotedChildren, Result, Wait
-from worqr.policy import POLICY_FIELDS, Failure, Policy, Undecodable, decide_retry
+from worqr.policy import POLICY_FIELDS, Failure, Policy, RetryDecision, Undecodable, decide_retry
 from worqr.records import CancelReason, Failed
 from worqr.remote_error import Description, describe, failed_record
 from worqr.stored_values import whole
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from worqr.peer.list_run import ListRun
     from worqr.peer.session import Registration
 
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 # `JobFields` and `SavedState`: what one run knows of its job's record, and of what the job has saved: bytes, results of steps.
 #
@@ -125,12 +131,23 @@ class End(NamedTuple):
         return cls(outcome.decode("ascii", "replace"), rest.split(b" ", 2)[-1])
 
 
+def _read_try(stored: bytes) -> tuple[int, int]:
+    """Return how many tries of a step have failed, and when the first one began in ms, from a record; 0: it is not known."""
+    number, _, told = stored.partition(b" ")
+    try:
+        _, _, since = msgspec.json.decode(told, type=tuple[str, str, int])
+    except msgspec.MsgspecError:
+        since = 0
+    return whole(number, 0), since
+
+
 class SavedState:
     """What one run knows of what its job has saved. From any thread."""
 
     def __init__(self, record: Mapping[bytes, bytes]) -> None:
         self._lock = threading.Lock()
         self._saved = record.get(b"saved")
+        self._asked_for_saved = self._saved is None
         self._sent = self._stored = whole(record.get(b"saved_number"), 0)
         self._steps = {
             name.removeprefix(_STEP).decode("utf-8", "replace"): value
@@ -143,7 +160,7 @@ class SavedState:
             if name.startswith(_END)
         }
         self._tries = {
-            name.removeprefix(_TRY).decode("utf-8", "replace"): whole(value.partition(b" ")[0], 0)
+            name.removeprefix(_TRY).decode("utf-8", "replace"): _read_try(value)
             for name, value in record.items()
             if name.startswith(_TRY)
         }
@@ -154,13 +171,21 @@ class SavedState:
     @property
     def saved(self) -> bytes | None:
         """The bytes that were saved last; None: none were."""
+        self._asked_for_saved = True
         return self._saved
+
+    def gets_further(self, saved: bytes) -> bool:
+        """Return True if bytes are others than those that were saved last, and the run has asked for these."""
+        return self._asked_for_saved and saved != self._saved
 
     def fields(self) -> dict[bytes, bytes]:
         """Return the fields of the record that the run may have changed."""
         with self._lock:
             found = {_STEP + name.encode(): value for name, value in self._steps.items() if name not in self._unsaved}
-            found |= {_TRY + name.encode(): b"%d " % number for name, number in self._tries.items()}
+            found |= {
+                _TRY + name.encode(): b'%d ["","",%d]' % (number, since)
+                for name, (number, since) in self._tries.items()
+            }
             if self._saved is not None:
                 found |= {b"saved": self._saved, b"saved_number": b"%d" % self._stored}
             return found
@@ -205,12 +230,16 @@ class SavedState:
 
     def tries_of(self, name: str) -> int:
         """Return how many tries of a step have failed."""
-        return self._tries.get(name, 0)
+        return self._tries.get(name, (0, 0))[0]
 
-    def note_try(self, name: str, number: int) -> None:
+    def tried_since(self, name: str) -> int:
+        """Return when the first try of a step that failed has begun, in ms; 0: it is not known."""
+        return self._tries.get(name, (0, 0))[1]
+
+    def note_try(self, name: str, number: int, since: int) -> None:
         """Note that a try of a step has failed, and that the server knows it."""
         with self._lock:
-            self._tries[name] = number
+            self._tries[name] = number, since
 
     def end_of(self, key: str) -> End | None:
         """Return how the wait of this key has ended; None if it has not."""
@@ -358,7 +387,16 @@ _waits: Final[dict[Callable[[], object], Run[Any]]] = {}
 _POLICY_FIELDS: Final = frozenset(name.encode() for name in POLICY_FIELDS)
 _NUMBERS: Final = frozenset(
     (
-        *(b"run_at", b"queued", b"expires", b"expires_at", b"retried_at", b"scheduled_for", b"latest"),
+        *(
+            b"run_at",
+            b"queued",
+            b"expires",
+            b"expires_at",
+            b"retried_at",
+            b"scheduled_for",
+            b"latest",
+            b"failing_since",
+        ),
         *(b"failures", b"stalls", b"timeouts", b"saved_number", b"saved_size"),
     )
 )
@@ -529,10 +567,11 @@ class Run(Generic[Host]):
         described: the errors of it that were described, by their ids; None: none was.
         flow: what it knows of its durable calls; None: it is not the run of a workflow here.
         suspension: with what it is suspended; None: it is not.
+        progressed: it got further than the runs before it, and the counters of its job have begun anew.
     """
 
     __slots__ = (
-        *("task", "fence", "began", "record", "policy", "host", "registration"),
+        *("task", "fence", "began", "record", "policy", "host", "registration", "progressed"),
         *("state", "cancel_reason", "scope", "timer", "offloaded", "described", "flow", "suspension"),
     )
 
@@ -559,6 +598,7 @@ class Run(Generic[Host]):
         self.described: dict[int, tuple[BaseException, Description]] | None = None
         self.flow: Flow | None = None
         self.suspension: Suspension | None = None
+        self.progressed: bool = False
         if isinstance(entry, bytes):
             self.task = entry
             self.record = None
@@ -628,8 +668,11 @@ class Run(Generic[Host]):
         return self.state is SETTLED
 
     def keeps_result(self) -> bool:
-        """Return True if the handler's return value is to be stored, or is for the workflow that has started the job."""
-        return self.record is not None and (self.policy.result_ttl > 0 or b"parent" in self.record)
+        """Return True if the handler's return value is to be stored, or is for a follow-up, or for the workflow that has started
+        the job.
+        """
+        record = self.record
+        return record is not None and (self.policy.result_ttl > 0 or b"parent" in record or b"follow" in record)
 
     # Its transitions
 
@@ -684,6 +727,10 @@ class Run(Generic[Host]):
         else:
             self.offloaded.call_in_peer(partial(self.cancel, "suspended"))
 
+    def note_progress(self) -> None:
+        """Note that it got further than the runs before it."""
+        self.progressed = True
+
     def note_lost(self) -> None:
         """Note that its claim is lost. The handler is not cancelled, because the save that it waits for raises ClaimLost."""
         if self.state is not SETTLED:
@@ -694,6 +741,49 @@ class Run(Generic[Host]):
         self.state = SETTLED
         if self.timer is not None:
             self.timer.run = None
+
+    # Its next try
+
+    def decide(self, error: BaseException) -> RetryDecision:
+        """Decide the next step for its task, because it raised `error`. Once for each run: a function of the application may
+        decide about the delay.
+        """
+        stalls, failures = (0, 0) if self.progressed else (self.stalls, self.failures)
+        decision = decide_retry(error, self.policy, failures, stalls)
+        if decision.backs_off and self.policy.own_backoff is not None:
+            kind = self.describe(decision.error).error.type
+            decision = replace(decision, delay=self.delay_after(stalls if decision.stalled else failures, kind))
+        if decision.kind == "retry" and decision.counted and not self.has_time_for(decision.delay, decision.run_at_ms):
+            return replace(decision, last=True)
+        return decision
+
+    def delay_after(self, times: int, error: str) -> float:
+        """Return the seconds until the next try, after `times` earlier runs that ended in the same way."""
+
+        def report(why: str) -> None:
+            text = (
+                "queue %(queue)r, job %(job)s: its function for the backoff failed, and the default decides: %(error)s"
+            )
+            emit(logger, "retry.backoff", text, queue=self.queue, job=self.id, error=why)
+
+        return self.policy.delay_after(times, error, report)
+
+    @property
+    def failing_since(self) -> int | None:
+        """When the first run of its job that failed has begun, in ms; this one, if none has. None: its policy does not ask."""
+        if self.policy.retry_for is None:
+            return None
+        known = 0 if self.record is None or self.progressed else whole(self.record.get(b"failing_since"), 0)
+        return known or self.fence // 1000
+
+    def has_time_for(self, delay: float, run_at_ms: int | None = None) -> bool:
+        """Return True if a retry may begin after `delay` seconds, or at a time. Tokens of claims are the server's clock."""
+        since = self.failing_since
+        if since is None or self.policy.retry_for is None:
+            return True
+        elapsed = time.monotonic() - self.began if self.began else 0.0
+        at = self.fence / 1000 + (elapsed + delay) * 1000 if run_at_ms is None else run_at_ms
+        return at <= since + self.policy.retry_for * 1000
 
     # Its errors
 

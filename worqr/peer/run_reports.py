@@ -84,6 +84,8 @@ class RunReports:
                 run.note_lost()
             outcome = _error_of(save, word, error)
             if outcome is None:
+                if save.progress:
+                    run.note_progress()
                 done.set_result(None)
             else:
                 done.set_exception(outcome)

@@ -32,12 +32,12 @@ from worqr.peer.context import Context
 from worqr.peer.durable import SWALLOWED, Swallowed
 from worqr.peer.error_throttle import ErrorThrottle
 from worqr.peer.run import FULL, SETTLED, Run, encode_result
-from worqr.peer.task_log import log_failure, log_finished, log_late, log_suspended, log_timeout
+from worqr.peer.task_log import log_failure, log_finished, log_late, log_snoozed, log_suspended, log_timeout
 from worqr.peer.wrong_loop import with_wrong_loop_remedy
-from worqr.policy import Failure, RetryDecision, decide_retry
+from worqr.policy import Failure, RetryDecision, Snooze
 from worqr.records import Outcome, RemoteError, StoredRun, encode_run
 from worqr.remote_error import error_from_text, with_stderr
-from worqr.tracebacks import format_error, is_a, one_line
+from worqr.tracebacks import format_error, is_a, one_line, text_of
 from worqr.validation import qualname_of
 
 if TYPE_CHECKING:
@@ -293,7 +293,13 @@ class Settler:
 
     def fail_run(self, run: Run[QueueConsumer], error: BaseException) -> None:
         """End a claim whose run raised: retry the task, or move it to the dead-letter queue, as the policy decides."""
-        decision = decide_retry(error, run.policy, run.failures, run.stalls)
+        decision = run.decide(error)
+        if is_a(decision.error, Snooze):
+            call = snooze_call(run, decision)
+            run.settle()
+            self._send_one(run, call)
+            log_snoozed(run, decision)
+            return
         described = run.describe(decision.error).error
         call = settle_call(run, decision, described)
         run.settle()
@@ -308,9 +314,10 @@ class Settler:
         """End a claim whose run took too long: retry the task, up to the limit of timeouts."""
         run.settle()
         self.counter.ended(run, "timeout", TIMEOUT)
-        error, delay = f"it ran longer than {run.policy.timeout:g} s", run.policy.delay(run.timeouts)
-        self._send_one(run, timeout_call(run, error, delay))
-        log_timeout(run, delay, error)
+        error, delay = f"it ran longer than {run.policy.timeout:g} s", run.delay_after(run.timeouts, TIMEOUT)
+        last = not run.has_time_for(delay)
+        self._send_one(run, timeout_call(run, error, delay, last=last))
+        log_timeout(run, delay, error, last=last)
         if self._observer is not None:
             self._observer(Context(run), TimeoutError(error))
 
@@ -363,11 +370,17 @@ def settle_call(run: Run[QueueConsumer], decision: RetryDecision, error: RemoteE
     return ops.retry_task(
         *(keys, worker, run.fence, error),
         counter="stalls" if decision.stalled else "failures" if decision.counted else "",
-        limit=run.policy.max_stalls if decision.stalled else run.policy.max_failures,
+        limit=0 if decision.last else run.policy.max_stalls if decision.stalled else run.policy.max_failures,
+        since_ms=run.failing_since if decision.counted else None,
         delay_ms=round(decision.delay * 1000),
         run_at_ms=decision.run_at_ms,
         pause_ms=None if decision.pause is None else max(1, round(decision.pause * 1000)),
     )
+
+
+def snooze_call(run: Run[QueueConsumer], decision: RetryDecision) -> Command[str]:
+    """Return the call that ends a claim whose run has raised `Snooze`: what it waits for is no error."""
+    return settle_call(run, decision, error_from_text("", text_of(decision.error)))
 
 
 def unsettled_call(run: Run[QueueConsumer], why: str) -> Command[str]:
@@ -381,15 +394,18 @@ def unsettled_call(run: Run[QueueConsumer], why: str) -> Command[str]:
     )
 
 
-def timeout_call(run: Run[QueueConsumer], why: str, delay: float) -> Command[str]:
-    """Return the call that ends a claim whose run took too long. Its task is tried again after `delay` seconds."""
+def timeout_call(run: Run[QueueConsumer], why: str, delay: float, *, last: bool) -> Command[str]:
+    """Return the call that ends a claim whose run took too long. Its task is tried again after `delay` seconds, unless this was
+    the `last` try.
+    """
     error = error_from_text(TIMEOUT, why)
     if run.offloaded is not None and run.offloaded.killed_output:
         error = with_stderr(error, run.offloaded.killed_output)
     return ops.retry_task(
         *(run.host.keys, run.registration.worker, run.fence, error),
         counter="timeouts",
-        limit=run.policy.max_timeouts,
+        limit=0 if last else run.policy.max_timeouts,
+        since_ms=run.failing_since,
         delay_ms=round(delay * 1000),
     )
 

@@ -8,6 +8,7 @@ own, which the job keeps, too. A step that has failed for good raises the same `
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import time
 import zlib
@@ -23,6 +24,7 @@ import trio
 from worqr.argument_codec import annotated, check_known, decoder_of
 from worqr.arrival import Changed, Check, arrival_of
 from worqr.errors import UsageError
+from worqr.log_events import emit
 from worqr.ops import Wait
 from worqr.peer.error_throttle import sleep_here, wait_done
 from worqr.peer.run import IN_MEMORY, Run, Save, check_step, current_run, encode_step
@@ -30,6 +32,8 @@ from worqr.policy import Policy, StepFailed, decide_retry
 from worqr.records import RemoteError
 from worqr.remote_error import remote_error
 from worqr.validation import encode_json
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -193,6 +197,7 @@ class _Step(Generic[R]):
         self._state = self.run.saved_state()
         if self._flow is not None:
             self._flow.check()
+        self._since = self._state.tried_since(name) or round(time.time() * 1000)
         self.result, self.unsaved = self._state.begin_step(name)
 
     def __enter__(self) -> _Step[R]:
@@ -213,16 +218,31 @@ class _Step(Generic[R]):
         tries = self._state.tries_of(self._name) + 1
         decision, described = decide_retry(error, policy, tries - 1), remote_error(error)
         if decision.kind == "retry" and tries < policy.max_failures:
-            self._pause = _until(decision.run_at_ms) if decision.run_at_ms is not None else decision.delay
-            return Save(tries, self._name, encode_json([described.type, described.message]))
+            delay = decision.delay
+            if decision.run_at_ms is not None:
+                delay = _until(decision.run_at_ms)
+            elif decision.backs_off:
+                delay = policy.delay_after(tries - 1, described.type, self._report)
+            if self._has_time_for(delay, policy):
+                self._pause = delay
+                since = () if policy.retry_for is None else (self._since,)
+                return Save(tries, self._name, encode_json([described.type, described.message, *since]))
         self.result = b"failed " + encode_json([described.type, described.message, described.traceback])
         return Save(0, self._name, self.result, self._has_progressed)
+
+    def _has_time_for(self, delay: float, policy: Policy) -> bool:
+        """Return True if the next try may begin after `delay` seconds. The clocks are those of the workers."""
+        return policy.retry_for is None or time.time() + delay <= self._since / 1000 + policy.retry_for
+
+    def _report(self, why: str) -> None:
+        text = "queue %(queue)r, job %(job)s: the backoff of step %(step)r failed, and the default decides: %(error)s"
+        emit(logger, "retry.backoff", text, queue=self.run.queue, job=self.run.id, step=self._name, error=why)
 
     def note_failed(self, done: Future[None]) -> None:
         """Note that the server knows of the failed try, or raise the error."""
         done.result()
         if self.result is None:
-            self._state.note_try(self._name, self._state.tries_of(self._name) + 1)
+            self._state.note_try(self._name, self._state.tries_of(self._name) + 1, self._since)
         else:
             self._state.note_step(self._name, self.result)
             self._state.note_step_saved(self._name)
@@ -256,7 +276,7 @@ class _Step(Generic[R]):
 
     @property
     def _has_progressed(self) -> bool:
-        return self._state.asked_for_all
+        return self.run.policy.counts_anew() and self._state.asked_for_all
 
     def note(self, value: object) -> None:
         """Note what the function returned. A result that would arrive as something else is marked, and kept all the same."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 from worqr.log_events import ExcInfo, emit_fields
 from worqr.ops import Wait
 from worqr.peer.run import Run, RunHost
-from worqr.policy import ChildError, Failure, Retry, RetryDecision, Undecodable
+from worqr.policy import UNLIMITED, ChildError, Failure, Retry, RetryDecision, Undecodable
 from worqr.remote_error import reported_error
 from worqr.tracebacks import cause_of, is_a, one_line, shortened, text_of, users_traceback
 from worqr.validation import from_ms, qualname_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-RUN: Final = "queue %(queue)r, job %(job)s, attempt %(attempt)d of %(attempts)d"
+RUN: Final = "queue %(queue)r, job %(job)s, attempt %(attempt)d of %(attempts)s"
 """The beginning of a log line about a run. `run_fields` returns its values."""
 LATE: Final = 1.0
 """Seconds after its timeout above which the late end of a run is logged."""
@@ -57,7 +57,7 @@ def run_fields(run: Run[RunHost], left: int | None = None) -> dict[str, object]:
         "queue": run.queue,
         "job": run.id,
         "attempt": run.attempt,
-        "attempts": run.attempt + max(left, 0),
+        "attempts": run.attempt + max(left, 0) if left < UNLIMITED // 2 else "unlimited",
         "worker": run.registration.worker,
     }
 
@@ -107,12 +107,13 @@ def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
     if is_a(error, Undecodable):
         _log_undecodable(run, error)
         return
-    left = policy.max_stalls - run.stalls if decision.stalled else policy.max_failures - run.failures
+    failures, stalls = (0, 0) if run.progressed else (run.failures, run.stalls)
+    left = policy.max_stalls - stalls if decision.stalled else policy.max_failures - failures
     fields = {**run_fields(run, left - 1), "error": run.describe(error).line}
     trace = None if any(is_a(error, kind) for kind in (Retry, Failure, ChildError)) else error
     if decision.kind == "fail":
         _log_given_up(run, fields, error, trace, " (such an error is not retried)")
-    elif decision.counted and left <= 1:
+    elif decision.counted and (left <= 1 or decision.last):
         _log_given_up(run, fields, error, trace)
     else:
         event = "task.retry" if is_a(error, Retry) else "task.crashed" if decision.stalled else "task.failed"
@@ -120,16 +121,16 @@ def log_failure(run: Run[RunHost], decision: RetryDecision) -> None:
         emit_fields(logger, event, text, fields, **_traceback_of(run, trace))
 
 
-def log_timeout(run: Run[RunHost], delay: float, error: str) -> None:
+def log_timeout(run: Run[RunHost], delay: float, error: str, *, last: bool) -> None:
     """Log that a run took too long, and the next step."""
     policy, late = run.policy, _seconds_late(run)
-    left = policy.max_timeouts - run.timeouts
+    left = policy.max_timeouts - (0 if run.progressed else run.timeouts)
     fields = {**run_fields(run, left - 1), "timeout": policy.timeout}
     ended = ""
     if late >= LATE:
         fields["late"] = late
         ended = ", and ended %(late)s s after it"
-    if left <= 1:
+    if left <= 1 or last:
         _log_given_up(run, {**fields, "error": f"Timeout: {error}"}, None, None)
         return
     fields["retry_in"] = _seconds(delay)
@@ -209,6 +210,15 @@ def log_suspended(run: Run[RunHost], waits: Sequence[Wait]) -> None:
         what = ", ".join(wait.key for wait in waits[:10])
         text = "queue %(queue)r, job %(job)s: suspended, it waits for %(waits)s"
         emit_fields(logger, "task.suspended", text, {"queue": run.queue, "job": run.id, "waits": what})
+
+
+def log_snoozed(run: Run[RunHost], decision: RetryDecision) -> None:
+    """Log that a handler has raised `Snooze`, and when it runs again."""
+    if logger.isEnabledFor(logging.DEBUG):
+        fields = {**run_fields(run), "waits": text_of(decision.error)}
+        emit_fields(
+            logger, "task.snoozed", f"{RUN}: not ready (%(waits)s); {_next_attempt(run, decision, fields)}", fields
+        )
 
 
 def _undecodable(error: Undecodable) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from worqr.batches import BatchInfo, BatchRef
+from worqr.batches import BatchInfo, BatchRef, EndedJob, with_result
 from worqr.job_options import check_id, encode_options
 from worqr.ops import Child, NotedChild, NotedChildren
 from worqr.peer.context import Context, ListContext, current_context
@@ -110,11 +110,16 @@ class DirectContext(Context):
     """
 
     def __init__(
-        self, run: Run[_NoConsumer], batch: BatchRef | None = None, ended_batch: BatchInfo | None = None
+        self,
+        run: Run[_NoConsumer],
+        batch: BatchRef | None = None,
+        ended_batch: BatchInfo | None = None,
+        ended_job: EndedJob | None = None,
     ) -> None:
         super().__init__(run)
         self._batch = batch
         self._ended_batch = ended_batch
+        self._ended_job = ended_job
         self.reported: list[tuple[float | None, str]] = run.host.reported
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
@@ -130,9 +135,22 @@ class DirectContext(Context):
         """The batch that the test has given as the one that has ended."""
         return self._ended_batch
 
+    @property
+    def ended_job(self) -> EndedJob | None:
+        """The job that the test has given as the one that has ended."""
+        return self._ended_job
+
 
 class DirectListContext(ListContext, DirectContext):
     """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
+
+
+def _kept(saved: bytes | None, steps: Mapping[str, object]) -> list[bytes]:
+    """Return what earlier runs saved, as the record has it: names and values in turn."""
+    found = [] if saved is None else [b"saved", check_saved(saved), b"saved_number", b"1"]
+    for name, result in steps.items():
+        found += [b"step:" + check_step(name).encode(), encode_step(name, result)]
+    return found
 
 
 @contextmanager
@@ -149,6 +167,8 @@ def context(
     calls: int | None = None,
     batch: BatchRef | None = None,
     ended_batch: BatchInfo | None = None,
+    ended_job: EndedJob | None = None,
+    ended_result: object = None,
 ) -> Generator[DirectContext]:
     """Make ``worqr.current()`` work inside the block, to call a handler directly, without a mesh or a server.
 
@@ -168,6 +188,8 @@ def context(
             after `id`. None: the handler takes one task.
         batch: The batch that the job belongs to. What the handler adds to ``mesh.current_batch()`` needs a `recording`.
         ended_batch: The batch that has ended, for a handler that is a follow-up.
+        ended_job: The job that has ended, for a handler that is a follow-up: ``worqr.EndedJob("7", "export", "finished")``.
+        ended_result: The result of that job, if it has finished.
 
     Yields:
         DirectContext: The run.
@@ -179,22 +201,21 @@ def context(
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
     shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
     shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
-    if saved is not None:
-        shared += [b"saved", check_saved(saved), b"saved_number", b"1"]
-    for name, result in (steps or {}).items():
-        shared += [b"step:" + check_step(name).encode(), encode_step(name, result)]
+    shared += _kept(saved, steps or {})
 
     def entry(id: str) -> list[bytes]:
         return [b"id", check_id(id, generated=True).encode(), *shared]
 
+    if ended_job is not None and ended_job.outcome == "finished":
+        ended_job = with_result(ended_job, encode_step("result", ended_result))
     found: DirectContext
     if calls is None:
         run: Run[Any] = _DirectRun(host, None, fence, entry(id))
-        found = DirectContext(run, batch, ended_batch)
+        found = DirectContext(run, batch, ended_batch, ended_job)
     else:
         check_count(calls, "calls of context")
         run = _list_run([_DirectItem(host, None, fence + n, entry(f"{id}-{n}")) for n in range(calls)])
-        found = DirectListContext(run, batch, ended_batch)
+        found = DirectListContext(run, batch, ended_batch, ended_job)
     tokens = current_run.set(run), current_context.set(found)
     try:
         yield found

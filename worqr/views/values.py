@@ -9,6 +9,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from worqr.escaping import escape
+from worqr.policy import UNLIMITED
 
 NONE: Final = "–"
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -23,6 +24,11 @@ LONGEST_CELL: Final = 200
 def count(number: float | None) -> str:
     """Return ``12,345``; a dash for None."""
     return NONE if number is None else f"{number:,.0f}"
+
+
+def limit(number: float) -> str:
+    """Return the limit of a counter: ``10``, or ``unlimited``."""
+    return "unlimited" if number >= UNLIMITED else count(number)
 
 
 def rate(per_second: float | None) -> str:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from time import monotonic
@@ -58,7 +58,7 @@ from worqr.peer.executors.processes.protocol import (
 )
 from worqr.peer.list_run import ListRun
 from worqr.peer.run import Encoded, Run, RunHost, Save, check_thread, current_run
-from worqr.policy import ChildError, Failure, RateLimited, Retry, Stalled, Suspended, Undecodable
+from worqr.policy import ChildError, Failure, RateLimited, Retry, Snooze, Stalled, Suspended, Undecodable
 from worqr.records import RemoteError
 from worqr.remote_error import error_from_text, with_stderr
 from worqr.tracing import Tracing
@@ -712,7 +712,7 @@ def _request(function: Name, run: Run[RunHost], carrier: dict[str, str]) -> RunR
             run.host.id_suffix,
             run.fence,
             _entry_of(run),
-            run.host.policy,
+            replace(run.host.policy, own_backoff=None),  # the peer decides about the delay
             left,
             carrier,
         ),
@@ -782,8 +782,8 @@ def _outcome(answer: Returned | Raised, child: WorkerProcess) -> object:
     raise _error_of(answer, with_stderr(answer.error, child.output.tail()))
 
 
-def _error_of(answer: Raised, remote: RemoteError) -> Exception:
-    error: Exception
+def _error_of(answer: Raised, remote: RemoteError) -> BaseException:
+    error: BaseException
     if answer.retry_after:
         error = RateLimited(answer.retry_after, remote.message)
     elif answer.kind == "retry":
@@ -791,6 +791,8 @@ def _error_of(answer: Raised, remote: RemoteError) -> Exception:
         error = Retry(
             remote.message, delay=answer.delay if run_at is None else None, run_at=run_at, counted=answer.counted
         )
+    elif answer.kind == "snooze":
+        error = Snooze((answer.delay or 0.0) if answer.run_at_ms is None else from_ms(answer.run_at_ms), remote.message)
     elif answer.kind == "failure":
         error = Failure(remote.message)
     elif answer.kind == "undecodable":

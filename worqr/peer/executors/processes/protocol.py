@@ -235,7 +235,7 @@ class Raised(msgspec.Struct, tag=True, array_like=True, frozen=True):
     run.
     """
 
-    kind: Literal["retry", "failure", "undecodable", "error"]
+    kind: Literal["retry", "snooze", "failure", "undecodable", "error"]
     error: RemoteError
     names: list[list[str]]
     delay: float | None = None
