@@ -289,6 +289,12 @@ def test_unpack_is_bounded() -> None:
         ("history", "lines"),  # of ended runs: 1000
         ("jobs", "kept"),  # of twelve fields
         ("jobs", "KEPT"),  # seven names
+        ("finished", "KEPT_FIELDS"),  # sixteen names
+        ("finished", "names"),  # eight at most
+        ("finished", "SHOWN"),  # eighteen names
+        ("finished", "shown"),  # their values
+        ("finished", "stale, 1, math.min(#stale, 100"),
+        ("finished", "entries, 1, math.min(#entries, 100"),
         ("batches", "ids, from, math.min(from + 999, #ids"),
         ("batches", "some"),  # 1000 at most
         ("batches", "BATCH_FACTS"),
