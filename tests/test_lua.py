@@ -37,7 +37,7 @@ FILL_MEMORY = {
         "note_progress",
         "note_queues",
     ),
-    *("index_schedule", "store_schedule"),
+    *("index_schedule", "run_again", "store_schedule"),
     *("hold_follow_ups", "note_runs", "open_batch", "open_part", "sample_queue"),
 }
 """What memory is filled by: refused when it is full. All else goes on."""

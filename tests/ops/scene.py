@@ -253,6 +253,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "forget_tagged": lambda q, g, scene: ops.forget_tagged(q, "red", reason="why"),
     "list_kept": lambda q, g, scene: ops.list_kept(q),
     "list_tagged": lambda q, g, scene: ops.list_tagged(q, "red"),
+    "run_again": lambda q, g, scene: ops.run_again(q, scene.failed - 1, "r" * 22),
     "trim_kept": lambda q, g, scene: ops.trim_kept(q),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
     "count_errors": lambda q, g, scene: ops.count_errors(q, "failed", 0),

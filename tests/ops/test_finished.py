@@ -319,6 +319,18 @@ def test_one_kept_job_is_dropped_by_its_number(desk: Desk) -> None:
     check(desk)
 
 
+def test_a_kept_job_runs_again_as_a_new_one(desk: Desk) -> None:
+    finish(desk, desk.run("A", "x", b"payload", meta='{"a":"b"}', lane="gold", **keep(tags="red")))
+    number = kept(desk)[0].number
+    again = desk.call(ops.run_again(desk.q, number, "r" * 22))
+    assert again.id == f"@{again.number}-{'r' * 22}"
+    record = desk.state()[f":job:{again.id}"]
+    assert {"task": "payload", "meta": '{"a":"b"}', "lane": "gold", "tags": "red"}.items() <= record.items()
+    assert desk.call(ops.run_again(desk.q, 7, "r" * 22)).word == "gone"
+    desk.client.hdel(desk.q.kept_job(number), "task")
+    assert desk.call(ops.run_again(desk.q, number, "r" * 22)).word == "cut"
+
+
 def test_the_job_of_a_failure_handler_has_the_tags_of_the_task(desk: Desk) -> None:
     desk.enter("A", on_failure=True)
     desk.dispatch("x", tags="red")

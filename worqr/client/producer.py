@@ -25,7 +25,7 @@ from worqr.client.room import PART, check_fits
 from worqr.command import Command
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.ids import with_random_ids
-from worqr.job_options import LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, wait_in, without_replicas
+from worqr.job_options import DECLARED_OPTIONS, LANE_OPTIONS, PLAIN, RAW_OPTIONS, RawOptions, wait_in, without_replicas
 from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
 from worqr.ops.replies import in_chunks
@@ -340,8 +340,8 @@ class Producer:
     # Calls of functions
 
     async def enqueue(self, call: Call[Any]) -> None:
-        """Send one call as a raw task; as a job, if it has a lane."""
-        if "lane" in call._options:
+        """Send one call as a raw task; as a job, if it has a lane or tags, or is to be kept."""
+        if call._options and not DECLARED_OPTIONS.isdisjoint(call._options):
             await self.dispatch(call)
             return
         given = _raw_options(call) if call._options else PLAIN
@@ -362,11 +362,11 @@ class Producer:
         try:
             for batch in self._batches(calls):
                 for call in batch:
-                    if call._options.keys() - RAW_OPTIONS - LANE_OPTIONS:
+                    if call._options.keys() - RAW_OPTIONS - LANE_OPTIONS - DECLARED_OPTIONS:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
-                if laned := [call for call in batch if "lane" in call._options]:
-                    stored += len(await self.dispatch_many(laned))
-                plain = [call for call in batch if "lane" not in call._options]
+                if jobs := [call for call in batch if not DECLARED_OPTIONS.isdisjoint(call._options)]:
+                    stored += len(await self.dispatch_many(jobs))
+                plain = [call for call in batch if DECLARED_OPTIONS.isdisjoint(call._options)]
                 sending = len(plain)
                 answers, late = await self._enqueue_batch(plain, late)
                 self._note(plain)

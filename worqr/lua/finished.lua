@@ -411,7 +411,7 @@ end
 
 -- Removes the kept record of the dispatch `number`. Returns 1, or 0 if there is none.
 local function drop_kept_job(base, number)
-  local size = own(redis.pcall('HGET', base .. ':done:' .. number, 'size'))
+  local size = number ~= '' and own(redis.pcall('HGET', base .. ':done:' .. number, 'size'))
   local entry = number .. ' ' .. (size or '')
   if not size or own(redis.pcall('ZREM', base .. ':done', entry)) ~= 1 then
     return 0
@@ -489,6 +489,37 @@ local function drop_kept_jobs()
     deleted = deleted + drop_kept_job(queue, dropped)
   end
   return {'ok', deleted}
+end
+
+-- run_again: dispatches the payload of a kept job once more, as a new job with a new id, with the same meta, lane and tags. Its
+-- retry settings and timeout are those of the handler.
+-- ARGV[4] number of the dispatch that created the kept job
+-- ARGV[5] random characters for the new id
+-- RETURNS ok id number | gone | cut (its payload was too large to be kept) | late
+-- RESEND safe: the reply is stored under the producer's number
+-- NUMBERED
+local function run_again()
+  local queue = KEYS[1]
+  local number, random = ARGV[4], ARGV[5]
+
+  check_types(queue)
+  local kept = read_hash(queue .. ':done:' .. number) or {}
+  if not kept.task then
+    return {kept.id and 'cut' or 'gone'}
+  end
+  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, meta = kept.meta, tags = kept.tags,
+    done = kept_bounds(kept.done) and kept.done or nil}
+  local wrong = invalid_job(o, kept.task, false)
+  if wrong then
+    return wrong
+  end
+  local token, now = next_token(queue)
+  store_token(queue, token)
+  local _, id, last, ready, made = upsert(queue, o, kept.task, digits(token), now)
+  renew_counts(queue)
+  count(queue, 'enqueued', made, {id})
+  wake(queue, ready)
+  return {'ok', id, last}
 end
 
 -- trim_kept: removes entries of kept jobs whose records have expired, the oldest first. No end of a job does this in a queue that
@@ -583,7 +614,7 @@ end
 -- ARGV[6] after cursor of the last entry of the page before, +inf for the first page
 -- ARGV[7] since ms, of those that have ended only jobs that have done so since; -inf: all
 -- RETURNS ok after entry... | more after entry... | large (the set does not have all jobs of this tag); after is the cursor of the next
---   page, an entry is as shown_job returns it
+--   page, an entry is as shown_job returns it, and the claim of a dead letter, or false
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function list_tagged()
@@ -605,6 +636,7 @@ local function list_tagged()
     local found, state_of = find_tagged(queue, entry, tag, false)
     if found and is_wanted(state_of, state) then
       local shown = shown_job(found, cursor, id, state_of, room)
+      shown[#SHOWN + 6] = string.match(found, ':aside:(%d+)$') or false
       local ended = whole_number(shown[19] or shown[20])
       reply[#reply + 1] = (not ended or ended >= since) and shown or nil
     end

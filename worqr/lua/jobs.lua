@@ -1128,8 +1128,8 @@ end
 -- ARGV[3] max_bytes bytes of payload that are read; a longer one is returned as empty
 -- ARGV[4] most dead-letter records, the newest first; and other jobs that were plain tasks with this payload
 -- RETURNS ok cancelling reserved run job results records twins: cancelling is 1 if the run is to be cancelled, reserved ms until the id
---   is free again (-1: it is not reserved); run and job are records, or false; results are the newest and the one before
---   it, each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
+--   is free again (-1: it is not reserved); run and job are records, or false; results are the newest, the one before
+--   it, and a kept job, if there is one: each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
 --   and values in turn; twins are ids. Of what the job saved and was sent, the run, the job and the newest record have up to 3,000
 --   fields: instead of the value, its bytes, a space, and its beginning, which says what it is; with the whole of an error
 -- RESEND safe: it only reads
@@ -1163,14 +1163,14 @@ local function read_job()
   end
 
   local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attempts', 'progress', 'message',
-    'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', unpack(KEPT)} -- all but the value
+    'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', 'tags', 'lane', 'cut', 'size', unpack(KEPT)} -- not the value
 
   local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active, MOST_OUTLINES)
   local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
   local queued, cleared = own(redis.pcall('HGET', job, 'queued')) or false, whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
   local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job, MOST_OUTLINES)
   local results, records = {}, {}
-  for _, key in ipairs({result, older_result}) do
+  for _, key in ipairs({result, older_result, find_kept(queue, id, 0)}) do
     local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
     for _, name in ipairs(facts and RESULT or {}) do
       local value = redis.call('HGET', key, name)
@@ -1197,7 +1197,7 @@ end
 
 -- read_payload: the whole payload of a job, of a running task, or of a dead-letter record.
 -- ARGV[1] id of the job; not used if there is a claim
--- ARGV[2] claim of a running task, or under which a task failed; empty: the id names the task
+-- ARGV[2] claim of a running task, or under which a task failed, or the number of a kept job; empty: the id names the task
 -- RETURNS ok task | gone
 -- RESEND safe: it only reads
 -- FLAGS no-writes
@@ -1222,6 +1222,8 @@ local function read_payload()
     task = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'task'))
   end
   task = task or id ~= '' and own(redis.pcall('HGET', queue .. ':result:' .. id, 'task'))
+  local kept = not task and (claim and queue .. ':done:' .. claim or find_kept(queue, id, 0))
+  task = task or kept and own(redis.pcall('HGET', kept, 'task'))
   return task and {'ok', task} or {'gone'}
 end
 

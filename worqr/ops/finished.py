@@ -24,7 +24,7 @@ _TOO_LARGE: Final = "large"
 @dataclass(frozen=True, slots=True)
 class FoundJob:
     """One job of a list by tag, or of the kept jobs: its cursor, the number of its first dispatch, its state, and what is known of
-    its end. `kept`: it is a kept job, which can be dropped by its number.
+    its end. `kept`: it is a kept job, which can be dropped by its number. `dead_letter`: the claim of its dead letter.
     """
 
     cursor: str
@@ -36,7 +36,8 @@ class FoundJob:
     tags: tuple[str, ...]
     ended_ms: int | None
     kept: bool
-    lane: str
+    lane: str = ""
+    dead_letter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class FoundPage:
 
 def _found(entry: Sequence[Any]) -> FoundJob:
     cursor, id, word, task, size, first, claim, worker, run_at, progress, message, *more = entry
-    failures, stalls, timeouts, attempts, error_type, error_message, tags, ended, at, kept_size, lane, reason = more
+    failures, stalls, timeouts, attempts, error_type, error_message, tags, ended, at, kept_size, lane, reason = more[:12]
     is_live = text(word) in {"waiting", "due", "suspended", "blocked", "active"}
     tried = sum(whole(each, 0) for each in (failures, stalls, timeouts)) + (text(word) == "active")
     state = JobState(
@@ -69,8 +70,8 @@ def _found(entry: Sequence[Any]) -> FoundJob:
     names = tuple(filter(None, text(tags or b"").split("\n")))
     ended_ms = None if is_live else whole(ended) or whole(at)
     number, is_kept = whole(first, 0), kept_size is not None
-    shown = FoundJob(exact(cursor), text(id), task, int(size), number, state, names, ended_ms, is_kept, "")
-    return replace(shown, lane=readable(text(lane))) if lane else shown
+    shown = FoundJob(exact(cursor), text(id), task, int(size), number, state, names, ended_ms, is_kept)
+    return replace(shown, lane=readable(text(lane or b"")), dead_letter=whole(more[12]) if len(more) > 12 else None)
 
 
 def _page(reply: Reply) -> FoundPage:
@@ -157,6 +158,25 @@ def _number(reply: Reply) -> int:
 def drop_kept_jobs(keys: QueueKeys, numbers: Sequence[int]) -> Command[int]:
     """Delete up to MAX_ITEMS kept jobs by the numbers of their dispatches; return how many there were."""
     return new_call("drop_kept_jobs", keys.base, tuple(numbers), _number, numbered=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunAgain:
+    """Reply of run_again: ok, gone or cut; the id and the number of the new job."""
+
+    word: str
+    id: str = ""
+    number: int = 0
+
+
+def run_again(keys: QueueKeys, number: int, random: str) -> Command[RunAgain]:
+    """Dispatch a kept job once more, under an id that is made with `random`."""
+
+    def read(reply: Reply) -> RunAgain:
+        word = status_word(reply)
+        return RunAgain(word, text(reply[1]), int(reply[2])) if len(reply) == 3 else RunAgain(word)
+
+    return new_call("run_again", keys.base, (number, random), read, numbered=True)
 
 
 def trim_kept(keys: QueueKeys, limit: int = MAX_ITEMS) -> Command[bool]:
