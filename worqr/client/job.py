@@ -57,7 +57,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         queue=keys.display_name,
         status=_status(found),
         task=payload if payload is not None else fields.get("task", b""),
-        size=latest.size if latest else None,
+        size=latest.size if latest else len(payload or fields["task"]) if _kept(found) and "task" in fields else None,
         plain="twin" in fields,
         meta=meta_of(_text(fields, "meta")),
         options=own_options(fields),

@@ -176,13 +176,13 @@ MOST_IDS: Final = 100
 
 
 def _ids(visit: Visit) -> list[str]:
-    ids = _values(visit, "id")
+    ids = values_of(visit, "id")
     if not ids:
         raise Refused(400, "No task was chosen. Tick the box of at least one, then try again.")
     return ids
 
 
-def _values(visit: Visit, name: str) -> list[str]:
+def values_of(visit: Visit, name: str) -> list[str]:
     """Return the values of a field that a form may have several times."""
     found = [value for field, value in visit.form if field == name and value]
     if max(map(len, found), default=0) > LONGEST_VALUE:
@@ -215,7 +215,7 @@ def reason_of(visit: Visit) -> str:
 
 async def cancel(visit: Visit) -> Response:
     """Cancel jobs, and wait until their runs have ended."""
-    queue, reason, claims = visit.queue(visit.text("queue")), reason_of(visit), _values(visit, "claim")
+    queue, reason, claims = visit.queue(visit.text("queue")), reason_of(visit), values_of(visit, "claim")
     ids = [] if claims else _ids(visit)
 
     async def one(job: str) -> CancelCount:
@@ -261,6 +261,54 @@ async def run_now(visit: Visit) -> Response:
         count = await queue.run_now(*ids)
         await note(visit, "run_now", queue.name, ids, count)
         return f"run:{count}:{len(ids)}"
+
+    return await done(visit, act)
+
+
+# Jobs that have ended, and jobs with a tag
+
+
+async def run_again(visit: Visit) -> Response:
+    """Dispatch a kept job once more, as a new job."""
+    queue, kept = visit.queue(visit.text("queue")), visit.text("kept")
+
+    async def act() -> str:
+        job = await queue.run_again(kept)
+        await note(visit, "run_again", queue.name, [job.id])
+        return "again"
+
+    return await done(visit, act)
+
+
+async def forget(visit: Visit) -> Response:
+    """Delete what is kept of some jobs."""
+    queue, kept = visit.queue(visit.text("queue")), values_of(visit, "kept")
+
+    async def act() -> str:
+        count = await queue.forget(*kept)
+        await note(visit, "forgotten", queue.name, (), count)
+        return f"drop:{count}:{len(kept)}"
+
+    return await done(visit, act)
+
+
+async def change_tagged(verb: Literal["cancel", "retry", "forget"], visit: Visit) -> Response:
+    """Cancel, retry or forget all jobs of a queue with a tag. To forget, the tag must be typed."""
+    queue, tag, reason = visit.queue(visit.text("queue")), visit.text("tag"), reason_of(visit)
+    if verb == "forget" and visit.text("typed").strip() != tag:
+        raise Refused(400, "Nothing was deleted. To confirm, type the tag: go back to try again.")
+
+    async def act() -> str:
+        began = time.monotonic()
+        if verb == "cancel":
+            count = await queue.cancel_tagged(tag, reason=reason)
+            return f"cancel:{count.waiting}:{count.running}:0:{round((time.monotonic() - began) * 1000)}"
+        if verb == "retry":
+            retried = await queue.retry_tagged(tag)
+            return f"retry:{retried}:{retried}"
+        found: Any = await queue.forget_tagged(tag, reason=reason)
+        total = found.waiting + found.running + found.kept + found.results + found.dead_letters
+        return f"drop:{total}:{total}"
 
     return await done(visit, act)
 
