@@ -11,10 +11,11 @@ from worqr.dashboard.reads import gathered, unless_refused
 from worqr.dashboard.request import Visit
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.records import JobRecord, TaskInfo
+from worqr.records import TaskInfo
 
 if TYPE_CHECKING:
     from worqr.client.queue import Queue
+    from worqr.dashboard.state import MeshState
 
 OUTCOMES: Final = ("ended", "finished", "failed", "cancelled", "any")
 """What the list shows; ``any``: jobs with a tag in any state."""
@@ -38,8 +39,9 @@ async def jobs_of(visit: Visit, queue: Queue, limit: int) -> list[TaskInfo]:
         raise Refused(400, str(error)) from None
 
 
-async def tagged(visit: Visit, names: list[str], tag: str) -> list[tuple[str, TaskInfo]]:
-    """Return some jobs with a tag in each of these queues, in any state."""
+async def tagged(visit: Visit, state: MeshState, tag: str) -> list[tuple[str, TaskInfo]]:
+    """Return some jobs with a tag of each of the queues, in any state."""
+    names = [info.name for info in state.queues][:MOST_QUEUES]
 
     async def read(name: str) -> list[TaskInfo]:
         try:
@@ -52,16 +54,16 @@ async def tagged(visit: Visit, names: list[str], tag: str) -> list[tuple[str, Ta
 
     if not names or len(tag.encode()) > 100:
         return []
-    lists = await gathered([partial(read, name) for name in names[:MOST_QUEUES]])
+    lists = await gathered([partial(read, name) for name in names])
     return [(name, task) for name, found in zip(names, lists, strict=False) for task in found]
 
 
-async def result_of(visit: Visit, record: JobRecord) -> bytes | None:
+async def result_of(visit: Visit, queue: Queue, id: str) -> bytes | None:
     """Return the stored result of a job that has finished, for viewers who may read payloads; None if there is none."""
-    if "payloads" not in visit.viewer.may or record.status.state != "finished":
+    if "payloads" not in visit.viewer.may:
         return None
-    client, queue = client_of(visit.mesh), visit.queue(record.queue)
-    keys = await client.sharding.shard_of_id(queue._keys, record.id)  # pyright: ignore[reportPrivateUsage]
-    reply = await client.ask(ops.read_result(keys, record.id, 0))
+    client = client_of(visit.mesh)
+    keys = await client.sharding.shard_of_id(queue._keys, id)  # pyright: ignore[reportPrivateUsage]
+    reply = await client.ask(ops.read_result(keys, id, 0))
     kind, value = reply.values[:2] if reply.status == "finished" else (b"none", b"")
     return None if kind == b"none" else value

@@ -175,14 +175,14 @@ MOST_IDS: Final = 100
 """Tasks of one act, so that it never holds up the server."""
 
 
-def _ids(visit: Visit) -> list[str]:
-    ids = values_of(visit, "id")
+def _ids(visit: Visit, name: str = "id") -> list[str]:
+    ids = _values(visit, name)
     if not ids:
         raise Refused(400, "No task was chosen. Tick the box of at least one, then try again.")
     return ids
 
 
-def values_of(visit: Visit, name: str) -> list[str]:
+def _values(visit: Visit, name: str) -> list[str]:
     """Return the values of a field that a form may have several times."""
     found = [value for field, value in visit.form if field == name and value]
     if max(map(len, found), default=0) > LONGEST_VALUE:
@@ -215,7 +215,7 @@ def reason_of(visit: Visit) -> str:
 
 async def cancel(visit: Visit) -> Response:
     """Cancel jobs, and wait until their runs have ended."""
-    queue, reason, claims = visit.queue(visit.text("queue")), reason_of(visit), values_of(visit, "claim")
+    queue, reason, claims = visit.queue(visit.text("queue")), reason_of(visit), _values(visit, "claim")
     ids = [] if claims else _ids(visit)
 
     async def one(job: str) -> CancelCount:
@@ -282,7 +282,7 @@ async def run_again(visit: Visit) -> Response:
 
 async def forget(visit: Visit) -> Response:
     """Delete what is kept of some jobs."""
-    queue, kept = visit.queue(visit.text("queue")), values_of(visit, "kept")
+    queue, kept = visit.queue(visit.text("queue")), _ids(visit, "kept")
 
     async def act() -> str:
         count = await queue.forget(*kept)

@@ -378,13 +378,13 @@ async def read_job(visit: Visit) -> dict[str, Any]:
     queue = visit.queue(visit.text("queue"))
     calls: list[Callable[[], Awaitable[Any]]] = [partial(queue.read, visit.text("id")), partial(look, visit)]
     calls += [partial(unless_refused, queue.info, None)]
-    record, _, (info, _) = await gathered(calls)
+    calls += [partial(unless_refused, partial(result_of, visit, queue, visit.text("id")), None)]
+    record, _, (info, _), (result, _) = await gathered(calls)
     runs: list[EndedRun] = []
     if record.status.state == "gone":
         runs, _ = await unless_refused(partial(queue.recent, MOST_RECENT), runs)
     last_run = next((run for run in runs if run.id == record.id), None)
     context = {"record": record, "status": record.status, "info": info, "last_run": last_run, "forms": _forms(record)}
-    result, _ = await unless_refused(partial(result_of, visit, record), None)
     return context | {"listed": bool(visit.text("listed")), "result": result}
 
 
@@ -503,7 +503,7 @@ async def search(visit: Visit) -> Response:
         state, *lists = await gathered(calls)
         found = [each for some in lists for each in some]
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
-        with_tag = await tagged(visit, [info.name for info in state.queues], word)
+        with_tag = [] if found or names else await tagged(visit, state, word)  # mostly a word is one of them
     shown, left_out = found[:PAGE], max(len(found) - PAGE, 0)
     return visit.page(
         "search.html",

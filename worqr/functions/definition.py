@@ -55,10 +55,11 @@ class FunctionDefinition:
         self.is_async = is_async
         self.client: Client | None = None
         codec = ArgumentCodec if options.batch_size is None else ListCodec
-        self.codec: ArgumentCodec = codec(fn, name, stores_result=options.policy.result_ttl > 0)
+        stores_result = options.policy.result_ttl > 0 or options.keep is not None
+        self.codec: ArgumentCodec = codec(fn, name, stores_result=stores_result)
         if options.lanes is not None and isinstance(options.lanes.by, str):
             self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
-        self.results: Results = Results(self.codec.decode_result, options.policy.result_ttl > 0)
+        self.results: Results = Results(self.codec.decode_result, stores_result)
         bound = {} if options.max_length is None else {"max_length": options.max_length}
         kept = {} if options.keep is None else {"done": options.keep.wire}
         flow = {"workflow": True} if options.policy.workflow else {}

@@ -1291,7 +1291,7 @@ local function read_result()
   local live = (number == 0 or not found or outcome == 'failed') and find_live_record(active, job, counts, number)
   if live then
     local ttl = whole_number(redis.call('HGET', live, 'result_ttl')) or tolerant(function() return longest_result_ttl(queue) end) or 0
-    return {ttl > 0 and 'wait' or 'never'}
+    return {(ttl > 0 or redis.call('HEXISTS', live, 'done') == 1) and 'wait' or 'never'}
   end
   if not found then
     -- Whatever its result_ttl, a failed job is known as long as its record is in the dead-letter queue.
