@@ -28,6 +28,7 @@ class JobDrains(Drains):
         super().__init__(server, tasks)
         self.used: list[tuple[float, float]] = []
         self.bytes_kept: dict[int, float] = {}
+        self.cpu_kept: dict[tuple[int, int], float] = {}
 
     async def raw(self, **options: Any) -> float:
         """The same with raw tasks."""
@@ -42,10 +43,13 @@ class JobDrains(Drains):
         def options_of(n: int) -> Mapping[str, object]:
             return encode_options({"keep": keep, "tags": {f"tag{each}:{n // 100}" for each in range(tags)}})
 
+        empty = used(self.client)
         fill_jobs(self.client, self.keys("jobs"), self.tasks, options_of)
+        before = account(self.client)
         rate = await self.first(["jobs"], self.tasks)
+        self.cpu_kept[tags, jobs] = account(self.client).since(before).cpu / self.tasks * 1e6
         if jobs >= self.tasks:
-            self.bytes_kept[tags] = used(self.client) / self.tasks
+            self.bytes_kept[tags] = (used(self.client) - empty) / self.tasks
         return rate
 
     async def jobs(self, own: Mapping[str, Any], **options: Any) -> float:
@@ -83,6 +87,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
     ours, theirs = (median(one) for one in zip(*drains.used, strict=True))
     notes = [f"CPU per job, nothing kept: {ours:.1f} us in this process, {theirs:.1f} us in the server"]
     title = f"jobs: no-op jobs of 100 bytes drained, one process, concurrency {CONCURRENCY}"
+    cpu = [f"{us:.0f} us ({tags} tags, {jobs:,} kept)" for (tags, jobs), us in drains.cpu_kept.items()]
     memory = [f"{count:,.0f} bytes with {tags} tags" for tags, count in drains.bytes_kept.items()]
     return [
         Table(title, "raw tasks drained by the same peer, in turn", rows, notes),
@@ -93,6 +98,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 Row(what, "times", ratios(rates, plain), bar=Bar(0.8) if "tags" not in what else None)
                 for what, rates in zip(kept, shares, strict=True)
             ],
-            [f"memory of a kept job with a payload of 100 bytes: {', '.join(memory)}; 100 jobs share a tag"],
+            [f"memory of a kept job with a payload of 100 bytes: {', '.join(memory)}; 100 jobs share a tag",
+             f"CPU of the server for each job, in the last run: {', '.join(cpu)}"],
         ),
     ]

@@ -120,6 +120,8 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_waiting": _gauge("tasks that are ready to run", "queue"),
     "worqr_queue_scheduled": _gauge("jobs that wait for their time", "queue"),
     "worqr_queue_suspended": _gauge("workflows that wait for an event, a time or other jobs", "queue"),
+    "worqr_queue_kept": _gauge("jobs that have ended and are kept", "queue"),
+    "worqr_queue_kept_bytes": _gauge("memory that kept jobs count", "queue"),
     "worqr_queue_blocked": _gauge("jobs that wait until another run of their id has ended", "queue"),
     "worqr_queue_running": _gauge("tasks that run now", "queue"),
     "worqr_queue_dead_letters": _gauge(

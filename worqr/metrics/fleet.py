@@ -260,6 +260,8 @@ def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo]) -> None:
     found.add("worqr_queue_waiting", sum(info.waiting for info in infos), name)
     found.add("worqr_queue_scheduled", sum(info.scheduled for info in infos), name)
     found.add("worqr_queue_suspended", sum(info.suspended for info in infos), name)
+    found.add("worqr_queue_kept", sum(info.kept for info in infos), name)
+    found.add("worqr_queue_kept_bytes", sum(info.kept_bytes for info in infos), name)
     found.add("worqr_queue_blocked", sum(info.blocked for info in infos), name)
     found.add("worqr_queue_running", sum(info.running for info in infos), name)
     found.add("worqr_queue_dead_letters", sum(info.failed for info in infos), name, "failed")
