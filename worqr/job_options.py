@@ -138,10 +138,10 @@ class Keep:
         if seconds(self.days, "Keep(days=...)", positive=True) > 3650:
             raise UsageError(f"Keep(days=...) must be at most 3650, not {self.days!r}")
 
-    @property
-    def wire(self) -> str:
-        """The bounds as a record has them: jobs, milliseconds and bytes."""
-        return f"{self.jobs} {max(1, round(self.days * 86_400_000))} {self.bytes}"
+
+def encode_keep(keep: Keep) -> str:
+    """Return the bounds as a record has them: jobs, milliseconds and bytes."""
+    return f"{keep.jobs} {max(1, round(keep.days * 86_400_000))} {keep.bytes}"
 
 
 def check_tag(tag: object) -> str:
@@ -378,7 +378,7 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "wait": lambda value: {"wait": check_wait(value)},
     "front": lambda value: {"front": _flag(value, "front")},
     "lane": lambda value: {"lane": check_lane(value)},
-    "keep": lambda value: {"done": _instance(value, Keep, "keep").wire},
+    "keep": lambda value: {"done": encode_keep(_instance(value, Keep, "keep"))},
     "tags": lambda value: {"tags": tags} if (tags := encode_tags(value)) else {},
     "keep_task": lambda value: {"keep": _flag(value, "keep_task")},
     "replicas": lambda value: {"replicas": check_replicas(value)},

@@ -19,8 +19,8 @@ from worqr.ops import Child, OutboxMessage, ScheduleRow, Tick, Wait
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""
-KEEP = {"done": "100 60000000 1000000", "tags": "red\nblue"}
-"""Of a job that is kept when it has ended, and has two tags."""
+KEEP = {"done": "3 60000000 1000000", "tags": "red\nblue"}
+"""Of a job that is kept when it has ended, as one of the last three, and has two tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def set_scene(desk: Desk) -> Scene:
     desk.hold("C", b"x", b"y")
     desk.run("C", "dies")
     for twin_of in ("runs", "dies"):
-        assert desk.dispatch(twin_of, b"twin").outcome == "blocked"
+        assert desk.dispatch(twin_of, b"twin", **KEEP).outcome == "blocked"
     later = desk.hold("B", b"x", b"stale")
     desk.stall(b"suspect")
     for one in later:

@@ -96,8 +96,9 @@ def jobs(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List the waiting, scheduled, suspended, blocked or running tasks of a queue, in the order in which they run; or jobs that have
-    ended and are kept, the last one first.
+    """List the waiting, scheduled, suspended, blocked or running tasks of a queue, in the order in which they run.
+
+    Jobs that have ended are listed if their function keeps them, the last one first.
     """
     if newest and (state or "waiting") != "waiting":
         raise InvalidArguments(f"--newest lists waiting tasks only, not --state {state}")

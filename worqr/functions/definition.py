@@ -15,7 +15,7 @@ from worqr.client.job import Results
 from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.handler_options import Handling, check_failure_handler
-from worqr.job_options import check_bounded, encode_tags
+from worqr.job_options import check_bounded, encode_keep, encode_tags
 from worqr.keys import QueueKeys
 from worqr.limits import Lanes, lane_name
 from worqr.log_events import emit, raise_ctrl_c
@@ -61,7 +61,7 @@ class FunctionDefinition:
             self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
         self.results: Results = Results(self.codec.decode_result, stores_result)
         bound = {} if options.max_length is None else {"max_length": options.max_length}
-        kept = {} if options.keep is None else {"done": options.keep.wire}
+        kept = {} if options.keep is None else {"done": encode_keep(options.keep)}
         flow = {"workflow": True} if options.policy.workflow else {}
         self.defaults: Mapping[str, object] = {**bound, **kept, **flow}
         self.handler: Callable[[bytes], Any] = self._make_handler()

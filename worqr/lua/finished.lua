@@ -6,7 +6,7 @@
 -- the oldest until no more than JOBS are kept, with no more than BYTES, at most MOST_TRIMMED at once.
 -- A job is found by an id that worqr has generated, which begins with the number, or by `done_id:ID`, which has the newest.
 -- A record with a field `tags`, names with line breaks between them, has an entry NUMBER ID in the set `tag:NAME` for each, by
--- number. An entry is a hint: whoever reads it looks at the record's own `tags`. So an entry that no script has removed costs
+-- number. An entry is a hint: a reader looks at the record's own `tags`. So an entry that no script has removed costs
 -- memory until the set expires, and never a wrong reply. A set with MOST_TAGGED entries takes no more, and notes this in the entry
 -- MISSING: then nothing may act on the tag, because it would not reach all jobs.
 -- `tag_marks` has the tags that are being cancelled: a number, a space and the reason. What was dispatched up to that number is
@@ -17,7 +17,7 @@ local MOST_TAGS = 8
 local TAG_BYTES = 100
 local MOST_TAGGED = 100000
 local MISSING = '-'
-local TAGS_EXPIRE = 2592000000 -- ms, 30 days: at least so long after the last job with this tag
+local TAGS_EXPIRE = 2592000000 -- ms, 30 days after the last job with this tag, at least
 local MARKS_EXPIRE = 2592000 -- s: the same
 local KEPT_BYTES = 500 -- that each record counts beside its values: its key, the names of its fields and its entry
 local HOUR_MS = 3600000 -- by which an expiry is set too late, so that it is not set again at each end
@@ -126,21 +126,52 @@ local function add_kept_bytes(base, bytes)
   return sum
 end
 
--- Removes the oldest kept jobs until there are no more than `jobs`, with no more than `bytes` of `total`.
-local function trim_kept_jobs(base, jobs, bytes, total)
-  local over, freed = redis.call('ZCARD', base .. ':done') - jobs, 0
-  for _ = 1, MOST_TRIMMED do
-    if over <= 0 and total - freed <= bytes then
-      break
-    end
-    local entry = redis.call('ZPOPMIN', base .. ':done')[1]
+-- Removes the oldest kept jobs until there are no more than `jobs`, with no more than `bytes` of `total`; at most `most`.
+local function trim_kept_jobs(base, jobs, bytes, total, most)
+  local done, freed = base .. ':done', 0
+  local over = math.min(most, redis.call('ZCARD', done) - jobs)
+  local popped = over > 0 and redis.call('ZPOPMIN', done, over) or {}
+  for i = 1, #popped, 2 do
+    freed = freed + forget_kept(base, popped[i])
+  end
+  for _ = #popped / 2 + 1, most do
+    local entry = total - freed > bytes and redis.call('ZPOPMIN', done)[1]
     if not entry then
       break
     end
-    over, freed = over - 1, freed + forget_kept(base, entry)
+    freed = freed + forget_kept(base, entry)
   end
   if freed > 0 then
     add_kept_bytes(base, -freed)
+  end
+end
+
+-- The jobs that this script keeps: time, entry, size, and the field `done` of each, in turn.
+local kept_changes = {}
+
+-- Lists the jobs that this script keeps, and removes the oldest, at most MOST_TRIMMED, or as many as it keeps. count_members calls it
+-- at the end of each script that ends jobs: once for all of them, because commands take most of a script's time.
+local function list_kept_changes(base)
+  local done, sum = base .. ':done', 0
+  local jobs, ms, bytes = kept_bounds(kept_changes[#kept_changes])
+  local listed = own(redis.pcall('ZCARD', done))
+  for from = 1, listed and #kept_changes or 0, 400 do
+    local pairs_of = {}
+    for i = from, math.min(from + 399, #kept_changes), 4 do
+      pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = kept_changes[i], kept_changes[i + 1]
+      sum = sum + kept_changes[i + 2]
+    end
+    redis.call('ZADD', done, unpack(pairs_of))
+  end
+  if listed then
+    trim_kept_jobs(base, jobs, bytes, add_kept_bytes(base, sum), math.max(MOST_TRIMMED, #kept_changes / 4))
+    if redis.call('PTTL', done) < ms then
+      redis.call('PEXPIRE', done, digits(ms + HOUR_MS))
+      redis.call('PEXPIRE', base .. ':done_total', digits(ms + HOUR_MS))
+    end
+  end
+  for i = #kept_changes, 1, -1 do
+    kept_changes[i] = nil
   end
 end
 
@@ -157,12 +188,12 @@ end
 -- attempts that its counters do not count. Of a record above a tenth of the bytes that all may take, payload, result and
 -- traceback are dropped, and it says so.
 local function keep_job(base, id, fields, outcome, facts, uncounted)
-  local jobs, ms, bytes = kept_bounds(fields.done)
+  local _, ms, bytes = kept_bounds(fields.done)
   local first = fields.first or ''
-  if not jobs or not string.find(first, '^%d+$') then
+  if not ms or not string.find(first, '^%d+$') then
     return remove_tags(base, fields.tags, first, id)
   end
-  local now, record = now_ms(), {id = id, outcome = outcome}
+  local record = {id = id, outcome = outcome, ended = kept_changes[1] or digits(now_ms())} -- a script has one time
   for _, name in ipairs(KEPT_FIELDS) do
     record[name] = fields[name] or nil
   end
@@ -170,7 +201,7 @@ local function keep_job(base, id, fields, outcome, facts, uncounted)
     record[facts[i]] = facts[i + 1] ~= '' and facts[i + 1] or nil
   end
   local attempts = whole_number(fields.failures, 0) + whole_number(fields.stalls, 0) + whole_number(fields.timeouts, 0)
-  record.ended, record.attempts = digits(now), digits(attempts + uncounted)
+  record.attempts = digits(attempts + uncounted)
   if kept_size(record) > bytes / 10 then
     record.task, record.value, record.error_traceback, record.tries, record.cut = nil, nil, nil, nil, '1'
   end
@@ -181,13 +212,9 @@ local function keep_job(base, id, fields, outcome, facts, uncounted)
   if string.sub(id, 1, 1) ~= '@' then
     redis.call('SET', base .. ':done_id:' .. id, first, 'PX', digits(ms))
   end
-  if own(redis.pcall('ZADD', base .. ':done', digits(now), first .. ' ' .. record.size)) then
-    trim_kept_jobs(base, jobs, bytes, add_kept_bytes(base, bytes_kept))
-    if redis.call('PTTL', base .. ':done') < ms then
-      redis.call('PEXPIRE', base .. ':done', digits(ms + HOUR_MS))
-      redis.call('PEXPIRE', base .. ':done_total', digits(ms + HOUR_MS))
-    end
-  end
+  local n = #kept_changes
+  kept_changes[n + 1], kept_changes[n + 2], kept_changes[n + 3], kept_changes[n + 4] = record.ended, first .. ' ' .. record.size,
+    bytes_kept, fields.done
 end
 
 -- What the end of a job means for what is kept of it, and for its tags. `key`: its record. `kept`: done, tags and first, fields of
@@ -305,7 +332,7 @@ local function tag_page(base, tag, after, last, limit)
   local key = base .. ':tag:' .. tag
   local missing = own(redis.pcall('ZSCORE', key, MISSING))
   if missing and tonumber(missing) / 1000 < now_ms() - TAGS_EXPIRE then
-    redis.call('ZREM', key, MISSING) -- what it stands for was dispatched so long ago that no set would have it
+    redis.call('ZREM', key, MISSING) -- no set has jobs that were dispatched before that
     missing = nil
   end
   if missing then
