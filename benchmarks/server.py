@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,21 @@ def fill(client: redis.Redis, key: str, count: int, size: int = 100) -> None:
         pipe.execute()
 
 
-def fill_jobs(client: redis.Redis, keys: QueueKeys, count: int, options: Mapping[str, object], size: int = 100) -> None:
-    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `job_options.encode_options` returns them."""
+Options = Mapping[str, object]
+
+
+def fill_jobs(
+    client: redis.Redis, keys: QueueKeys, count: int, options: Options | Callable[[int], Options], size: int = 100
+) -> None:
+    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `job_options.encode_options` returns them, for all or
+    for each.
+    """
+    options_of = options if callable(options) else lambda _n: options
     numbers = itertools.count(time.time_ns() // 1000)
     for start in range(0, count, 10_000):
         pipe = client.pipeline(transaction=False)
         for chunk in range(start, min(start + 10_000, count), 100):
-            jobs = [(options, b"%0*d" % (size, n)) for n in range(chunk, min(chunk + 100, count))]
+            jobs = [(options_of(n), b"%0*d" % (size, n)) for n in range(chunk, min(chunk + 100, count))]
             number = next(numbers)
             pipe.evalsha(*command(ops.dispatch_jobs(keys, jobs), number, number))
         pipe.execute()

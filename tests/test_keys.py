@@ -96,6 +96,9 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "history": "worqr:{Q1}:history",
         "history10": "worqr:{Q1}:history10",
         "recent": "worqr:{Q1}:recent",
+        "kept": "worqr:{Q1}:done",
+        "kept_total": "worqr:{Q1}:done_total",
+        "tag_marks": "worqr:{Q1}:tag_marks",
         "paused": "worqr:{Q1}:paused",
         "limits": "worqr:{Q1}:limits",
         "limited": "worqr:{Q1}:limited",
@@ -134,6 +137,9 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "taken": "worqr:{Q1}:taken:X",
         "sent": "worqr:{Q1}:sent:X",
         "starts": "worqr:{Q1}:starts:X",
+        "kept_job": "worqr:{Q1}:done:X",
+        "kept_id": "worqr:{Q1}:done_id:X",
+        "tagged": "worqr:{Q1}:tag:X",
         "wake_channel": "worqr:{Q1}:wake:X",
     }
     assert {name: make("X") for name, make in in_lanes(QUEUE).items()} == {
@@ -224,7 +230,7 @@ def desk(server: Server, prefix: str) -> Iterator[Desk]:
 
 
 WIRE = (Path(__file__).parent.parent / "docs/reference/wire.md").read_text("utf-8")
-PLACES = re.compile(r"(P1|W1|ID|DIGEST|ROW|MS|LANE|EPOCH|TOKEN|X)$")
+PLACES = re.compile(r"(P1|W1|ID|DIGEST|ROW|MS|LANE|EPOCH|TOKEN|NUMBER|X)$")
 
 
 def listed() -> dict[str, re.Pattern[str]]:

@@ -77,6 +77,7 @@ def test_every_key_has_its_type_in_the_table() -> None:
         "epoch": "EPOCH",
         "token": "TOKEN",
         "name": "X",
+        "number": "NUMBER",
     }
     spelled: dict[str, str] = {}
     queue = QueueKeys("worqr", "Q1")
@@ -102,7 +103,7 @@ def test_every_key_has_its_type_in_the_table() -> None:
 
 def test_the_keys_that_tests_may_leave_to_expire_are_those_of_the_table() -> None:
     told = {key for row in rows(PAGE, "Keys") for key in words(row[0]) if "expire" in row[2]}
-    stems = {re.sub(r"(W1|ID|ROW|X|TOKEN|MS(:LANE)?|TOKEN:follow_ups)$", "*", key) for key in told}
+    stems = {re.sub(r"(W1|ID|ROW|X|TOKEN|NUMBER|MS(:LANE)?|TOKEN:follow_ups)$", "*", key) for key in told}
     assert {key.replace("worqr:{Q1}", "{*}*").removeprefix("{worqr}:") for key in stems} - {
         "{*}*:part:*:follow_ups"
     } == {*EXPIRING}
@@ -130,7 +131,9 @@ def shape(key: str, prefix: str) -> str:
     key = re.sub(rf"^{prefix}:{{Q[12]}}", "worqr:{Q1}", key).replace(f"{{{prefix}}}", "{worqr}")
     for kind, name in {
         **dict.fromkeys(("claims", "leaving", "policy", "worker", "WorkMap", "info"), "W1"),
-        **dict.fromkeys(("job", "active", "result", "older_result", "taken"), "ID"),
+        **dict.fromkeys(("job", "active", "result", "older_result", "taken", "done_id"), "ID"),
+        "done": "NUMBER",
+        "tag": "X",
         "sent": "ROW",
         "claim": "P1",
         "aside": "P1",

@@ -88,6 +88,8 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
                 f"worqr_queue_relay_pending{{{Q}}} > 0": "{{queue}} has messages to deliver",
             },
         ),
+        ("Jobs that have ended and are kept", "short", {f"worqr_queue_kept{{{Q}}} > 0": "{{queue}}"}),
+        ("Memory of kept jobs", "bytes", {f"worqr_queue_kept_bytes{{{Q}}} > 0": "{{queue}}"}),
         ("Queues that are summed up", "short", {"worqr_queues_not_shown": "queues"}),
     ),
     "Runs": (

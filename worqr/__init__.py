@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.hosting.peer_thread import ThreadPeer as ThreadPeer
     from worqr.job_options import EnqueueOptions as EnqueueOptions
     from worqr.job_options import JobOptions as JobOptions
+    from worqr.job_options import Keep as Keep
     from worqr.job_options import Update as Update
     from worqr.limits import Lanes as Lanes
     from worqr.limits import Limit as Limit
@@ -123,6 +124,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.records import EndedRun as EndedRun
     from worqr.records import Entry as Entry
     from worqr.records import Failed as Failed
+    from worqr.records import Forgotten as Forgotten
     from worqr.records import JobRecord as JobRecord
     from worqr.records import Matches as Matches
     from worqr.records import RemoteError as RemoteError
@@ -157,7 +159,7 @@ _HOMES = {
     "worqr.handler_options": "HandlerOptions ListHandlerOptions WorkflowOptions",
     "worqr.history_records": "History HistoryPoint RunTimes",
     "worqr.hosting.peer_thread": "ThreadPeer",
-    "worqr.job_options": "EnqueueOptions JobOptions Update",
+    "worqr.job_options": "EnqueueOptions JobOptions Keep Update",
     "worqr.limits": "Lanes Limit",
     "worqr.mesh": "Mesh",
     "worqr.mesh_records": "AppInfo Health LaneInfo LogEntry MeshInfo QueueInfo WorkerInfo",
@@ -169,7 +171,7 @@ _HOMES = {
     "worqr.peer.peer": "Peer",
     "worqr.peer.steps": "step step_now",
     "worqr.policy": "ChildError Failure LifetimeOver RateLimited Retry RetryPolicy Snooze StepFailed Suspended Undecodable",
-    "worqr.records": "CancelCount Ended EndedRun Entry Failed JobRecord Matches RemoteError Status TaskInfo Try",
+    "worqr.records": "CancelCount Ended EndedRun Entry Failed Forgotten JobRecord Matches RemoteError Status TaskInfo Try",
     "worqr.validation": "Seconds",
 }
 """The module of each public name."""

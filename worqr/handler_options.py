@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Required, TypedDict, cast
 from worqr.call_list import check_batch
 from worqr.errors import UsageError
 from worqr.foreign import hint_at_option
-from worqr.job_options import check_choice
+from worqr.job_options import Keep, check_choice, encode_tags
 from worqr.keys import check_shards
 from worqr.limits import Lanes, Limit, check_limits
 from worqr.policy import Policy, RetryPolicy
@@ -83,6 +83,12 @@ class HandlerOptions(TypedDict, total=False):
     """An enqueue or dispatch raises `QueueFull` if this many tasks wait, at least 1. Only for ``@mesh.task``. Default: None, no
     limit.
     """
+    keep: Keep | None
+    """What stays of dispatched jobs after their end. Only for ``@mesh.task``. Default: None, nothing but a result."""
+    tags: Callable[..., Collection[str]] | Collection[str]
+    """The tags of each dispatched call: names, or a function that gets the arguments of a call and returns them. At most 8, with
+    those of the dispatch. Only for ``@mesh.task``. Default: none.
+    """
     shards: int
     """The number of lists that the queue consists of, as in ``mesh.queue(name, shards=...)``. Only for ``@mesh.task``. Default:
     1.
@@ -138,6 +144,8 @@ class Handling:
     recent: int = 0
     max_length: int | None = None
     shards: int = 1
+    keep: Keep | None = None
+    tags: Callable[..., Collection[str]] | Collection[str] = ()
     lane_of: Callable[[bytes], str | None] | None = None
     lifetime: float | None = None
 
@@ -219,6 +227,20 @@ def _check_lanes(lanes: object, what: str) -> Lanes | None:
     raise UsageError(f"{what} must be a worqr.Lanes, not {lanes!r}: write lanes=worqr.Lanes('customer')")
 
 
+def _check_keep(value: object, what: str) -> Keep | None:
+    if value is None or isinstance(value, Keep):
+        return value
+    raise UsageError(f"{what} must be a worqr.Keep, not {value!r}: write keep=worqr.Keep(jobs=10_000, days=7)")
+
+
+def _check_tags(value: Any, what: str) -> Callable[..., Collection[str]] | Collection[str]:
+    return (
+        cast("Callable[..., Collection[str]]", value)
+        if callable(value)
+        else [*filter(None, encode_tags(value, what).split("\n"))]
+    )
+
+
 def _check_runs_in(value: object, _what: str) -> RunsIn | None:
     return None if value is None else cast("RunsIn", check_choice(value, "runs_in", RUNS_IN))
 
@@ -243,6 +265,8 @@ _CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "max_length": _count_or_none,
     "shards": lambda value, _what: check_shards(value),
     "lifetime": lambda value, what: None if value is None else seconds(value, what, positive=True),
+    "keep": _check_keep,
+    "tags": _check_tags,
 }
 """The options that become fields of `Handling`, with their checks, which get the value and its name for errors. The others make
 the policies.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypedDict, cast
 
 import msgspec
@@ -27,11 +28,14 @@ FOLLOW_UPS: Final = "follow_ups"
 """The encoded option with the calls `then` and `otherwise`, until the job is sent."""
 LANE_OPTIONS: Final = frozenset({"lane", "max_lane_length"})
 """The encoded options by which a function puts each of its calls into a lane."""
+DECLARED_OPTIONS: Final = frozenset({"lane", "done", "tags"})
+"""The encoded options that a function may give to each of its calls, and which make a job of it."""
 MAX_REPLICAS: Final = 100
 """The most replicas that a call may wait for. More are a mistake: no server has so many."""
 _EXAMPLES: Final = {
     "retry": ": write retry=worqr.RetryPolicy(max_failures=3)",
     "update": ": write update=worqr.Update(data=False)",
+    "keep": ": write keep=worqr.Keep(jobs=10_000, days=7)",
 }
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -104,6 +108,66 @@ def encode_update(update: Update) -> dict[str, object]:
     if update.at_most is not None:
         wire["at_most"] = _milliseconds(update.at_most, "Update(at_most=...)", positive=True)
     return wire
+
+
+MAX_TAGS: Final = 8
+"""Tags of one job."""
+MAX_TAG: Final = 100
+"""Bytes of UTF-8 in a tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What stays of jobs after their end, for ``@mesh.task(keep=...)`` and for one dispatch.
+
+    The bounds hold for each queue, and for each shard of it. The oldest jobs go first. A job that takes more than a tenth of
+    `bytes` is kept without its payload, its result and its traceback.
+
+    Raises:
+        UsageError: A bound is not valid.
+    """
+
+    jobs: int = 10_000
+    """The number of jobs, 1 to 1,000,000."""
+    days: float = 7
+    """The days for which a job is kept, more than 0, at most 3,650."""
+    bytes: int = 64 << 20
+    """The memory of all of them, at least 10,000: their values, and 500 bytes for each."""
+
+    def __post_init__(self) -> None:
+        check_between(self.jobs, "Keep(jobs=...)", 1, 1_000_000)
+        check_between(self.bytes, "Keep(bytes=...)", 10_000, 1 << 40)
+        if seconds(self.days, "Keep(days=...)", positive=True) > 3650:
+            raise UsageError(f"Keep(days=...) must be at most 3650, not {self.days!r}")
+
+
+def encode_keep(keep: Keep) -> str:
+    """Return the bounds as a record has them: jobs, milliseconds and bytes."""
+    return f"{keep.jobs} {max(1, round(keep.days * 86_400_000))} {keep.bytes}"
+
+
+def check_tag(tag: object) -> str:
+    """Return `tag` if it is valid. Raises UsageError."""
+    name = check_text(tag, "a tag")
+    if not 1 <= len(name.encode()) <= MAX_TAG or _CONTROL.search(name):
+        raise UsageError(
+            f"a tag must have 1 to {MAX_TAG} bytes of UTF-8 without control characters, not {name[:120]!r}"
+        )
+    return name
+
+
+def encode_tags(tags: object, what: str = "tags") -> str:
+    """Return a collection of tags as a record has it: sorted, with line breaks between them.
+
+    Raises:
+        UsageError: it is no collection of valid tags, or they are more than MAX_TAGS.
+    """
+    if isinstance(tags, str | bytes) or not isinstance(tags, Iterable):
+        raise UsageError(f"{what} must be a collection of texts, as in {{'customer:acme'}}, not {tags!r}"[:300])
+    names = {check_tag(each) for each in islice(cast("Iterable[object]", tags), MAX_TAGS + 1)}
+    if len(names) > MAX_TAGS:
+        raise UsageError(f"{what} has more than {MAX_TAGS} tags: {', '.join(map(repr, sorted(names)))}, ...")
+    return "\n".join(sorted(names))
 
 
 class NoSuchOption:
@@ -186,6 +250,12 @@ class JobOptions(TypedDict, total=False):
     """
     otherwise: FollowUp
     """A call that is enqueued instead when the job has failed for good, has expired or was cancelled. Default: none."""
+    keep: Keep
+    """What stays of the job after its end, see `Keep`. Default: the function's, or nothing."""
+    tags: Collection[str]
+    """Up to 8 names by which the job is found, 1 to 100 bytes of UTF-8 each, in addition to the function's. All who may list jobs
+    see them. An update with a payload replaces them. Default: those of the function, or none.
+    """
     keep_task: bool
     """True: keep the payload, the `meta` and the last tries together with the result, for ``queue.read()``. Default: False."""
 
@@ -341,6 +411,8 @@ _WIRE: Final[dict[str, Callable[[Any], dict[str, object]]]] = {
     "lane": lambda value: {"lane": check_lane(value)},
     "then": lambda value: _follow_up(value, "then"),
     "otherwise": lambda value: _follow_up(value, "otherwise"),
+    "keep": lambda value: {"done": encode_keep(_instance(value, Keep, "keep"))},
+    "tags": lambda value: {"tags": tags} if (tags := encode_tags(value)) else {},
     "keep_task": lambda value: {"keep": _flag(value, "keep_task")},
     "replicas": lambda value: {"replicas": check_replicas(value)},
 }

@@ -468,6 +468,35 @@ class QueueKeys:
         """HASH: the dead-letter record of a task, by its last claim."""
         return f"{self.base}:aside:{claim}"
 
+    @property
+    def kept(self) -> str:
+        """ZSET: the number and the size of each kept job, by the time in ms at which it ended; expires with the longest `keep`."""
+        return f"{self.base}:done"
+
+    @property
+    def kept_total(self) -> str:
+        """HASH: the `bytes` that kept jobs take; expires likewise."""
+        return f"{self.base}:done_total"
+
+    def kept_job(self, number: int) -> str:
+        """HASH: a job that has ended and is kept, by the number of the dispatch that created it; expires."""
+        return f"{self.base}:done:{number}"
+
+    def kept_id(self, id: str) -> str:
+        """STRING: the number of the newest kept job with this id; expires with it."""
+        return f"{self.base}:done_id:{id}"
+
+    def tagged(self, name: str) -> str:
+        """ZSET: the number and the id of each job with this tag, by number; expires 30 days after the last dispatch with it, or with
+        the longest `keep`.
+        """
+        return f"{self.base}:tag:{name}"
+
+    @property
+    def tag_marks(self) -> str:
+        """HASH: the tags that are being cancelled; expires 30 days after the last of them."""
+        return f"{self.base}:tag_marks"
+
     def wake_channel(self, worker: str) -> str:
         """Channel: a wake-up for one worker."""
         return f"{self.base}:wake:{worker}"

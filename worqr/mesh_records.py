@@ -171,6 +171,10 @@ class QueueInfo:
     """Of `scheduled`, those that are due within 10 seconds."""
     suspended: int = 0
     """Workflows that wait for an event, a time or other jobs."""
+    kept: int = 0
+    """Jobs that have ended and are kept (`Keep`)."""
+    kept_bytes: int = 0
+    """The memory that they count, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +391,8 @@ class _Queue(msgspec.Struct, frozen=True, omit_defaults=True):
     open_batches: int = 0
     due_soon: int = 0
     suspended: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
 
 
 class _App(msgspec.Struct, omit_defaults=True):
@@ -449,10 +455,10 @@ def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_in_use(queue: QueueInfo) -> bool:
-    """Return True if the queue is not empty, keeps batches, has a worker, or an operator has paused or limited it."""
+    """Return True if the queue is not empty, keeps batches or ended jobs, has a worker, or an operator has paused or limited it."""
     holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.undecodable
     return (
-        bool(holds or queue.suspended or queue.batches or queue.workers or queue.limits_overridden)
+        bool(holds or queue.suspended or queue.batches or queue.kept or queue.workers or queue.limits_overridden)
         or queue.paused is not None
     )
 
@@ -490,6 +496,8 @@ def _sum_of(queues: Sequence[QueueInfo]) -> QueueInfo:
         relay_pending=any(queue.relay_pending for queue in queues),
         open_batches=sum(queue.open_batches for queue in queues),
         due_soon=sum(queue.due_soon for queue in queues),
+        kept=sum(queue.kept for queue in queues),
+        kept_bytes=sum(queue.kept_bytes for queue in queues),
         age=oldest.age,
         age_estimated=oldest.age_estimated,
     )

@@ -159,6 +159,24 @@ class CancelCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What ``forget_tagged`` has deleted."""
+
+    waiting: int
+    """Jobs that did not run: they were cancelled, with what they had saved."""
+    running: int
+    """Jobs that ran: they are being cancelled, and nothing is kept of them at their end."""
+    kept: int
+    """Jobs that had ended, and were kept."""
+    results: int
+    """Results."""
+    dead_letters: int
+    """Dead letters."""
+    unreached: tuple[str, ...] = ()
+    """Where data may still be, as texts for people: nothing in the server can delete it there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The state of a job, and the result of its tries. For a plain task, only `state`, `worker` and `since` are known."""
 
@@ -221,7 +239,15 @@ class TaskInfo(Status):
     in its lane, and with several shards the place in its shard. Cancelled jobs count until a worker skips them.
     """
     lane: str = ""
-    """The lane in which it waits; empty if it waits in none, or does not wait."""
+    """The lane in which it waits; empty if it waits in none, or does not wait. Of a job that has ended, the lane that it was in."""
+    tags: tuple[str, ...] = ()
+    """Its tags, in lists by tag and of jobs that have ended."""
+    ended: datetime | None = None
+    """The time at which it ended, by the server's clock; None if it has not, or if that is not stored."""
+    seconds: float | None = None
+    """The seconds from the start of its last run to its end; None if it did not run, or has not ended."""
+    kept: str | None = None
+    """The name of what is kept of it, for ``queue.forget()`` and ``queue.run_again()``; None if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +289,11 @@ class Ended:
     expires_in: float
     """The seconds for which the result is kept from now on."""
     at: datetime | None = None
-    """The time at which it ended, by the server's clock. It is only known of a job with `keep_task`."""
+    """The time at which it ended, by the server's clock. It is only known of a job with `keep` or `keep_task`."""
     started: datetime | None = None
     """The time at which its last run began, as `at`; None if it did not run."""
     worker: str = ""
-    """The id of the worker that ran it last, of a job with `keep_task`."""
+    """The id of the worker that ran it last, of a job with `keep` or `keep_task`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,3 +424,7 @@ class JobRecord:
     """
     life: int = 0
     """The number of the dispatch that the workflow began with, which is part of its address; 0 if it is no workflow."""
+    tags: tuple[str, ...] = ()
+    """Its tags."""
+    kept: str | None = None
+    """The name of what is kept of its end, for ``queue.forget()`` and ``queue.run_again()``; None if nothing is."""

@@ -202,3 +202,21 @@ async def test_the_longest_running_task_of_all_queues_comes_first(beside: Beside
         held.gate.set()
         for name in "ab":
             await eventually(mesh.queue(name).running, [])
+
+
+async def test_jobs_that_have_ended_are_listed_by_their_tags(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        queue = mesh.queue("mails")
+        for id in ("a", "b"):
+            job = await queue.dispatch(b"x", id=id, keep=worqr.Keep(), tags={"customer:acme", f"order:{id}"})
+            await job.cancel()
+        answer = await beside("jobs", "mails", "--state", "cancelled", "--tag", "order:a", "--json")
+        [found] = answer.json
+        assert (found["id"], found["state"], found["tags"]) == ("a", "cancelled", ["customer:acme", "order:a"])
+        assert found["ended"]
+        answer = await beside("jobs", "mails", "--tag", "customer:acme")
+        assert [line.split()[0] for line in answer.lines if line.split()[0] in {"a", "b"}] == ["b", "a"]
+        answer = await beside("jobs", "mails", "--state", "finished")
+        assert "keep=worqr.Keep(...)" in answer.err
+        answer = await beside("status", "a")
+        assert "customer:acme order:a" in answer.out and "cancelled" in answer.out

@@ -260,6 +260,11 @@ ACTS: dict[str, dict[str, str]] = {
     "/send": {"queue": "orders-flow", "id": "job-1", "name": "approved", "value": '{"a": 1}'},
     "/run-now": {"queue": "orders", "id": "later"},
     "/drop": {"queue": "orders-failing", "id": "job-1"},
+    "/run-again": {"queue": "orders", "kept": ""},
+    "/forget": {"queue": "orders", "kept": ""},
+    "/cancel-tagged": {"queue": "orders", "tag": "red", "reason": "because"},
+    "/retry-tagged": {"queue": "orders", "tag": "red"},
+    "/forget-tagged": {"queue": "orders", "tag": "red", "typed": "red"},
     "/pause": {"queue": "orders", "reason": "because"},
     "/resume": {"queue": "orders"},
     "/limit": {"queue": "orders", "concurrency": "3"},
@@ -297,6 +302,11 @@ async def leaves_one_entry(server: Server, name: str, path: str) -> None:
     async with open_scene(server.url, name) as scene:
         site, before = Site(scene.mesh), await scene.mesh.log()
         fields = {"id": scene.worker, **form} if "worker" in form else form
+        if "kept" in form:
+            queue = scene.mesh.queue("orders")
+            await (await queue.dispatch(b"x", delay=3600, keep=worqr.Keep())).cancel()
+            [job] = await queue.jobs(state="cancelled")
+            fields = {**form, "kept": job.kept or ""}
         answer = await site.post(path, **fields)
         if "/bulk" in answer.headers["location"]:
             await ended(site, answer)

@@ -67,7 +67,9 @@ def test_where_an_option_of_a_function_can_be_given() -> None:
     [per_call] = re.findall(r"^- Override (.*) for one job", text, re.MULTILINE)
     assert set(words(per_call)) == set(FUNCTION) & set(worqr.JobOptions.__annotations__)
     [not_served] = re.findall(r"^- `peer.serve.* except (.*)", text, re.MULTILINE)
-    assert set(words(not_served)) == {"name", "aliases", "batch_size", "batch_wait", "max_length", "shards"}
+    assert set(words(not_served)) == {
+        *("name", "aliases", "batch_size", "batch_wait", "max_length", "shards", "keep", "tags")
+    }
     assert set(words(not_served)) <= set(FUNCTION)
 
 

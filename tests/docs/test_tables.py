@@ -201,9 +201,11 @@ def test_every_key_and_channel_is_on_the_page() -> None:
         "claim": "P1",
         "id": "ID",
         "digest": "DIGEST",
+        "number": "NUMBER",
         "row": "ROW",
         "producer": "X",
         "period": "MS",
+        "name": "X",
     }
     there = shapes(QueueKeys("worqr", "Q1"), arguments) | shapes(RegistryKeys("worqr"), arguments)
     there |= shapes(BatchKeys(QueueKeys("worqr", "Q1")), {"id": "ID", "token": "TOKEN"})

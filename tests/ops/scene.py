@@ -19,6 +19,8 @@ from worqr.ops import Child, OutboxMessage, ScheduleRow, Tick, Wait
 
 KEPT = {"result_ttl": "60000"}
 """Of a job whose result is kept for a minute."""
+KEEP = {"done": "3 60000000 1000000", "tags": "red\nblue"}
+"""Of a job that is kept when it has ended, as one of the last three, and has two tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,9 @@ def set_scene(desk: Desk) -> Scene:
     desk.run("A", "laned", lane="gold")
     desk.call(ops.set_lane(desk.q, "bronze", "pause", "why", 10**10))
     for _ in range(2):
-        ended = desk.run("A", "done", fields=KEPT)
+        ended = desk.run("A", "done", fields=KEPT, **KEEP)
         desk.call(ops.finish_tasks(desk.q, "A", [ended], {ended: ("json", b"1")}))
-    failed = desk.run("A", "lost", fields=KEPT)
+    failed = desk.run("A", "lost", fields=KEPT, **KEEP)
     desk.fail("A", failed)
     undecodable, raw, job, marked = desk.hold("A", b"broken", b"x", b"x", b"marked")
     desk.fail("A", undecodable, undecodable=True)
@@ -77,22 +79,22 @@ def set_scene(desk: Desk) -> Scene:
     desk.call(ops.cancel_task(desk.q, b"marked"))
     failed_member, member = _set_batches(desk)
     workflow = _set_workflows(desk)
-    twin = desk.run("A", "runs", fields=KEPT)
+    twin = desk.run("A", "runs", fields=KEPT, **KEEP)
     desk.hold("C", b"x", b"y")
     desk.run("C", "dies")
     for twin_of in ("runs", "dies"):
-        assert desk.dispatch(twin_of, b"twin").outcome == "blocked"
+        assert desk.dispatch(twin_of, b"twin", **KEEP).outcome == "blocked"
     later = desk.hold("B", b"x", b"stale")
     desk.stall(b"suspect")
     for one in later:
         desk.retry("B", one)
     desk.call(ops.cancel_task(desk.q, b"stale"))
     desk.put(b"x", b"y", MARKER)
-    desk.dispatch("waits", unique_for=60_000)
+    desk.dispatch("waits", unique_for=60_000, **KEEP)
     desk.dispatch("sent", row=SENT_ROW)
     desk.call(ops.lease_outbox(desk.g, OUTBOX, "A", 1000, '{"rows":1}'))
     desk.dispatch("too late", expires="0")
-    desk.dispatch("due", run_at=FUTURE)
+    desk.dispatch("due", run_at=FUTURE, **KEEP)
     desk.dispatch("soon", run_at=FUTURE)
     desk.client.zadd(desk.q.due, {"soon": PAST})
     desk.enter("A", on_failure=True, result_ttl_ms=60_000)
@@ -245,7 +247,14 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "cancel_claims": lambda q, g, scene: ops.cancel_claims(q, [scene.raw, scene.twin, 1], reason="why"),
     "cancel_job": lambda q, g, scene: ops.cancel_job(q, "runs", "why"),
     "cancel_lane": lambda q, g, scene: ops.cancel_lane(q, "gold", reason="why"),
+    "cancel_tagged": lambda q, g, scene: ops.cancel_tagged(q, "red", reason="why"),
     "cancel_task": lambda q, g, scene: ops.cancel_task(q, b"x"),
+    "drop_kept_jobs": lambda q, g, scene: ops.drop_kept_jobs(q, [1, scene.failed - 1]),
+    "forget_tagged": lambda q, g, scene: ops.forget_tagged(q, "red", reason="why"),
+    "list_kept": lambda q, g, scene: ops.list_kept(q),
+    "list_tagged": lambda q, g, scene: ops.list_tagged(q, "red"),
+    "run_again": lambda q, g, scene: ops.run_again(q, scene.failed - 1, "r" * 22),
+    "trim_kept": lambda q, g, scene: ops.trim_kept(q),
     "condemn_worker": lambda q, g, scene: ops.condemn_worker(g, "B", b"RUN 0"),
     "count_errors": lambda q, g, scene: ops.count_errors(q, "failed", 0),
     "declare_schedules": lambda q, g, scene: ops.declare_schedules(g, [("s", DEF)], replace=True),
@@ -393,6 +402,7 @@ BEFORE: dict[str, Callable[[Desk], object]] = {
         BatchKeys(desk.q).batches, dict.fromkeys(("old", "open", "last", "nobody"), PAST)
     ),
     "drop_schedules": declared,
+    "trim_kept": lambda desk: desk.client.delete(*[key for key in desk.all_keys() if b":done:" in key]),
     "forget_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST, "Q1": PAST}),
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),
     "list_ended": lambda desk: desk.call(ops.note_runs(desk.q, "A", 100, {"ok": 2}, [b'[1,null,"ok",2,"A",""]'], 9)),

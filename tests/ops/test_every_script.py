@@ -24,6 +24,7 @@ FILL_MEMORY = {
         "dispatch_jobs",
         "enqueue",
         "enqueue_traced",
+        "run_again",
         "fire_schedules",
         "note_event",
         "note_histories",

@@ -20,6 +20,7 @@ EXPIRING = (
         "{*}*:starts:*",
         "{*}*:waiters",
     ),
+    *("{*}*:done", "{*}*:done_total", "{*}*:done:*", "{*}*:done_id:*", "{*}*:tag:*", "{*}*:tag_marks"),
     *("{*}*:part:*", "{*}*:counts", "{*}*:runs", "{*}*:recent", "{*}*:history", "{*}*:history10", "{*}*:fired"),
     *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
     *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes"),

@@ -34,7 +34,18 @@ from worqr.errors import NoJob, RefusedByServer, UsageError
 from worqr.escaping import escape, escape_bytes
 from worqr.inside import client_of
 from worqr.views.schemas import mismatch, read_json
-from worqr.views.tables import ENDED, JOBS, RUNNING, SUSPENDED, TIME_LINE, TRIES, entry_fields, error_text, open_waits
+from worqr.views.tables import (
+    ENDED,
+    JOBS,
+    KEPT,
+    RUNNING,
+    SUSPENDED,
+    TIME_LINE,
+    TRIES,
+    entry_fields,
+    error_text,
+    open_waits,
+)
 from worqr.views.values import exact_time, percent, shorten
 from worqr.views.values import worker as short_worker
 
@@ -42,9 +53,10 @@ if TYPE_CHECKING:
     from worqr.client.queue import Queue
     from worqr.mesh import Mesh
     from worqr.records import Ended, EndedRun, Failed, JobRecord, Status, TaskInfo, Try
+    from worqr.views.tables import Column
 
 
-State = Literal["waiting", "scheduled", "suspended", "blocked", "active"]
+State = Literal["waiting", "scheduled", "suspended", "blocked", "active", "finished", "failed", "cancelled", "ended"]
 
 
 MOST_RUNNING: Final = 1_000
@@ -78,7 +90,14 @@ def jobs(
     queue: QueueName,
     /,
     *,
-    state: Annotated[State, Parameter(help="List tasks in this state.")] = "waiting",
+    state: Annotated[
+        State | None,
+        Parameter(
+            show_default=False,
+            help="List tasks in this state; ended: jobs that have ended and are kept. Default: waiting; with --tag, any state.",
+        ),
+    ] = None,
+    tag: Annotated[str, Parameter(show_default=False, help="List jobs with this tag.")] = "",
     limit: Annotated[int, Parameter(help="List at most N tasks.", metavar="N")] = 100,
     after: Annotated[
         str,
@@ -88,12 +107,16 @@ def jobs(
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
-    """List the waiting, scheduled, suspended, blocked or running tasks of a queue, in the order in which they run."""
-    if newest and state != "waiting":
+    """List the waiting, scheduled, suspended, blocked or running tasks of a queue, in the order in which they run.
+
+    Jobs that have ended are listed if their function keeps them, the last one first.
+    """
+    if newest and (state or "waiting") != "waiting":
         raise InvalidArguments(f"--newest lists waiting tasks only, not --state {state}")
+    state = state or (None if tag else "waiting")
 
     async def command(mesh: Mesh) -> tuple[list[TaskInfo], str]:
-        found = await queue_by_name(mesh, queue).jobs(state=state, limit=limit, after=after, newest=newest)
+        found = await queue_by_name(mesh, queue).jobs(state=state, limit=limit, after=after, newest=newest, tag=tag)
         return found, "" if found or after else await unknown_queue_hint(mesh, queue)
 
     found, hint = run_connected(connect, command)
@@ -102,11 +125,25 @@ def jobs(
             print_json({"queue": queue, **_json_fields(task)})
         return
     if found:
-        show_table(SUSPENDED if state == "suspended" else JOBS, found)
+        show_table(_table_of(state, tag), found)
     if len(found) == limit:
         print_error(f"there may be more; for the next page add --after {found[-1].cursor!r}")
     elif not found:
-        print_error(hint or f"no task of queue {queue!r} is {state}")
+        print_error(hint or _nothing(queue, state, tag))
+
+
+def _table_of(state: State | None, tag: str) -> tuple[Column, ...]:
+    if state == "suspended":
+        return SUSPENDED
+    return KEPT if tag or state in ("finished", "failed", "cancelled", "ended") else JOBS
+
+
+def _nothing(queue: str, state: State | None, tag: str) -> str:
+    if tag:
+        return f"no job of queue {queue!r} has the tag {tag!r}" + (f" and is {state}" if state else "")
+    if state in ("finished", "failed", "cancelled", "ended"):
+        return f"no job of queue {queue!r} that is {state} is kept; keep=worqr.Keep(...) in @mesh.task keeps them"
+    return f"no task of queue {queue!r} is {state}"
 
 
 def recent(
@@ -435,6 +472,8 @@ def _facts(record: JobRecord) -> dict[str, str]:
         "expires": exact_time(record.expires_at),
         "blocked run": "-" if record.blocked is None else exact_time(record.blocked.run_at),
         "lane": shorten(escape(record.lane)),
+        "tags": shorten(escape(" ".join(record.tags))),
+        "ended": exact_time(record.ended[0].at if record.ended else None),
         "batch": "-" if record.batch is None else f"{record.batch.id} of queue {record.batch.queue}",
         "then": record.then or "-",
         "otherwise": record.otherwise or "-",

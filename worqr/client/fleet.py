@@ -15,14 +15,15 @@ from typing import Final, Literal
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.events import ConnectionEvent, connection_events_of
-from worqr.client.inspection import all_workers, queue_names, read_log, status_of
+from worqr.client.finished import forget_jobs_of, forgotten_in_all
+from worqr.client.inspection import all_shards, all_workers, queue_names, read_log, status_of
 from worqr.errors import UsageError, WorqrError
-from worqr.job_options import check_id
+from worqr.job_options import check_id, check_tag
 from worqr.keys import QueueKeys, RegistryKeys, shard_of
 from worqr.link import Link
 from worqr.log_events import emit
 from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
-from worqr.records import Status
+from worqr.records import Forgotten, Status
 from worqr.validation import check_count, check_text
 
 logger: logging.Logger = logging.getLogger("worqr.fleet")  # a documented name
@@ -100,6 +101,33 @@ class Fleet:
                 if state.state != "gone"
             }
         return found
+
+    async def forget_tagged(self, tag: str, *, reason: str = "") -> Forgotten:
+        """Delete all that the mesh stores of the jobs with a tag, in all queues: for a customer who has left.
+
+        Jobs that do not run are cancelled, with what they have saved; running ones are being cancelled, and nothing is kept of
+        them. Kept jobs, results and dead letters are deleted, also in the queues of failure handlers. Jobs that are dispatched
+        meanwhile stay. If it is interrupted, call it again.
+
+        Args:
+            tag: The tag.
+            reason: A text for people, for callers that wait for a job that is cancelled.
+
+        Returns:
+            What was deleted, and where data may still be.
+
+        Raises:
+            UsageError: An argument is not valid, or the tag has more than 100,000 jobs in a queue; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`. Some queues may have been done.
+        """
+        checked, prefix = check_tag(tag), self._client.settings.prefix
+        check_text(reason, "reason")
+        names = await queue_names(self._client.ask, RegistryKeys(prefix))
+        queues = await all_shards(self._client, [QueueKeys.of(prefix, name) for name in names])
+        found = [await forget_jobs_of(self._client, shards, checked, reason) for _, shards in queues]
+        total = forgotten_in_all(found)
+        await self._client.note("tag_forgotten", count=total.waiting + total.kept, text=checked)
+        return total
 
     async def log(self, limit: int = 100, after: str = "") -> list[LogEntry]:
         """Return what has happened in the mesh, the oldest first: workers that joined, left or died, and what operators did.

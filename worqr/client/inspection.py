@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from worqr import ops
 from worqr.command import Command
@@ -223,6 +223,8 @@ def merge_queue_info(name: str, shards: Sequence[Inspected], estimates: Sequence
         relay_pending=any(each.needs_relay for each in shards),
         open_batches=sum(each.open_batches for each in shards),
         due_soon=sum(each.due_soon for each in shards),
+        kept=sum(each.kept for each in shards),
+        kept_bytes=sum(each.kept_bytes for each in shards),
     )
 
 
@@ -443,10 +445,10 @@ async def read_log(client: Client, limit: int, after: str) -> list[LogEntry]:
     return await client.ask(ops.list_events(RegistryKeys(client.settings.prefix), limit, after))
 
 
-Listed = Literal["waiting", "scheduled", "suspended", "blocked", "active"]
+Listed = Literal["waiting", "scheduled", "suspended", "blocked", "active", "finished", "failed", "cancelled", "ended"]
 """The states whose jobs can be listed."""
 NotRunning = Literal["waiting", "scheduled", "suspended", "blocked"]
-LISTED_STATES: Final[tuple[str, ...]] = ("waiting", "scheduled", "suspended", "blocked", "active")
+LISTED_STATES: Final[tuple[str, ...]] = get_args(Listed)
 MIN_POSITIONS: Final = 100
 """Positions that a request reads at least, because some positions have no job any more."""
 AT_ONCE: Final = 10_000
@@ -490,7 +492,7 @@ async def list_jobs(
     return found[:limit]
 
 
-def parse_cursor(after: str, state: Listed, shards: int) -> tuple[int, str]:
+def parse_cursor(after: str, state: str, shards: int) -> tuple[int, str]:
     """Split a cursor into the shard and the cursor in it."""
     if not after:
         return 0, ""

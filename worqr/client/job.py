@@ -57,7 +57,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         queue=keys.display_name,
         status=_status(found),
         task=payload if payload is not None else fields.get("task", b""),
-        size=latest.size if latest else None,
+        size=latest.size if latest else len(payload or fields["task"]) if _kept(found) and "task" in fields else None,
         plain="twin" in fields,
         meta=meta_of(_text(fields, "meta")),
         options=own_options(fields),
@@ -74,7 +74,7 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         deadline=None if claim is None else deadline_of(claim, _number(fields, "timeout")),
         reserved=found.reserved_ms / 1000 if found.reserved_ms >= 0 else None,
         blocked=_blocked(id, found.job) if found.run and found.job else None,
-        ended=tuple(_ended(each) for each in found.results if each is not None),
+        ended=tuple(_ended(each) for each in found.results if each is not None and not _is_twice(each, found)),
         dead_letters=tuple(_failed(keys, each) for each in found.records),
         twins=tuple(found.twins),
         lane=_text(fields, "lane"),
@@ -84,12 +84,25 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         saved_size=_number(fields, "saved_size") or 0,
         time_line=time_line(keys.prefix, fields),
         life=_number(fields, "life") or 0,
+        tags=tuple(filter(None, _text(fields, "tags").split("\n"))),
+        kept=claim_name(keys, _number(ended.fields, "first") or 0) if (ended := _kept(found)) else None,
     )
+
+
+def _kept(found: Everything) -> StoredResult | None:
+    """Return the kept job, which comes after the last two results."""
+    return found.results[2] if len(found.results) > 2 else None
+
+
+def _is_twice(ended: StoredResult, found: Everything) -> bool:
+    """Return True for a result that is kept, too, as the kept job."""
+    kept = _kept(found)
+    return kept is not None and ended is not kept and ended.fields.get("first") == kept.fields.get("first")
 
 
 def _status(found: Everything) -> Status:
     """Return the state as the script job_status determines it: a live record first, then the newest result."""
-    newest = found.results[0] if found.results else None
+    newest = found.results[0] if found.results and found.results[0] else _kept(found)
     if found.run is not None:
         return status_of(_state(found.run.fields, "active", 1))
     if found.job is not None and (state := _text(found.job.fields, "state")) in LIVE:

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 import os
 import string
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -29,6 +29,7 @@ from worqr.client.room import PART, check_fits
 from worqr.command import Command
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.job_options import (
+    DECLARED_OPTIONS,
     FOLLOW_UPS,
     LANE_OPTIONS,
     PLAIN,
@@ -229,6 +230,8 @@ class Sending:
         encoded = encode_options(given)
         if "fields" in encoded:
             encoded["fields"] = {**cast("dict[str, str]", old.get("fields", {})), **cast("Any", encoded["fields"])}
+        if "tags" in encoded and "tags" in old:
+            encoded |= encode_options({"tags": f"{old['tags']}\n{encoded['tags']}".split("\n")})
         return replace(call, _options={**old, **encoded}, _is_prepared=True)
 
 
@@ -251,6 +254,8 @@ class SendingOptions(TypedDict, total=False):
     """How often and when to retry."""
     result_ttl: Seconds
     """Seconds to keep the result."""
+    tags: Collection[str]
+    """Names by which the job is found, in addition to those that it has."""
 
 
 SendMiddleware = Callable[[Sending], object]
@@ -540,7 +545,7 @@ class Producer:
     # Calls of functions
 
     async def enqueue(self, call: Call[Any]) -> None:
-        """Send one call as a raw task; as a job, if it has a lane, or if middleware has made it one."""
+        """Send one call as a raw task; as a job, if it has a lane or tags, is to be kept, or if middleware has made it one."""
         if self._client.settings.send_middleware:
             call = self.prepared(call)
         if call._options and call._options.keys() - RAW_OPTIONS:
@@ -565,7 +570,8 @@ class Producer:
         try:
             for batch in self._batches(calls):
                 for call in batch:
-                    if call._options.keys() - RAW_OPTIONS - LANE_OPTIONS and not call._is_prepared:
+                    given = call._options.keys() - RAW_OPTIONS - LANE_OPTIONS - DECLARED_OPTIONS
+                    if given and not call._is_prepared:
                         raise UsageError(f"a call of {call.name!r} has options, which make it a job: use dispatch_many")
                 if jobs := [call for call in batch if call._options.keys() - RAW_OPTIONS]:
                     stored += len(await self.dispatch_many(jobs))

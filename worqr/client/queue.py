@@ -11,15 +11,27 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 
 from worqr import ops
 from worqr.batches import BatchInfo
 from worqr.client.batch import Batch, batch_of_id, cancel_batches, list_batches
 from worqr.client.dead_letters import DeadLetters
 from worqr.client.events import Event, events_of
+from worqr.client.finished import (
+    END_STATES,
+    cancel_jobs_of,
+    count_by_state,
+    dispatch_again,
+    forget_jobs_of,
+    list_found,
+    retry_jobs_of,
+)
 from worqr.client.inspection import (
     LISTED_STATES,
+    Listed,
+    NotRunning,
     ask_each,
     claim_name,
     claim_of,
@@ -47,6 +59,7 @@ from worqr.job_options import (
     check_bounded,
     check_choice,
     check_id,
+    check_tag,
     checked_raw_options,
     encode_options,
 )
@@ -63,9 +76,9 @@ from worqr.limits import (
 )
 from worqr.mesh_records import LaneInfo, QueueInfo
 from worqr.ops import MAX_ITEMS, CancelReply, LaneRow
-from worqr.records import MOST_RECENT, CancelCount, EndedRun, JobRecord, Matches, TaskInfo, decode_run
+from worqr.records import MOST_RECENT, CancelCount, EndedRun, Forgotten, JobRecord, Matches, TaskInfo, decode_run
 from worqr.stored_values import readable
-from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds
+from worqr.validation import Seconds, check_count, check_task, check_tasks, check_text, from_ms, seconds, to_ms
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -254,12 +267,14 @@ class Queue:
     async def jobs(
         self,
         *,
-        state: Literal["waiting", "scheduled", "suspended", "blocked", "active"] = "waiting",
+        state: Listed | None = None,
         limit: int = 100,
         after: str = "",
         newest: bool = False,
+        tag: str = "",
+        since: datetime | None = None,
     ) -> list[TaskInfo]:
-        """Return one page of the tasks in a state, with their job ids.
+        """Return one page of the tasks in a state, or of the jobs with a tag, with their job ids.
 
         ``waiting`` and ``active`` list plain tasks too, which have no id. The queue changes while you read its pages: a task
         that moves meanwhile may be listed twice, or not at all.
@@ -268,25 +283,39 @@ class Queue:
             state: ``waiting``: in the order in which they will be taken. ``scheduled``: jobs that wait for their time, the
                 next one first. ``suspended``: workflows that wait for an event, a time or other jobs, the one with the earliest
                 deadline first. ``blocked``: jobs that wait until the run of their id has ended, by id. ``active``: tasks that
-                run, the longest-running first. Shards are listed one after the other, except for ``active``.
+                run, the longest-running first. ``finished``, ``failed``, ``cancelled``, or ``ended`` for all three: jobs that
+                are kept after their end, the one that ended last first. Shards are listed one after the other, except for
+                ``active``. Default: ``waiting``, or with a `tag` any state.
             limit: The size of the page, at most 10,000.
             after: The `cursor` of the last entry of the page before; empty: the first page.
             newest: List ``waiting`` tasks from the end, those that will be taken last first; in lanes, lane by lane.
+            tag: Only jobs with this tag, the one that was dispatched last first; also dead letters, and jobs that have ended and
+                whose result is stored.
+            since: Only jobs that have ended since this timezone-aware time.
 
         Returns:
             The tasks of the page; an empty list after the last page.
 
         Raises:
-            UsageError: `state` is not one of these, `after` is not a cursor of it, or it has no `newest`.
+            UsageError: `state` is not one of these, `after` is not a cursor of it, or it has no `newest`, `tag` or `since`; or
+                the tag has more than 100,000 jobs that have not ended.
         """
-        check_choice(state, "state", LISTED_STATES)
+        if state is None:
+            state = None if tag else "waiting"
+        else:
+            check_choice(state, "state", LISTED_STATES)
+        if since is not None and state not in END_STATES:
+            raise UsageError("since= is for jobs that have ended: jobs(state='finished', since=...)")
         most = min(check_count(limit, "limit"), MAX_LISTED)
         shards = await self._client.sharding.shards(self._keys)
         if newest and state != "waiting":
             raise UsageError(f"newest=True lists waiting tasks only, not state={state!r}")
+        if tag or state in END_STATES:
+            since_ms, name = None if since is None else to_ms(since, "since"), check_tag(tag) if tag else ""
+            return await list_found(self._client, shards, state or "", most, after, tag=name, since_ms=since_ms)
         if state == "active":
             return await list_active(self._client, shards, most, after)
-        return await list_jobs(self._client, shards, state, most, after, newest=newest)
+        return await list_jobs(self._client, shards, cast("NotRunning", state), most, after, newest=newest)
 
     async def info(self) -> QueueInfo:
         """Return the queue's counters.
@@ -329,6 +358,111 @@ class Queue:
 
         patience, shards = seconds(wait, "wait"), await self._client.sharding.shards(self._keys)
         return await cancel_and_wait(self._client.link, shards, step, patience)
+
+    async def cancel_tagged(self, tag: str, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
+        """Cancel all jobs with a tag that have not ended.
+
+        From the first reply on, no job with the tag starts that was dispatched before, in this shard; the others follow. Jobs that
+        are dispatched later are not cancelled. If it is interrupted, call it again.
+
+        Args:
+            tag: The tag.
+            reason: A text for people; `JobCancelled` has it.
+            wait: Seconds to wait until the running jobs have ended. A slow handler raises nothing.
+
+        Returns:
+            The number of jobs that did not run, that ran, and that ended within `wait`.
+
+        Raises:
+            UsageError: An argument is not valid, or the tag has more than 100,000 jobs.
+            Unavailable: The server did not reply within `patience`.
+        """
+        shards, name = await self._client.sharding.shards(self._keys), check_tag(tag)
+        count = await cancel_jobs_of(self._client, shards, name, check_text(reason, "reason"), seconds(wait, "wait"))
+        text = f"{name}: {reason}" if reason else name
+        await self._client.note("tag_cancelled", queue=self.name, count=count.waiting + count.running, text=text)
+        return count
+
+    async def count_tagged(self, tag: str) -> dict[str, int]:
+        """Return the number of jobs with a tag in each state. 100,000 jobs take 100 requests.
+
+        Args:
+            tag: The tag.
+
+        Raises:
+            UsageError: The tag is not valid, or has more than 100,000 jobs.
+        """
+        shards = await self._client.sharding.shards(self._keys)
+        return await count_by_state(self._client, shards, check_tag(tag))
+
+    async def retry_tagged(self, tag: str) -> int:
+        """Put the dead letters with a tag back into the queue, as ``queue.failed.retry()`` does.
+
+        Args:
+            tag: The tag.
+
+        Returns:
+            The number of jobs put back.
+
+        Raises:
+            UsageError: The tag is not valid, or has more than 100,000 jobs.
+        """
+        shards, name = await self._client.sharding.shards(self._keys), check_tag(tag)
+        retried = await retry_jobs_of(self._client, shards, name)
+        await self._client.note("tag_retried", queue=self.name, count=retried, text=name)
+        return retried
+
+    async def forget_tagged(self, tag: str, *, reason: str = "") -> Forgotten:
+        """Delete all that is stored in this queue of the jobs with a tag: see ``mesh.forget_tagged()``.
+
+        Args:
+            tag: The tag.
+            reason: A text for people, for callers that wait for a job that is cancelled.
+
+        Raises:
+            UsageError: An argument is not valid, or the tag has more than 100,000 jobs.
+        """
+        shards, name = await self._client.sharding.shards(self._keys), check_tag(tag)
+        found = await forget_jobs_of(self._client, shards, name, check_text(reason, "reason"))
+        await self._client.note("tag_forgotten", queue=self.name, count=found.waiting + found.kept, text=name)
+        return found
+
+    async def forget(self, *kept: str) -> int:
+        """Delete what is kept of jobs that have ended.
+
+        Args:
+            *kept: The `kept` of jobs in ``queue.jobs(state="ended")``.
+
+        Returns:
+            The number of jobs that were kept.
+
+        Raises:
+            UsageError: A name is not valid; or outside `connect` and `join`.
+        """
+        named: dict[QueueKeys, list[int]] = {}
+        for keys, number in [claim_of(self._keys, each) for each in kept]:
+            named.setdefault(keys, []).append(number)
+        forgotten = 0
+        for keys, numbers in named.items():
+            for start in range(0, len(numbers), MAX_ITEMS):
+                forgotten += await self._client.ask(ops.drop_kept_jobs(keys, numbers[start : start + MAX_ITEMS]))
+        return forgotten
+
+    async def run_again(self, kept: str) -> Job[bytes]:
+        """Dispatch a job that has ended once more: the same payload, meta, lane and tags, under a new id.
+
+        Args:
+            kept: The `kept` of a job in ``queue.jobs(state="ended")``.
+
+        Returns:
+            A handle of the new job.
+
+        Raises:
+            UsageError: The name is not valid; the job is kept no more, or was too large to be kept with its payload.
+        """
+        keys, number = claim_of(self._keys, kept)
+        again = await dispatch_again(self._client, keys, number)
+        return Job(self._client, self._keys, again.id, again.number, "created", at=keys)
 
     async def cancel_all(self, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel all tasks and jobs of this queue, waiting or running.

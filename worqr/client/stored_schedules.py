@@ -46,7 +46,7 @@ MAX_STORED_TASK: Final = 4096
 SPREAD_MS: Final = 60_000
 """Jitter of a stored schedule by default, in ms, if it has at least an hour between two firings."""
 _LONG_MS: Final = 3_600_000
-_STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields", "workflow", "lifetime"})
+_STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields", "done", "tags", "workflow", "lifetime"})
 """The encoded options of a call that its schedule keeps."""
 _WITHOUT_EFFECT: Final = LANE_OPTIONS | RAW_OPTIONS
 MOST_DELETED: Final = 100
@@ -393,7 +393,7 @@ def _options_of(call: Call[Any]) -> dict[str, Any]:
     found = call._options  # pyright: ignore[reportPrivateUsage]
     for option in found.keys() - _STORED_OPTIONS - _WITHOUT_EFFECT:
         raise UsageError(
-            f"a schedule keeps the lane, meta, timeout, retry and result_ttl of its call; {option!r} would be without effect"
+            f"a schedule keeps the lane, meta, tags, keep, timeout, retry and result_ttl of its call; {option!r} would be without effect"
         )
     return {name: found[name] for name in sorted(_STORED_OPTIONS & found.keys())}
 

@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, Response
 
 from worqr.dashboard import batch_pages, dead_letters, pages
 from worqr.dashboard.bulk import seen_acts, sentence
+from worqr.dashboard.finished import jobs_of
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.pages import look
 from worqr.dashboard.reads import gathered
@@ -227,8 +228,10 @@ async def queues(visit: Visit) -> Rows:
 async def tasks(visit: Visit) -> Rows:
     """The tasks of a queue in one state."""
     queue, limit = visit.queue(visit.text("queue")), _limit(visit)
-    state = visit.choice("state", ("waiting", "scheduled", "suspended", "blocked", "running"))
-    if state == "running":
+    state = visit.choice("state", ("waiting", "scheduled", "suspended", "blocked", "running", "kept"))
+    if state == "kept":
+        found = await jobs_of(visit, queue, limit + 1)
+    elif state == "running":
         found = await queue.running(limit)
     elif state == "waiting":
         newest = visit.choice("order", pages.ORDERS) == "end"
@@ -374,7 +377,8 @@ def _stored(record: TaskInfo | Failed | JobRecord, redactor: Redactor, queue: st
 
 def task_row(queue: str, task: TaskInfo, redactor: Redactor) -> Row:
     """Return a task."""
-    fields = picked(task, "id claim deadline cancelling place size") | {"lane": task.lane or None}
+    fields = picked(task, "id claim deadline cancelling place size ended seconds kept") | {"lane": task.lane or None}
+    fields |= {"tags": list(task.tags)}
     return {"queue": queue} | _status(task, redactor) | fields | _stored(task, redactor, queue)
 
 

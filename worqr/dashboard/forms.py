@@ -177,8 +177,8 @@ MOST_IDS: Final = 100
 """Tasks of one act, so that it never holds up the server."""
 
 
-def _ids(visit: Visit) -> list[str]:
-    ids = _values(visit, "id")
+def _ids(visit: Visit, name: str = "id") -> list[str]:
+    ids = _values(visit, name)
     if not ids:
         raise Refused(400, "No task was chosen. Tick the box of at least one, then try again.")
     return ids
@@ -263,6 +263,54 @@ async def run_now(visit: Visit) -> Response:
         count = await queue.run_now(*ids)
         await note(visit, "run_now", queue.name, ids, count)
         return f"run:{count}:{len(ids)}"
+
+    return await done(visit, act)
+
+
+# Jobs that have ended, and jobs with a tag
+
+
+async def run_again(visit: Visit) -> Response:
+    """Dispatch a kept job once more, as a new job."""
+    queue, kept = visit.queue(visit.text("queue")), visit.text("kept")
+
+    async def act() -> str:
+        job = await queue.run_again(kept)
+        await note(visit, "run_again", queue.name, [job.id])
+        return "again"
+
+    return await done(visit, act)
+
+
+async def forget(visit: Visit) -> Response:
+    """Delete what is kept of some jobs."""
+    queue, kept = visit.queue(visit.text("queue")), _ids(visit, "kept")
+
+    async def act() -> str:
+        count = await queue.forget(*kept)
+        await note(visit, "forgotten", queue.name, (), count)
+        return f"drop:{count}:{len(kept)}"
+
+    return await done(visit, act)
+
+
+async def change_tagged(verb: Literal["cancel", "retry", "forget"], visit: Visit) -> Response:
+    """Cancel, retry or forget all jobs of a queue with a tag. To forget, the tag must be typed."""
+    queue, tag, reason = visit.queue(visit.text("queue")), visit.text("tag"), reason_of(visit)
+    if verb == "forget" and visit.text("typed").strip() != tag:
+        raise Refused(400, "Nothing was deleted. To confirm, type the tag: go back to try again.")
+
+    async def act() -> str:
+        began = time.monotonic()
+        if verb == "cancel":
+            count = await queue.cancel_tagged(tag, reason=reason)
+            return f"cancel:{count.waiting}:{count.running}:0:{round((time.monotonic() - began) * 1000)}"
+        if verb == "retry":
+            retried = await queue.retry_tagged(tag)
+            return f"retry:{retried}:{retried}"
+        found: Any = await queue.forget_tagged(tag, reason=reason)
+        total = found.waiting + found.running + found.kept + found.results + found.dead_letters
+        return f"drop:{total}:{total}"
 
     return await done(visit, act)
 

@@ -33,6 +33,7 @@ MOVED: Final[dict[str, tuple[str, ...]]] = {
     "waiting": ("enqueued", "claimed"),
     "failed": ("failed",),
     "undecodable": ("undecodable",),
+    "kept": ("finished", "failed", "cancelled"),
     "ended": ("finished", "retried", "failed", "cancelled"),
 }
 """The counters of a queue that grow when one of its lists has changed, besides the length of the list."""

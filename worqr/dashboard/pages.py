@@ -15,6 +15,7 @@ from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
 from worqr.client.queue import queue_named
 from worqr.cron import Schedule
 from worqr.dashboard.dead_letters import read_counts, read_records
+from worqr.dashboard.finished import OUTCOMES, jobs_of, result_of, tagged
 from worqr.dashboard.graphs import DAY, HOUR, NAMES, read_graphs, read_sparklines
 from worqr.dashboard.guard import Refused
 from worqr.dashboard.live_texts import job_rows, lane_rows, rows_of, signature
@@ -162,7 +163,7 @@ QUEUES_OF_RUNNING: Final = 20
 MOST_FORMS: Final = 20
 """Waits of one workflow for which a page has a form."""
 Empty = Literal["hide", "show"]
-TABS: Final = ("waiting", "scheduled", "suspended", "blocked", "running", "failed", "undecodable", "ended")
+TABS: Final = ("waiting", "scheduled", "suspended", "blocked", "running", "failed", "undecodable", "kept", "ended")
 """The lists of the page of a queue."""
 ORDERS: Final = ("front", "end")
 """The ends from which waiting tasks are listed."""
@@ -342,6 +343,10 @@ async def _tasks_of(visit: Visit, queue: Queue, tab: str) -> dict[str, Any]:
         return await read_records(visit, queue, tab)
     if tab == "ended":
         return {"ended": await queue.recent(PAGE)}
+    if tab == "kept":
+        tasks = await jobs_of(visit, queue, PAGE + 1)
+        chosen = {"outcome": visit.choice("outcome", OUTCOMES), "outcomes": OUTCOMES, "tag": visit.text("tag").strip()}
+        return {"tasks": tasks[:PAGE], "more": len(tasks) > PAGE, "after": visit.text("after"), **chosen}
     if tab == "running":
         return {"tasks": (await queue.running(PAGE + 1))[:PAGE], "more": False, "after": ""}
     order = visit.choice("order", ORDERS)
@@ -372,13 +377,14 @@ async def read_job(visit: Visit) -> dict[str, Any]:
     queue = visit.queue(visit.text("queue"))
     calls: list[Callable[[], Awaitable[Any]]] = [partial(queue.read, visit.text("id")), partial(look, visit)]
     calls += [partial(unless_refused, queue.info, None)]
-    record, _, (info, _) = await gathered(calls)
+    calls += [partial(unless_refused, partial(result_of, visit, queue, visit.text("id")), None)]
+    record, _, (info, _), (result, _) = await gathered(calls)
     runs: list[EndedRun] = []
     if record.status.state == "gone":
         runs, _ = await unless_refused(partial(queue.recent, MOST_RECENT), runs)
     last_run = next((run for run in runs if run.id == record.id), None)
     context = {"record": record, "status": record.status, "info": info, "last_run": last_run, "forms": _forms(record)}
-    return context | {"listed": bool(visit.text("listed"))}
+    return context | {"listed": bool(visit.text("listed")), "result": result}
 
 
 def _forms(record: JobRecord) -> list[tuple[Entry, Sequence[FormField]]]:
@@ -489,12 +495,14 @@ async def search(visit: Visit) -> Response:
     word = visit.text("q").strip()
     matches = await _matches(visit) if "payload" in visit.query else None
     found: list[tuple[str, str, Status]] = []
+    with_tag: list[tuple[str, TaskInfo]] = []
     names: list[str] = []
     if word:
         calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), *_searches(visit, word)]
         state, *lists = await gathered(calls)
         found = [each for some in lists for each in some]
         names = [info.name for info in state.queues if word.lower() in info.name.lower()][:PAGE]
+        with_tag = [] if found or names else await tagged(visit, state, word)  # mostly a word is one of them
     shown, left_out = found[:PAGE], max(len(found) - PAGE, 0)
     return visit.page(
         "search.html",
@@ -502,6 +510,7 @@ async def search(visit: Visit) -> Response:
         word=word,
         found=shown,
         left_out=left_out,
+        with_tag=with_tag,
         names=names,
         matches=matches,
         depth=FIND_DEPTH,

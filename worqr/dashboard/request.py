@@ -144,6 +144,7 @@ def notice(done: str) -> str:
 
 _FIXED: Final = {
     NEW: "The task is in the queue.",
+    "again": "The job is in the queue again, under a new id.",
     "pause": "The queue is paused. Running tasks continue.",
     "resume": "The queue is resumed.",
     "lane-pause": "The lane is paused. Running tasks continue.",

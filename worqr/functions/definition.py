@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -16,7 +16,7 @@ from worqr.client.producer import Call
 from worqr.errors import UsageError
 from worqr.functions.depends import injected
 from worqr.handler_options import Handling, check_failure_handler, handling, is_async
-from worqr.job_options import check_bounded
+from worqr.job_options import check_bounded, encode_keep, encode_tags
 from worqr.keys import QueueKeys
 from worqr.limits import Lanes, lane_name
 from worqr.log_events import emit, raise_ctrl_c
@@ -64,7 +64,7 @@ class FunctionDefinition:
         self._unchecked_results = CHECKED_RESULTS
         options = handling(where, given)
         codec = ArgumentCodec if options.batch_size is None else ListCodec
-        self.codec: ArgumentCodec = codec(self.runs, name, stores_result=options.policy.result_ttl > 0)
+        self.codec: ArgumentCodec = codec(self.runs, name)
         if options.lanes is not None and isinstance(options.lanes.by, str):
             self.codec.check_parameter(options.lanes.by, "lanes=Lanes(...)")
         self._use(options)
@@ -73,11 +73,13 @@ class FunctionDefinition:
     def _use(self, options: Handling) -> None:
         """Use these options, before any call."""
         self.options: Handling = options
-        stored = options.policy.result_ttl > 0
+        stored = options.policy.result_ttl > 0 or options.keep is not None
         self.codec.store_results(stored)
         self.results: Results = Results(self.codec.decode_result, stored)
         if options.max_length is not None:
             self.defaults["max_length"] = options.max_length
+        if options.keep is not None:
+            self.defaults["done"] = encode_keep(options.keep)
         if options.policy.workflow:
             self.defaults["workflow"] = True
         if options.lifetime is not None:
@@ -119,6 +121,8 @@ class FunctionDefinition:
         positional, by_keyword = codec.split(values)
         if self.options.lanes is not None:
             options = self._with_lane(self.options.lanes, options, values, (positional, by_keyword))
+        if self.options.tags:
+            options = self._with_tags(options, positional, by_keyword)
         return Call(self.name, positional, by_keyword, task, options, self)
 
     def _warn_of_large(self, size: int) -> None:
@@ -150,6 +154,22 @@ class FunctionDefinition:
             return options
         bound = {} if lanes.max_length is None else {"max_lane_length": lanes.max_length}
         return {**options, "lane": lane, **bound}
+
+    def _with_tags(
+        self, options: Mapping[str, object], args: Collection[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, object]:
+        """Return the options of a call with the tags of the function, beside those that they have.
+
+        Raises:
+            UsageError: ``tags=`` of the function raises, or what it returns are no tags; or they are too many.
+        """
+        tags, what = self.options.tags, f"tags= of {self.name!r}"
+        try:
+            declared = tags(*args, **kwargs) if callable(tags) else tags
+        except Exception as error:
+            raise UsageError(f"{what} raised {type(error).__name__} for a call: {error}") from error
+        both = "\n".join([encode_tags(declared, what), str(options.get("tags", ""))]).split("\n")
+        return {**options, "tags": found} if (found := encode_tags([*filter(None, both)], what)) else options
 
     def _lane(self, lanes: Lanes, values: Mapping[str, Any], arguments: Arguments) -> str | None:
         """Return the lane of a call with these arguments; None if it has none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
@@ -23,7 +23,7 @@ from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.child_job import ChildJob, check_child_name
 from worqr.functions.definition import FunctionDefinition
-from worqr.job_options import RAW_OPTIONS, NoSuchOption, Update, check_id, encode_options
+from worqr.job_options import RAW_OPTIONS, Keep, NoSuchOption, Update, check_id, encode_options
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds
@@ -251,6 +251,8 @@ class Function(PlainBound[P, R]):
         lane: str = ...,
         then: Call[Any] = ...,
         otherwise: Call[Any] = ...,
+        keep: Keep = ...,
+        tags: Collection[str] = ...,
         keep_task: bool = ...,
         **unknown: NoSuchOption,
     ) -> Bound[P, R]: ...

@@ -25,7 +25,7 @@ from worqr.functions.function import AsyncFunction, AsyncListFunction, Function,
 from worqr.functions.steps import Step
 from worqr.handler_options import RunsIn, WorkflowOptions, check_runs_in, handling, is_async
 from worqr.inside import definition_of
-from worqr.job_options import NoSuchOption
+from worqr.job_options import Keep, NoSuchOption
 from worqr.keys import check_name
 from worqr.limits import Lanes, Limit
 from worqr.policy import RetryPolicy
@@ -381,6 +381,8 @@ class Registry:
         lanes: Lanes = ...,
         max_length: int | None = ...,
         shards: int = ...,
+        keep: Keep | None = ...,
+        tags: Callable[..., Collection[str]] | Collection[str] = ...,
         **unknown: NoSuchOption,
     ) -> TaskDecorator[BatchSize]: ...
     def task(

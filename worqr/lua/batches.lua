@@ -539,9 +539,14 @@ local function note_member(batch, change, id)
 end
 
 -- Counts what this script did to members of batches. Returns how many tasks became claimable: follow-ups of batches and of jobs that
--- have ended. Called after the last token of the script is stored, because a follow-up takes the next one.
+-- have ended. Called after the last token of the script is stored, because a follow-up takes the next one. Lists the jobs that the script
+-- keeps, too.
 local function count_members(base)
-  return next(member_changes) and settle_parts(base) or 0
+  local ready = next(member_changes) and settle_parts(base) or 0
+  if kept_changes[1] then
+    list_kept_changes(base)
+  end
+  return ready
 end
 
 -- Puts a message for another queue into the outbox, and tells the leader.

@@ -304,6 +304,19 @@ local function merge_blocked_job(base, job, fields, blocked, changes, run_at)
   return clamp(run_at, whole_number(blocked.update_low, 0), whole_number(blocked.update_high, NEVER, NEVER))
 end
 
+-- Moves the tags of a `blocked` job to the record of the job that blocked it, if they are among what it replaces.
+local function merge_tags(base, task, blocked, changes, delay)
+  local fields = task.fields
+  if blocked.tags then
+    remove_tags(base, blocked.tags, blocked.first or '', task.id)
+  end
+  if blocked.update_data and (fields.done or fields.tags or blocked.done or blocked.tags) then
+    redis.call('HDEL', base .. ':job:' .. task.id, 'done', 'tags')
+    changes.done, changes.tags = blocked.done, blocked.tags
+    change_tags(base, task.id, fields, blocked, delay)
+  end
+end
+
 -- Puts a job back into the queue, or among the due jobs. In a strict lane it goes to the front at once, and nothing of the lane
 -- starts before it is due. Returns how many tasks became claimable.
 local function put_back(base, task, run_at, now, front, suspect)
@@ -364,6 +377,7 @@ local function requeue(base, claim, task, release, policy, now)
     if blocked then
       run_at = merge_blocked_job(base, job, task.fields, blocked, changes, run_at)
       changes.run_at = digits(run_at)
+      merge_tags(base, task, blocked, changes, run_at - now)
     end
   else
     changes.task, changes.twin, changes.first, changes.last = task.task, redis.sha1hex(task.task), claim, claim
@@ -514,11 +528,12 @@ local function is_expired(fields, now)
   return until_ms and now > until_ms and not fields.started
 end
 
--- Moves the last item of the list `source` under `claim` of `worker`. The caller adds the claim to the worker's set of
+-- Moves the last item of the list `source` under `claim` of the worker of the `start`. The caller adds the claim to the worker's set of
 -- claims. Returns one of: taken, the entry, its size in bytes and its lane; empty; expired (the job went to the
 -- dead-letter queue); skipped; suspect and its id. A reference is skipped, and removed, if its record is gone, has no task or
 -- does not wait there: a job of this id may have been dispatched again, in another lane. A suspect of a lane, whose list is the `source` then, is moved to the suspects instead.
-local function claim_one(base, source, worker, claim, now, of_lane)
+local function claim_one(start, source, claim, of_lane)
+  local base, worker, now = start.base, start.worker, start.now
   local held = base .. ':claim:' .. claim
   local item = redis.pcall('RPOPLPUSH', source, held)
   if item and item.err then -- another application's value at the key of a claim that no worker holds yet
@@ -534,11 +549,11 @@ local function claim_one(base, source, worker, claim, now, of_lane)
     return 'taken', item, #item
   end
   local job, active = base .. ':job:' .. id, base .. ':active:' .. id
-  local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane', 'open')) or {}
-  local lane, claims_of_lanes = kept[3] or nil, base .. ':lanes:claims'
-  local elsewhere = lane ~= of_lane -- a suspect of a lane waits among the suspects with its place
-    and (source ~= base .. ':suspects' or redis.call('HEXISTS', claims_of_lanes, ':' .. id) == 0)
-  if kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0 then
+  local kept = own(redis.pcall('HMGET', job, 'state', 'suspect', 'lane', 'open', 'tags', 'last')) or {}
+  local elsewhere = (kept[3] or nil) ~= of_lane -- a suspect of a lane waits among the suspects with its place
+    and (source ~= base .. ':suspects' or redis.call('HEXISTS', base .. ':lanes:claims', ':' .. id) == 0)
+  if kept[1] ~= 'waiting' or elsewhere or redis.call('HEXISTS', job, 'task') == 0
+    or kept[5] and cancel_reached(start, id, kept[5], kept[6], source == base .. ':suspects' and kept[3]) then
     redis.call('DEL', held)
     return 'skipped'
   elseif of_lane and kept[2] then
@@ -602,13 +617,13 @@ end
 -- Takes up to `most` tasks of the list, which is that of a `lane` (nil: of none). Returns the last status of claim_one, how many
 -- items were taken from the list, and the id of a suspect. Stops at a suspect of a lane.
 local function take(start, list, most, lane)
-  local base, worker, now, reply, mine = start.base, start.worker, start.now, start.reply, start.mine
+  local base, reply, mine = start.base, start.reply, start.mine
   local taken, skipped, bytes, room = start.taken, start.skipped, start.bytes, math.min(start.room, #mine + most)
   local status, items, id = 'taken', 0, nil
   while taken < start.wanted and #mine < room and skipped < start.max_skipped and bytes < start.max_bytes do
     local claim = digits(start.next_claim + taken)
     local entry, size, entry_lane
-    status, entry, size, entry_lane = claim_one(base, list, worker, claim, now, lane)
+    status, entry, size, entry_lane = claim_one(start, list, claim, lane)
     if status == 'taken' then
       taken, bytes, reply[#reply + 1], mine[#mine + 1] = taken + 1, bytes + size, entry, claim
       if entry_lane and not lane then
@@ -745,6 +760,7 @@ end
 -- FLAGS allow-oom
 -- ALWAYS whole_number own digits job_id admission_of repeated_start next_token store_token renew_hourly what_exists entry_of
 -- ALWAYS is_expired notify claim_one take next_tasks note_claims may_take add_stale remove_stale count member_changes
+-- ALWAYS kept_changes
 -- ALWAYS count_members wake
 -- OFTEN add_places add_starts add_to check_lane_types clamp drop_idle_lanes enqueue_job file_lane filed_in keep_lane
 -- OFTEN lane_length lane_list lane_room lane_rules leave_ring_together limits_of next_lane note_lane_starts note_starts now_ms
@@ -865,7 +881,7 @@ end
 -- RESEND safe: fenced by the claim
 -- FLAGS allow-oom
 -- ALWAYS whole_number own digits job_id notify copy_attempts store_attempts retire_result store_result end_job end_claim count
--- ALWAYS member_changes count_members wake
+-- ALWAYS member_changes kept_changes count_members wake
 -- OFTEN add_places drop_idle_lanes free_counted free_places free_room lane_rules now_ms parsed_limits read_hash read_rules
 -- OFTEN rules_of startable_items what_ends_need
 local function finish_tasks()

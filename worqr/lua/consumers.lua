@@ -49,6 +49,7 @@ local RIGHTS = [[
   RPOP @:lane:0:1, RPOP @:leaving:1, RPOP @:trash, RPOP @:trash:suspects, RPOPLPUSH @ @:claim:1,
   RPOPLPUSH @:claim:1 @:suspects, RPOPLPUSH @:lane:0:1 @:claim:1, RPOPLPUSH @:suspects @:claim:1, RPUSH @ 1,
   RPUSH @:lane:0:1 1, SADD @:cancelling 1, SADD @:claims:1 1, SADD @:limited 1, SADD @:part:1:members 1,
+  DEL @:done:1, GET @:done_id:1, HINCRBY @:done_total 1 1, HMGET @:tag_marks 1, PEXPIRE @:tag:1 1, ZPOPMIN @:done,
   SADD @:twins:1 1, SCARD @:blocked, SET @:ended:1 1, SET @:paused 1, SET @:taken:1 1, SETRANGE @:history10 0 1,
   SINTER @:claims:1 @:cancelling, SISMEMBER @:claims:1 1, SMEMBERS @:claims:1, SMISMEMBER @:claims:1 1,
   SORT @:claims:1 STORE @:leaving:1, SORT_RO @:claims:1, SPOP @:hungry, SPOP @:trash:blocked,

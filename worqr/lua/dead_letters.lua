@@ -42,7 +42,7 @@ end
 -- newest of them. So each can be deleted without a search.
 local function delete_dead_letter(base, claim, is_retried)
   local aside = base .. ':aside:'
-  local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer', 'follow')) or {}
+  local kept = own(redis.pcall('HMGET', aside .. claim, 'id', 'older', 'newer', 'first', 'tags', 'done', 'follow')) or {}
   local id, older, newer = kept[1], kept[2], kept[3]
   if older then
     set_field(aside .. older, 'newer', newer)
@@ -52,8 +52,11 @@ local function delete_dead_letter(base, claim, is_retried)
   elseif id then
     set_field(base .. ':aside', id, older)
   end
-  if kept[4] and not is_retried then
-    keep_follow_ups_of(base, kept[4], FOLLOW_UP_EXPIRE)
+  if kept[5] and not kept[6] then
+    remove_tags(base, kept[5], kept[4] or '', id or '')
+  end
+  if kept[7] and not is_retried then
+    keep_follow_ups_of(base, kept[7], FOLLOW_UP_EXPIRE)
   end
   redis.call('DEL', aside .. claim)
 end
@@ -86,14 +89,15 @@ local function store_dead_letter(base, claim, task, facts, kind, keep)
   end
 end
 
--- Enqueues the job of the queue's failure handler: the unchanged payload, and how the task failed.
-local function enqueue_failure_job(base, claim, task, facts)
+-- Enqueues the job of the queue's failure handler: the unchanged payload, how the task failed, and its tags.
+local function enqueue_failure_job(base, claim, task, facts, tags)
   local failures = base .. '-fail'
   local id, token = new_id(failures, 'f' .. claim), next_token(failures)
   store_token(failures, token)
   local dispatch = digits(token)
   write_hash(failures .. ':job:' .. id, {task = task, failed = cmsgpack.pack(facts), run_at = facts.at,
-    queued = dispatch, first = dispatch, last = dispatch})
+    queued = dispatch, first = dispatch, last = dispatch, tags = tags})
+  add_tags(failures, tags, dispatch, id, nil, 0)
   enqueue_job(failures, id, 0, 0)
   count(failures, 'enqueued', 1, {id})
   wake(failures, 1)
@@ -118,6 +122,14 @@ local function store_failure(base, task, failure, ttl, ended)
     fields.task, fields.tries = task.task, ended or fields.tries
     keep_record(result, fields)
   end
+  if result and fields.tags then
+    redis.call('HSET', result, 'tags', fields.tags)
+  end
+  if fields.done then
+    fields.tries, fields.task = ended or fields.tries, task.task
+    fields.failures, fields.stalls, fields.timeouts = digits(task.failures), digits(task.stalls), digits(task.timeouts)
+    keep_job(base, task.id, fields, 'failed', error, failure.kind == 'broken' and 1 or 0)
+  end
 end
 
 -- Ends `claim` by moving its `task` to the dead-letter queue, and enqueues the failure handler's job in the same step.
@@ -129,7 +141,7 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
     error_fields = failure.error_fields, failures = task.failures, stalls = task.stalls, timeouts = task.timeouts,
     worker = policy.worker, at = digits(now), meta = task.fields.meta}
   if policy.on_failure then
-    enqueue_failure_job(base, claim, task.task, facts)
+    enqueue_failure_job(base, claim, task.task, facts, task.fields.tags)
   end
   if failure.reason == 'expired' then
     tally(base, 'expired', 1)
@@ -177,14 +189,14 @@ local function expire(base, item, id, claim, worker, fields, now)
 end
 
 -- Returns the key of the dead-letter record of the job `id`, dispatch `number` (0: the newest); nil if there is none.
--- Reads the newest 100 records of the id.
-local function find_dead_letter(base, id, number)
+-- Reads the newest 100 records of the id. `first`: only that of the job that this dispatch has created (nil: any).
+local function find_dead_letter(base, id, number, first)
   local stem, claim = base .. ':aside:', own(redis.pcall('HGET', base .. ':aside', id))
   for _ = 1, 100 do
     local kept = claim and own(redis.pcall('HMGET', stem .. claim, 'task', 'first', 'last', 'older'))
     if not kept then
       return nil
-    elseif kept[1] and (not kept[2] or covers(number, kept[2], kept[3])) then
+    elseif kept[1] and (first and kept[2] == first or not first and (not kept[2] or covers(number, kept[2], kept[3]))) then
       return stem .. claim
     end
     claim = kept[4]
@@ -329,7 +341,8 @@ local function retry_aside()
       local kept = {first = fields.first, meta = fields.meta, failed = fields.failed,
         scheduled_for = fields.scheduled_for, keep = fields.keep, batch = batch, parent = fields.parent, follow = fields.follow,
         batch_ended = fields.batch_ended, job_ended = fields.job_ended}
-      local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil}
+      local o = {id = id, fields = kept, lane = is_lane(fields.lane) and fields.lane or nil, done = fields.done, tags = fields.tags}
+      drop_kept_job(queue, fields.done and fields.first or '') -- it has not ended any more
       for _, name in ipairs(POLICY) do
         kept[name] = fields[name]
       end

@@ -143,7 +143,7 @@ end
 local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   local active = base .. ':active:' .. id
   local kept = own(redis.pcall('HMGET', active, 'twin', 'first', 'last', 'result_ttl', 'cancel_reason', 'batch', 'parent', 'claim',
-    'life', 'keep', 'follow')) or {}
+    'life', 'keep', 'done', 'tags', 'follow')) or {}
   if kept[6] then
     note_member(kept[6], outcome == 'gone' and 'lost' or outcome, id)
   end
@@ -157,9 +157,9 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
     facts = outcome == 'cancelled' and {'reason', kept[5] or ''} or facts
     result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), outcome, facts)
   end
-  if kept[7] or kept[11] then
+  if kept[7] or kept[13] then
     local value = outcome == 'finished' and facts[2] .. ' ' .. facts[4] or outcome == 'cancelled' and facts[2] or ''
-    tell_end(base, id, {parent = kept[7], follow = kept[11], number = kept[8], final = true}, outcome, value)
+    tell_end(base, id, {parent = kept[7], follow = kept[13], number = kept[8], final = true}, outcome, value)
   end
   if kept[9] and outcome == 'cancelled' then
     cancel_children(base, active, id, kept[9], facts[2])
@@ -167,6 +167,9 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   copy_attempts(result, active, 1)
   if result and kept[10] then
     keep_record(result, record_to_keep(active))
+  end
+  if kept[11] or kept[12] then
+    note_end(base, id, active, {first = kept[2], done = kept[11], tags = kept[12], uncounted = 1, result = result}, outcome, facts)
   end
   redis.call('DEL', active)
   return none_blocked and 0 or unblock(base, id, now)
@@ -186,15 +189,16 @@ end
 -- caller removes the job from its list or set. `ttl`: ms for which the result is kept if the job does not say.
 local function delete_cancelled_job(base, id, ttl, reason)
   local job = base .. ':job:' .. id
-  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life', 'keep', 'follow')
+  local kept = redis.call('HMGET', job, 'twin', 'first', 'last', 'result_ttl', 'batch', 'parent', 'queued', 'life', 'keep',
+    'done', 'tags', 'follow')
   if kept[1] then
     remove_twin(base, kept[1], id)
   end
   if kept[5] then
     note_member(kept[5], 'cancelled', id)
   end
-  if kept[6] or kept[10] then
-    tell_end(base, id, {parent = kept[6], follow = kept[10], number = kept[7], final = true}, 'cancelled', reason)
+  if kept[6] or kept[12] then
+    tell_end(base, id, {parent = kept[6], follow = kept[12], number = kept[7], final = true}, 'cancelled', reason)
   end
   if kept[8] then
     cancel_children(base, job, id, kept[8], reason)
@@ -203,6 +207,10 @@ local function delete_cancelled_job(base, id, ttl, reason)
   copy_attempts(result, job, 0)
   if result and kept[9] then
     keep_record(result, record_to_keep(job))
+  end
+  if kept[10] or kept[11] then
+    local ended = {first = kept[2], done = kept[10], tags = kept[11], uncounted = 0, result = result}
+    note_end(base, id, job, ended, 'cancelled', {'reason', reason})
   end
   redis.call('DEL', job, base .. ':taken:' .. id)
 end
@@ -277,7 +285,7 @@ local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 't
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   workflow = 'boolean', lifetime = 'digits', parent = 'parent', follow = 'follow',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
-  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random', keep = 'boolean'}
+  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random', keep = 'boolean', done = 'done', tags = 'tags'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -331,6 +339,10 @@ local function valid_option(kind, value)
     return type(value) == 'string' and #value <= 4096 and is_utf8(value)
   elseif kind == 'fields' then
     return valid_fields(value)
+  elseif kind == 'tags' then
+    return are_tags(value)
+  elseif kind == 'done' then
+    return type(value) == 'string' and kept_bounds(value) ~= nil
   elseif kind == 'batch' then
     return is_batch(value)
   elseif kind == 'parent' then
@@ -373,7 +385,7 @@ end
 -- has the reason for the deletion, which holds for the whole id.
 local function find_job(base, id, cleared)
   local kept = redis.call('HMGET', base .. ':job:' .. id, 'state', 'queued', 'run_at', 'last', 'update_low',
-    'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent', 'follow')
+    'update_high', 'update_policy', 'saved_size', 'life', 'started', 'parent', 'first', 'done', 'tags', 'follow')
   local active = redis.call('HMGET', base .. ':active:' .. id, 'claim', 'last', 'life', 'parent')
   cleared = cleared or redis.call('HMGET', base .. ':counts', 'cleared', 'cleared_why')
   local trashed = kept[1] and whole_number(kept[2], NEVER, NEVER) <= whole_number(cleared[1], 0, NEVER) and (cleared[2] or '') or nil
@@ -385,7 +397,8 @@ local function find_job(base, id, cleared)
   seen.last = active[2] or taken or '0'
   if kept[1] and not trashed then
     seen.job = {state = kept[1], run_at = whole_number(kept[3], 0, LATEST), low = whole_number(kept[5], 0, NEVER), high = whole_number(kept[6], NEVER, NEVER),
-      policy = kept[7] or '', has_saved = (kept[8] or kept[9]) and true, follow = kept[12]}
+      policy = kept[7] or '', has_saved = (kept[8] or kept[9]) and true, first = kept[12], done = kept[13], tags = kept[14],
+      follow = kept[15]}
     seen.last = kept[4]
   end
   if active[1] and active[3] then
@@ -499,6 +512,15 @@ local function no_later(job, at_most, kept, asked, now)
   return math.min(asked, math.max(kept.run_at, latest))
 end
 
+-- Returns the fields that a dispatch with another payload sets in the job `kept`, whose tags it replaces. `delay`: ms until it is due.
+local function new_data(base, id, o, task, kept, delay)
+  if kept.tags or o.tags then
+    change_tags(base, id, kept, o, delay)
+  end
+  return {task = task, meta = o.meta, scheduled_for = o.scheduled_for, keep = o.keep and '1' or nil, done = o.done, tags = o.tags,
+    update_data = kept.state == 'blocked' and '1' or nil}
+end
+
 -- Changes the waiting, due or blocked job, field by field as the dispatch says. `kept`: the `job` of find_job. Returns the
 -- outcome, and how many tasks became claimable.
 local function update_job(base, id, o, task, number, asked, now, kept)
@@ -508,10 +530,9 @@ local function update_job(base, id, o, task, number, asked, now, kept)
   local run_at = clamp(kept.run_at, lower, upper)
   local changed = o.data ~= false or resets_counters(o) or changes_due_time(o, kept, run_at, asked, now)
   if o.data ~= false then
-    fields.task, fields.meta, fields.scheduled_for, fields.keep = task, o.meta, o.scheduled_for, o.keep and '1' or nil
-    fields.update_data = blocked and '1' or nil
+    fields, gone = new_data(base, id, o, task, kept, run_at - now), {'meta', 'scheduled_for', 'done', 'tags', 'follow'}
+    fields.last = number
     fields.follow = (kept.follow or o.follow) and replace_follow(base, kept.follow, o.follow) or nil
-    gone = {'meta', 'scheduled_for', 'follow'}
   end
   if run_at ~= kept.run_at or (o.when or 'set') == 'set' then
     changed = changed or changes_expiry(job, o)
@@ -577,7 +598,7 @@ local function create_job(base, id, o, task, number, asked, now, seen)
     scheduled_for = o.scheduled_for, expires = o.expires, expires_at = o.expires_at, lane = o.lane,
     parent = o.parent and parent_field(o.parent) or nil, life = o.workflow and number or nil,
     lives_until = o.lifetime and life_end(o, asked, now) or nil, latest = o.at_most and digits(now + o.at_most), keep = o.keep and '1' or nil,
-    batch = o.batch and enter_batch(o.batch, id) or nil}
+    batch = o.batch and enter_batch(o.batch, id) or nil, done = o.done, tags = o.tags}
   if o.fields then
     for name, value in pairs(o.fields) do
       fields[name] = value
@@ -590,7 +611,10 @@ local function create_job(base, id, o, task, number, asked, now, seen)
     delete_trashed_job(base, id, longest_result_ttl(base), seen.trashed)
   end
   if o.id then
-    retire_result(base, id)
+    replace_ended(base, id, o.done)
+  end
+  if o.tags then
+    add_tags(base, o.tags, fields.first, id, o.done, asked - now)
   end
   if seen.active then
     return store_blocked_job(base, id, o, fields, asked)
@@ -607,8 +631,8 @@ end
 --   exists (update, skip, raise, cancel), at_most (ms), data, counts, policy (names of fields to replace), fields, meta, front,
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
---   parent (base, id, life, key, after; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row (of an outbox, see
---   upsert_row), keep (the record stays with the result)
+--   parent (base, id, life, key, after; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row
+--   (of an outbox, see upsert_row), keep (the record stays with the result), done and tags (of finished.lua)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}
@@ -713,6 +737,17 @@ local function retire_result(base, id)
   end
 end
 
+-- Does the same, and if the newer dispatch is not to be kept (`done`), makes the id name no kept job, which it would replace.
+local function replace_ended(base, id, done)
+  local newest = base .. ':done_id:' .. id
+  if redis.call('EXISTS', base .. ':result:' .. id, newest) > 0 then
+    retire_result(base, id)
+    if not done then
+      redis.call('DEL', newest)
+    end
+  end
+end
+
 -- Stores the attempt counters in a result: failures if there were any, attempts if it is not 1, and the last progress.
 -- `kept`: failures, stalls, timeouts, progress, message. `uncounted`: the attempts that the three counters do not count.
 local function store_attempts(result, kept, uncounted)
@@ -771,9 +806,9 @@ end
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
 -- ALWAYS whole_number own producer_state is_plain forget_replies numbered digits is_utf8 write_hash check_types next_token
--- ALWAYS store_token renew_hourly count member_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
--- ALWAYS announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result create_job
--- ALWAYS upsert dispatch_one
+-- ALWAYS store_token renew_hourly count member_changes kept_changes count_members wake new_id place notify state_at OPTION_KINDS POLICY
+-- ALWAYS announce_moment valid_option is_random is_digits valid_fields invalid_job refusal find_job retire_result replace_ended
+-- ALWAYS create_job upsert dispatch_one
 -- OFTEN add_to check_lane_types check_rare_types clamp file_lane filed_in is_lane lane_length lane_list lane_room lane_rules
 -- OFTEN limits_of now_ms parsed_limits push_to_lane queued_length renew_counts room_of rule_names rules_of start_entry
 -- OFTEN startable starts_within turn_number turn_text waiting_length
@@ -1100,8 +1135,8 @@ end
 -- ARGV[3] max_bytes bytes of payload that are read; a longer one is returned as empty
 -- ARGV[4] most dead-letter records, the newest first; and other jobs that were plain tasks with this payload
 -- RETURNS ok cancelling reserved run job results records twins: cancelling is 1 if the run is to be cancelled, reserved ms until the id
---   is free again (-1: it is not reserved); run and job are records, or false; results are the newest and the one before
---   it, each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
+--   is free again (-1: it is not reserved); run and job are records, or false; results are the newest, the one before
+--   it, and a kept job, if there is one: each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
 --   and values in turn; twins are ids. Of what the job saved and was sent, the run, the job and the newest record have up to 3,000
 --   fields: instead of the value, its bytes, a space, and its beginning, which says what it is; with the whole of an error
 -- RESEND safe: it only reads
@@ -1135,14 +1170,14 @@ local function read_job()
   end
 
   local RESULT = {'outcome', 'first', 'last', 'kind', 'reason', 'failures', 'attempts', 'progress', 'message',
-    'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', unpack(KEPT)} -- all but the value
+    'error_type', 'error_message', 'error_traceback', 'error_fields', 'ended', 'tags', 'lane', 'cut', 'size', unpack(KEPT)} -- not the value
 
   local run = own(redis.pcall('HEXISTS', active, 'claim')) == 1 and read_record(active, MOST_OUTLINES)
   local marked = run and own(redis.pcall('SISMEMBER', cancelling, redis.call('HGET', active, 'claim'))) or 0
   local queued, cleared = own(redis.pcall('HGET', job, 'queued')) or false, whole_number(own(redis.pcall('HGET', counts, 'cleared')), 0, NEVER)
   local kept = queued and whole_number(queued, NEVER, NEVER) > cleared and read_record(job, MOST_OUTLINES)
   local results, records = {}, {}
-  for _, key in ipairs({result, older_result}) do
+  for _, key in ipairs({result, older_result, find_kept(queue, id, 0)}) do
     local facts = (own(redis.pcall('HEXISTS', key, 'outcome')) or 0) == 1 and {redis.call('PTTL', key)}
     for _, name in ipairs(facts and RESULT or {}) do
       local value = redis.call('HGET', key, name)
@@ -1169,7 +1204,7 @@ end
 
 -- read_payload: the whole payload of a job, of a running task, or of a dead-letter record.
 -- ARGV[1] id of the job; not used if there is a claim
--- ARGV[2] claim of a running task, or under which a task failed; empty: the id names the task
+-- ARGV[2] claim of a running task, or under which a task failed, or the number of a kept job; empty: the id names the task
 -- RETURNS ok task | gone
 -- RESEND safe: it only reads
 -- FLAGS no-writes
@@ -1194,6 +1229,8 @@ local function read_payload()
     task = own(redis.pcall('HGET', queue .. ':aside:' .. claim, 'task'))
   end
   task = task or id ~= '' and own(redis.pcall('HGET', queue .. ':result:' .. id, 'task'))
+  local kept = not task and (claim and queue .. ':done:' .. claim or find_kept(queue, id, 0))
+  task = task or kept and own(redis.pcall('HGET', kept, 'task'))
   return task and {'ok', task} or {'gone'}
 end
 
@@ -1227,6 +1264,9 @@ local function job_status()
     return status_of(state, live, 0)
   end
   local found, outcome = find_result(result, older_result, number)
+  if not found then
+    found, outcome = find_kept(queue, id, number)
+  end
   if found then
     local kept = redis.call('HMGET', found, 'progress', 'message', 'failures', 'attempts', 'error_type', 'error_message')
     return {outcome, false, false, false, kept[1], kept[2], kept[3], whole_number(kept[4], 1), kept[5], kept[6]}
@@ -1258,11 +1298,14 @@ local function read_result()
   local live = (number == 0 or not found or outcome == 'failed') and find_live_record(active, job, counts, number)
   if live then
     local ttl = whole_number(redis.call('HGET', live, 'result_ttl')) or tolerant(function() return longest_result_ttl(queue) end) or 0
-    return {ttl > 0 and 'wait' or 'never'}
+    return {(ttl > 0 or redis.call('HEXISTS', live, 'done') == 1) and 'wait' or 'never'}
   end
   if not found then
     -- Whatever its result_ttl, a failed job is known as long as its record is in the dead-letter queue.
     found, outcome = find_dead_letter(queue, id, number), 'failed'
+  end
+  if not found then
+    found, outcome = find_kept(queue, id, number)
   end
   if not found then
     for _, key in ipairs(number > 0 and {active, job, result} or {}) do

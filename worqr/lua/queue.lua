@@ -593,14 +593,15 @@ end
 
 -- inspect: a snapshot of one queue, for people and for the leader's scan.
 -- RETURNS ok waiting due running failed broken paused trash workers counts blocked next_in oldest declared override room
---   opens_in lanes held rules only_held batches relay open soon suspended: paused is false or the reason, trash not 0 if there is
+--   opens_in lanes held rules only_held batches relay open soon suspended kept kept_bytes: paused is false or the reason, trash not 0 if there is
 --   something to purge, workers the admitted ones, also leaving ones, counts names and values in turn, next_in ms until a job
 --   is due or a waiting task may start (-1: not known), oldest ms since the job in front was due (-1: no job in front),
 --   declared and override are false or limits as text, room how many tasks may start now (-1: no limit), opens_in ms until
 --   time makes room (-1: it does not), lanes how many lanes have tasks, held how many of them may not start one, rules how
 --   many fields say how lanes start, only_held 1 if tasks wait only in lanes that are held, batches how many have their home
 --   here, relay 1 if there are messages for other queues, or batches to look at, open how many of the first MOST_READ batches
---   have not ended, soon how many jobs are due within SOON ms, suspended how many jobs are
+--   have not ended, soon how many jobs are due within SOON ms, suspended how many jobs are, kept how many have ended and are kept,
+--   kept_bytes what these take
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function inspect()
@@ -645,7 +646,8 @@ local function inspect()
     room == math.huge and -1 or room, opens_in or -1, own(redis.pcall('ZCARD', queue .. ':lanes:names')) or 0, held,
     own(redis.pcall('HLEN', queue .. ':lanes:rules')) or 0, only_held and 1 or 0,
     own(redis.pcall('ZCARD', queue .. ':batches')) or 0, tolerant(function() return needs_relay(queue, now) end) or 0, open,
-    own(redis.pcall('ZCOUNT', due, '-inf', now + SOON)) or 0, own(redis.pcall('ZCARD', suspended)) or 0}
+    own(redis.pcall('ZCOUNT', due, '-inf', now + SOON)) or 0, own(redis.pcall('ZCARD', suspended)) or 0,
+    own(redis.pcall('ZCARD', queue .. ':done')) or 0, whole_number(own(redis.pcall('HGET', queue .. ':done_total', 'bytes')), 0)}
 end
 
 -- pause: stops claims of the queue's tasks; enqueueing goes on.

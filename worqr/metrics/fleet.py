@@ -144,6 +144,8 @@ FLEET: Final[dict[str, Metric]] = {
     "worqr_queue_waiting": _gauge("tasks that are ready to run", "queue"),
     "worqr_queue_scheduled": _gauge("jobs that wait for their time", "queue"),
     "worqr_queue_suspended": _gauge("workflows that wait for an event, a time or other jobs", "queue"),
+    "worqr_queue_kept": _gauge("jobs that have ended and are kept", "queue"),
+    "worqr_queue_kept_bytes": _gauge("memory that kept jobs count", "queue"),
     "worqr_queue_blocked": _gauge("jobs that wait until another run of their id has ended", "queue"),
     "worqr_queue_running": _gauge("tasks that run now", "queue"),
     "worqr_queue_dead_letters": _gauge(
@@ -424,6 +426,8 @@ def _add_queue(found: Samples, name: str, infos: Sequence[QueueInfo]) -> None:
     found.add("worqr_queue_waiting", sum(info.waiting for info in infos), name)
     found.add("worqr_queue_scheduled", sum(info.scheduled for info in infos), name)
     found.add("worqr_queue_suspended", sum(info.suspended for info in infos), name)
+    found.add("worqr_queue_kept", sum(info.kept for info in infos), name)
+    found.add("worqr_queue_kept_bytes", sum(info.kept_bytes for info in infos), name)
     found.add("worqr_queue_blocked", sum(info.blocked for info in infos), name)
     found.add("worqr_queue_running", sum(info.running for info in infos), name)
     found.add("worqr_queue_dead_letters", sum(info.failed for info in infos), name, "failed")

@@ -62,6 +62,7 @@ class Inspected:
         open_batches: how many of those batches have not ended; the script looks at 500 of them.
         due_soon: jobs that are due within 10 s.
         suspended: jobs whose run waits for an event, a time or other jobs.
+        kept: jobs that have ended and are kept, with what they take in `kept_bytes`.
     """
 
     waiting: int
@@ -89,6 +90,8 @@ class Inspected:
     open_batches: int = 0
     due_soon: int = 0
     suspended: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
 
 
 def inspect(keys: QueueKeys) -> Command[Inspected]:
@@ -105,7 +108,7 @@ def inspect(keys: QueueKeys) -> Command[Inspected]:
             *(waiting, due, running, failed, undecodable, paused, bool(reply[7]), names_of(reply[8]), counts),
             *(int(reply[10]), next_in, oldest, limits, override is not None, room, opens_in),
             *(int(reply[17]), int(reply[18]), int(reply[19]), bool(reply[20]), int(reply[21]), bool(reply[22])),
-            *(int(reply[23]), int(reply[24]), int(reply[25])),
+            *(int(reply[23]), int(reply[24]), int(reply[25]), int(reply[26]), int(reply[27])),
         )
 
     return new_call("inspect", keys.base, (), read)

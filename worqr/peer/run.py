@@ -668,11 +668,13 @@ class Run(Generic[Host]):
         return self.state is SETTLED
 
     def keeps_result(self) -> bool:
-        """Return True if the handler's return value is to be stored, or is for a follow-up, or for the workflow that has started
-        the job.
+        """Return True if the handler's return value is to be stored or kept, or is for a follow-up, or for the workflow that has
+        started the job.
         """
         record = self.record
-        return record is not None and (self.policy.result_ttl > 0 or b"parent" in record or b"follow" in record)
+        return record is not None and (
+            self.policy.result_ttl > 0 or b"parent" in record or b"follow" in record or b"done" in record
+        )
 
     # Its transitions
 

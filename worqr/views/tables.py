@@ -396,6 +396,17 @@ TASKS: Final = Table(
 )
 RUNNING: Final = of_pairs(TASKS.pick("id claim worker since attempts progress message task"))
 JOBS: Final = TASKS.pick("id run_at attempts error task")
+STATE: Final = Column("state", "state", lambda task: task.state, style=lambda state: "red" if state == "failed" else "")
+TAGS: Final = Column("tags", "tags", lambda task: " ".join(task.tags), fit="cut", below=True)
+KEPT: Final = (
+    *TASKS.pick("id"),
+    STATE,
+    column("ended", TIME),
+    column("seconds", SECONDS, "took"),
+    *TASKS.pick("attempts error task"),
+    TAGS,
+)
+"""Jobs that have ended, or that have a tag."""
 WAITS_FOR: Final = Column(
     "waits_for", "waits for", lambda task: shorten(task.waits_for), fit="fold", least=16, always=True
 )

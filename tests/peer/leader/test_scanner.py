@@ -253,6 +253,23 @@ async def test_a_scan_removes_what_a_program_deleted_that_has_ended(
     assert scans == {"Q1": 1}
 
 
+async def test_what_is_kept_of_jobs_is_trimmed_although_the_queue_is_quiet(
+    mesh: worqr.Mesh, server: Server, prefix: str
+) -> None:
+    keys = QueueKeys(prefix, "Q1")
+    async with mesh.connect():
+        job = await mesh.queue("Q1").dispatch(b"1", keep=worqr.Keep())
+        await job.cancel()
+        [kept] = await mesh.queue("Q1").jobs(state="cancelled")
+    assert server.client().delete(keys.kept_job(int(kept.kept or ""))) == 1  # as when it expires
+    async with mesh.join():
+        await eventually(lambda: exists(server, keys.kept, keys.kept_total), 0)
+
+
+async def exists(server: Server, *names: str) -> int:
+    return int(server.client().exists(*names))
+
+
 # Which queues the leader looks at, and which names it forgets. No server is needed for it.
 
 
@@ -392,6 +409,7 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "overridden": queue(overridden=True),
         "lane_rules": queue(lane_rules=1),
         "batches": queue(batches=1),
+        "kept": queue(kept=1),
         "needs_relay": queue(needs_relay=True),
     }
     others = {"counts", "next_in_ms", "oldest_ms", "limits", "room", "opens_in_ms"} | {
@@ -400,6 +418,7 @@ def test_whatever_a_queue_holds_keeps_its_name() -> None:
         "only_held",
         "open_batches",
         "due_soon",
+        "kept_bytes",
     }
     assert set(holding) == set(Inspected.__slots__) - others
     known = knowing(*holding)

@@ -470,6 +470,10 @@ PURGES = 10
 """Batches of the deleted tasks of a queue that one scan removes, if the program that deleted them does not: it may have ended."""
 
 
+TRIM_EVERY = 3600.0
+"""Seconds between two looks at the kept jobs of a queue: their records expire by themselves."""
+
+
 class QueueInspector(Chore):
     """Reads queues. Changed only in the loop.
 
@@ -483,6 +487,7 @@ class QueueInspector(Chore):
         self.unreachable: set[str] = set()
         self.refused: dict[str, str] = {}
         self._known = known
+        self._trimmed: dict[str, float] = {}
 
     def begin(self) -> None:
         """This peer leads now: forget what the server refused when it led before."""
@@ -541,6 +546,19 @@ class QueueInspector(Chore):
         except WorqrError as error:
             text = "queue %(queue)r: the server refuses to remove it, trying again: %(error)s"
             self._throttle.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
+
+    async def trim(self, name: str, now: float) -> None:
+        """Once an hour, remove entries of kept jobs that have expired, or log why that failed."""
+        if now - self._trimmed.get(name, -TRIM_EVERY) < TRIM_EVERY:
+            return
+        self._trimmed[name] = now
+        try:
+            for _ in range(PURGES):
+                if not await self._ask_queue(ops.trim_kept(self._queue(name))):
+                    return
+        except WorqrError as error:
+            text = "queue %(queue)r: kept jobs that have expired stay listed for another hour: %(error)s"
+            self._throttle.error(("trim", name), "purge_queue", text, queue=name, error=str(error))
 
 
 # `KnownQueues`: which queues the leader's next scan reads. Pure: no I/O, and no clock except the times it is given.
@@ -662,7 +680,7 @@ def is_empty(queue: Inspected) -> bool:
     holds = (
         queue.waiting or queue.due or queue.running or queue.failed or queue.undecodable or queue.blocked or queue.trash
     )
-    holds = holds or queue.suspended or queue.batches or queue.needs_relay
+    holds = holds or queue.suspended or queue.kept or queue.batches or queue.needs_relay
     return not (holds or queue.workers or queue.paused is not None or queue.overridden or queue.lane_rules)
 
 
@@ -873,6 +891,8 @@ class Scanner(Chore):
         await self._poster.post(waiting, complete=not self._unfinished, server_ms=server_ms, refused=refused)
         for name in [name for name, queue in found.items() if queue.trash]:
             await self._inspector.purge(name)
+        for name in [name for name, queue in found.items() if queue.kept]:
+            await self._inspector.trim(name, time.monotonic())
         await self._claims.look(list(found))
         await self._audit({(name, worker) for name, queue in found.items() for worker in queue.workers})
         if time.monotonic() - self._began >= FORGET_AFTER:
