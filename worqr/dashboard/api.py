@@ -311,8 +311,8 @@ async def job(visit: Visit) -> Response:
         fields["batch"] = {"queue": record.batch.queue, "id": record.batch.id}
     if record.follows is not None and visit.viewer.sees(record.follows[0]):
         fields["follows"] = {"queue": record.follows[0], "id": record.follows[1]}
-    for name, queue in (("then", record.then), ("otherwise", record.otherwise)):
-        fields[name] = queue if queue and visit.viewer.sees(queue) else None
+    for name, follow_up in (("then", record.then), ("otherwise", record.otherwise)):
+        fields[name] = follow_up if follow_up and visit.viewer.sees(follow_up) else None
     return Response(json_of(fields), media_type="application/json")
 
 

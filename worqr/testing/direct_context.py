@@ -145,9 +145,10 @@ class DirectListContext(ListContext, DirectContext):
     """What ``worqr.current()`` returns inside `context` for a handler that takes a list."""
 
 
-def _kept(saved: bytes | None, steps: Mapping[str, object]) -> list[bytes]:
-    """Return what earlier runs saved, as the record has it: names and values in turn."""
-    found = [] if saved is None else [b"saved", check_saved(saved), b"saved_number", b"1"]
+def _kept(meta: Mapping[str, str] | None, saved: bytes | None, steps: Mapping[str, object]) -> list[bytes]:
+    """Return the meta and what earlier runs saved, as the record has them: names and values in turn."""
+    found = [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
+    found += [] if saved is None else [b"saved", check_saved(saved), b"saved_number", b"1"]
     for name, result in steps.items():
         found += [b"step:" + check_step(name).encode(), encode_step(name, result)]
     return found
@@ -200,8 +201,7 @@ def context(
     check_count(failures, "failures", least=0)
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
     shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
-    shared += [b"meta", str(encode_options({"meta": meta})["meta"]).encode()] if meta else []
-    shared += _kept(saved, steps or {})
+    shared += _kept(meta, saved, steps or {})
 
     def entry(id: str) -> list[bytes]:
         return [b"id", check_id(id, generated=True).encode(), *shared]

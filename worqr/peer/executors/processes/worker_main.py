@@ -502,9 +502,10 @@ def raised(error: BaseException, *, last: bool = False) -> Raised:
     told, leaves = remote_error(error), [list(names) for names in class_names(error)]
     if is_a(error, RateLimited):
         return Raised("retry", told, leaves, last=last, retry_after=retry_after_of(error) or 0.0)
-    if is_a(error, Retry) or is_a(error, Snooze):
-        kind = "retry" if is_a(error, Retry) else "snooze"
-        return Raised(kind, told, leaves, *times_of(error), last)
+    if is_a(error, Retry):
+        return Raised("retry", told, leaves, *times_of(error), last)
+    if is_a(error, Snooze):
+        return Raised("snooze", told, leaves, *times_of(error), last)
     if is_a(error, Failure):
         return Raised("failure", told, leaves, last=last)
     return Raised("undecodable" if is_a(error, Undecodable) else "error", told, leaves, last=last)
