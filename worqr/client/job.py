@@ -49,8 +49,11 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
     """Return the stored state of the job for people. `payload`: the whole payload, if it was read."""
     live = found.run or found.job
     latest = live or next(iter(found.records), None)
-    kept = next((each.fields for each in found.results if each and "task" in each.fields), _NOTHING)
-    fields = latest.fields if latest else kept
+    fields = (
+        latest.fields
+        if latest
+        else next((each.fields for each in found.results if each and "task" in each.fields), _NOTHING)
+    )
     claim = _number(fields, "claim") if found.run else None
     return JobRecord(
         id=id,

@@ -200,8 +200,7 @@ def context(
     """
     check_count(failures, "failures", least=0)
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
-    shared = [b"task", check_task(task, _MOST), b"failures", str(failures).encode()]
-    shared += _kept(meta, saved, steps or {})
+    shared = [b"task", check_task(task, _MOST), b"failures", b"%d" % failures, *_kept(meta, saved, steps or {})]
 
     def entry(id: str) -> list[bytes]:
         return [b"id", check_id(id, generated=True).encode(), *shared]
