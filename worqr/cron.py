@@ -70,6 +70,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         until_ms: the last nominal time; 0: there is none.
         times: how many firings are enqueued; 0: any number.
         by: the program or person that stored it at run time.
+        workflow: its jobs are those of a workflow.
+        lifetime_ms: of a workflow; 0: there is none.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     until_ms: Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)] = 0
     times: Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMES)] = 0
     by: str = ""
+    workflow: bool = False
+    lifetime_ms: Annotated[int, msgspec.Meta(ge=0, le=LATEST_MS)] = 0
 
     @property
     def job(self) -> str:

@@ -53,6 +53,13 @@ def test_puts_the_job_of_the_schedule_in_line(desk: Desk, overlap: str) -> None:
     assert 0 < desk.client.ttl(desk.q.fired) - 7 * 24 * 3600 + 5 <= 5
 
 
+def test_a_workflow_has_a_life_and_its_end_from_the_first_moment_on(desk: Desk) -> None:
+    later = now(desk) + 60_000
+    assert desk.call(fire(desk, run_at=later, workflow=True, lifetime_ms=1000)) == "ok"
+    more = {"life": str(claim(1)), "lives_until": str(later + 1000)}
+    assert desk.state()[":job:cron:s"] == job(desk, "due", T, 1, run_at=str(later), **more)
+
+
 def test_one_with_jitter_becomes_due_later(desk: Desk) -> None:
     later = now(desk) + 60_000
     assert desk.call(fire(desk, run_at=later)) == "ok"

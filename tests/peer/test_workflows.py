@@ -794,6 +794,25 @@ async def test_the_first_job_that_ends_wins_and_later_runs_get_the_same(new_mesh
     assert set(runs) == {(1, "quick")}
 
 
+async def test_the_time_line_names_the_jobs_that_were_started(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+
+    @mesh.task(name="pack")
+    async def pack() -> None: ...
+
+    @mesh.workflow(name="fulfil")
+    async def fulfil() -> None:
+        await pack.run()
+
+    async with mesh.join(only=["fulfil"]):
+        job = await fulfil.dispatch()
+        await waiting_for(fulfil, job, "job pack {}")
+        line = (await fulfil.queue.read(job.id)).time_line
+        assert [(each.kind, each.queue) for each in line if each.job] == [("child", "pack")]
+        await job.cancel()
+        await pack.queue.delete()
+
+
 async def test_a_race_in_a_thread_raises_how_the_winner_has_failed(new_mesh: NewMesh) -> None:
     mesh = new_mesh()
 

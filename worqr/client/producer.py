@@ -203,8 +203,8 @@ class Sending:
         """Give the call options. They make a job of a call that is enqueued as a plain task.
 
         Args:
-            **options: See `SendingOptions`. Names of `meta` are added to those that the call has; all else takes the place of
-                what the call has.
+            **options: See `SendingOptions`. Names of `meta`, and tags, are added to those that the call has; all else takes the
+                place of what the call has.
 
         Raises:
             UsageError: An option does not exist, or is not for middleware, or is not valid.

@@ -75,6 +75,8 @@ async def fire(
             *(definition.name, nominal, nominal + jitter_ms(definition, nominal), definition.overlap, definition.task),
             meta="" if span is None else encoded_meta(span.carrier),
             version=version,
+            workflow=definition.workflow,
+            lifetime_ms=definition.lifetime_ms,
         )
         for (definition, nominal, version), span in zip(firings, spans, strict=True)
     ]

@@ -24,7 +24,7 @@ from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.functions.steps import Step
 from worqr.handler_options import RunsIn, WorkflowOptions, check_runs_in, handling, is_async
-from worqr.inside import definition_of
+from worqr.inside import definition_of, options_of
 from worqr.job_options import Keep, NoSuchOption
 from worqr.keys import check_name
 from worqr.limits import Lanes, Limit
@@ -623,7 +623,9 @@ class Registry:
         def declare(call: Call[Any]) -> None:
             if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
+            options = options_of(call)
             named: dict[str, Any] = {"name": call.queue, "queue": call.queue, "task": call.task}
+            named |= {"workflow": bool(options.get("workflow")), "lifetime_ms": int(str(options.get("lifetime", 0)))}
             definition = Definition(**(named | given | when))
             if len(call.task) > MAX_TASK:
                 raise UsageError(

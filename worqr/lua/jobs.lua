@@ -1119,10 +1119,14 @@ end
 local MOST_OUTLINES = 3000 -- of one record
 local LONGEST_ERROR = 24576 -- with a traceback of 16 KiB
 
--- Returns the size of a field that may be large, and its beginning: never a value. Returns how many bytes were read for it, of `room`.
+-- Returns the size of a field that may be large, and its beginning: never a value. Of a child, returns what is noted of it. Returns
+-- how many bytes were read for it, of `room`.
 local function outline(key, name, room)
   local size = redis.call('HSTRLEN', key, name)
   local value = name ~= 'saved' and size <= room and redis.call('HGET', key, name) or ''
+  if string.find(name, '^child:') then
+    return value, #value
+  end
   local is_end, word = string.find(name, '^end:') ~= nil, string.match(value, '^%l+ ?') or ''
   local is_error = string.find(name, '^try:') or word == 'failed '
   local told = is_error and size <= LONGEST_ERROR and value or is_end and string.match(value, '^%l+ %d+ %d+ ') or word
@@ -1138,7 +1142,8 @@ end
 --   is free again (-1: it is not reserved); run and job are records, or false; results are the newest, the one before
 --   it, and a kept job, if there is one: each the ms until it expires, then names and values in turn, or false; a record is the bytes of its payload, then names
 --   and values in turn; twins are ids. Of what the job saved and was sent, the run, the job and the newest record have up to 3,000
---   fields: instead of the value, its bytes, a space, and its beginning, which says what it is; with the whole of an error
+--   fields: instead of the value, its bytes, a space, and its beginning, which says what it is; with the whole of an error. Of a
+--   child, the value
 -- RESEND safe: it only reads
 -- FLAGS no-writes
 local function read_job()

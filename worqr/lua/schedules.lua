@@ -411,10 +411,10 @@ local function judged_before(queue, batch, o, mark)
   return nil
 end
 
--- Enqueues one firing. `o` has its name, nominal, run_at, overlap, meta and version; `batch` what fire_schedules knows of the
+-- Enqueues one firing. `o` has its name, nominal, run_at, overlap, meta, version, workflow and lifetime; `batch` what fire_schedules knows of the
 -- queue. Returns its word.
 local function fire_one(queue, batch, o, task)
-  local options = {meta = o.meta}
+  local options = {meta = o.meta, workflow = o.workflow, lifetime = o.lifetime}
   if o.version then
     options, task = stored_call(queue, o.name, o.version, o.meta)
     if not options then
@@ -461,8 +461,8 @@ end
 -- ARGV[1] judged_at ms, the registry's clock when the leader found them due (the queue may lie on another server)
 -- ARGV[2] expire_s s that the last firings of the queue's schedules are remembered
 -- ARGV[3..] firings at most 500: a msgpack map of name of the schedule, nominal ms, run_at ms, overlap when the job of an earlier
---   firing is still there (skip, queue, or cancel: one that does not run is replaced), meta of the job (JSON) and version, the
---   number of one that is stored in the queue; and task bytes (of a stored one: none), in turn
+--   firing is still there (skip, queue, or cancel: one that does not run is replaced), meta of the job (JSON), version, the number of
+--   one that is stored in the queue, and of a call of a workflow workflow and lifetime (ms as text); and task bytes (of a stored one: none), in turn
 -- RETURNS ok | skipped (an earlier firing waits or runs) | busy (the same; nothing was done, try again) | fired (a later firing
 --   was judged before) | again (this firing was enqueued before, with another meta) | gone (it is not stored) | stale (it
 --   is stored under another number) | broken (what is stored cannot be read): one of them for each firing, in turn

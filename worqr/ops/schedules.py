@@ -295,6 +295,8 @@ class Firing:
     Attributes:
         meta: of the job, as JSON; empty: none.
         version: of a stored schedule, whose call is in the queue; empty: `task` is the call.
+        workflow: the job is one of a workflow.
+        lifetime_ms: of a workflow; 0: there is none.
     """
 
     name: str
@@ -304,6 +306,8 @@ class Firing:
     task: bytes
     meta: str = ""
     version: str = ""
+    workflow: bool = False
+    lifetime_ms: int = 0
 
 
 def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int) -> Command[list[str]]:
@@ -315,7 +319,9 @@ def fire_schedules(keys: QueueKeys, firings: Sequence[Firing], *, judged_at: int
     args: list[Argument] = [judged_at, FIRED_EXPIRE_S]
     for each in firings:
         options = {"name": each.name, "nominal": each.nominal, "run_at": each.run_at, "overlap": each.overlap}
-        more = {name: value for name, value in (("meta", each.meta), ("version", each.version)) if value}
+        lifetime = str(each.lifetime_ms or "")
+        more = {"meta": each.meta, "version": each.version, "workflow": each.workflow, "lifetime": lifetime}
+        more = {name: value for name, value in more.items() if value}
         args += (msgspec.msgpack.encode(options | more), each.task)
 
     def read(reply: Reply) -> list[str]:
