@@ -98,7 +98,9 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 Row(what, "times", ratios(rates, plain), bar=Bar(0.8) if "tags" not in what else None)
                 for what, rates in zip(kept, shares, strict=True)
             ],
-            [f"memory of a kept job with a payload of 100 bytes: {', '.join(memory)}; 100 jobs share a tag",
-             f"CPU of the server for each job, in the last run: {', '.join(cpu)}"],
+            [
+                f"memory of a kept job with a payload of 100 bytes: {', '.join(memory)}; 100 jobs share a tag",
+                f"CPU of the server for each job, in the last run: {', '.join(cpu)}",
+            ],
         ),
     ]

@@ -198,7 +198,11 @@ def _check_keep(value: object, what: str) -> Keep | None:
 
 
 def _check_tags(value: Any, what: str) -> Callable[..., Collection[str]] | Collection[str]:
-    return cast("Callable[..., Collection[str]]", value) if callable(value) else [*filter(None, encode_tags(value, what).split("\n"))]
+    return (
+        cast("Callable[..., Collection[str]]", value)
+        if callable(value)
+        else [*filter(None, encode_tags(value, what).split("\n"))]
+    )
 
 
 def _check_runs_in(value: object, _what: str) -> RunsIn | None:

@@ -1,4 +1,4 @@
-"""Kept jobs and tags, as users see them: listed, found, run again, cancelled and forgotten, in queues with one shard and several."""
+"""Kept jobs and tags, as users see them: listed, found, run again, cancelled and forgotten, on one shard and several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEEP = worqr.Keep(jobs=100, days=1)
 
 
 @pytest.fixture
-async def linked(mesh: worqr.Mesh) -> AsyncIterator[worqr.Mesh]:  # noqa: F811
+async def linked(mesh: worqr.Mesh) -> AsyncIterator[worqr.Mesh]:
     async with mesh.connect():
         yield mesh
 
@@ -73,7 +73,12 @@ async def test_a_job_that_is_kept_is_known_by_its_id(linked: worqr.Mesh) -> None
     assert (await queue.job("order-4711").status()).state == "finished"
     assert {*await linked.find("order-4711")} == {"Q1"}
     record = await queue.read("order-4711")
-    assert (record.status.state, record.task, record.tags, record.meta) == ("finished", b"a", ("a", "all"), {"who": "Ada"})
+    assert (record.status.state, record.task, record.tags, record.meta) == (
+        "finished",
+        b"a",
+        ("a", "all"),
+        {"who": "Ada"},
+    )
     [end] = record.ended
     assert end.at is not None and end.started is not None and end.worker
     assert await queue.payload("order-4711") == b"a"
@@ -127,7 +132,9 @@ async def test_tags_of_a_function_come_from_its_arguments(linked: worqr.Mesh) ->
         (lambda order: {7}, "a tag must be a str"),
     ],
 )
-async def test_a_wrong_answer_of_tags_is_an_error_at_the_dispatch(linked: worqr.Mesh, tags: Any, message: str | None) -> None:
+async def test_a_wrong_answer_of_tags_is_an_error_at_the_dispatch(
+    linked: worqr.Mesh, tags: Any, message: str | None
+) -> None:
     @linked.task(tags=tags, name="confirm")
     def confirm(order: int) -> None: ...
 

@@ -34,7 +34,18 @@ from worqr.errors import NoJob, RefusedByServer, UsageError
 from worqr.escaping import escape, escape_bytes
 from worqr.inside import client_of
 from worqr.views.schemas import mismatch, read_json
-from worqr.views.tables import ENDED, JOBS, KEPT, RUNNING, SUSPENDED, TIME_LINE, TRIES, entry_fields, error_text, open_waits
+from worqr.views.tables import (
+    ENDED,
+    JOBS,
+    KEPT,
+    RUNNING,
+    SUSPENDED,
+    TIME_LINE,
+    TRIES,
+    entry_fields,
+    error_text,
+    open_waits,
+)
 from worqr.views.values import exact_time, percent, shorten
 from worqr.views.values import worker as short_worker
 

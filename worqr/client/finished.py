@@ -1,4 +1,4 @@
-"""Kept jobs and tags: pages of them, and what is done to all jobs of a tag. For `worqr.client.queue` and ``mesh.forget_tagged``."""
+"""Kept jobs and tags: pages of them, and what is done to all jobs of a tag. For `worqr.client.queue` and `worqr.client.fleet`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from worqr import ops
 from worqr.client.inspection import claim_name, parse_cursor, status_of
 from worqr.client.notifications import cancel_and_wait
 from worqr.errors import UsageError
-from worqr.job_options import check_tag
 from worqr.keys import QueueKeys
 from worqr.ops import AnyState, CancelReply, EndState, FoundJob, FoundPage
 from worqr.records import CancelCount, Forgotten, TaskInfo
 from worqr.stored_values import public_name
-from worqr.validation import from_ms, moment
+from worqr.validation import moment
 
 if TYPE_CHECKING:
     from worqr.client.client import Client
@@ -53,7 +52,7 @@ UNREACHED: Final = (
 def no_tag(tag: str, queue: str) -> NoReturn:
     """Raise UsageError for a tag with too many jobs."""
     raise UsageError(
-        f"tag {tag!r} has more than 100,000 jobs in queue {queue!r}, which is too many to act on: list those that have ended with "
+        f"tag {tag!r} has more than 100,000 jobs in queue {queue!r}, which is too many to act on: list those that have ended by "
         f"jobs(tag={tag!r}, state='ended'), and choose tags that fewer jobs share"
     )
 
@@ -66,9 +65,7 @@ async def list_found(
     found: list[TaskInfo] = []
     while n < len(shards) and len(found) < limit:
         page = await _page(client, shards[n], state, min(limit - len(found), ops.MAX_ITEMS), cursor, tag, since_ms)
-        found += [
-            replace(_info(shards[n], each), cursor=f"{state or ANY} {n} {each.cursor}") for each in page.jobs
-        ]
+        found += [replace(_info(shards[n], each), cursor=f"{state or ANY} {n} {each.cursor}") for each in page.jobs]
         n, cursor = (n, page.after) if page.more else (n + 1, "")
     return found
 

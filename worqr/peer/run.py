@@ -629,7 +629,9 @@ class Run(Generic[Host]):
 
     def keeps_result(self) -> bool:
         """Return True if the handler's return value is to be stored, or is for the workflow that has started the job."""
-        return self.record is not None and (self.policy.result_ttl > 0 or b"parent" in self.record or b"done" in self.record)
+        return self.record is not None and (
+            self.policy.result_ttl > 0 or b"parent" in self.record or b"done" in self.record
+        )
 
     # Its transitions
 

@@ -547,7 +547,6 @@ class QueueInspector(Chore):
             text = "queue %(queue)r: the server refuses to remove it, trying again: %(error)s"
             self._throttle.error(("purge", name), "purge_queue", text, queue=name, error=str(error))
 
-
     async def trim(self, name: str, now: float) -> None:
         """Once an hour, remove entries of kept jobs that have expired, or log why that failed."""
         if now - self._trimmed.get(name, -TRIM_EVERY) < TRIM_EVERY:
