@@ -357,8 +357,8 @@ class Queue:
     async def cancel_tagged(self, tag: str, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel all jobs with a tag that have not ended.
 
-        From the first reply on, no job with the tag starts that was dispatched before, in this shard; the others follow. Jobs that
-        are dispatched later are not cancelled. If it is interrupted, call it again.
+        From the first reply on, no job with the tag starts that was dispatched before, in this shard; the others follow. Jobs
+        that are dispatched later are not cancelled. If it is interrupted, call it again.
 
         Args:
             tag: The tag.
