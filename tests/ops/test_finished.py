@@ -37,7 +37,8 @@ def finish(desk: Desk, *claims: int, value: bytes = b"1") -> None:
 
 def check(desk: Desk) -> None:
     """The invariant of kept jobs: entries, records and bytes agree."""
-    entries = dict(entry.split(b" ") for entry in desk.client.zrange(desk.q.kept, 0, -1))
+    listed: Any = desk.client.zrange(desk.q.kept, 0, -1)
+    entries = dict(entry.split(b" ") for entry in listed)
     stem = desk.q.kept_job(0)[:-1].encode()
     records = {key.removeprefix(stem): desk.client.hget(key, "size") for key in desk.all_keys() if key.startswith(stem)}
     assert entries == records

@@ -132,7 +132,7 @@ async def cancel_jobs_of(
 
 async def forget_jobs_of(client: Client, shards: Sequence[QueueKeys], tag: str, reason: str) -> Forgotten:
     """Delete what is stored of the jobs of a tag."""
-    total = [0, 0, 0, 0, 0]
+    total: list[int] = [0, 0, 0, 0, 0]
     for keys in shards:
         last, more = "0", True
         while more:
