@@ -44,8 +44,8 @@ Options = Mapping[str, object]
 def fill_jobs(
     client: redis.Redis, keys: QueueKeys, count: int, options: Options | Callable[[int], Options], size: int = 100
 ) -> None:
-    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `job_options.encode_options` returns them, for all or
-    for each.
+    """Dispatch `count` jobs with different tasks of `size` bytes; `options` as `job_options.encode_options` returns them, for all
+    or for each.
     """
     options_of = options if callable(options) else lambda _n: options
     numbers = itertools.count(time.time_ns() // 1000)

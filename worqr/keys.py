@@ -470,7 +470,7 @@ class QueueKeys:
 
     @property
     def kept(self) -> str:
-        """ZSET: the number and the size of each kept job, by the time in ms at which it ended; expires with the longest `keep`."""
+        """ZSET: the number and the size of each kept job, by the time of its end in ms; expires with the longest `keep`."""
         return f"{self.base}:done"
 
     @property
@@ -487,8 +487,8 @@ class QueueKeys:
         return f"{self.base}:done_id:{id}"
 
     def tagged(self, name: str) -> str:
-        """ZSET: the number and the id of each job with this tag, by number; expires 30 days after the last dispatch with it, or with
-        the longest `keep`.
+        """ZSET: the number and the id of each job with this tag, by number; expires 30 days after the last dispatch with it, or
+        with the longest `keep`.
         """
         return f"{self.base}:tag:{name}"
 

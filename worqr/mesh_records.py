@@ -455,7 +455,7 @@ def unreadable_of(refused: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_in_use(queue: QueueInfo) -> bool:
-    """Return True if the queue is not empty, keeps batches or ended jobs, has a worker, or an operator has paused or limited it."""
+    """Return True if the queue is not empty, keeps batches or jobs, has a worker, or an operator has paused or limited it."""
     holds = queue.waiting or queue.running or queue.scheduled or queue.blocked or queue.failed or queue.undecodable
     return (
         bool(holds or queue.suspended or queue.batches or queue.kept or queue.workers or queue.limits_overridden)

@@ -239,7 +239,7 @@ class TaskInfo(Status):
     in its lane, and with several shards the place in its shard. Cancelled jobs count until a worker skips them.
     """
     lane: str = ""
-    """The lane in which it waits; empty if it waits in none, or does not wait. Of a job that has ended, the lane that it was in."""
+    """The lane in which it waits; empty if it waits in none, or does not wait. Of a job that has ended, that in which it was."""
     tags: tuple[str, ...] = ()
     """Its tags, in lists by tag and of jobs that have ended."""
     ended: datetime | None = None

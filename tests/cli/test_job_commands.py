@@ -207,8 +207,8 @@ async def test_the_longest_running_task_of_all_queues_comes_first(beside: Beside
 async def test_jobs_that_have_ended_are_listed_by_their_tags(beside: Beside, mesh: worqr.Mesh) -> None:
     async with mesh.connect():
         queue = mesh.queue("mails")
-        for id in ("a", "b"):
-            job = await queue.dispatch(b"x", id=id, keep=worqr.Keep(), tags={"customer:acme", f"order:{id}"})
+        for name in ("a", "b"):
+            job = await queue.dispatch(b"x", id=name, keep=worqr.Keep(), tags={"customer:acme", f"order:{name}"})
             await job.cancel()
         answer = await beside("jobs", "mails", "--state", "cancelled", "--tag", "order:a", "--json")
         [found] = answer.json

@@ -1,4 +1,4 @@
-"""Kept jobs and tags, as users see them: listed, found, run again, cancelled and forgotten, in queues with one shard and several."""
+"""Kept jobs and tags, as users see them: listed, found, run again, cancelled and forgotten, on one shard and several."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ async def ended(mesh: worqr.Mesh) -> worqr.Queue:
     """Two jobs of a customer have ended, and one waits."""
     queue = mesh.queue("orders")
     async with serving(mesh, "orders", handler):
-        for id in ("4711", "fail"):
-            await queue.dispatch(id.encode(), id=id, keep=worqr.Keep(), tags={"customer:acme", f"order:{id}"})
+        for name in ("4711", "fail"):
+            await queue.dispatch(name.encode(), id=name, keep=worqr.Keep(), tags={"customer:acme", f"order:{name}"})
         await eventually(lambda: queue.count_tagged("customer:acme"), {"finished": 1, "failed": 1})
     await queue.dispatch(b"later", id="later", delay=3600, tags={"customer:acme"})
     return queue

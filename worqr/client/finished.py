@@ -1,4 +1,4 @@
-"""Kept jobs and tags: pages of them, and what is done to all jobs of a tag. For `worqr.client.queue` and ``mesh.forget_tagged``."""
+"""Kept jobs and tags: pages of them, and what is done to all jobs of a tag. For `worqr.client.queue` and `worqr.client.fleet`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNREACHED: Final = (
 def no_tag(tag: str, queue: str) -> NoReturn:
     """Raise UsageError for a tag with too many jobs."""
     raise UsageError(
-        f"tag {tag!r} has more than 100,000 jobs in queue {queue!r}, which is too many to act on: list those that have ended with "
+        f"tag {tag!r} has more than 100,000 jobs in queue {queue!r}, which is too many to act on: list those that have ended by "
         f"jobs(tag={tag!r}, state='ended'), and choose tags that fewer jobs share"
     )
 
@@ -132,7 +132,7 @@ async def cancel_jobs_of(
 
 async def forget_jobs_of(client: Client, shards: Sequence[QueueKeys], tag: str, reason: str) -> Forgotten:
     """Delete what is stored of the jobs of a tag."""
-    total = [0, 0, 0, 0, 0]
+    total: list[int] = [0, 0, 0, 0, 0]
     for keys in shards:
         last, more = "0", True
         while more:

@@ -117,7 +117,8 @@ class Fleet:
             What was deleted, and where data may still be.
 
         Raises:
-            UsageError: An argument is not valid, or the tag has more than 100,000 jobs in a queue; or outside `connect` and `join`.
+            UsageError: An argument is not valid; the tag has more than 100,000 jobs in a queue; or outside `connect` and
+                `join`.
             Unavailable: The server did not reply within `patience`. Some queues may have been done.
         """
         checked, prefix = check_tag(tag), self._client.settings.prefix

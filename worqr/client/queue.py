@@ -289,8 +289,8 @@ class Queue:
             limit: The size of the page, at most 10,000.
             after: The `cursor` of the last entry of the page before; empty: the first page.
             newest: List ``waiting`` tasks from the end, those that will be taken last first; in lanes, lane by lane.
-            tag: Only jobs with this tag, the one that was dispatched last first; also dead letters, and jobs that have ended and
-                whose result is stored.
+            tag: Only jobs with this tag, the one that was dispatched last first; also dead letters, and jobs with a stored
+                result.
             since: Only jobs that have ended since this timezone-aware time.
 
         Returns:
@@ -362,8 +362,8 @@ class Queue:
     async def cancel_tagged(self, tag: str, *, reason: str = "", wait: Seconds = 0) -> CancelCount:
         """Cancel all jobs with a tag that have not ended.
 
-        From the first reply on, no job with the tag starts that was dispatched before, in this shard; the others follow. Jobs that
-        are dispatched later are not cancelled. If it is interrupted, call it again.
+        From the first reply on, no job with the tag starts that was dispatched before, in this shard; the others follow. Jobs
+        that are dispatched later are not cancelled. If it is interrupted, call it again.
 
         Args:
             tag: The tag.

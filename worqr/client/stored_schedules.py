@@ -393,7 +393,8 @@ def _options_of(call: Call[Any]) -> dict[str, Any]:
     found = call._options  # pyright: ignore[reportPrivateUsage]
     for option in found.keys() - _STORED_OPTIONS - _WITHOUT_EFFECT:
         raise UsageError(
-            f"a schedule keeps the lane, meta, tags, keep, timeout, retry and result_ttl of its call; {option!r} would be without effect"
+            "a schedule keeps the lane, meta, tags, keep, timeout, retry and result_ttl of its call; "
+            f"{option!r} would be without effect"
         )
     return {name: found[name] for name in sorted(_STORED_OPTIONS & found.keys())}
 

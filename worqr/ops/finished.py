@@ -23,8 +23,8 @@ _TOO_LARGE: Final = "large"
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """One job of a list by tag, or of the kept jobs: its cursor, the number of its first dispatch, its state, and what is known of
-    its end. `kept`: it is a kept job, which can be dropped by its number. `dead_letter`: the claim of its dead letter.
+    """One job of a list by tag, or of the kept jobs: its cursor, the number of its first dispatch, its state, and what is known
+    of its end. `kept`: it is a kept job, which can be dropped by its number. `dead_letter`: the claim of its dead letter.
     """
 
     cursor: str
@@ -51,7 +51,7 @@ class FoundPage:
 
 
 def _found(entry: Sequence[Any]) -> FoundJob:
-    cursor, id, word, task, size, first, claim, worker, run_at, progress, message, *more = entry
+    cursor, name, word, task, size, first, claim, worker, run_at, progress, message, *more = entry
     failures, stalls, timeouts, attempts, error_type, error_message, tags, ended, at, kept_size, lane, reason = more[
         :12
     ]
@@ -72,7 +72,7 @@ def _found(entry: Sequence[Any]) -> FoundJob:
     names = tuple(filter(None, text(tags or b"").split("\n")))
     ended_ms = None if is_live else whole(ended) or whole(at)
     number, is_kept = whole(first, 0), kept_size is not None
-    shown = FoundJob(exact(cursor), text(id), task, int(size), number, state, names, ended_ms, is_kept)
+    shown = FoundJob(exact(cursor), text(name), task, int(size), number, state, names, ended_ms, is_kept)
     return replace(shown, lane=readable(text(lane or b"")), dead_letter=whole(more[12]) if len(more) > 12 else None)
 
 
@@ -114,7 +114,7 @@ def list_tagged(
 def cancel_tagged(
     keys: QueueKeys, tag: str, after: str = "-", *, reason: str = "", budget: int = CANCEL_PAGE
 ) -> Command[CancelReply | None]:
-    """Cancel jobs of a tag; call again with `after` while there is more. None: the tag has too many jobs, and none was cancelled."""
+    """Cancel jobs of a tag; call again with `after` while there is more. None: the tag has too many jobs."""
 
     def read(reply: Reply) -> CancelReply | None:
         word = status_word(reply)
