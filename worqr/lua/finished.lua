@@ -545,7 +545,7 @@ local function run_again()
   local _, id, last, ready, made = upsert(queue, o, kept.task, digits(token), now)
   renew_counts(queue)
   count(queue, 'enqueued', made, {id})
-  wake(queue, ready)
+  wake(queue, ready + count_members(queue))
   return {'ok', id, last}
 end
 
