@@ -141,14 +141,19 @@ async def forget_jobs_of(client: Client, shards: Sequence[QueueKeys], tag: str, 
                 no_tag(tag, keys.display_name)
             found = reply.waiting, reply.running, reply.kept, reply.results, reply.dead_letters
             total, last, more = [one + other for one, other in zip(total, found, strict=True)], reply.last, reply.more
-    return Forgotten(*total, unreached=UNREACHED)
+    return _forgotten(total)
+
+
+def _forgotten(counts: Sequence[int]) -> Forgotten:
+    waiting, running, kept, results, dead_letters = counts
+    return Forgotten(waiting, running, kept, results, dead_letters, UNREACHED)
 
 
 def forgotten_in_all(found: Sequence[Forgotten]) -> Forgotten:
     """Return the sum over several queues."""
     names = ("waiting", "running", "kept", "results", "dead_letters")
     sums = [sum(getattr(each, name) for each in found) for name in names]
-    return Forgotten(*sums, unreached=UNREACHED)
+    return _forgotten(sums)
 
 
 async def retry_jobs_of(client: Client, shards: Sequence[QueueKeys], tag: str) -> int:
