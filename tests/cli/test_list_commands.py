@@ -84,6 +84,8 @@ async def test_queues_are_listed_with_all_there_is_to_know(beside: Beside, mesh:
             "open_batches": 0,
             "due_soon": 0,
             "suspended": 0,
+            "kept": 0,
+            "kept_bytes": 0,
             "unserved": False,
         }
         assert (other["name"], other["unserved"]) == (long, True)

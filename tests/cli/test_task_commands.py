@@ -139,7 +139,7 @@ async def test_jobs_are_listed_by_state_page_by_page(beside: Beside, mesh: worqr
             await beside("jobs", "mails", "--state", "blocked")
         ).err == "worqr: no task of queue 'mails' is blocked\n"
         assert (await beside("jobs", "mial")).err == "worqr: no queue 'mial' is in use; did you mean 'mails'?\n"
-        assert (await beside("jobs", "mails", "--state", "failed")).code == 2
+        assert (await beside("jobs", "mails", "--state", "dead")).code == 2
         await q.cancel_all()
 
 

@@ -272,7 +272,7 @@ async def test_jobs_are_listed_by_their_state_page_by_page(mesh: worqr.Mesh) -> 
             with pytest.raises(worqr.UsageError, match=r"after= must be the cursor of an entry of jobs\(state="):
                 await q.jobs(state=state, after=wrong)  # type: ignore[arg-type]
         with pytest.raises(worqr.UsageError, match="one of 'waiting', 'scheduled', 'suspended', 'blocked', 'active'"):
-            await q.jobs(state="failed")  # type: ignore[arg-type]
+            await q.jobs(state="dead")  # type: ignore[arg-type]
         await q.cancel_all()
         held.gate.set()
         await eventually(q.running, [])

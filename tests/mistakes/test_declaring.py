@@ -90,7 +90,7 @@ worqr_: Any = worqr
             "RetryPolicy() has no option 'max_retries'; use max_failures, which count",
         ),
         (lambda: worqr_.RetryPolicy(max_attempts=3, backoff=2), "use max_failures, which counts the first run, too"),
-        (lambda: worqr_.RetryPolicy(max_failures=3, backoff=2), "use min_backoff and max_backoff, in seconds"),
+        (lambda: worqr_.RetryPolicy(max_failures=3, backoff=2), "or set min_backoff and max_backoff"),
         (lambda: worqr_.RetryPolicy(3), "write worqr.RetryPolicy(max_failures=3)"),
         (lambda: worqr_.RetryPolicy(jiter=True), "RetryPolicy() has no option 'jiter'; did you mean 'jitter'?"),
         (lambda: worqr_.Retry(countdown=5), "use delay, in seconds, as in raise worqr.Retry(delay=5)"),
