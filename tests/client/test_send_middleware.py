@@ -47,6 +47,18 @@ async def by_workflow(mesh: worqr.Mesh, note: worqr.AsyncFunction[[int], None]) 
     await mesh.workflow(name="parent")(parent).dispatch()
 
 
+async def by_schedule(mesh: worqr.Mesh, note: worqr.AsyncFunction[[int], None]) -> None:
+    await mesh.schedule("note/1", note.call(1), every=3600)
+    await mesh.schedule_handle("note/1").run_now()
+
+
+async def by_job(mesh: worqr.Mesh, note: worqr.AsyncFunction[[int], None]) -> None:
+    @mesh.task(name="before")
+    async def before() -> None: ...
+
+    await before.options(then=note.call(1)).dispatch()
+
+
 WAYS: dict[str, Send] = {
     "enqueue": lambda mesh, note: note.enqueue(1),
     "dispatch": lambda mesh, note: note.dispatch(1),
@@ -59,6 +71,8 @@ WAYS: dict[str, Send] = {
     "batch": by_batch,
     "follow-up": by_follow_up,
     "workflow": by_workflow,
+    "schedule": by_schedule,
+    "then": by_job,
 }
 
 

@@ -341,7 +341,7 @@ async def test_a_program_that_died_between_the_two_steps_is_followed_by_the_lead
     await world.mesh.schedule("report/acme", world.report, every=3600)
     before = await world.row()
     plan = stored_schedules._Plan.of(  # pyright: ignore[reportPrivateUsage]
-        "report/acme", world.mesh.call("report", b"newer"), {"every": 7200}, by="a test"
+        "report/acme", world.mesh.call("report", b"newer"), {"every": 7200}, world.mesh._client
     )
     _, version = await world.mesh._client.ask(ops.store_schedule(world.queue, "report/acme", plan.blob))
     world.make_due("report/acme", 1000)

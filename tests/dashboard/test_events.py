@@ -84,7 +84,9 @@ async def test_the_page_shows_what_was_done_and_what_it_waits_for_and_no_error(m
         assert "The workflow waits, and holds no slot." in shown
         assert re.search(r"Waits for approved until 20\d\d", shown)
         assert "Error of the last try" not in shown
-        assert re.search(r"Time line .* step charge token=.* done .* wait approved End the wait wait for approved open", shown)
+        assert re.search(
+            r"Time line .* step charge token=.* done .* wait approved End the wait wait for approved open", shown
+        )
         assert SECRET.upper() not in page
         assert "abc" not in page, "the names of steps are redacted: they have arguments"
         assert 'href="/queue?name=fulfil&amp;tab=suspended#tasks"' in (await site.get("/queue", name="fulfil")).text

@@ -215,7 +215,7 @@ class StoredSchedules(ScheduleControls):
         given = dict(options)
         force = "replace" if given.pop("replace", False) else "adopt" if given.pop("adopt", False) else ""
         given.pop("adopt", None)
-        plan = _Plan.of(name, call, given, by=self._client.who)
+        plan = _Plan.of(name, call, given, self._client)
         return await self._store(plan, force)
 
     def schedule_handle(self, name: str) -> ScheduleHandle:
@@ -252,7 +252,7 @@ class StoredSchedules(ScheduleControls):
             raise UsageError(
                 f"prefix must end with a slash, as in 'report/', not {prefix!r}: 'report/1' begins 'report/10'"
             )
-        plans = await _plans_of(wanted, prefix, self._client.who)
+        plans = await _plans_of(wanted, prefix, self._client)
         there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
         gone = [row for name, row in there.items() if name not in plans]
         most = max(MOST_DELETED, len(there) // 10) if delete_at_most is None else delete_at_most
@@ -333,7 +333,7 @@ def times_of(definition: Definition) -> str:
     return f"{definition.cron}|{definition.every_ms}|{definition.phase_ms}|{definition.timezone}"
 
 
-async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, by: str) -> dict[str, _Plan]:
+async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: str, client: Client) -> dict[str, _Plan]:
     """Read all wanted schedules, and check them."""
     items: Sequence[Wanted] = [each async for each in wanted] if isinstance(wanted, AsyncIterable) else list(wanted)
     plans: dict[str, _Plan] = {}
@@ -343,7 +343,7 @@ async def _plans_of(wanted: Iterable[Wanted] | AsyncIterable[Wanted], prefix: st
                 f"wanted takes a name, a call and options, as in ('report/a', fn.call(), {{...}}), not {item!r}"
             )
         name, call, options = item
-        plan = _Plan.of(name, call, dict(options), by=by)
+        plan = _Plan.of(name, call, dict(options), client)
         if not name.startswith(prefix):
             raise UsageError(f"schedule {name!r} does not begin with {prefix!r}")
         if name in plans:
@@ -367,15 +367,15 @@ class _Plan:
     blob: bytes
 
     @staticmethod
-    def of(name: object, call: object, given: dict[str, Any], *, by: str) -> _Plan:
+    def of(name: object, call: object, given: dict[str, Any], client: Client) -> _Plan:
         """Check a schedule. Raises UsageError if something is not valid."""
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
-        options = _options_of(cast("Any", call))
+        options = _options_of(client.producer.prepared(cast("Any", call)))
         if len(call.task) > MAX_STORED_TASK:
             size = f"{len(call.task):,} bytes, at most {MAX_STORED_TASK:,} fit"
             raise UsageError(f"schedule {name!r}: its payload has {size}; pass an id, and load the data in the handler")
-        definition = _definition(_checked_name(name), call.queue, given, by)
+        definition = _definition(_checked_name(name), call.queue, given, client.who)
         return _Plan(definition, options, StoredCall(options, call.task, definition).encode())
 
 
