@@ -129,6 +129,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for bad in (0, -1, 1.0, True, "7", None)
     ),
     *(({name: bad}, f"{name} must be True or False") for name in ("front", "keep_task") for bad in (0, 1, "yes", None)),
+    ({"keep": 7}, "keep must be a worqr.Keep, not 7"),
+    *(({"tags": bad}, "tag") for bad in (7, ["x" * 101], [""], [str(n) for n in range(9)])),
     *(({"meta": bad}, "meta must be a mapping") for bad in (None, "a", [("a", "b")], 7)),
     ({"meta": {"a": 1}}, "a text in meta must be a str"),
     *(({name: len}, rf"{name} must be a call: write {name}=function\.call") for name in ("then", "otherwise")),

@@ -361,7 +361,7 @@ def test_every_public_error_is_a_worqr_error_and_says_whose_fault_it_is() -> Non
     errors = [getattr(worqr, name) for name in worqr.__all__ if isinstance(getattr(worqr, name), type)]
     errors = [error for error in errors if issubclass(error, BaseException)]
     assert len(errors) >= 10
-    on_purpose = {worqr.Retry, worqr.RateLimited, worqr.Failure, worqr.Undecodable}
+    on_purpose = {worqr.Retry, worqr.RateLimited, worqr.Failure, worqr.Snooze, worqr.Undecodable}
     # ChildError stands for what one raised in a process of its own; the others end a workflow
     of_handlers = {worqr.ChildError, worqr.LifetimeOver, worqr.Suspended}
     for error in errors:

@@ -47,13 +47,8 @@ _NOTHING: Final[Mapping[str, bytes]] = {}
 
 def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | None = None) -> JobRecord:
     """Return the stored state of the job for people. `payload`: the whole payload, if it was read."""
-    live = found.run or found.job
-    latest = live or next(iter(found.records), None)
-    fields = (
-        latest.fields
-        if latest
-        else next((each.fields for each in found.results if each and "task" in each.fields), _NOTHING)
-    )
+    latest = found.run or found.job or next(iter(found.records), None)
+    fields = latest.fields if latest else _ended_fields(found)
     claim = _number(fields, "claim") if found.run else None
     return JobRecord(
         id=id,
@@ -90,6 +85,11 @@ def job_record(keys: QueueKeys, id: str, found: Everything, payload: bytes | Non
         tags=tuple(filter(None, _text(fields, "tags").split("\n"))),
         kept=claim_name(keys, _number(ended.fields, "first") or 0) if (ended := _kept(found)) else None,
     )
+
+
+def _ended_fields(found: Everything) -> Mapping[str, bytes]:
+    """Return what is stored of a job that has ended, and was kept with its result."""
+    return next((each.fields for each in found.results if each and "task" in each.fields), _NOTHING)
 
 
 def _kept(found: Everything) -> StoredResult | None:

@@ -239,23 +239,23 @@ class SendingOptions(TypedDict, total=False):
     """What send middleware may set, as in `JobOptions`; not what says which job it is."""
 
     meta: Mapping[str, str]
-    """Texts that travel beside the payload."""
+    """Texts that travel beside the payload. Default: those of the call."""
     lane: str
-    """The lane of the job."""
+    """The lane of the job. Default: that of the call."""
     delay: Seconds
-    """Seconds from now before which the job does not run."""
+    """Seconds from now before which the job does not run. Default: that of the call."""
     run_at: datetime
-    """The time before which the job does not run."""
+    """The time before which the job does not run. Default: that of the call."""
     expires: Seconds | datetime
-    """When the job is dropped if it has not started."""
+    """Seconds from now, or a time, at which the job is dropped if it has not started. Default: that of the call."""
     timeout: Seconds
-    """Seconds that a run may take."""
+    """Seconds that a run may take. Default: that of the call."""
     retry: RetryPolicy
-    """How often and when to retry."""
+    """How often and when to retry. Default: that of the call."""
     result_ttl: Seconds
-    """Seconds to keep the result."""
+    """Seconds to keep the result. Default: that of the call."""
     tags: Collection[str]
-    """Names by which the job is found, in addition to those that it has."""
+    """Names by which the job is found, in addition to those that it has. Default: none."""
 
 
 SendMiddleware = Callable[[Sending], object]

@@ -23,7 +23,7 @@ from worqr.errors import UsageError
 from worqr.foreign import CALLS, no_such_method
 from worqr.functions.child_job import ChildJob, check_child_name
 from worqr.functions.definition import FunctionDefinition
-from worqr.job_options import RAW_OPTIONS, Keep, NoSuchOption, Update, check_id, encode_options
+from worqr.job_options import RAW_OPTIONS, FollowUp, Keep, NoSuchOption, Update, check_id, encode_options
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
 from worqr.validation import Seconds
@@ -249,8 +249,8 @@ class Function(PlainBound[P, R]):
         wait: Seconds = ...,
         front: bool = ...,
         lane: str = ...,
-        then: Call[Any] = ...,
-        otherwise: Call[Any] = ...,
+        then: FollowUp = ...,
+        otherwise: FollowUp = ...,
         keep: Keep = ...,
         tags: Collection[str] = ...,
         keep_task: bool = ...,
