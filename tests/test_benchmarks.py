@@ -18,6 +18,7 @@ TABLES = {
     **dict.fromkeys(
         ("drain", "saving", "batches", "fleet", "cluster", "functions", "startup", "threads", "tracing"), 2
     ),
+    "jobs": 2,
     "producers": 3,
     "scripts": 2,
     "operator": 6,

@@ -114,6 +114,7 @@ async def _whole_life(url: str, prefix: str) -> Counter[bytes]:
             await _life_of_names(mesh, prefix)
             await _life_of_workflows(mesh, fulfil, prefix)
             await _life_of_stored_schedules(mesh)
+            await _life_of_kept_jobs(mesh.queue("Q12"), prefix)
             await _life_of_outboxes(mesh, prefix)
             await _leave_a_corpse(mesh, prefix)
             with trio.fail_after(PATIENCE):  # the one is swept, the other found by the audit
@@ -260,6 +261,10 @@ async def _life_of_workflows(mesh: worqr.Mesh, fulfil: worqr.Function[[str], int
         while await job.send("number", 7) == "already":
             await trio.sleep(0.02)
     assert await job.result(PATIENCE) == 7
+    late = await fulfil.options(id="late").dispatch("child")
+    await _suspended(late)
+    assert await late.end_wait("wait for number")
+    assert await late.result(PATIENCE) == 0
     other = await fulfil.dispatch("held")
     with trio.fail_after(PATIENCE):
         while not (await mesh.queue("Q11").info()).running:
@@ -279,6 +284,23 @@ async def _life_of_stored_schedules(mesh: worqr.Mesh) -> None:
     await mesh.schedule_handle("user/7").run_now()
     await mesh.schedule_handle("user/7").delete()
     assert await mesh.schedules(prefix="user/") == []
+
+
+async def _life_of_kept_jobs(q: worqr.Queue, prefix: str) -> None:
+    """Kept after their end, listed, run again, and forgotten."""
+    for n in range(2):
+        await q.dispatch(b"%d" % n, id=f"k{n}", keep=worqr.Keep(), tags={"t"})
+    assert (await q.cancel_tagged("t")).waiting == 2
+    ended = await q.jobs(state="ended")
+    assert sorted(each.id or "" for each in ended) == ["k0", "k1"]
+    first, second = [each.kept or "" for each in ended]
+    again = await q.run_again(first)
+    assert await q.count_tagged("t") == {"cancelled": 2, "waiting": 1}
+    assert await q.forget(second) == 1
+    assert (await again.cancel()).waiting == 1
+    forgotten = await q.forget_tagged("t")
+    assert (forgotten.waiting, forgotten.kept) == (0, 2)
+    await q._client.ask(ops.trim_kept(QueueKeys(prefix, "Q12")))
 
 
 async def _life_of_outboxes(mesh: worqr.Mesh, prefix: str) -> None:

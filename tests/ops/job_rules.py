@@ -143,10 +143,11 @@ def size_of_saved(job: Record) -> int:
 
 
 def replace_task(job: Record, task: bytes) -> None:
-    """What was saved belongs to the payload."""
-    if job["task"] != task:
-        for name in saved_of(job):
+    """What was saved belongs to the payload, and with it the number of the runs that saved it."""
+    if job["task"] != task and (saved := saved_of(job)):
+        for name in saved:
             del job[name]
+        job.pop("earlier", None)
     job["task"] = task
 
 
