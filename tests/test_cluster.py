@@ -151,10 +151,10 @@ async def test_everything_works_on_a_cluster(cluster: Cluster) -> None:
         assert await runs.wait(2) == [b"told", b"later"]
         assert {info.name for info in await mesh.queues()} >= {"Q0", "Q1", "Q2", "Q5"}
         [worker] = await mesh.workers()
-        assert worker.queues == {"Q0", "Q1", "Q2", "Q5"}
+        assert worker.queues == {"Q0", "Q1", "Q2", "Q3", "Q5"}
         held.gate.set()
         await held.wait_for(lambda: held.done == [b"y"])
-        assert await fail.queue.failed.drop_all() == 1
+        assert await fail.queue.failed.drop_all() == 2
         nursery.cancel_scope.cancel()
     assert not [key for key in cluster.all_keys() if key.endswith(("}", ":claims", ":never"))]
 

@@ -156,7 +156,7 @@ async def keeps_its_task_while_frozen(
 async def test_a_loop_blocked_for_5_s_keeps_its_tasks(server: Server, prefix: str, spawn: Callable[..., Child]) -> None:
     await _enqueue(server, prefix, b"block-1", b"hold-2")
     child = spawn(CHILD, server.url, prefix, "Q1", env={"KEEPALIVE": "3"})
-    await child.line_with("joined")
+    await child.line_with("run block-1")  # it has claimed both
     async with rescuer(server.url, prefix) as rescue:
         assert "done" in await child.line_with("ended block-1")
         assert not rescue.runs, "its heartbeat beats off the loop"
