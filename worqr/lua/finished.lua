@@ -534,8 +534,10 @@ local function run_again()
   if not kept.task then
     return {kept.id and 'cut' or 'gone'}
   end
-  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, meta = kept.meta, tags = kept.tags,
-    done = kept_bounds(kept.done) and kept.done or nil}
+  local o = {random = random, lane = is_lane(kept.lane) and kept.lane or nil, done = kept_bounds(kept.done) and kept.done or nil}
+  for _, name in ipairs({'meta', 'tags'}) do -- another program may have spoilt them
+    o[name] = kept[name] and valid_option(name, kept[name]) and kept[name] or nil
+  end
   local wrong = invalid_job(o, kept.task, false)
   if wrong then
     return wrong
