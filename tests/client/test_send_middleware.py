@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -158,6 +159,23 @@ async def test_what_it_may_not_set_is_refused_where_it_is_set(prefix: str, optio
     with testing.recording(mesh), pytest.raises(worqr.UsageError) as refused:
         await mesh.task(name="note")(_note).enqueue(1)
     assert what in str(refused.value)
+
+
+async def test_what_several_set_is_added_up_and_the_last_time_counts(prefix: str) -> None:
+    def first(sending: worqr.Sending) -> None:
+        sending.set(tags={"a"}, delay=60, expires=7)
+
+    def second(sending: worqr.Sending) -> None:
+        sending.set(tags={"b"}, run_at=datetime(2030, 1, 1, tzinfo=UTC), expires=datetime(2031, 1, 1, tzinfo=UTC))
+
+    mesh = meshed(prefix, first, second)
+    note = mesh.task(name="note")(_note)
+    with testing.recording(mesh) as sent:
+        await note.options(tags={"own"}, delay=5, expires=5).dispatch(1)
+    options: Any = sent.calls(note)[0]._options  # pyright: ignore[reportPrivateUsage]
+    assert sorted(options["tags"].split("\n")) == ["a", "b", "own"]
+    assert (options["run_at"], options["expires_at"]) == (1893456000000, "1924992000000")
+    assert not options.keys() & {"delay", "expires"}
 
 
 async def _note(n: int) -> None: ...

@@ -57,10 +57,8 @@ if TYPE_CHECKING:
 # of the request, so a request that is sent again makes the same id.
 
 RANDOM_CHARACTERS: Final = 22
-
 """In each id: letters and digits, one for each random byte. They are hard to guess like 124 random bits, and shorter than these
 in hexadecimal digits: each byte of an id is stored several times with the job."""
-
 BATCH_TOKEN_CHARACTERS: Final = 16
 
 _ALPHABET: Final = string.ascii_letters.encode() + string.digits.encode()
@@ -68,13 +66,9 @@ _ALPHABET: Final = string.ascii_letters.encode() + string.digits.encode()
 _CHARACTER_OF_BYTE: Final = bytes(_ALPHABET[byte % len(_ALPHABET)] for byte in range(256))
 
 _AHEAD: Final = 64
-
 """Random parts drawn in one system call, which costs as much as all other work on the id of a dispatch."""
-
 _Job = tuple[Mapping[str, object], bytes]
-
 """The options of a dispatch, encoded, and its payload."""
-
 _drawn: list[str] = []
 
 os.register_at_fork(after_in_child=_drawn.clear)  # else parent and child would use the same ones
@@ -217,6 +211,10 @@ class Sending:
         encode_options(options)  # checks them, here where the mistake is
         if "meta" in options:
             options["meta"] = {**self._given.get("meta", {}), **options["meta"]}
+        if "tags" in options:
+            options["tags"] = {*self._given.get("tags", ()), *options["tags"]}
+        if options.keys() & _TIMES:
+            self._given = {name: value for name, value in self._given.items() if name not in _TIMES}
         self._given |= options
 
     def _changed(self) -> Call[Any]:
@@ -226,8 +224,9 @@ class Sending:
             return replace(call, _is_prepared=True)
         if "meta" in given:
             given = {**given, "meta": self.meta}
-        old = {name: value for name, value in call._options.items() if name not in _TIMES or not given.keys() & _TIMES}
         encoded = encode_options(given)
+        replaced = {name for pair in (_TIMES, _ENDS) if pair & encoded.keys() for name in pair}
+        old = {name: value for name, value in call._options.items() if name not in replaced}
         if "fields" in encoded:
             encoded["fields"] = {**cast("dict[str, str]", old.get("fields", {})), **cast("Any", encoded["fields"])}
         if "tags" in encoded and "tags" in old:
@@ -261,6 +260,7 @@ class SendingOptions(TypedDict, total=False):
 SendMiddleware = Callable[[Sending], object]
 """``def middleware(sending: worqr.Sending) -> None``: sees each call before it is sent."""
 _TIMES: Final = frozenset({"delay", "run_at"})
+_ENDS: Final = frozenset({"expires", "expires_at"})
 
 
 def named_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], max_payload: int) -> Call[Any]:
