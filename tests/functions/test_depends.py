@@ -218,3 +218,11 @@ def async_below(n: int, *, session: Session = worqr.Depends(repository)) -> None
 def test_a_function_that_cannot_have_it_is_refused(mesh: worqr.Mesh, function: Callable[..., None], what: str) -> None:
     with pytest.raises(worqr.UsageError, match=what):
         mesh.task(function)
+
+
+def test_an_annotation_that_raises_is_named_by_the_function(mesh: worqr.Mesh) -> None:
+    def odd(n: int, *, session: Session) -> None: ...
+
+    odd.__annotations__["session"] = "Annotated[Session, worqr.Depends(1 / 0)]"
+    with pytest.raises(worqr.UsageError, match="annotations cannot be read: ZeroDivisionError"):
+        mesh.task(name="odd")(odd)

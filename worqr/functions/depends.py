@@ -147,8 +147,8 @@ def _annotated(annotation: object, function: Callable[..., Any]) -> _Dependency 
             return None
         try:
             annotation = eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))  # noqa: S307 - its own code
-        except (NameError, AttributeError):
-            return None  # the codec names what is missing
+        except Exception:  # an annotation is code of the user: the codec says what is wrong with it
+            return None
     return next((each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, _Dependency)), None)
 
 
