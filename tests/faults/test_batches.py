@@ -245,9 +245,10 @@ async def test_a_leader_is_killed_between_the_end_of_a_job_and_its_follow_up(
     async with story.mesh.connect():
         leader = spawn(CHILD, proxy.url, prefix, "lead")
         await leader.line_with("leads")
-        job = await story.members[0].options(**story.ends(), delay=0.3).dispatch()
+        job = await story.members[0].options(**story.ends(), delay=600).dispatch()
         await eventually(partial(_outbox, server, prefix), 0)  # the message of the dispatch
         fault = (proxy.hold if when == "before" else proxy.hold_reply)(script(step).sha)
+        assert await story.mesh.queue("M0").run_now(job.id) == 1
         await fault.wait_fired()
         if when == "after":
             await fault.wait_executed()
