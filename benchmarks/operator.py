@@ -160,7 +160,7 @@ class ScriptClock:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._names = {script.sha: script.name for script in all_scripts()}
+        self._names = {script.sha: script.name for script in all_scripts() if not script.tail}
         client.config_set("slowlog-log-slower-than", 0)
         client.config_set("slowlog-max-len", 20_000)
 
@@ -173,7 +173,7 @@ class ScriptClock:
         for entry in self._client.slowlog_get(20_000):
             words = bytes(entry["command"]).split()
             if words[0].upper() == b"EVALSHA" and bytes(entry.get("client_name", b"")).startswith(CONNECTION.encode()):
-                found = max(found, (entry["duration"] / 1000, self._names.get(words[1].decode(), "another script")))
+                found = max(found, (entry["duration"] / 1000, self._names.get(words[1].decode(), words[-1].decode())))
         return found
 
     def stop(self) -> None:

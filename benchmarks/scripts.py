@@ -147,8 +147,8 @@ def loaded(client: redis.Redis) -> list[tuple[str, str, float]]:
     collect(client)
     before = used(client)
     pipe = client.pipeline(transaction=False)
-    for script in all_scripts():
-        pipe.script_load(script.source)
+    for source in {script.source for script in all_scripts()}:
+        pipe.script_load(source)
     began = time.perf_counter()
     pipe.execute()
     took = time.perf_counter() - began
@@ -190,7 +190,7 @@ async def measure(plan: Plan, server: EmbeddedServer) -> list[Table]:
                 for what, figure in Calls(client).all(plan.size(2000, 100)):
                     rows.setdefault((name, what, "us"), []).append(figure)
     first, rest = zip(*[assembling() for _ in range(plan.runs)], strict=True)
-    sent = sum(len(script.source) for script in all_scripts()) / 1e6
+    sent = sum(map(len, {script.source for script in all_scripts()})) / 1e6
     size = [
         Row("all scripts: sent", "MB", [sent]),
         Row("assemble the first script", "ms", list(first)),

@@ -61,7 +61,7 @@ def fill_jobs(
 def command(call: Command[Any], number: int = 0, lowest: int = 0) -> tuple[Any, ...]:
     """The link's request for `call`: script, number of keys, keys, arguments."""
     numbering = (PRODUCER, number, lowest) if call.numbered else ()
-    return (call.script.sha, 1, call.base, *numbering, *call.args)
+    return (call.script.sha, 1, call.base, *numbering, *call.args, *call.script.tail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import worqr.lua
+from tests.ops.driver import part_of
 from tests.ops.scene import CALLS, NO_SCENE
 from tests.support.cases import of_each
 from worqr import ops
 from worqr.cron import AHEAD_MS
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import all_scripts, script
+from worqr.lua import Script, all_scripts, script
 from worqr.lua.assembler import SHORT_CALLS, Definition, library, names, strip, tokens, transactions
 
 FOLDER = Path(worqr.lua.__file__).parent
@@ -179,11 +180,11 @@ def test_what_a_header_returns_the_body_returns(name: str) -> None:
 def test_numbered_scripts_and_no_others_keep_their_replies(name: str) -> None:
     source = read(name)
     assert source.numbered == ("the reply is stored under the producer's number" in source.resend[0])
-    assert source.numbered == script(name).text.endswith("\nend)\n")
+    assert source.numbered == part_of(script(name).text, name).endswith("\nend)\n")
     assert source.numbered == (
         re.search(
             r"\nreturn (?:shared\.)?numbered\(KEYS\[1\], ARGV\[1\], ARGV\[2\], ARGV\[3\], function\(\)\n",
-            script(name).text,
+            part_of(script(name).text, name),
         )
         is not None
     )
@@ -376,7 +377,7 @@ AS_FIELD = re.compile(r"^(?:function shared\.(?=\w+\()|shared\.(?=\w+ = ))(\w+)"
 
 @of_each("name", SCRIPTS)
 def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: str) -> None:
-    text = script(name).text
+    text = part_of(script(name).text, name)
     assert text.startswith("#!lua")
     assert text.count("#!lua") == 1
     assert text.splitlines()[1] == "local shared = {}"
@@ -386,7 +387,9 @@ def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: st
     assert last == ("end)" if read(name).numbered else body.splitlines()[-1])
     begin, fields = ([*filter(shared().get, each.findall(text))] for each in (AT_ONCE, AS_FIELD))
     assert len({*begin, *fields}) == len([*begin, *fields]), "each stands once"
-    assert {*fields} | {*always(name)} == {each.name for each in needed(reached(name)) if not each.literal}
+    used = {each.name for each in needed(reached(name)) if not each.literal}
+    unneeded = ({*fields} | {*always(name)}) ^ used
+    assert unneeded == set() or (script(name).tail and unneeded <= {*fields} - used)
     assert {*always(name)} <= {*begin}
 
 
@@ -394,8 +397,9 @@ def test_the_shebang_comes_first_then_what_the_body_needs_then_the_body(name: st
 def test_everything_is_defined_before_it_is_used(name: str) -> None:
     """Lua takes a name that is not yet defined for a global, and the server refuses those when the line runs."""
     there: set[str] = set()
-    linked = {each.name for each in needed(reached(name))}
-    for line in script(name).text.splitlines()[1:]:
+    text = part_of(script(name).text, name)
+    linked = {each.name for each in needed(text.replace("shared.", ""))}
+    for line in text.splitlines()[1:]:
         if found := re.match(r"local (?:function )?(\w+)", line):
             there.add(found[1])
         assert {each for each in re.findall(r"(?<![.:\w'])[A-Za-z_]\w*", line) if each in shared()} <= there, line
@@ -431,8 +435,8 @@ def code_words(text: str) -> list[tuple[str, str]]:
 @of_each("name", SCRIPTS)
 def test_what_is_sent_is_the_text_with_other_names(name: str) -> None:
     """In a definition, one name stands for one name, and for none that is there already."""
-    source, text = script(name).source, script(name).text
-    assert source.count("\n") == text.count("\n")
+    assert script(name).source.count("\n") == script(name).text.count("\n")
+    source, text = part_of(script(name).source, name), part_of(script(name).text, name)
     for function, short in SHORT_CALLS.items():
         text = text.replace(f"{function}(", f"{short}(")
     meant, sent = code_words(text), code_words(source)
@@ -466,6 +470,26 @@ def test_the_sha_is_the_one_the_server_will_know_it_by(name: str) -> None:
 
 def test_lua_and_python_agree_on_how_far_ahead_a_cursor_may_be() -> None:
     assert f"local AHEAD_MS = {AHEAD_MS}\n" in FILES["values"]
+
+
+def test_what_several_transactions_share_stands_once_and_what_one_alone_needs_stands_in_its_branch() -> None:
+    groups = [group for sha in {each.sha for each in all_scripts()} if len(group := of_one_script(sha)) > 1]
+    assert len(groups) == 2
+    for group in groups:
+        text = group[0].text
+        definitions = re.findall(r"^(?:function shared\.(\w+)\(|shared\.(\w+) = )", text, re.MULTILINE)
+        assert len({*definitions}) == len(definitions)
+        assert [each.name for each in group] == re.findall(r"^(?:else)?if name=='(\w+)' then$", text, re.MULTILINE)
+        users = [{each.name for each in needed(reached(each.name)) if not each.literal} for each in group]
+        common = part_of(text, "nothing")
+        for name in {*filter(None, sum(definitions, ()))}:
+            assert (f"shared.{name} = " in common or f"shared.{name}(" in common) == (
+                sum(name in each for each in users) > 1
+            )
+
+
+def of_one_script(sha: str) -> list[Script]:
+    return [each for each in all_scripts() if each.sha == sha]
 
 
 # Scripts and operations

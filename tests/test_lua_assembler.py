@@ -190,7 +190,7 @@ def test_a_name_may_be_defined_once() -> None:
 
 
 def readable(body: str, known: dict[str, Definition], *always: str) -> str:
-    return Assembler(known).readable(body, always)
+    return Assembler(known).readable({"t": body}, always)
 
 
 def test_only_what_is_needed_is_there_each_after_what_it_needs_itself() -> None:
@@ -263,7 +263,7 @@ def test_what_is_always_needed_may_be_all_and_must_be_needed() -> None:
 
 
 def test_what_is_often_needed_is_made_first_and_the_rest_when_something_else_is_needed() -> None:
-    text = Assembler(library(PARTS)).readable("return b(a())\n", ["a"], ["LIST", "c"])
+    text = Assembler(library(PARTS)).readable({"t": "return b(a())\n"}, ["a"], ["LIST", "c"])
     assert (
         text
         == """local shared = {}
@@ -291,7 +291,7 @@ return shared.b(a())
 
 
 def sent(body: str, known: dict[str, Definition], *always: str) -> str:
-    return Assembler(known).sent(body, always)
+    return Assembler(known).sent({"t": body}, always)
 
 
 def test_what_is_sent_has_short_names_and_the_same_lines() -> None:
@@ -321,8 +321,8 @@ def test_what_is_always_needed_keeps_its_short_name_without_the_table() -> None:
 
 def test_names_depend_on_nothing_but_the_files() -> None:
     first, again = (Assembler(library(PARTS)) for _ in range(2))
-    again.sent("return c(1)\n")
-    assert first.sent("return b(a())\n") == again.sent("return b(a())\n")
+    again.sent({"t": "return c(1)\n"})
+    assert first.sent({"t": "return b(a())\n"}) == again.sent({"t": "return b(a())\n"})
 
 
 @pytest.mark.parametrize(

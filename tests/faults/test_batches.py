@@ -17,11 +17,10 @@ from tests.peer.tools import eventually, until
 from tests.support.children import Child
 from tests.support.clusters import Cluster, cluster, cluster_of_module, fail_over, move_slot
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.client import notifications
 from worqr.link.session import slot_of
-from worqr.lua import script
 
 assert cluster, cluster_of_module  # fixtures
 
@@ -203,7 +202,7 @@ async def test_a_leader_is_killed_in_the_middle_of_a_delivery(
 ) -> None:
     """Its request has not arrived, or was executed and the reply was lost."""
     story = new_story(server.url, prefix)
-    fault = (proxy.hold if when == "before" else proxy.hold_reply)(script(step).sha)
+    fault = (proxy.hold if when == "before" else proxy.hold_reply)(sent_as(step))
     async with story.mesh.connect():
         leader = spawn(CHILD, proxy.url, prefix, "lead")
         await leader.line_with("leads")
@@ -247,7 +246,7 @@ async def test_a_leader_is_killed_between_the_end_of_a_job_and_its_follow_up(
         await leader.line_with("leads")
         job = await story.members[0].options(**story.ends(), delay=600).dispatch()
         await eventually(partial(_outbox, server, prefix), 0)  # the message of the dispatch
-        fault = (proxy.hold if when == "before" else proxy.hold_reply)(script(step).sha)
+        fault = (proxy.hold if when == "before" else proxy.hold_reply)(sent_as(step))
         assert await story.mesh.queue("M0").run_now(job.id) == 1
         await fault.wait_fired()
         if when == "after":

@@ -19,11 +19,10 @@ from tests.faults.rescuer import rescuer
 from tests.support.children import Child
 from tests.support.leaks import assert_no_leaks, delete_all
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import script
 
 CHILD = Path(__file__).parent / "child_peer.py"
 
@@ -119,7 +118,7 @@ async def _one(
             await mesh.queue("Q1").enqueue(*crash.tasks)
             if crash.dead_worker:
                 await _die_holding(mesh, prefix)
-        sha = script(crash.script).sha
+        sha = sent_as(crash.script)
         fault = (proxy.hold if when == "before" else proxy.hold_reply)(sha, nth=crash.nth)
         child = spawn(CHILD, proxy.url, prefix, "Q1", env=crash.env)
         if crash.then:

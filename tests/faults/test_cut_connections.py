@@ -17,11 +17,11 @@ import worqr
 from tests.peer.tools import QUICK
 from tests.support.leaks import assert_no_leaks, delete_all
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import all_scripts, script
+from worqr.lua import all_scripts
 
 
 async def _life_of_lanes(q: worqr.Queue) -> None:
@@ -356,7 +356,7 @@ async def _cut_at(
     names: list[str], fault: str, server: Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, prefix = server.client(), f"c{os.urandom(4).hex()}"
-    cuts = {name: getattr(proxy, fault)(script(name).sha) for name in names}
+    cuts = {name: getattr(proxy, fault)(sent_as(name)) for name in names}
     try:
         ran = await _whole_life(proxy.url, prefix)
         assert [name for name, cut in cuts.items() if not cut.fired] == [], "never sent"

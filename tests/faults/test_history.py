@@ -20,7 +20,6 @@ from tests.test_metrics import values
 from worqr import ops
 from worqr.history_records import COUNTERS, MINUTE_RECORDS, OUTCOMES, TEN_MINUTE_RECORDS, decode_records, run_bucket
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.lua import script
 from worqr.metrics.fleet import FleetMetrics, FleetReader, FleetSnapshot
 from worqr.metrics.prometheus import exposition, fleet_collector
 from worqr.testing.clock import bench_scripts
@@ -154,7 +153,7 @@ def test_a_hundred_histories_of_three_days_take_24_mb_and_expire(own_server: Ser
     """All rings are as long as they get: the script has written every place of them, with the clock moved on."""
     with own_server.client() as client:
         desk = Desk(client, prefix)
-        moved = bench_scripts()[script("sample_queue").sha]
+        moved = bench_scripts()["sample_queue"]
         client.script_load(moved.source)
         keys = RegistryKeys(prefix)
 

@@ -15,10 +15,9 @@ import worqr
 from tests.peer.tools import Runs, eventually, until
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import Failed, RetryPolicy
-from worqr.lua import script
 
 CHILD = Path(__file__).parent / "child_jobs.py"
 ASIDE = ("{Q1}:failed", "{Q1}:aside*")
@@ -203,7 +202,7 @@ async def test_a_peer_killed_while_it_sets_a_job_aside(
 ) -> None:
     """Either nothing happened, and the job runs again, or all: the record, the failure job and the result."""
     hold = proxy.hold if when == "before" else proxy.hold_reply
-    fault = hold(script("fail_task").sha)
+    fault = hold(sent_as("fail_task"))
     async with mesh.connect():
         q = mesh.queue("Q1")
         child = spawn(CHILD, proxy.url, prefix, "Q1", env={"HOLD_FAILURES": "1"})

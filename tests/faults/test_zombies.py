@@ -13,9 +13,8 @@ from tests.faults.rescuer import rescuer
 from tests.support.children import Child
 from tests.support.leaks import assert_no_leaks, delete_all
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
-from worqr.lua import script
 
 CHILD = Path(__file__).parent / "child_peer.py"
 
@@ -87,11 +86,11 @@ async def test_a_claim_that_a_zombie_finds_in_its_socket_does_not_begin(
     # Also when the answer to a beat from before the freeze lies in the other socket, and says that all is well.
     zombie = spawn(CHILD, proxy.url, prefix, "Q1")
     await zombie.line_with("joined")
-    faults = [proxy.hold_reply(script("start_tasks").sha, on="data")]
+    faults = [proxy.hold_reply(sent_as("start_tasks"), on="data")]
     await _enqueue(server, prefix, b"hold-1")
     await faults[0].wait_executed()
     if beat_too:
-        faults.append(proxy.hold_reply(script("keep_worker_alive").sha, on="beat"))
+        faults.append(proxy.hold_reply(sent_as("keep_worker_alive"), on="beat"))
         await faults[1].wait_executed()
     zombie.pause()
     async with rescuer(server.url, prefix) as rescue:

@@ -9,12 +9,11 @@ import trio
 
 import worqr
 import worqr.command
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
 from worqr.link.requests import GUILTY_AFTER, MergedRequest, Request, RequestQueue, give_up
-from worqr.lua import script
 
 Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")
 
@@ -168,14 +167,14 @@ async def test_every_caller_gets_its_own_answer(server: Server, prefix: str, pro
     async with mesh.connect():
         assert await _concurrently(mesh, *tasks) == [1] * 50
         assert sorted(await mesh.queue("Q1").tasks()) == sorted(tasks)
-    assert proxy.count(script("enqueue").sha) < 10
+    assert proxy.count(sent_as("enqueue")) < 10
 
 
 async def test_a_lost_reply_stores_each_of_them_once(server: Server, prefix: str, proxy: FaultProxy) -> None:
     mesh = worqr.Mesh(proxy.url, prefix=prefix)
     tasks = [b"%d" % n for n in range(50)]
     async with mesh.connect():
-        fault = proxy.drop_reply(script("enqueue").sha)
+        fault = proxy.drop_reply(sent_as("enqueue"))
         assert await _concurrently(mesh, *tasks) == [1] * 50
         assert fault.fired
         assert sorted(await mesh.queue("Q1").tasks()) == sorted(tasks)
@@ -200,7 +199,7 @@ async def test_memory_that_ran_out_between_a_lost_reply_and_the_resend_is_no_ref
     mesh = worqr.Mesh(proxy.url, prefix=prefix)
     async with mesh.connect():
         await mesh.queue("Q1").count()
-        fault = proxy.hold_reply(script("enqueue").sha)
+        fault = proxy.hold_reply(sent_as("enqueue"))
         async with trio.open_nursery() as nursery:
             stored: list[int] = []
 

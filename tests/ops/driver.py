@@ -121,6 +121,16 @@ def payloads(entries: Sequence[Any]) -> list[bytes]:
     return [fields_of(entry)["task"] if isinstance(entry, list) else entry for entry in entries]
 
 
+def part_of(text: str, name: str) -> str:
+    """Of a script of several transactions: what they share, and what this one has. Any other script as it is."""
+    common, *branches = re.split(r"^(?:else)?if name=='(\w+)' then\n", text, flags=re.MULTILINE)
+    parts = dict(zip(branches[::2], branches[1::2], strict=True))
+    return (
+        common.removesuffix("local name=table.remove(ARGV)\n")
+        + parts.get(name, "").partition("else\nreturn redis.err")[0]
+    )
+
+
 class Desk:
     """Where a test sits: `client`, `q` and `g` (the keys), and what it can do with them."""
 
@@ -147,7 +157,7 @@ class Desk:
                 number = self.numbers[call.base] = self.numbers.get(call.base, 0) + 1
             args = (self.producer, number, number if lowest is None else lowest, *args)
         script, keys = self.sent(call)
-        reply: list[Any] = self.client.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
+        reply: list[Any] = self.client.execute_command("EVALSHA", script.sha, len(keys), *keys, *args, *script.tail)
         return reply
 
     def sent(self, call: Command[Any]) -> tuple[Script, tuple[str, ...]]:

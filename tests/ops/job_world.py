@@ -84,7 +84,9 @@ class World:
         if call.numbered:
             self.number += not again
             args = ("X", self.number, max(1, self.number - 3), *args)
-        reply: list[Any] = self.client.execute_command("EVALSHA", call.script.sha, 1, call.base, *args)
+        reply: list[Any] = self.client.execute_command(
+            "EVALSHA", call.script.sha, 1, call.base, *args, *call.script.tail
+        )
         return reply
 
     def heard(self) -> dict[str, list[bytes]]:

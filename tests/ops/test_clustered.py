@@ -109,7 +109,7 @@ def test_while_a_slot_moves_key_by_key_no_script_runs_on_a_part_of_its_keys(serv
             [target] = [node for node in cluster.nodes if node is not source]
             for node in cluster.nodes:
                 node.look.script_load(script.source)
-            sent = ("EVALSHA", script.sha, len(keys), *keys, *numbers, *call.args)
+            sent = ("EVALSHA", script.sha, len(keys), *keys, *numbers, *call.args, *script.tail)
             refusal = r"TRYAGAIN|Multiple keys" if is_there else rf"ASK|{slot_of(call.base)} 127.0.0.1:{target.port}"
             with pytest.raises(redis.ResponseError, match=refusal):
                 source.look.execute_command(*sent)

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.ops.batches import OTHER, TOKEN
-from tests.ops.driver import KEEPALIVE, Desk, job
+from tests.ops.driver import KEEPALIVE, Desk, job, part_of
 from tests.ops.scene import AFAR, CALLS, SCATTERED, Scene, fingerprint, next_call, reset_scene, set_scene
 from tests.ops.schedules import declared
 from tests.support.clusters import open_node
@@ -55,15 +55,14 @@ def keys_of(desk: Desk, call: Command[Any]) -> list[str]:
         for name in names
         if name not in {"name", "display_name", "id_suffix"} and "channel" not in name
     }
+    source = part_of(call.script.source, call.script.name)
     if isinstance(keys, QueueKeys):
-        makers = [
-            make for make in (keys.claims, keys.policy, keys.leaving) if desk.short(make("")) in call.script.source
-        ]
+        makers = [make for make in (keys.claims, keys.policy, keys.leaving) if desk.short(make("")) in source]
         found |= {make(worker) for make in makers for worker in "ABC"}
-        if "'-fail'" in call.script.source:
+        if "'-fail'" in source:
             failures = QueueKeys(keys.prefix, keys.queue, failures=True)
             found |= {failures.base, failures.counts, failures.hungry}
-        found |= {key for stem, key in batch_keys(keys) if f"'{stem}'" in call.script.source}
+        found |= {key for stem, key in batch_keys(keys) if f"'{stem}'" in source}
     return sorted(found | desk.touched_by(call))
 
 
@@ -160,7 +159,7 @@ def test_a_task_lives_on_when_memory_is_full(own_desk: Desk) -> None:
     assert desk.state()[":claims:A"] == {str(three)}
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if "numbered(" in script(name).text])
+@pytest.mark.parametrize("name", [name for name in CALLS if "\n-- NUMBERED\n" in script(name).header])
 def test_a_numbered_request_that_comes_again_or_late_changes_nothing(desk: Desk, name: str) -> None:
     scene = set_scene(desk)
     call = next_call(desk, scene, name)

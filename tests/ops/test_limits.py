@@ -259,7 +259,8 @@ def test_tasks_start_when_the_window_opens(desk: Desk) -> None:
 WINDOW = Assembler(
     library(path.read_text("utf-8") for path in sorted(Path(worqr.lua.__file__).parent.glob("*.lua")))
 ).sent(
-    """
+    {
+        "window": """
 local key, period, now, wanted, rate = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local number, leaves_at = starts_within(key, period, now)
 local n = math.min(wanted, rate - number)
@@ -269,6 +270,7 @@ if n > 0 then
 end
 return {n, leaves_at and leaves_at - now or -1, redis.call('LLEN', key)}
 """
+    }
 )
 
 

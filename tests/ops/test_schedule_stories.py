@@ -108,7 +108,7 @@ class Scripts:
 
     def call(self, call: Command[T], now: int) -> T:
         self.desk.client.set(f"{self.registry.base}:clock", f"0 {now}", px=60_000)
-        moved = bench_scripts()[call.script.sha]
+        moved = bench_scripts()[call.script.name]
         return self.desk.call(Command(moved, call.base, call.args, call.read, call.numbered))
 
     def declare(self, now: int) -> None:

@@ -16,9 +16,8 @@ import trio.testing
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
-from worqr.lua import script
 
 
 @contextmanager
@@ -177,7 +176,7 @@ async def test_a_call_that_waits_for_its_answer_ends_at_once_and_harms_no_other(
     new_mesh: NewMesh, proxy: FaultProxy, name: str, call: Call
 ) -> None:
     async with world(new_mesh(url=proxy.url)) as w:
-        held = proxy.hold_reply(matching=script(name).sha, on="data")
+        held = proxy.hold_reply(matching=sent_as(name), on="data")
         ended = trio.Event()
         scope = trio.CancelScope()
 
@@ -210,7 +209,7 @@ async def test_a_settle_that_waits_for_its_answer_takes_effect_once(
     mesh = new_mesh(url=proxy.url)
     async with world(mesh) as w:
         claim = await w.claim()
-        held = proxy.hold_reply(matching=script(name).sha, on="data")
+        held = proxy.hold_reply(matching=sent_as(name), on="data")
         scope = trio.CancelScope()
         async with trio.open_nursery() as nursery:
 

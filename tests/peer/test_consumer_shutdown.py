@@ -17,10 +17,10 @@ import trio.testing
 
 import worqr
 from tests.peer.conftest import NewMesh
-from tests.peer.tools import SCRIPTS, Held, Runs, at_most, eventually, serving, until
+from tests.peer.tools import Held, Runs, at_most, eventually, serving, until
 from tests.support.leaks import dump, short
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.lua import script
 
@@ -240,7 +240,7 @@ async def test_a_drain_meets_a_serve_that_is_just_entering(
     mesh, direct = new_mesh(url=proxy.url), new_mesh()
     for stage in ("map_work", "start_work"):
         async with direct.connect(), mesh.join() as peer, trio.open_nursery() as nursery:
-            held = proxy.hold_reply(matching=script(stage).sha)
+            held = proxy.hold_reply(matching=sent_as(stage))
             nursery.start_soon(peer.serve, "Q1", Runs())
             await held.wait_executed()
             nursery.start_soon(peer.drain)
@@ -404,18 +404,19 @@ async def test_a_queue_that_is_served_anew_is_left_first_and_keeps_what_runs_the
             await inner.start(partial(peer.serve, "Q1", before))
             await other.queue("Q1").enqueue(b"a")
             await before.wait(1)
-            lost = proxy.hold_reply(matching=script("stop_work").sha, on="data")
+            lost = proxy.hold_reply(matching=sent_as("stop_work"), on="data")
             inner.cancel_scope.cancel()
         await lost.wait_executed()
         proxy.forget_requests()
         nursery.start_soon(partial(peer.serve, "Q1", after))
         await until(lambda: peer._engine.consumers.get("Q1") is not None)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert proxy.count(script("start_work").sha) == 0
+        assert proxy.count(sent_as("start_work")) == 0
         proxy.cut(on="data")  # the answer to stop_work never comes: it is sent once more
         assert await after.wait(1) == [b"a"]
-        calls = [request.words[1] for request in proxy.seen("EVALSHA", on="data")]
-        order = [name for sha in calls if (name := SCRIPTS.get(sha.decode())) in {"stop_work", "start_work"}]
+        names = {script(name).sha: name for name in ("stop_work", "start_work")}
+        calls = [request.words[1].decode() for request in proxy.seen("EVALSHA", on="data")]
+        order = [names[sha] for sha in calls if sha in names]
         assert order == ["stop_work", "start_work"]
         assert len(await other.queue("Q1").running()) == 1
         lost.release()
@@ -488,7 +489,7 @@ async def test_only_the_new_station_of_a_queue_with_a_run_left_behind_requests_t
                 await q.enqueue(b"%d" % n)
                 await runs.wait(n + 1)
                 await until(lambda: not consumer.request.in_flight)
-            assert proxy.count(script("start_tasks").sha, on="data") == 5
+            assert proxy.count(sent_as("start_tasks"), on="data") == 5
             nursery.cancel_scope.cancel()
         let_go.set()
         await eventually(lambda: served(other), [frozenset()])
@@ -517,7 +518,7 @@ async def test_what_is_being_claimed_where_a_run_was_left_behind_goes_back_at_on
             trio.open_nursery() as nursery
         ):  # the thread still runs: another consumer needs its place in the fence
             await nursery.start(partial(peer.serve, "Q1", runs))
-            held = proxy.hold_reply(matching=script("start_tasks").sha, on="data")
+            held = proxy.hold_reply(matching=sent_as("start_tasks"), on="data")
             await q.enqueue(b"a", b"b")
             await held.wait_executed()
             if outage:

@@ -19,8 +19,7 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, serving, until
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
-from worqr.lua import script
+from tests.support.proxy import FaultProxy, sent_as
 from worqr.peer import late_functions
 
 LATE = """
@@ -262,7 +261,7 @@ async def test_a_server_that_is_away_is_asked_again(
     monkeypatch.setattr(late_functions, "RETRY_AFTER", 0.05)
     mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=2)
     async with mesh.join():
-        held = proxy.hold(script("start_work").sha)
+        held = proxy.hold(sent_as("start_work"))
         runs = declared(mesh)
         await until(lambda: lines(caplog))
         assert "is not served" in lines(caplog)[0]

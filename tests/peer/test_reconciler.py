@@ -15,10 +15,9 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Held, Runs, Spy, eventually, serving, spying, until
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.client import notifications
-from worqr.lua import script
 from worqr.peer import reconciler
 
 pytestmark = pytest.mark.one_server
@@ -89,7 +88,7 @@ async def test_a_look_that_is_cut_off_is_made_again(
         await runs.wait(1)
         await until(lambda: not client.keys(f"{prefix}:{{Q1}}:claim*"))
         forget_how_it_ended(client, prefix, peer.id, b"a", runs.contexts[0].fence)
-        cut = getattr(proxy, fault)(script("list_own_claims").sha)
+        cut = getattr(proxy, fault)(sent_as("list_own_claims"))
         await reconnect(client, mesh)
         await cut.wait_fired()
         assert await runs.wait(2) == [b"a", b"a"]
@@ -98,7 +97,7 @@ async def test_a_look_that_is_cut_off_is_made_again(
 async def test_a_check_that_follows_the_request_to_leave_does_not_end_the_registration(
     new_mesh: NewMesh, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    leaving = proxy.hold_reply(script("stop_work").sha, on="data")
+    leaving = proxy.hold_reply(sent_as("stop_work"), on="data")
     mesh = new_mesh(url=proxy.url)
     async with mesh.connect():
         await mesh.queue("Q1").enqueue(b"a")
@@ -156,7 +155,7 @@ async def test_a_caller_that_no_acknowledgement_reaches_looks_by_itself(new_mesh
     async with serving(mesh, "Q1", held), caller.connect():
         await mesh.queue("Q1").enqueue(b"a")
         await held.wait(1)
-        asked = proxy.hold(script("cancel_task").sha, on="data")
+        asked = proxy.hold(sent_as("cancel_task"), on="data")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel)
             await asked.wait_fired()  # so it listens already
@@ -218,7 +217,7 @@ async def test_a_claim_that_is_on_its_way_when_the_message_comes_is_looked_at_wh
     async with other.connect(), serving(mesh, "Q1", held) as peer:
         [consumer] = peer._engine.consumers.entered()
         await until(lambda: not consumer.request.in_flight)
-        fault = proxy.hold_reply(script("start_tasks").sha, on="data")
+        fault = proxy.hold_reply(sent_as("start_tasks"), on="data")
         await other.queue("Q1").enqueue(b"a")
         await fault.wait_executed()
         assert len(mark_all(client, prefix, peer.id)) == 1

@@ -18,12 +18,11 @@ from tests.peer.conftest import NewMesh
 from tests.peer.process_jobs import report_and_end, report_and_end_all
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.leaks import dump
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import Failure, JobCancelled, JobFailed, NoResult, ResultTimeout, Retry, ops
 from worqr.client import job as job_module
 from worqr.client import notifications
-from worqr.lua import script
 from worqr.peer import run_reports
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
@@ -469,7 +468,7 @@ async def test_a_result_that_does_not_come_says_what_the_server_says_in_time(
     mesh = worqr.Mesh(proxy.url, prefix=prefix)
     async with mesh.connect():
         job = await mesh.queue("shop.sned").dispatch(b"a", id="x", result_ttl=60)
-        held = proxy.hold(script(silent).sha)
+        held = proxy.hold(sent_as(silent))
         assert await late(job) == said
         held.release()
         await job.cancel()
@@ -562,7 +561,7 @@ async def test_a_result_is_found_when_its_message_was_lost(prefix: str, proxy: F
 
         nursery.start_soon(wait)
         # Asked before the subscription, and when the client has heard that it stands; the server knows of it earlier.
-        await until(lambda: proxy.count(script("read_result").sha) >= 2)
+        await until(lambda: proxy.count(sent_as("read_result")) >= 2)
         proxy.blackhole(":subscribe")
         held.gate.set()
         await until(lambda: results == ["found"])
@@ -784,7 +783,7 @@ async def test_the_last_report_survives_a_lost_connection(
     mesh, other = new_mesh(url=proxy.url, keepalive=60), new_mesh()
     async with other.connect(), serving(mesh, "Q1", asynchronous(report_and_end)):
         for name in "note_progress", "finish_tasks":
-            proxy.drop_reply(matching=script(name).sha, on="data")
+            proxy.drop_reply(matching=sent_as(name), on="data")
             job = await other.queue("Q1").dispatch(b"return", result_ttl=60)
             await job.result(timeout=60)
             assert await said(job) == (1.0, "step 4")

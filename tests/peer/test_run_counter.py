@@ -17,12 +17,11 @@ from trio.testing import MockClock
 import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, eventually, serving
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.errors import ClaimLost, RefusedByServer
 from worqr.history_records import OUTCOMES, RUN_FIELDS, WAIT_FIELDS
 from worqr.keys import QueueKeys
-from worqr.lua import script
 from worqr.peer.consumer import Lifecycle
 from worqr.peer.session import Registration
 from worqr.peer.settler import QUEUES_AT_ONCE, SEND_EVERY, RunCounter
@@ -142,7 +141,7 @@ async def test_counts_are_added_once_when_the_connection_is_cut(
     new_mesh: NewMesh, server: Server, proxy: FaultProxy, prefix: str, fault: str
 ) -> None:
     mesh, runs = new_mesh(url=proxy.url), Runs()
-    cut = getattr(proxy, fault)(script("note_runs").sha)
+    cut = getattr(proxy, fault)(sent_as("note_runs"))
     async with serving(mesh, "Q1", runs):
         await mesh.queue("Q1").enqueue(*[b"%d" % n for n in range(50)])
         await cut.wait_fired()
@@ -357,7 +356,7 @@ async def test_ended_runs_are_stored_once_when_the_connection_is_cut(
     new_mesh: NewMesh, server: Server, proxy: FaultProxy, prefix: str, fault: str
 ) -> None:
     mesh, runs = new_mesh(url=proxy.url), Runs()
-    cut = getattr(proxy, fault)(script("note_runs").sha)
+    cut = getattr(proxy, fault)(sent_as("note_runs"))
     async with serving(mesh, "Q1", runs, recent=1000):
         await mesh.queue("Q1").enqueue(*[b"%d" % n for n in range(50)])
         await cut.wait_fired()

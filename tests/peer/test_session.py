@@ -17,14 +17,13 @@ from tests.peer.leader.test_due_jobs import hearing
 from tests.peer.test_claims import lose
 from tests.peer.tools import Held, Runs, at_most, eventually, serving, spying, until
 from tests.support.leaks import dump
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import ops
 from worqr.command import Command
 from worqr.handler_options import HandlerOptions, Handling, handling, policy_for, refuse_unknown
 from worqr.keys import QueueKeys
 from worqr.link import Link, boottime
-from worqr.lua import script
 from worqr.ops import Beat
 from worqr.peer.options import JoinOptions
 from worqr.peer.session import OperatorRequests, Registration
@@ -188,7 +187,7 @@ async def test_nothing_is_asked_of_a_queue_that_is_just_being_entered_again(
     async with mesh.connect(), serving(mesh, "Q1", runs) as peer:
         first = peer.id
         await eventually(lambda: hungry(server, prefix), 1)
-        held = proxy.hold_reply(matching=script("map_work").sha)
+        held = proxy.hold_reply(matching=sent_as("map_work"))
         lose(server, prefix, first)
         await held.wait_executed()
         for _ in range(3):
@@ -212,7 +211,7 @@ async def test_a_peer_that_leaves_while_it_comes_back_leaves_nothing_that_a_swee
     mesh, other = new_mesh(url=proxy.url, keepalive=1), new_mesh(keepalive=1)
     async with other.join() as stays:
         async with at_most(25), serving(mesh, "Q1", Runs()) as peer:
-            held = proxy.hold_reply(matching=script(stage).sha)
+            held = proxy.hold_reply(matching=sent_as(stage))
             lose(server, prefix, peer.id)
             await held.wait_executed()
             held.release()
@@ -227,7 +226,7 @@ async def lasting(server: Server, prefix: str) -> list[bytes]:
 async def test_a_queue_that_is_left_while_it_is_entered_again_is_left(
     new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy
 ) -> None:
-    for stage in (script("map_work").sha, script("start_work").sha, "\r\nSUBSCRIBE\r\n"):
+    for stage in (sent_as("map_work"), sent_as("start_work"), "\r\nSUBSCRIBE\r\n"):
         mesh = new_mesh(url=proxy.url)
         async with at_most(60), mesh.join() as peer, trio.open_nursery() as nursery:
             serving = await nursery.start(serve_in_scope, peer)
@@ -262,7 +261,7 @@ async def test_what_runs_is_cancelled_before_the_peer_has_come_back(
     async with mesh.connect(), serving(mesh, "Q1", held) as peer:
         await mesh.queue("Q1").enqueue(b"a")
         await held.wait(1)
-        rejoins = proxy.hold_reply(matching=script("start_worker").sha)
+        rejoins = proxy.hold_reply(matching=sent_as("start_worker"))
         lose(server, prefix, peer.id)
         await rejoins.wait_executed()
         await held.wait_for(lambda: held.cancelled == [(b"a", "lost")])
@@ -329,7 +328,7 @@ async def test_the_error_of_a_request_that_is_given_up_names_the_dead_worker(
 ) -> None:
     mesh, registration, failures = new_mesh(url=proxy.url), Registration("api"), list[Exception | None]()
     async with mesh.connect():
-        held = proxy.hold_reply(script("list_own_claims").sha, on="data")
+        held = proxy.hold_reply(sent_as("list_own_claims"), on="data")
         call = ops.list_own_claims(QueueKeys(prefix, "Q1"), registration.worker)
         mesh._client.link.post(call, lambda _, failure: failures.append(failure), owner=registration)
         await held.wait_executed()

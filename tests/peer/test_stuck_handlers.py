@@ -20,9 +20,8 @@ from tests.peer.test_reconciler import forget_how_it_ended, reconnect
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 from tests.support.children import Child
 from tests.support.patience import PATIENCE
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
-from worqr.lua import script
 from worqr.peer.slots import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 
@@ -490,7 +489,7 @@ async def test_what_was_being_claimed_goes_back_although_the_queue_lingers(
             await nursery.start(partial(peer.serve, "Q1", stubborn.handler))
             await q.enqueue(b"stuck")
             await until(stubborn.begun.is_set)
-            held = proxy.hold_reply(matching=script("start_tasks").sha, on="data")
+            held = proxy.hold_reply(matching=sent_as("start_tasks"), on="data")
             await q.enqueue(b"a", b"b")
             await held.wait_executed()
             nursery.cancel_scope.cancel()

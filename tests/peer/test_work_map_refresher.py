@@ -11,9 +11,8 @@ import worqr
 from tests.peer.conftest import NewMesh
 from tests.peer.test_reconciler import reconnect
 from tests.peer.tools import Runs, eventually, serving, until
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
-from worqr.lua import script
 from worqr.peer import consumer_runner
 
 pytestmark = pytest.mark.one_server
@@ -75,7 +74,7 @@ async def test_a_queue_that_is_being_left_when_the_connection_is_back_is_not_map
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(peer.serve, "Q1", Runs()))
             [consumer] = peer._engine.consumers.entered()
-            told = proxy.hold_reply(script("unmap_work").sha, on="data")
+            told = proxy.hold_reply(sent_as("unmap_work"), on="data")
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
                 await told.wait_executed()
@@ -84,7 +83,7 @@ async def test_a_queue_that_is_being_left_when_the_connection_is_back_is_not_map
                 peer._engine.queues.work_map.refresh_once()
                 told.release()
         await other.queue("Q1").enqueue(b"a")  # a round trip of its own
-        assert proxy.count(script("map_work").sha) == 1
+        assert proxy.count(sent_as("map_work")) == 1
         assert await served(other) == [frozenset()]
 
 

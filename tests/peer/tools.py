@@ -26,7 +26,8 @@ T = TypeVar("T")
 QUICK = worqr.RetryPolicy(min_backoff=0)
 """A failed run goes to the back at once, for tests of what becomes of it, not of when."""
 
-SCRIPTS = {script.sha: script.name for script in all_scripts()}
+SCRIPTS = {script.sha: script.name for script in all_scripts() if not script.tail}
+"""The scripts of one transaction. The last word of a call of another one is its name."""
 
 
 class Runs:
@@ -146,7 +147,7 @@ class Spy:
         found: Counter[str] = Counter()
         for line in self.seen():
             if line["client_type"] != "lua" and (words := line["command"].split(" "))[0] != "ECHO":
-                found[SCRIPTS.get(words[1], words[0]) if words[0] == "EVALSHA" else words[0]] += 1
+                found[SCRIPTS.get(words[1], words[-1]) if words[0] == "EVALSHA" else words[0]] += 1
         return found
 
     def published(self, lines: list[dict[str, Any]], channel: str) -> int:

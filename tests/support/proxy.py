@@ -3,13 +3,13 @@
 It runs on an asyncio loop in a thread of its own, so that it goes on while a test blocks, and its methods can be called
 from anywhere. It reads both streams frame by frame, so that it knows which reply belongs to which request.
 
-    fault = proxy.drop_reply(matching=script.sha)      # the server does it, the client never learns, and is cut off
+    fault = proxy.drop_reply(matching=sent_as("enqueue"))      # the server does it, the client never learns, and is cut off
     await q.enqueue(b"T1")
     await fault.wait_fired()
 
 `on` limits a fault: a `str` is a part of the connection's name (seen in CLIENT SETNAME), an `int` its number in the
-order of accepting, None every connection. `matching` is looked for in the request's bytes; `nth` counts the matches. The SHA-1
-of a script matches the calls of that script, and not the SCRIPT EXISTS with which a connection asks for all of them.
+order of accepting, None every connection. `matching` is looked for in the request's bytes; `nth` counts the matches.
+`sent_as` matches the calls of a script, and not the SCRIPT EXISTS with which a connection asks for all of them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import trio
 
 from tests.support.patience import PATIENCE
 from tests.support.resp import frame_end, is_push, words
+from worqr.lua import script
 
 R = TypeVar("R")
 On = str | int | None
@@ -87,6 +88,12 @@ class Fault:
 async def _wait(event: threading.Event, within: float, complaint: str) -> None:
     if not await trio.to_thread.run_sync(event.wait, within, abandon_on_cancel=True):
         raise AssertionError(f"{complaint} within {within:g} s")
+
+
+def sent_as(name: str) -> str:
+    """What is in each call of this script, and in no other request: its SHA-1; or its name, if it shares a script."""
+    found = script(name)
+    return f"\r\n{name}\r\n" if found.tail else found.sha
 
 
 class FaultProxy:

@@ -100,7 +100,7 @@ class BeatConnection(WireHolder, Generic[R]):
         wire = self.open()
         script, keys = as_sent(call, clustered=self._settings.clustered)
         deadline = time.monotonic() + self._timeout
-        pieces = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args))]
+        pieces = [pack((b"EVALSHA", script.sha, len(keys), *keys, *call.args, *script.tail))]
         if again:
             pieces = loading([script]) + pieces
             self.sent.append(Sent(None, 0, deadline))

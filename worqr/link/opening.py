@@ -605,7 +605,7 @@ def _greet(wire: Wire, client_name: str, name: str, scripts: Iterable[Script], *
     If the user may not ask, the server's version is assumed to be right and the scripts to be missing.
     """
     asked: list[tuple[str, ...]] = [("CLIENT", "SETNAME", client_name), *(("INFO", part) for part in INFO_SECTIONS)]
-    wanted = list(scripts)
+    wanted = list({script.sha: script for script in scripts}.values())
     if not wanted:
         _, *answers = wire.exchange(asked)
         wire.facts = read_server_info(answers, name, replica=replica)

@@ -231,10 +231,13 @@ class Session:
                 args = call.args
                 if call.numbered:
                     args = (self._producer, request.number or numbers.give(request, now), numbers.open[base][0], *args)
+                script = call.script
                 if self._clustered:
-                    pieces += (pack((b"EVALSHA", call.script.sharded.sha, 2, base, base + NONEXISTENT, *args)),)
+                    pieces += (
+                        pack((b"EVALSHA", script.sharded.sha, 2, base, base + NONEXISTENT, *args, *script.tail)),
+                    )
                 else:
-                    pieces += (pack((b"EVALSHA", call.script.sha, 1, base, *args)),)
+                    pieces += (pack((b"EVALSHA", script.sha, 1, base, *args, *script.tail)),)
             except Exception as exc:
                 request.fail(UsageError(f"an argument of {call.script.name} cannot be sent ({type(exc).__name__})"))
                 self._settled.append(request)

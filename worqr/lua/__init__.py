@@ -9,7 +9,9 @@ the producer's id, the number of the request, and the lowest number still unansw
 stored reply before their body and stores the reply after it.
 Each function that a script makes costs server time, also if it is never called. So the header of a script that runs for each task
 has lines ``-- ALWAYS`` with the functions and tables that every call needs, and ``-- OFTEN`` with those that lanes and limits
-need. All others stand in the script once, and are made together at the first need of one of them. What is sent has short names;
+need. All others stand in the script once, and are made together at the first need of one of them.
+Transactions that need nearly the same functions and are called seldom are sent as one script: their headers have ``-- GROUP`` and
+its name. Such a call has the name of its transaction as its last argument (`Script.tail`). What is sent has short names;
 `Script.text` has the same lines with the names of the files. So a line number in an error of the server is that of
 ``worqr script NAME --readable``. Scripts are constants: nothing is ever formatted into them, values travel as ARGV.
 They are no library of functions (FUNCTION LOAD, FCALL). Such a library was measured on Redis 7.0: 22 us in place of 29 for an
@@ -34,6 +36,7 @@ _ALWAYS = re.compile(r"^-- ALWAYS (.+)$", re.MULTILINE)
 _OFTEN = re.compile(r"^-- OFTEN (.+)$", re.MULTILINE)
 _SUFFIX = re.compile(r"\b(?:queue|mesh) \.\. '(:[\w:]+)'")
 _FLAGS = re.compile(r"^-- FLAGS (.+)$", re.MULTILINE)
+_GROUP = re.compile(r"^-- GROUP (\w+)$", re.MULTILINE)
 _SHARDED = (
     (
         re.compile(r"redis\.pcall\('PUBLISH', (?!'\{'|mesh )"),
@@ -49,20 +52,24 @@ class Script:
     """One transaction: its name, the source as it is sent, and the SHA-1 by which the server knows it.
 
     Without a source, it is the script of the package with that name, read at first use. `sharded` is the same transaction for a
-    cluster, where the channels of a queue are sharded. `text` is the source for people: it has the same lines.
+    cluster, where the channels of a queue are sharded. `text` is the source for people: it has the same lines. `tail` is what
+    each call has after its arguments: the name, if several transactions share the source, else nothing.
     """
 
-    __slots__ = ("name", "sha", "sharded", "source", "text")
+    __slots__ = ("name", "sha", "sharded", "source", "tail", "text")
 
-    def __init__(self, name: str, source: str | None = None, sharded: Script | None = None) -> None:
+    def __init__(
+        self, name: str, source: str | None = None, sharded: Script | None = None, tail: tuple[str, ...] = ()
+    ) -> None:
         self.name: str = name
         if source is not None:
             self.source: str = source
             self.text: str = source
+            self.tail: tuple[str, ...] = tail
             self.sharded: Script = sharded or self
 
     def __getattr__(self, attribute: str) -> Any:
-        """Compute `source`, `text`, `sha` or `sharded` at first use. Python calls it only for an attribute that is not set."""
+        """Compute an attribute at first use. Python calls it only for one that is not set."""
         if attribute == "sha":
             self.sha: str = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
             return self.sha
@@ -72,6 +79,9 @@ class Script:
         if attribute == "text":
             self.text = _assembled(self.name, readable=True)
             return self.text
+        if attribute == "tail":
+            self.tail = (self.name,) if len(_group_of(self.name, sharded=False)) > 1 else ()
+            return self.tail
         if attribute != "sharded":
             raise AttributeError(attribute)
         source = _assembled(self.name, sharded=True)
@@ -113,14 +123,34 @@ class _Sharded(Script):
 
 def _assembled(name: str, *, readable: bool = False, sharded: bool = False) -> str:
     """Return the source of a script of the package, or its text for people."""
-    known = _transactions(sharded=sharded)[name]
-    flags = _FLAGS.search(known.header)
-    always, often = (" ".join(line.findall(known.header)).split() for line in (_ALWAYS, _OFTEN))
-    body = known.body
-    if _NUMBERED.search(known.header):
-        body = f"return numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n{body}end)\n"
+    group = _group_of(name, sharded=sharded)
+    return _text(group[0].name, readable=readable, sharded=sharded)
+
+
+@cache
+def _text(first: str, *, readable: bool, sharded: bool) -> str:
+    group = _group_of(first, sharded=sharded)
+    header = group[0].header
+    always, often = (" ".join(line.findall(header)).split() for line in (_ALWAYS, _OFTEN))
+    flags = {found[1] if (found := _FLAGS.search(each.header)) else "" for each in group}
+    if len(flags) > 1:
+        raise ValueError(f"the transactions of the group of {first} have different flags: {sorted(flags)}")
+    (own,) = flags
     make = _assembler(sharded=sharded).readable if readable else _assembler(sharded=sharded).sent
-    return f"#!lua{f' flags={flags[1]}' if flags else ''}\n{make(body, always, often)}"
+    return f"#!lua{own and f' flags={own}'}\n{make({each.name: _body(each) for each in group}, always, often)}"
+
+
+def _body(transaction: Transaction) -> str:
+    if not _NUMBERED.search(transaction.header):
+        return transaction.body
+    return f"return numbered(KEYS[1], ARGV[1], ARGV[2], ARGV[3], function()\n{transaction.body}end)\n"
+
+
+def _group_of(name: str, *, sharded: bool) -> list[Transaction]:
+    """Return the transactions that are sent with this one, in the order of their names; it alone if it is in no group."""
+    known = _transactions(sharded=sharded)
+    group = _GROUP.search(known[name].header)
+    return [each for each in known.values() if group[0] in each.header.splitlines()] if group else [known[name]]
 
 
 @cache

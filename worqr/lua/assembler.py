@@ -5,7 +5,8 @@ A file is a list of definitions at the beginning of a line: ``local function nam
 a function without parameters whose comment, its header, begins with its name and a colon. No other function calls it.
 A script gets the definitions that its body names, and those that they name, once each, as fields of the table ``shared``: neither
 the 200 locals nor the 60 upvalues of Lua limit their number. Definitions that a script always needs can be locals in front of
-it. Then all others are made together, when the first of them is needed, in one step or in two.
+it. Then all others are made together, when the first of them is needed, in one step or in two. Several transactions can share
+a script: it has what at least two of them need once, and a branch for each.
 What is sent has short names and no indentation, and the same lines as the text for people. `worqr.lua` lists the files and
 documents the lines of a header.
 """
@@ -13,6 +14,7 @@ documents the lines of a header.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +62,9 @@ _MADE_TOGETHER: Final = (
 )
 _MADE_FIRST: Final = "return rawget(shared, name) or shared[name]\nend})\n"
 """What ends those that are often needed, after what makes the others."""
+_NAMED: Final = "local name=table.remove(ARGV)\n"
+_UNKNOWN: Final = "\nreturn redis.error_reply('ERR the last argument names no transaction of this script')\nend\n"
+"""How several transactions in one script begin and end."""
 
 _TRANSACTION: Final = re.compile(
     r"^(?P<header>-- (?P<name>\w+): .*\n(?:--.*\n)*)local function (?P=name)\(\)\n(?P<body>(?:(?: .*)?\n)*)end\n",
@@ -320,11 +325,11 @@ class Assembler:
         """The constants that are literals, with their values."""
         return {each.name: each.literal for each in self._known.values() if each.literal}
 
-    def readable(self, body: str, always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
-        """Return the body without comments, after all definitions that it needs. Constants are literals in it.
+    def readable(self, bodies: Mapping[str, str], always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
+        """Return the bodies without comments, after all definitions that they need. Constants are literals in them.
 
         Args:
-            body: the transaction.
+            bodies: the transaction by its name. Of several, the last argument names the one that is called.
             always: definitions that every call needs.
             often: of the others, those that are made first, when one of them is needed.
 
@@ -336,9 +341,9 @@ class Assembler:
         def text_of(code: Code) -> str:
             return code.with_names(fields)
 
-        return f"local {SHARED} = {{}}\n" + self._joined(Code(body), always, often, text_of, text_of, SHARED)
+        return f"local {SHARED} = {{}}\n" + self._joined(bodies, always, often, text_of, text_of, SHARED)
 
-    def sent(self, body: str, always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
+    def sent(self, bodies: Mapping[str, str], always: Sequence[str] = (), often: Sequence[str] = ()) -> str:
         """Return `readable` with short names, and without spaces that Lua does not need. The lines are the same."""
         short = self._short_names
         fields = {name: f"{_SHORT_SHARED}.{each}" for name, each in short.items()} | self._constants
@@ -354,26 +359,46 @@ class Assembler:
                 self._sent[code.name] = text_of(code)
             return self._sent[code.name]
 
-        text = self._joined(Code(body), always, often, text_of, field_of, _SHORT_SHARED)
+        text = self._joined(bodies, always, often, text_of, field_of, _SHORT_SHARED)
         called = {function: short for function, short in SHORT_CALLS.items() if f"{short}(" in text}
         return f"local {','.join([_SHORT_SHARED, *called.values()])}={','.join(['{}', *called])}\n{text}"
 
     def _joined(
         self,
-        body: Code,
+        bodies: Mapping[str, str],
         always: Sequence[str],
         often: Sequence[str],
         text_of: Callable[[Code], str],
         field_of: Callable[[Definition], str],
         table: str,
     ) -> str:
-        """Return the definitions that are always needed, those that are made together, and the body."""
-        order = [self._known[name] for name in self.in_order(body.uses) if name not in self._constants]
+        """Return the definitions that are always needed, those that are made together, and the body; or what several bodies
+        share, and in the branch of each body what it alone needs.
+        """
+
+        def needed(code: Code) -> list[Definition]:
+            return [self._known[name] for name in self.in_order(code.uses) if name not in self._constants]
+
+        def fields(order: Iterable[Definition]) -> list[str]:
+            return [field_of(each).removeprefix("local ") for each in order]
+
+        codes = {name: Code(body) for name, body in bodies.items()}
+        if len(codes) > 1:
+            users = Counter(each.name for code in codes.values() for each in needed(code))
+            every = Code("\n".join(bodies.values()))
+            common = fields(each for each in needed(every) if users[each.name] > 1)
+            branches: list[str] = []
+            for name, code in codes.items():
+                own = fields(each for each in needed(code) if users[each.name] == 1)
+                branches += [f"if name=='{name}' then\n", *own, text_of(code), "else"]
+            return "".join([*common, _NAMED, *branches, _UNKNOWN])
+        (body,) = codes.values()
+        order = needed(body)
         if unneeded := {*always, *often} - {each.name for each in order}:
             raise ValueError(f"not needed: {', '.join(sorted(unneeded))}")
         first = [text_of(each) for each in order if each.name in always]
-        soon = [field_of(each).removeprefix("local ") for each in order if each.name in often]
-        rest = [field_of(each).removeprefix("local ") for each in order if each.name not in {*always, *often}]
+        soon = fields(each for each in order if each.name in often)
+        rest = fields(each for each in order if each.name not in {*always, *often})
         if always:
             begin, end, next_step = (each.replace(SHARED, table) for each in (*_MADE_TOGETHER, _MADE_FIRST))
             rest = [begin, *rest, end] if rest else []

@@ -780,6 +780,7 @@ end
 --   hold_follow_ups
 -- RETURNS ok | exists | closed (the part of the parent: open it again) | late
 -- RESEND safe: the reply is stored under the producer's number
+-- GROUP makes
 -- NUMBERED
 local function open_batch()
   local queue = KEYS[1]
@@ -886,6 +887,7 @@ end
 -- ARGV[2] token of the batch
 -- RETURNS ok state keep [part version]...: the open parts, which are to be told | unknown
 -- RESEND safe: a copy finds the batch sealed
+-- GROUP ends
 -- FLAGS allow-oom
 local function seal_batch()
   local queue = KEYS[1]
@@ -924,6 +926,7 @@ end
 -- ARGV[6] counts added, finished, failed, cancelled, lost, failures; with spaces
 -- RETURNS ok
 -- RESEND safe: of two reports, the one with the lower version changes nothing; so does one of the same version after it closed
+-- GROUP ends
 -- FLAGS allow-oom
 local function report_part()
   local queue = KEYS[1]
@@ -948,6 +951,7 @@ end
 -- ARGV[3] reason text for callers that wait for a result
 -- RETURNS ok | ended | unknown
 -- RESEND safe: a copy finds the batch cancelled
+-- GROUP ends
 -- FLAGS allow-oom
 local function cancel_batch()
   local queue = KEYS[1]
@@ -975,6 +979,7 @@ end
 -- RETURNS ok entry... | more entry...: more are due; an entry is id, token, cancel reason (false: none), keep, and the bases and
 --   versions of parts to tell
 -- RESEND safe: a copy looks at the batches that are due then
+-- GROUP ends
 -- FLAGS allow-oom
 local function check_batches()
   local queue = KEYS[1]
@@ -1051,6 +1056,7 @@ end
 -- ARGV[5] keep ms
 -- RETURNS ok
 -- RESEND safe: a copy reports the same again
+-- GROUP ends
 -- FLAGS allow-oom
 local function close_part()
   local queue = KEYS[1]
@@ -1089,6 +1095,7 @@ end
 -- ARGV[8] budget members to look at in one call
 -- RETURNS ok | more cursor
 -- RESEND safe: a copy cancels what is left
+-- GROUP ends
 -- FLAGS allow-oom
 local function cancel_part()
   local queue = KEYS[1]
@@ -1202,6 +1209,7 @@ end
 --   ended_at and final (there is no further end)
 -- RETURNS ok | stored (before) | unknown (this queue does not hold it)
 -- RESEND safe: fenced by the number of the ending
+-- GROUP ends
 -- FLAGS allow-oom
 local function put_follow_up()
   local queue = KEYS[1]

@@ -313,6 +313,7 @@ end
 -- ARGV[5] reason text
 -- RETURNS ok
 -- RESEND safe: a copy finds the child cancelled
+-- GROUP ends
 -- FLAGS allow-oom
 local function cancel_child()
   local queue = KEYS[1]

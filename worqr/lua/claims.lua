@@ -840,6 +840,7 @@ end
 -- ARGV[2..] filed claim id and the name of its lane, in turn
 -- RETURNS ok [claim status]...: only those that are in no lane now: cancelled, dropped (the queue was deleted), gone, mine, lost
 -- RESEND safe: fenced by the claim
+-- GROUP ends
 -- FLAGS allow-oom
 local function file_tasks()
   local queue = KEYS[1]
@@ -958,6 +959,7 @@ end
 -- RETURNS ok [claim status]...: only those that were not given back: cancelled, dropped (the queue was deleted), gone, mine,
 --   lost
 -- RESEND safe: fenced by the claim
+-- GROUP ends
 -- FLAGS allow-oom
 local function stop_tasks()
   local queue = KEYS[1]
@@ -990,6 +992,7 @@ end
 -- ARGV[12] since ms since 1970 when the first run that failed has begun, for the record; - for none
 -- RETURNS given | aside | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim
+-- GROUP ends
 -- FLAGS allow-oom
 local function retry_task()
   local queue = KEYS[1]
@@ -1045,6 +1048,7 @@ end
 -- ARGV[7] error_fields JSON, empty: none
 -- RETURNS aside | cancelled | gone | mine | lost
 -- RESEND safe: fenced by the claim
+-- GROUP ends
 -- FLAGS allow-oom
 local function fail_task()
   local queue = KEYS[1]

@@ -307,6 +307,7 @@ end
 -- RETURNS ok retried | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP ends
 -- FLAGS allow-oom
 local function retry_aside()
   local queue = KEYS[1]

@@ -358,6 +358,7 @@ end
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | large (nothing was changed) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP ends
 -- FLAGS allow-oom
 local function cancel_tagged()
   local queue = KEYS[1]
@@ -457,6 +458,7 @@ end
 --   what was deleted
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP ends
 -- FLAGS allow-oom
 local function forget_tagged()
   local queue = KEYS[1]
@@ -524,6 +526,7 @@ end
 -- ARGV[5] random characters for the new id
 -- RETURNS ok id number | gone | cut (its payload was too large to be kept) | late
 -- RESEND safe: the reply is stored under the producer's number
+-- GROUP makes
 -- NUMBERED
 local function run_again()
   local queue = KEYS[1]

@@ -978,6 +978,7 @@ end
 -- RETURNS ok waiting running cursor after claim... | more (the same; call again with cursor and after) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP ends
 -- FLAGS allow-oom
 local function cancel_task()
   local queue = KEYS[1]

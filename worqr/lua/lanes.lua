@@ -790,6 +790,7 @@ end
 -- RETURNS ok waiting running after claim... | more (the same; call again with after) | late
 -- RESEND safe: the reply is stored under the producer's number
 -- NUMBERED
+-- GROUP ends
 -- FLAGS allow-oom
 local function cancel_lane()
   local queue = KEYS[1]

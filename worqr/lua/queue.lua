@@ -754,6 +754,7 @@ end
 -- ARGV[1] limit plain tasks; a job counts as ten of them, because its record is deleted as well
 -- RETURNS ok | more
 -- RESEND safe: a copy purges the next step
+-- GROUP ends
 -- FLAGS allow-oom
 local function purge_queue()
   local queue = KEYS[1]

@@ -467,6 +467,7 @@ end
 --   was judged before) | again (this firing was enqueued before, with another meta) | gone (it is not stored) | stale (it
 --   is stored under another number) | broken (what is stored cannot be read): one of them for each firing, in turn
 -- RESEND safe: fenced by the nominal time; an equal one gets the same answer again, and nothing happens
+-- GROUP makes
 local function fire_schedules()
   local queue = KEYS[1]
   local judged_at, expire_s = tonumber(ARGV[1]), ARGV[2]

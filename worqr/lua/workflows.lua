@@ -311,6 +311,7 @@ end
 -- RETURNS ready field... (names and values of the waits that have ended, in turn) | suspended | full (more is kept, or waited for,
 --   than a job may) | cancelled | dropped (the queue was deleted) | gone | mine | lost
 -- RESEND safe: fenced by the claim; a wait that has ended stays as it is, and ready is returned again
+-- GROUP ends
 -- FLAGS allow-oom
 local function suspend_task()
   local queue = KEYS[1]

@@ -46,15 +46,16 @@ def _own(name: str) -> Script:
 
 @cache
 def bench_scripts() -> dict[str, Script]:
-    """Return every script as a bench runs it, by the SHA-1 of the usual one."""
+    """Return every script as a bench runs it, by its name."""
     clock = _read("clock")
     moved: dict[str, Script] = {}
     for script in all_scripts():
         shebang, _, body = script.source.partition("\n")
         if _TIME in body:
-            moved[script.sha] = Script(script.name, "\n".join([shebang, clock, body.replace(_TIME, "moved_time()")]))
+            text = "\n".join([shebang, clock, body.replace(_TIME, "moved_time()")])
+            moved[script.name] = Script(script.name, text, tail=script.tail)
         else:
-            moved[script.sha] = script
+            moved[script.name] = script
     return moved
 
 
@@ -87,7 +88,7 @@ class BenchLink(Link):
 
 def _with_bench_script(call: Command[T]) -> Command[T]:
     """Return `call` with the script of the bench; the call itself if it does not read the time."""
-    script = bench_scripts().get(call.script.sha)
+    script = bench_scripts().get(call.script.name)
     return call if script is None or script is call.script else call.with_script(script)
 
 
