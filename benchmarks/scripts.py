@@ -24,6 +24,7 @@ from worqr.command import Command
 from worqr.embedded import EmbeddedServer
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.lua import all_scripts
+from worqr.records import RemoteError
 
 TASK: Final = b"x" * 100
 KEYS: Final = QueueKeys("worqr", "Q1")
@@ -34,6 +35,9 @@ FIRST_SCRIPT: Final = (
     "first = time.process_time(); [each.sha for each in worqr.lua.all_scripts()]; "
     "print(first - began, time.process_time() - first)"
 )
+
+
+BOOM = RemoteError("Boom", "it broke", "")
 
 
 class Calls:
@@ -108,6 +112,18 @@ class Calls:
         parts = [held[n : n + each] for n in range(0, len(held), each)]
         return self._timed([command(ops.finish_tasks(keys, "A", part)) for part in parts])
 
+    def retry(self) -> float:
+        """A failed run that is put back."""
+        held = sorted(int(claim) for claim in self._client.smembers(KEYS.claims("A")))
+        return self._timed(
+            [command(ops.retry_task(KEYS, "A", claim, BOOM, counter="failures", limit=9)) for claim in held]
+        )
+
+    def fail(self) -> float:
+        """A failed run that goes to the dead-letter queue."""
+        held = sorted(int(claim) for claim in self._client.smembers(KEYS.claims("A")))
+        return self._timed([command(ops.fail_task(KEYS, "A", claim, BOOM)) for claim in held])
+
     def all(self, count: int) -> Iterator[tuple[str, float]]:
         """Measure each call, as often as `count`; first what fills the queues."""
         yield "enqueue", self.enqueue(count)
@@ -119,6 +135,11 @@ class Calls:
         yield "dispatch", self.dispatch(count)
         yield "start of one job", self.start(KEYS, count)
         yield "finish of one job", self.finish(KEYS)
+        self.enqueue(count)
+        self.start(KEYS, count // 100, 100)
+        yield "retry of one", self.retry()
+        self.start(KEYS, count // 100, 100)
+        yield "failure of one", self.fail()
         yield "dispatch with an id", self.dispatch_id(count)
         self.start(KEYS, count // 100, 100)
         self.finish(KEYS, 100)
