@@ -26,7 +26,7 @@ LAYERS = (
     "probes",
     "hosting",
     "mesh",
-    "sql",
+    "sql webhooks",
     "worqr",  # worqr/__init__.py: the public names
     "otel",
     "views",

@@ -15,6 +15,7 @@ import worqr.otel
 import worqr.probes
 import worqr.sql
 import worqr.testing
+import worqr.webhooks
 from tests.support.cases import of_each
 from tests.support.children import ROOT
 from tools.pages import DOCS
@@ -42,6 +43,7 @@ def test_every_public_name_is_on_one_page() -> None:
     public |= {f"worqr.dashboard.{name}" for name in worqr.dashboard.__all__}
     public |= {f"worqr.otel.{name}" for name in worqr.otel.__all__}
     public |= {f"worqr.sql.{name}" for name in worqr.sql.__all__}
+    public |= {f"worqr.webhooks.{name}" for name in worqr.webhooks.__all__}
     public |= {"worqr.probes.serve", "worqr.metrics.peer_collector"}
     assert len(FIXTURES) == 5
     assert sorted(name for name, _ in entries()) == sorted(public)
