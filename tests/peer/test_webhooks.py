@@ -275,10 +275,9 @@ class Names(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
-async def test_a_name_is_looked_up_once_and_what_was_checked_is_called(
+async def test_a_name_whose_address_is_private_is_not_called(
     mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
 ) -> None:
-    """A name that is public when it is checked and private when it is called would get into the network."""
     names = Names(hooks_example_org=["127.0.0.1", "93.184.216.34"])
     hooks, _ = hooked(allow=[], retry=worqr.RetryPolicy(max_failures=1))
 
@@ -289,6 +288,18 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_called(
         await eventually(lambda: failed(mesh), [told])
     assert names.asked == ["hooks.example.org"]
     assert receiver.got == []
+
+
+async def test_what_was_checked_is_called_although_the_name_means_something_else_by_then(
+    mesh: worqr.Mesh, hooked: Hooked, receiver: Receiver
+) -> None:
+    names = Names(hooks_example_org=["127.0.0.1", "192.0.2.1"])
+    hooks, _ = hooked(allow=["hooks.example.org"])
+    trio.socket.set_custom_hostname_resolver(names)
+    async with mesh.join():
+        await hooks.send(f"http://hooks.example.org:{receiver.port}/", "a")
+        await until(lambda: receiver.got)
+    assert names.asked == ["hooks.example.org"]
 
 
 async def test_a_certificate_is_that_of_the_name(mesh: worqr.Mesh, hooked: Hooked) -> None:
