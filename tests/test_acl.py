@@ -74,6 +74,7 @@ RELAY_SCRIPTS = {
 """What the relay of messages between queues sends."""
 SCHEDULER = {
     *("store_schedule", "unstore_schedule", "read_schedules", "index_schedule", "unindex_schedule", "page_schedules"),
+    *("read_outcomes", "survey_schedules"),
 }
 """What the calls about stored schedules send."""
 SCRIPTS = {
@@ -116,7 +117,7 @@ SCRIPTS = {
         ),
         "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
-        "page_schedules",
+        *("page_schedules", "read_outcomes", "survey_schedules"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
         *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes"),
     },
@@ -1172,6 +1173,7 @@ def test_and_for_every_kind_of_key() -> None:
         *("cancel_channel", "cancelled_channel"),
         *("event_ids_channel", "event_ends_channel"),  # without the right to them, events have no ids and no ends
         *("runs", "recent"),  # and runs are neither counted nor kept
+        "outcomes",  # which are not noted then
         "schedules",  # which the leader reads: without the right, it says so
     }
     assert {word for word in words if word.startswith(KEYS.base)} <= set(known.values())

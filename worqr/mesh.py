@@ -132,6 +132,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
+        self._told_undeclared = False
 
     if not TYPE_CHECKING:
         __init__ = explain_options(__init__)
@@ -151,7 +152,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
     async def connect(self) -> AsyncGenerator[None]:
         """Connect to the server for the length of a block, under Trio or asyncio.
 
-        Blocks may be nested. Parallel blocks share one connection per event loop.
+        Blocks may be nested. Parallel blocks share one connection per event loop. The first block logs a warning if the mesh
+        declares schedules that no worker has declared, because a program that only connects fires none.
 
         Yields:
             None: Nothing.
@@ -164,6 +166,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             Unavailable: The server did not reply within `patience`, or its host name does not resolve.
         """
         async with self._client.connections.open():
+            if self._declarations.schedules and not self._told_undeclared and self._client.relocation is None:
+                self._told_undeclared = True
+                await self._warn_undeclared()
             yield
 
     def close(self) -> None:

@@ -64,6 +64,9 @@ async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
         wrong = await beside("schedules", "run", "dayli")
         assert wrong == Answer(1, "", "worqr: there is no schedule 'dayli' in this mesh; did you mean 'daily'?\n")
         await eventually(mesh.queue("report").running, [])
+        (listed,) = (await beside("schedules", "--json")).json
+        assert (listed["last_outcome"]["outcome"], listed["last_outcome"]["scheduled_for"]) == ("finished", None)
+        assert "finished" in (await beside("schedules")).lines[1]
         nursery.cancel_scope.cancel()
 
 

@@ -125,7 +125,7 @@ async def test_a_stored_schedule_stays_when_undeclared_ones_are_dropped(world: W
     await world.mesh._client.ask(ops.declare_schedules(world.registry, [("old", definition)], replace=True))
     await world.mesh.schedule("report/acme", world.report, **MONDAYS)
     assert await world.mesh._client.ask(ops.renew_schedules(world.registry, ["report/acme"])) == []
-    assert await world.mesh._client.ask(ops.drop_schedules(world.registry, 0)) == ["old"]
+    assert await world.mesh._client.ask(ops.drop_schedules(world.registry, 0)) == [("old", definition)]
     assert (await world.row()).version
 
 

@@ -20,7 +20,7 @@ from worqr import ops
 from worqr.client.client import Client
 from worqr.client.job import Job
 from worqr.client.producer import Call
-from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedule_of
+from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedules_of
 from worqr.cron import (
     MAX_TIMES,
     Definition,
@@ -121,7 +121,7 @@ class ScheduleHandle:
             Unavailable: The server did not reply within `patience`.
         """
         found = await find_schedule(self._client, self.name)
-        return None if found is None else schedule_of(*found)
+        return None if found is None else (await schedules_of(self._client, [found[0]], found[1]))[0]
 
     async def next_runs(self, count: int = 5) -> list[datetime]:
         """Return its next times, or none if there is no schedule of this name.

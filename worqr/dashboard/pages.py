@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
@@ -206,7 +206,14 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
     async def read(_before: list[Schedule] | None) -> list[Schedule]:
         return await visit.mesh.schedules()
 
-    return await visit.looks.get("schedules", read)
+    return [_without_secrets(each, visit) for each in await visit.looks.get("schedules", read)]
+
+
+def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:
+    last = schedule.last_outcome
+    if last is None or not last.error:
+        return schedule
+    return replace(schedule, last_outcome=replace(last, error=visit.redactor.text(last.error)))
 
 
 async def overview(visit: Visit) -> Response:
