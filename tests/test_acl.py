@@ -650,6 +650,7 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
 
 
 CALL = worqr.Mesh("redis://localhost").call("Q1", b"x")
+LINE = '{"name":"report/c","queue":"Q1","times":{"every_ms":3600000}}'
 INTERNAL = {"reopen", "entry"}
 """Of a batch: what its parts of the client call."""
 READS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -659,6 +660,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "log": lambda mesh: mesh.log(),
         "queues": lambda mesh: mesh.queues(),
         "schedules": lambda mesh: mesh.schedules(),
+        "export_schedules": lambda mesh: mesh.export_schedules(),
         "workers": lambda mesh: mesh.workers(),
     },
     worqr.Queue: {
@@ -701,6 +703,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "run_schedule": lambda mesh: mesh.run_schedule("s"),
         "override_schedule": lambda mesh: mesh.override_schedule("s", None),
         "schedule": lambda mesh: mesh.schedule("report/a", CALL, every=3600),
+        "import_schedules": lambda mesh: mesh.import_schedules([LINE]),
         "schedules_apply": lambda mesh: mesh.schedules_apply("report/", [("report/b", CALL, {"every": 3600})]),
         "send": lambda mesh: mesh.send("Q1~1~waits", "approved", 1),
     },

@@ -291,6 +291,20 @@ def check_times(cron: str, timezone: str) -> None:
     Trigger(_times(cron, timezone=timezone))
 
 
+def next_times(cron: str, timezone: str, count: int, after: datetime | None = None) -> list[datetime]:
+    """Return the next times of an expression in a zone, in UTC.
+
+    Raises:
+        UsageError: the expression, the zone or the number is not valid, or the extra ``cron`` is missing.
+    """
+    if not 1 <= check_count(count, "count") <= MAX_NEXT_RUNS:
+        raise UsageError(f"count must be at most {MAX_NEXT_RUNS}, not {count}")
+    trigger, found = Trigger(_times(" ".join(cron.split()), timezone=timezone)), [ms_of(after or datetime.now(UTC))]
+    for _ in range(count):
+        found.append(trigger.next_after(found[-1]))
+    return [at(each) for each in found[1:]]
+
+
 def at(ms: int) -> datetime:
     """Return milliseconds since the epoch as an aware datetime, exactly. It is bounded as `from_ms` is."""
     return EPOCH + timedelta(milliseconds=min(max(ms, 0), LATEST_MS))
