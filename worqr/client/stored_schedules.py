@@ -535,6 +535,16 @@ def call_with(call: Call[Any], **options: Unpack[JobOptions]) -> Call[Any]:
     return replace(call, _options=encode_options(options))
 
 
+def next_times_of(name: str, options: StoredScheduleOptions, count: int) -> list[datetime]:
+    """Return the next times at which a schedule with these options would fire. Raises UsageError if something is not valid."""
+    given = {option: value for option, value in options.items() if option not in {"replace", "adopt"}}
+    definition = _definition(_checked_name(name), "-", given, "")
+    trigger, found = Trigger(definition), [ms_of(datetime.now(UTC))]
+    for _ in range(min(count, definition.times or count)):
+        found.append(trigger.next_after(found[-1]))
+    return [at(each) for each in found[1:] if not definition.until_ms or each <= definition.until_ms]
+
+
 def _declared_error(name: str) -> UsageError:
     return UsageError(f"workers declare the schedule {name!r}: change it in their code, or override its times")
 

@@ -29,7 +29,7 @@ from worqr.inside import client_of, readings_of
 from worqr.keys import RegistryKeys
 from worqr.link import Link, ServerStats, loop_name_here
 from worqr.mesh_records import Health, MeshInfo, QueueInfo
-from worqr.ops import Survey, look_at_workers, survey_schedules
+from worqr.ops import look_at_workers, survey_schedules
 from worqr.peer.peer import PeerReadings
 
 # `Samples`: the values of metrics at one moment. `prometheus` and `worqr.otel` export them.
@@ -299,12 +299,17 @@ class FleetReader:
         client, keys = self._client, RegistryKeys(self._client.settings.prefix)
         calls: list[Callable[[], Awaitable[Any]]] = [
             self._mesh.info,
-            partial(_schedules, client, keys),
+            partial(client.ask, survey_schedules(keys, limit=MAX_SCHEDULES, late_ms=LATE_MS)),
             partial(client.link.call, look_at_workers(keys)),
             partial(_server_stats, client.link),
             partial(outboxes_of, client),
         ]
-        info, (survey, schedules), workers, server, outboxes = await self._together(calls)
+        info, survey, workers, server, outboxes = await self._together(calls)
+        more: list[Callable[[], Awaitable[Any]]] = [
+            partial(schedules_of, client, survey.rows, survey.now),
+            partial(self._runs.read, info.queues),
+        ]
+        schedules, runs = await self._together(more)
         return FleetSnapshot(
             mesh=info,
             dying=len(workers.dying),
@@ -312,16 +317,10 @@ class FleetReader:
             stored=survey.stored,
             late=survey.overdue,
             declared=survey.declared,
-            runs=await self._runs.read(info.queues),
+            runs=runs,
             server=server,
             outboxes=outboxes,
         )
-
-
-async def _schedules(client: Client, keys: RegistryKeys) -> tuple[Survey, list[Schedule]]:
-    """Return how many schedules there are, and those that have series of their own: a mesh may have 100,000 that users made."""
-    survey = await client.ask(survey_schedules(keys, limit=MAX_SCHEDULES, late_ms=LATE_MS))
-    return survey, await schedules_of(client, survey.rows, survey.now)
 
 
 async def _one_by_one(calls: Sequence[Callable[[], Awaitable[Any]]]) -> list[Any]:
