@@ -74,7 +74,7 @@ RELAY_SCRIPTS = {
 """What the relay of messages between queues sends."""
 SCHEDULER = {
     *("store_schedule", "unstore_schedule", "read_schedules", "index_schedule", "unindex_schedule", "page_schedules"),
-    *("read_outcomes", "survey_schedules"),
+    *("read_outcomes", "survey_schedules", "lease_prefix"),
 }
 """What the calls about stored schedules send."""
 SCRIPTS = {

@@ -554,3 +554,30 @@ async def test_a_wrong_line_stores_nothing(world: World, line: object) -> None:
     with pytest.raises(worqr.UsageError, match="line 2 is no exported schedule: "):
         await world.mesh.import_schedules([good, text])
     assert await world.mesh.schedules() == []
+
+
+async def test_one_program_applies_a_prefix_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_schedules, "APPLY_WAIT", 0.1)
+    monkeypatch.setattr(stored_schedules, "APPLY_AGAIN", 0.01)
+    mesh, wanted = world.mesh, [("report/a", world.report, MONDAYS)]
+
+    async def ours() -> AsyncIterator[Any]:
+        for each in wanted:
+            yield each
+
+    async with mesh._applying("report/"):
+        with pytest.raises(worqr.UsageError, match="another program applies the schedules that begin with 'report/'"):
+            await mesh.schedules_apply("report/", ours())
+        assert await mesh.schedules() == []
+        assert (await mesh.schedules_apply("mail/", [])).deleted == 0
+    assert (await mesh.schedules_apply("report/", ours())).created == 1
+
+
+async def test_a_program_that_has_lost_its_lease_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_schedules, "LEASE_MS", 0)
+    keys = world.registry
+    with pytest.raises(worqr.UsageError, match="another program applies the schedules that begin with 'report/'"):
+        async with world.mesh._applying("report/") as renew:
+            assert await world.mesh._client.ask(ops.lease_prefix(keys, "report/", "another", 20_000))
+            await renew()
+    assert await world.mesh._client.ask(ops.lease_prefix(keys, "report/", "another", 0))

@@ -296,6 +296,7 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "page_schedules": lambda q, g, scene: ops.page_schedules(g, ""),
     "read_outcomes": lambda q, g, scene: ops.read_outcomes(q, ["stored", "nobody"]),
     "read_schedules": lambda q, g, scene: ops.read_schedules(q, ["stored", "nobody"]),
+    "lease_prefix": lambda q, g, scene: ops.lease_prefix(g, "report/", "me", 1000),
     "survey_schedules": lambda q, g, scene: ops.survey_schedules(g, ["stored", "nobody"]),
     "store_schedule": lambda q, g, scene: ops.store_schedule(q, "stored", TASK),
     "unindex_schedule": lambda q, g, scene: ops.unindex_schedule(

@@ -25,8 +25,8 @@ def fired(desk: Desk, worker: str = "A") -> int:
 
 def noted(desk: Desk) -> str | None:
     """What the server has, with 0 for times that are about now."""
-    stored = desk.client.hget(desk.q.outcomes, "s")
-    if stored is None:
+    [stored] = desk.call(ops.read_outcomes(desk.q, ["s"]))
+    if not stored:
         return None
     assert 0 < desk.client.ttl(desk.q.outcomes) - 400 * 24 * 3600 + 5 <= 5
     first, rest = stored.decode().split("\n", 1)
@@ -136,8 +136,7 @@ def test_odd_values_of_a_record_do_not_matter(desk: Desk) -> None:
 
 def test_a_type_has_no_line_break_and_a_text_has_500_bytes(desk: Desk) -> None:
     desk.call(ops.fail_task(desk.q, "A", fired(desk), RemoteError("Odd\nName", "\u20ac" * 400, ""), undecodable=False))
-    stored = desk.client.hget(desk.q.outcomes, "s")
-    assert stored is not None
+    [stored] = desk.call(ops.read_outcomes(desk.q, ["s"]))
     found = outcome_of(stored)
     assert found is not None
     assert (found.error_type, found.error) == ("Odd Name", "\u20ac" * 166)
@@ -178,3 +177,40 @@ def test_with_names_it_returns_those_that_are_known(desk: Desk) -> None:
     store(desk, "report/x")
     assert survey(desk, "report/x", "nobody", "a")[1] == ["report/x", "a"]
     assert desk.call(ops.survey_schedules(desk.g, ["a"])).rows == [row]
+
+
+# lease_prefix
+
+
+def lease(desk: Desk, holder: str, ms: int = 20_000, prefix: str = "report/") -> bool:
+    return desk.call(ops.lease_prefix(desk.g, prefix, holder, ms))
+
+
+def test_one_holds_a_prefix_until_it_gives_it_back_or_its_lease_ends(desk: Desk) -> None:
+    before = desk.state()
+    assert lease(desk, "a")
+    assert desk.client.ttl(desk.g.schedules) > 0
+    with desk.nothing_changes():
+        assert not lease(desk, "b")
+        assert not lease(desk, "b", 0)
+    assert lease(desk, "b", prefix="mail/")
+    assert lease(desk, "a")
+    assert lease(desk, "a", 0)
+    assert lease(desk, "b", 0, prefix="mail/")
+    assert desk.state() == before
+    assert lease(desk, "b", 0), "given back twice"
+    assert desk.state() == before
+
+
+@pytest.mark.parametrize("stored", [b"a 1", b"a 99999999999999", b"\xff", b"a", b"a x"])
+def test_a_lease_that_has_ended_or_that_another_program_wrote_holds_nothing(desk: Desk, stored: bytes) -> None:
+    desk.client.hset(desk.g.schedules, "apply report/", stored)
+    assert lease(desk, "b")
+    assert lease(desk, "b", 0)
+
+
+def test_a_lease_is_no_schedule(desk: Desk) -> None:
+    declared(desk)
+    lease(desk, "a")
+    assert [row.name for row in desk.call(ops.list_schedules(desk.g)).rows] == ["s"]
+    assert lease(desk, "a", 0)

@@ -8,18 +8,21 @@ does not fire; a leader that finds the times of an older call stores the newer o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final, Literal, TypedDict, Unpack, cast
+from uuid import uuid4
 
 import msgspec
 
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.job import Job
+from worqr.client.notifications import sleep
 from worqr.client.producer import Call
 from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedules_of
 from worqr.cron import (
@@ -52,6 +55,11 @@ _LONG_MS: Final = 3_600_000
 _STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields", "done", "tags", "workflow", "lifetime"})
 """The encoded options of a call that its schedule keeps."""
 _WITHOUT_EFFECT: Final = LANE_OPTIONS | RAW_OPTIONS
+LEASE_MS: Final = 20_000
+"""How long a program that applies a prefix may hold it without a sign of life."""
+APPLY_WAIT: Final = 30.0
+"""Seconds for which another one waits: longer than a lease, so it follows one that has died."""
+APPLY_AGAIN: Final = 0.5
 MOST_DELETED: Final = 100
 """Schedules that `schedules_apply` deletes without `delete_at_most`; or a tenth of those with the prefix, if that is more."""
 
@@ -73,9 +81,9 @@ class StoredScheduleOptions(TypedDict, total=False):
     """What to do about missed firings, as in ``mesh.cron``. Default: "once"."""
     overlap: Overlap
     """What to do if the job of the last firing still waits or runs, as in ``mesh.cron``. Default: "skip"."""
-    until: datetime
+    until: datetime | None
     """A timezone-aware datetime: the last time at which it may fire. Default: never."""
-    times: int
+    times: int | None
     """How many firings are enqueued in all, without those that are skipped or run by hand. Default: any number."""
     jitter: Seconds
     """Seconds, or a timedelta: delay each job by a random time up to this long. Default: 60 s if at least an hour lies between
@@ -180,7 +188,7 @@ class ScheduleHandle:
             UsageError: There is no stored schedule of this name, or an option is not valid; or outside `connect` and `join`.
             Unavailable: The server did not reply within `patience`. Call it again: that changes nothing twice.
         """
-        return await self._controls._change(self.name, call, dict(options))
+        return await self._controls._change(self.name, call, dict(options))  # pyright: ignore[reportPrivateUsage]
 
     async def delete(self, *, job: Literal["keep", "cancel"] = "keep") -> bool:
         """Delete it: after this call it does not fire.
@@ -291,8 +299,8 @@ class StoredSchedules(ScheduleControls):
         """Make the stored schedules with this prefix those that are wanted: add, change, and at last delete.
 
         Call it at the start of your program and once a day, with what is in your database. Schedules that are stored already are
-        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. Let one program do it at a time: of
-        two with different schedules, each deletes those of the other.
+        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. One program applies a prefix at a
+        time: another one waits up to 30 s. If it has other schedules, it deletes those of the first.
 
         Args:
             prefix: The beginning of all names, with a slash at its end.
@@ -303,8 +311,8 @@ class StoredSchedules(ScheduleControls):
             How many were created, updated, unchanged and deleted.
 
         Raises:
-            UsageError: A name does not begin with the prefix or appears twice, an option is not valid, or more would be deleted
-                than allowed; or outside `connect` and `join`. Nothing was deleted.
+            UsageError: A name does not begin with the prefix or appears twice, an option is not valid, another program still
+                applies this prefix, or more would be deleted than allowed; or outside `connect` and `join`. Nothing was deleted.
             Unavailable: The server did not reply within `patience`. Call it again.
         """
         if not check_text(prefix, "prefix").endswith("/") or prefix.startswith("/"):
@@ -312,6 +320,12 @@ class StoredSchedules(ScheduleControls):
                 f"prefix must end with a slash, as in 'report/', not {prefix!r}: 'report/1' begins 'report/10'"
             )
         plans = await _plans_of(wanted, prefix, self._client)
+        async with self._applying(prefix) as renew:
+            return await self._apply_prefix(prefix, plans, delete_at_most, renew)
+
+    async def _apply_prefix(
+        self, prefix: str, plans: Mapping[str, _Plan], delete_at_most: int | None, renew: Callable[[], Awaitable[None]]
+    ) -> AppliedSchedules:
         there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
         gone = [row for name, row in there.items() if name not in plans]
         most = max(MOST_DELETED, len(there) // 10) if delete_at_most is None else delete_at_most
@@ -320,17 +334,50 @@ class StoredSchedules(ScheduleControls):
                 f"{len(gone):,} of {len(there):,} schedules that begin with {prefix!r} are not wanted, and at most {most:,} may "
                 f"be deleted. Is `wanted` complete? If so, pass delete_at_most={len(gone)}"
             )
-        applied = await self._apply(plans, there)
+        applied = await self._apply(plans, there, renew)
         for row in gone:
+            await renew()
             await _delete(self._client, row)
         return replace(applied, deleted=len(gone))
 
     # Parts
 
-    async def _apply(self, plans: Mapping[str, _Plan], there: Mapping[str, ScheduleRow]) -> AppliedSchedules:
+    @asynccontextmanager
+    async def _applying(self, prefix: str) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
+        """Hold the lease of a prefix. Yields what renews it from time to time, and raises UsageError if it was lost."""
+        holder, renew_at = uuid4().hex, 0.0
+
+        async def renew() -> None:
+            nonlocal renew_at
+            if time.monotonic() < renew_at:
+                return
+            if not await self._client.ask(ops.lease_prefix(self._registry, prefix, holder, LEASE_MS)):
+                raise UsageError(f"another program applies the schedules that begin with {prefix!r}; try again later")
+            renew_at = time.monotonic() + LEASE_MS / 4000
+
+        until = time.monotonic() + APPLY_WAIT
+        while True:
+            try:
+                await renew()
+                break
+            except UsageError:
+                if time.monotonic() >= until:
+                    raise
+            await sleep(self._client.link, APPLY_AGAIN)
+        yield renew
+        await self._client.ask(ops.lease_prefix(self._registry, prefix, holder, 0))  # else it ends by itself
+
+    async def _apply(
+        self,
+        plans: Mapping[str, _Plan],
+        there: Mapping[str, ScheduleRow],
+        renew: Callable[[], Awaitable[None]] | None = None,
+    ) -> AppliedSchedules:
         """Store the schedules that are not `there` like this."""
         counts = dict.fromkeys(("created", "updated", "unchanged"), 0)
         for plan in await self._changed(plans.values(), there):
+            if renew is not None:
+                await renew()
             counts[await self._store(plan, "")] += 1
         counts["unchanged"] = len(plans) - counts["created"] - counts["updated"]
         return AppliedSchedules(**counts)
@@ -501,9 +548,16 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
             as_json = msgspec.json.encode(msgspec.json.decode(task))
         times: dict[str, Any] = msgspec.json.decode(stored.times.encode())
         times = {field: value for field, value in times.items() if field not in {"name", "queue", "task"}}
-        payload = {"payload": msgspec.Raw(task)} if task and as_json == task else {"payload_base64": task}
-        names = {"name": stored.times.name, "queue": stored.times.queue}
-        return _Line(**names, **payload, options=stored.options, times=times, paused=paused)
+        is_json = bool(task) and as_json == task
+        return _Line(
+            name=stored.times.name,
+            queue=stored.times.queue,
+            payload=msgspec.Raw(task) if is_json else msgspec.UNSET,
+            payload_base64=b"" if is_json else task,
+            options=stored.options,
+            times=times,
+            paused=paused,
+        )
 
     @property
     def text(self) -> str:

@@ -706,6 +706,34 @@ local function unindex_schedule()
   return {'ok'}
 end
 
+-- lease_prefix: takes or renews the lease of a prefix, whose holder alone applies the stored schedules that begin with it. Gives the
+-- lease back if it asks for 0 ms. What another program has written there counts as nothing.
+-- ARGV[1] prefix text
+-- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
+-- ARGV[3] lease_ms ms, at most 60000
+-- ARGV[4] expire_s s until the declared ones are forgotten, if none is stored
+-- RETURNS ok | held
+-- RESEND safe: it sets what it set; one that is late holds the prefix until its lease ends
+-- FLAGS allow-oom
+local function lease_prefix()
+  local mesh = KEYS[1]
+  local prefix, holder, lease_ms, expire_s = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+  local schedules, field, now = mesh .. ':schedules', 'apply ' .. prefix, now_ms()
+
+  redis.call('ZCARD', mesh .. ':schedules_stored')
+  local found, till = string.match(redis.call('HGET', schedules, field) or '', '^(%w+) (%d+)$')
+  till = whole_number(till, 0, LATEST)
+  if found and found ~= holder and till > now and till <= now + 60000 then -- beyond that, the clock was set back
+    return {'held'}
+  elseif lease_ms == 0 then
+    redis.call('HDEL', schedules, field)
+  else
+    redis.call('HSET', schedules, field, holder .. ' ' .. digits(now + lease_ms))
+    keep_schedules(mesh, expire_s)
+  end
+  return {'ok'}
+end
+
 -- survey_schedules: the facts about some schedules, and how many there are of all. Without names, those about schedules that workers
 -- declare.
 -- ARGV[1] limit, how many declared ones at most

@@ -416,6 +416,15 @@ def page_schedules(
     return new_call("page_schedules", keys.base, (prefix, after, limit), read)
 
 
+def lease_prefix(keys: RegistryKeys, prefix: str, holder: str, lease_ms: int) -> Command[bool]:
+    """Take or renew the lease of a prefix, or give it back for 0 ms; return False if another program holds it."""
+
+    def read(reply: Reply) -> bool:
+        return expect("ok", "held")(reply) == "ok"
+
+    return new_call("lease_prefix", keys.base, (prefix, holder, lease_ms, SCHEDULES_EXPIRE_S), read)
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """Reply of survey_schedules: the server's time, how many schedules are declared, stored and overdue, and rows."""
