@@ -6,7 +6,7 @@ A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
@@ -21,6 +21,7 @@ from worqr.client.producer import Call, SendMiddleware, named_call
 from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
 from worqr.client.sync import sending, sent_by
+from worqr.cron import Definition
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.registry import Declarations, Registry
 from worqr.handler_options import AsyncRunsIn, HandlerOptions
@@ -178,6 +179,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         also where an event loop runs; it takes at most about a second. Blocks of `connect` and `join` are not affected.
         """
         self._client.connections.for_threads.close()
+
+    def _declared_schedules(self) -> Mapping[str, Definition]:
+        return self._declarations.schedules
 
     # Joining
 

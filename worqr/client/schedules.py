@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import tzinfo
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -136,13 +136,6 @@ PLANNED_WITHIN_MS: Final = 15_000
 """Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""
 
 
-class _Declarations(Protocol):
-    """The part of `worqr.functions.registry.Declarations` that is used here."""
-
-    @property
-    def schedules(self) -> Mapping[str, Definition]: ...
-
-
 _REMEDY: Final = "start a worker with `worqr run module:mesh`, or use mesh.join() in place of mesh.connect()"
 
 
@@ -150,7 +143,10 @@ class ScheduleControls:
     """The part of `Mesh` that shows and controls schedules. Its calls need ``mesh.connect()`` or ``join()``."""
 
     _client: Client
-    _declarations: _Declarations
+
+    def _declared_schedules(self) -> Mapping[str, Definition]:
+        """Return the schedules that the code of this program declares."""
+        raise NotImplementedError
 
     async def schedules(self, prefix: str = "") -> list[Schedule]:
         """Return all schedules of the mesh, those of other programs too, by name; or the stored ones with a prefix.
@@ -286,7 +282,7 @@ class ScheduleControls:
 
     async def _unknown(self, name: str) -> UsageError:
         keys = RegistryKeys(self._client.settings.prefix)
-        if name in self._declarations.schedules:
+        if name in self._declared_schedules():
             return UsageError(
                 f"no worker has declared schedule {name!r}, which is in the code of this program: {_REMEDY}"
             )
@@ -295,7 +291,7 @@ class ScheduleControls:
 
     async def _warn_undeclared(self) -> None:
         """Log which schedules of this program no worker has declared: a program that only connects does not fire them."""
-        names, keys = list(self._declarations.schedules), RegistryKeys(self._client.settings.prefix)
+        names, keys = list(self._declared_schedules()), RegistryKeys(self._client.settings.prefix)
         known, level = set[str](), logging.WARNING
         try:
             for start in range(0, len(names), ops.SCHEDULES_PER_PAGE):

@@ -443,6 +443,7 @@ def survey_schedules(
 
     def read(reply: Reply) -> Survey:
         status_word(reply)
-        return Survey(*(int(each) for each in reply[1:5]), rows=[_due_row(*facts) for facts in reply[5:]])
+        now, declared, stored, overdue = (int(each) for each in reply[1:5])
+        return Survey(now, declared, stored, overdue, [_due_row(*facts) for facts in reply[5:]])
 
     return new_call("survey_schedules", keys.base, (limit, late_ms, *names), read)
