@@ -249,13 +249,14 @@ async def test_nothing_is_said_if_a_worker_has_declared_them_or_there_are_none(
 # The last outcome
 
 
-@pytest.mark.leaves("{Q1}:aside*", "{Q1}:failed")
-async def test_the_last_outcome_of_a_declared_schedule(new_mesh: NewMesh) -> None:
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.leaves("*")
+async def test_the_last_outcome_of_a_declared_schedule(new_mesh: NewMesh, shards: int) -> None:
     mesh = new_mesh()
     fails = True
 
     @mesh.every(0.1)
-    @mesh.task(name="Q1", retry=worqr.RetryPolicy(max_failures=1))
+    @mesh.task(name="Q1", retry=worqr.RetryPolicy(max_failures=1), shards=shards)
     async def tidy() -> None:
         if fails:
             raise KeyError("left")
