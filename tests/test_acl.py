@@ -74,6 +74,7 @@ RELAY_SCRIPTS = {
 """What the relay of messages between queues sends."""
 SCHEDULER = {
     *("store_schedule", "unstore_schedule", "read_schedules", "index_schedule", "unindex_schedule", "page_schedules"),
+    *("read_outcomes", "survey_schedules", "lease_prefix"),
 }
 """What the calls about stored schedules send."""
 SCRIPTS = {
@@ -116,7 +117,7 @@ SCRIPTS = {
         ),
         "list_lanes",
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
-        "page_schedules",
+        *("page_schedules", "read_outcomes", "survey_schedules"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
         *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes"),
     },
@@ -649,6 +650,7 @@ async def operate(mesh: worqr.Mesh, peers: worqr.Mesh, hands: Hands, name: str) 
 
 
 CALL = worqr.Mesh("redis://localhost").call("Q1", b"x")
+LINE = '{"name":"report/c","queue":"Q1","times":{"every_ms":3600000}}'
 INTERNAL = {"reopen", "entry"}
 """Of a batch: what its parts of the client call."""
 READS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -658,6 +660,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "log": lambda mesh: mesh.log(),
         "queues": lambda mesh: mesh.queues(),
         "schedules": lambda mesh: mesh.schedules(),
+        "export_schedules": lambda mesh: mesh.export_schedules(),
         "workers": lambda mesh: mesh.workers(),
     },
     worqr.Queue: {
@@ -700,6 +703,7 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "run_schedule": lambda mesh: mesh.run_schedule("s"),
         "override_schedule": lambda mesh: mesh.override_schedule("s", None),
         "schedule": lambda mesh: mesh.schedule("report/a", CALL, every=3600),
+        "import_schedules": lambda mesh: mesh.import_schedules([LINE]),
         "schedules_apply": lambda mesh: mesh.schedules_apply("report/", [("report/b", CALL, {"every": 3600})]),
         "send": lambda mesh: mesh.send("Q1~1~waits", "approved", 1),
     },
@@ -1173,6 +1177,7 @@ def test_and_for_every_kind_of_key() -> None:
         *("cancel_channel", "cancelled_channel"),
         *("event_ids_channel", "event_ends_channel"),  # without the right to them, events have no ids and no ends
         *("runs", "recent"),  # and runs are neither counted nor kept
+        "outcomes",  # which are not noted then
         "schedules",  # which the leader reads: without the right, it says so
     }
     assert {word for word in words if word.startswith(KEYS.base)} <= set(known.values())

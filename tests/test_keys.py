@@ -115,6 +115,7 @@ def test_the_layout_is_the_one_of_the_design() -> None:
         "dead_letter_index": "worqr:{Q1}:aside",
         "due": "worqr:{Q1}:due",
         "fired": "worqr:{Q1}:fired",
+        "outcomes": "worqr:{Q1}:outcomes",
         "schedules": "worqr:{Q1}:schedules",
         "cancel_channel": "worqr:{Q1}_cancel",
         "cancelled_channel": "worqr:{Q1}_cancelled",

@@ -26,7 +26,7 @@ from tests.support.servers import Server
 from tests.test_probes import Patient
 from worqr import probes
 from worqr.client.outboxes import OutboxInfo
-from worqr.cron import Schedule
+from worqr.cron import Schedule, ScheduleOutcome
 from worqr.history_records import RUN_BOUNDS, RUN_FIELDS, WAIT_BOUNDS, WAIT_FIELDS
 from worqr.hosting.peer_thread import no_health
 from worqr.link import ServerStats
@@ -202,6 +202,7 @@ def mesh_info(
 RAN = {"ok": 6, "raised": 1, "r0": 1, "r2": 2, "r3": 1, "r19": 2, "rs": 9_500, "w1": 3, "w15": 1, "ws": 400}
 
 
+FAILED = ScheduleOutcome("failed", from_ms(3000), 1.5, from_ms(2000), "ValueError", "no")
 OUTBOX = OutboxInfo("a", "worqr_outbox", 3, 7.5, 1, 0, 0.0)
 
 
@@ -209,12 +210,12 @@ def scraped(
     fleet: FleetMetrics, mesh: worqr.MeshInfo, runs: Mapping[str, Mapping[str, int]] | None = None
 ) -> dict[str, float]:
     schedules = [
-        Schedule("s", from_ms(5000), from_ms(2000), paused=True),
+        Schedule("s", from_ms(5000), from_ms(2000), paused=True, pending=3, last_outcome=FAILED),
         Schedule("t", from_ms(5000), None, paused=False),
     ]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
     text, _ = exposition(
-        fleet_collector(fleet.samples(FleetSnapshot(mesh, 1, schedules, {"s": 3}, runs or {}, stats, [OUTBOX]))), ""
+        fleet_collector(fleet.samples(FleetSnapshot(mesh, 1, schedules, runs or {}, stats, [OUTBOX], 2, 7, 1))), ""
     )
     return values(text.decode())
 
@@ -270,6 +271,11 @@ def test_a_mesh_has_every_metric() -> None:
         'worqr_wait_seconds_sum{queue="q"}': 0.4,
         'worqr_schedule_pending{schedule="s"}': 3,
         'worqr_schedule_pending{schedule="t"}': 0,
+        'worqr_schedules{kind="declared"}': 2,
+        'worqr_schedules{kind="stored"}': 7,
+        "worqr_schedules_late": 1,
+        'worqr_schedule_last_failed{schedule="s"}': 1,
+        'worqr_schedule_last_seconds{schedule="s"}': 1.5,
         'worqr_schedule_paused{schedule="s"}': 1,
         'worqr_schedule_paused{schedule="t"}': 0,
         "worqr_server_memory_bytes": 1,
@@ -279,6 +285,7 @@ def test_a_mesh_has_every_metric() -> None:
     }.items():
         assert found[name] == value, name
     assert 'worqr_schedule_last_timestamp_seconds{schedule="t"}' not in found
+    assert 'worqr_schedule_last_failed{schedule="t"}' not in found
 
 
 def test_a_queue_without_runs_and_without_tasks_has_no_series_of_them() -> None:
@@ -352,7 +359,6 @@ def test_an_outbox_has_its_rows_by_state_and_two_databases_are_added_up() -> Non
         worqr.MeshInfo(from_ms(0), "leader", 1.5, "", [], 0, None, {}),
         0,
         [],
-        {},
         {},
         ServerStats(1, 2, keeps_everything=True, clients=3),
         boxes,

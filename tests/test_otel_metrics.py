@@ -19,7 +19,7 @@ import worqr
 from tests.peer.tools import Held, until
 from tests.support.children import ROOT
 from tests.support.servers import Server
-from tests.test_metrics import OUTBOX, RAN, mesh_info, queue, values
+from tests.test_metrics import FAILED, OUTBOX, RAN, mesh_info, queue, values
 from worqr.cron import Schedule
 from worqr.link import ServerStats
 from worqr.metrics import peer_collector
@@ -183,10 +183,10 @@ async def test_a_mesh_that_is_not_measured_has_no_metrics(mesh: worqr.Mesh, expo
 
 
 def test_a_mesh_has_the_values_that_prometheus_gets(exported: Exported) -> None:
-    schedules = [Schedule("s", from_ms(5000), from_ms(2000), paused=True)]
+    schedules = [Schedule("s", from_ms(5000), from_ms(2000), paused=True, last_outcome=FAILED)]
     stats = ServerStats(1, 2, keeps_everything=True, clients=3)
     info = mesh_info(queue('a "b"\\c', 1, finished=10), replace(queue("q", 2), held_for=2.5), left_out=3)
-    snapshot = FleetSnapshot(info, 1, schedules, {"s": 3}, {"q": RAN}, stats, [OUTBOX])
+    snapshot = FleetSnapshot(info, 1, schedules, {"q": RAN}, stats, [OUTBOX])
     samples = FleetMetrics(300).samples(snapshot)
     observe(exported.provider.get_meter("worqr"), FLEET, lambda: samples)
     text, _ = exposition(fleet_collector(samples), "")

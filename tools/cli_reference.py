@@ -71,6 +71,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "schedules": (
         "worqr schedules run shop.nightly_report",
         'worqr schedules override shop.nightly_report "30 4 * * *" --timezone Europe/Berlin',
+        'worqr schedules next "0 7 * * MON" --timezone Europe/Berlin',
+        'worqr schedules add report/acme shop.report tenant=acme --cron "0 7 * * MON" --lane acme',
+        "worqr schedules set report/acme --every 1h --max-runs never",
+        "worqr schedules export report/ > schedules.jsonl",
     ),
     "dashboard": (
         "worqr dashboard --bind 0.0.0.0:9090 --password-file passwords --read-only",

@@ -156,6 +156,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "Schedules": (
         ("Time to the next firing", "s", {"worqr_schedule_next_timestamp_seconds - time()": "{{schedule}}"}),
         ("Time since the last firing", "s", {"time() - worqr_schedule_last_timestamp_seconds": "{{schedule}}"}),
+        ("Last run failed", "short", {"worqr_schedule_last_failed > 0": "{{schedule}}"}),
+        ("Last run", "s", {"worqr_schedule_last_seconds": "{{schedule}}"}),
+        ("Schedules", "short", {"worqr_schedules": "{{kind}}", "worqr_schedules_late > 0": "late"}),
         ("Paused", "short", {"worqr_schedule_paused > 0": "{{schedule}}"}),
         ("Firings that wait to be enqueued", "short", {"worqr_schedule_pending > 0": "{{schedule}}"}),
     ),

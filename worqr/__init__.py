@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.sync import sync as sync
     from worqr.client.sync import sync_block as sync_block
     from worqr.cron import Schedule as Schedule
+    from worqr.cron import ScheduleOutcome as ScheduleOutcome
     from worqr.cron import ScheduleOverride as ScheduleOverride
     from worqr.errors import BatchEnded as BatchEnded
     from worqr.errors import BatchFailed as BatchFailed
@@ -143,7 +144,7 @@ _HOMES = {
     "worqr.client.queue": "Queue",
     "worqr.client.sync": "sync sync_block",
     "worqr.client.stored_schedules": "AppliedSchedules ScheduleHandle StoredScheduleOptions",
-    "worqr.cron": "Schedule ScheduleOverride",
+    "worqr.cron": "Schedule ScheduleOutcome ScheduleOverride",
     "worqr.errors": (
         "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoJob NoResult NotReplicated "
         "PayloadTooLarge QueueFull RefusedByServer ResultTimeout Unavailable UsageError WorqrBug WorqrError "

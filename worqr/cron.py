@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from worqr.errors import UsageError, did_you_mean
 from worqr.keys import check_name
+from worqr.stored_values import TIME_DIGITS, whole
 from worqr.validation import EPOCH, LATEST_MS, LONGEST, check_count, seconds
 
 ON_TIME_MS: Final = 10_000
@@ -178,6 +179,47 @@ class ScheduleOverride:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleOutcome:
+    """How the last run of a schedule ended for good. See ``Schedule.last_outcome``."""
+
+    outcome: Literal["finished", "failed", "cancelled"]
+    """``finished``: its handler returned. ``failed``: it moved to the dead-letter queue. ``cancelled``: it was cancelled."""
+    ended: datetime
+    """The time of the end, by the server's clock."""
+    seconds: float | None
+    """How long its last run took; None if it was cancelled before it ran."""
+    scheduled_for: datetime | None
+    """The time for which it was scheduled; None if it was run by hand."""
+    error_type: str
+    """The type of the exception, or ``Timeout``, ``Stalled`` or ``Expired``; empty if it did not fail."""
+    error: str
+    """The message of the exception, or the reason of the cancellation: at most 500 bytes."""
+
+
+_OUTCOMES: Final = ("finished", "failed", "cancelled")
+
+
+def outcome_of(stored: bytes) -> ScheduleOutcome | None:
+    """Return the outcome that a queue has stored; None if it cannot be read, because any program may have written it."""
+    first, _, rest = stored.partition(b"\n")
+    words = first.split(b" ")
+    ended = whole(words[1], digits=TIME_DIGITS) if len(words) == 4 else None
+    outcome = words[0].decode("latin-1")
+    if ended is None or outcome not in _OUTCOMES:
+        return None
+    ran, nominal = whole(words[2]), whole(words[3], 0, digits=TIME_DIGITS)
+    error_type, _, error = (part.decode("utf-8", "replace") for part in rest.partition(b"\n"))
+    return ScheduleOutcome(
+        cast("Any", outcome),
+        at(ended),
+        None if ran is None else ran / 1000,
+        at(nominal) if nominal else None,
+        error_type,
+        error,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """A schedule of the mesh. See ``mesh.schedules()``."""
 
@@ -217,6 +259,8 @@ class Schedule:
     """True if it fires no more, because of `until` or `times`. It is deleted a week later."""
     phase: float = 0.0
     """Seconds after the multiples of `every` at which a stored schedule fires."""
+    last_outcome: ScheduleOutcome | None = None
+    """How its last run ended, also one by hand; None if none has ended yet, or it is not known."""
 
     def next_runs(self, count: int = 5) -> list[datetime]:
         """Return the next times, beginning with `next_run`, of an expression that your version of worqr can read.
@@ -245,6 +289,20 @@ def _times(cron: str, every_ms: int = 0, timezone: str = "UTC") -> Definition:
 def check_times(cron: str, timezone: str) -> None:
     """Raise UsageError if the expression or the zone is not valid."""
     Trigger(_times(cron, timezone=timezone))
+
+
+def next_times(cron: str, timezone: str, count: int, after: datetime | None = None) -> list[datetime]:
+    """Return the next times of an expression in a zone, in UTC.
+
+    Raises:
+        UsageError: the expression, the zone or the number is not valid, or the extra ``cron`` is missing.
+    """
+    if not 1 <= check_count(count, "count") <= MAX_NEXT_RUNS:
+        raise UsageError(f"count must be at most {MAX_NEXT_RUNS}, not {count}")
+    trigger, found = Trigger(_times(" ".join(cron.split()), timezone=timezone)), [ms_of(after or datetime.now(UTC))]
+    for _ in range(count):
+        found.append(trigger.next_after(found[-1]))
+    return [at(each) for each in found[1:]]
 
 
 def at(ms: int) -> datetime:

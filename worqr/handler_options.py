@@ -79,6 +79,8 @@ class HandlerOptions(TypedDict, total=False):
     """Seconds, at least 0, to keep the result of a job. Default: None, it is not kept."""
     recent: int
     """How many of the runs that ended last the queue keeps for a day, 0 to 1000, for ``queue.recent()``. Default: 0."""
+    schedulable: bool
+    """True: people may make schedules of it on the dashboard, with the right ``schedules``. Default: False."""
     max_length: int | None
     """An enqueue or dispatch raises `QueueFull` if this many tasks wait, at least 1. Only for ``@mesh.task``. Default: None, no
     limit.
@@ -142,6 +144,7 @@ class Handling:
     on_failure: Callable[[Failed], object] | None = None
     runs_in: RunsIn | None = None
     recent: int = 0
+    schedulable: bool = False
     max_length: int | None = None
     shards: int = 1
     keep: Keep | None = None
@@ -196,7 +199,8 @@ def handling(where: str, options: Mapping[str, Any]) -> Handling:
         result_ttl=options.get("result_ttl"),
         on_failure=found.get("on_failure") is not None,
     )
-    return Handling(replace(policy, workflow=where == "workflow"), _failing(options), **found)
+    policy = replace(policy, workflow=where == "workflow", schedulable=bool(found.get("schedulable")))
+    return Handling(policy, _failing(options), **found)
 
 
 OF_ONE_FUNCTION: Final = ("limit", "lanes", "runs_in", "shards")
@@ -219,6 +223,12 @@ def check_defaults(defaults: HandlerOptions | None) -> HandlerOptions:
 
 def _count_or_none(value: object, what: str) -> int | None:
     return None if value is None else check_count(value, what)
+
+
+def _check_flag(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} must be True or False, not {value!r}")
+    return value
 
 
 def _check_lanes(lanes: object, what: str) -> Lanes | None:
@@ -262,6 +272,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "on_failure": _check_on_failure,
     "runs_in": _check_runs_in,
     "recent": lambda value, _what: check_between(value, "recent", 0, MOST_RECENT),
+    "schedulable": _check_flag,
     "max_length": _count_or_none,
     "shards": lambda value, _what: check_shards(value),
     "lifetime": lambda value, what: None if value is None else seconds(value, what, positive=True),

@@ -387,6 +387,11 @@ class QueueKeys:
         return f"{self.base}:fired"
 
     @property
+    def outcomes(self) -> str:
+        """HASH: schedule -> how its last run ended; until the schedule is deleted, or 400 days after the last end."""
+        return f"{self.base}:outcomes"
+
+    @property
     def schedules(self) -> str:
         """HASH: schedule -> the number and the call of each that a program has stored; until it is deleted or ends."""
         return f"{self.base}:schedules"

@@ -341,6 +341,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "schedules of this worker could not be declared; the worker tries again",
         "schedule error repeated",
     ),
+    "schedules_undeclared": _event(
+        (WARNING, INFO),
+        "a program that only connects declares schedules that no worker has declared; INFO: it has no right to look",
+        "schedule count",
+    ),
     "drop_schedules": _event(INFO, "no worker has declared a schedule for a day; it is removed", "schedule"),
     "shards": _event(
         WARNING,

@@ -6,7 +6,7 @@ A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
@@ -21,6 +21,7 @@ from worqr.client.producer import Call, SendMiddleware, named_call
 from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
 from worqr.client.sync import sending, sent_by
+from worqr.cron import Definition
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.registry import Declarations, Registry
 from worqr.handler_options import AsyncRunsIn, HandlerOptions
@@ -132,6 +133,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         self._client = Client(self, StarvationDetector)
         self._declarations = Declarations(self._client)
         self._peers = PeerFactory(self, self._client, self._declarations)
+        self._told_undeclared = False
 
     if not TYPE_CHECKING:
         __init__ = explain_options(__init__)
@@ -151,7 +153,8 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
     async def connect(self) -> AsyncGenerator[None]:
         """Connect to the server for the length of a block, under Trio or asyncio.
 
-        Blocks may be nested. Parallel blocks share one connection per event loop.
+        Blocks may be nested. Parallel blocks share one connection per event loop. The first block logs a warning if the mesh
+        declares schedules that no worker has declared, because a program that only connects fires none.
 
         Yields:
             None: Nothing.
@@ -164,6 +167,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             Unavailable: The server did not reply within `patience`, or its host name does not resolve.
         """
         async with self._client.connections.open():
+            if self._declarations.schedules and not self._told_undeclared and self._client.relocation is None:
+                self._told_undeclared = True
+                await self._warn_undeclared()
             yield
 
     def close(self) -> None:
@@ -173,6 +179,9 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
         also where an event loop runs; it takes at most about a second. Blocks of `connect` and `join` are not affected.
         """
         self._client.connections.for_threads.close()
+
+    def _declared_schedules(self) -> Mapping[str, Definition]:
+        return self._declarations.schedules
 
     # Joining
 

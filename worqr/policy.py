@@ -443,6 +443,8 @@ class Policy:
     on_failure: bool = False
     workflow: bool = False
     """The handler may wait durably."""
+    schedulable: bool = False
+    """People may make schedules of the function."""
     retry_for: float | None = None
     reset_on_progress: bool = False
     own_backoff: Backoff | None = None
@@ -528,6 +530,10 @@ def class_names(error: BaseException) -> list[frozenset[str]]:
     return list(found)
 
 
+SCHEDULABLE: Final = "schedulable"
+"""The name under which a worker shows that people may make schedules of the function."""
+
+
 def shown_fields(policy: Policy) -> dict[str, str]:
     """Return the settings that only the worker itself needs, named and written as in a job's record. People see them."""
     found = {name: str(getattr(policy, name)) for name in ("max_failures", "max_timeouts")}
@@ -535,6 +541,8 @@ def shown_fields(policy: Policy) -> dict[str, str]:
         if (value := getattr(policy, name)) is not None:
             found[name] = str(round(value * 1000))
     found["jitter"] = str(int(policy.jitter))
+    if policy.schedulable:
+        found[SCHEDULABLE] = "1"
     if policy.own_backoff is not None:
         found["backoff"] = str(getattr(policy.own_backoff, "__qualname__", "function"))
     for name in ("retry_on", "fail_on"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -10,7 +11,7 @@ import pytest
 import trio
 
 import worqr
-from tests.cli.conftest import Answer
+from tests.cli.conftest import Answer, piped
 from tests.peer.tools import eventually, until
 
 Beside = Callable[..., Awaitable[Answer]]
@@ -64,6 +65,9 @@ async def test_a_schedule_is_run_now(beside: Beside, mesh: worqr.Mesh) -> None:
         wrong = await beside("schedules", "run", "dayli")
         assert wrong == Answer(1, "", "worqr: there is no schedule 'dayli' in this mesh; did you mean 'daily'?\n")
         await eventually(mesh.queue("report").running, [])
+        (listed,) = (await beside("schedules", "--json")).json
+        assert (listed["last_outcome"]["outcome"], listed["last_outcome"]["scheduled_for"]) == ("finished", None)
+        assert "finished" in (await beside("schedules")).lines[1]
         nursery.cancel_scope.cancel()
 
 
@@ -93,3 +97,59 @@ async def test_the_times_of_a_schedule_are_overridden_and_reset(beside: Beside, 
         assert (found["every"], found["override"]) == (86400, None)
         (ran,) = (await beside("schedules", "run", "daily", "--json")).json
         assert ran == {"schedule": "daily", "queue": "report", "id": "cron:daily", "outcome": "created"}
+
+
+@pytest.mark.leaves("*")
+async def test_a_stored_schedule_is_added_changed_and_deleted(beside: Beside, mesh: worqr.Mesh) -> None:
+    times = ("--cron", "0 7 * * MON", "--timezone", "Europe/Berlin", "--until", "2099-01-01T00:00Z", "--max-runs", "9")
+    more = ("--lane", "acme", "--meta", "tenant=acme", "--misfire", "3", "--overlap", "queue", "--jitter", "2m")
+    added = await beside("schedules", "add", "report/acme", "report", "tenant=acme", "pages:=3", *times, *more)
+    assert added.out.startswith("Added schedule report/acme, which runs at 0 7 * * MON Europe/Berlin; next run ")
+    again = await beside("schedules", "add", "report/acme", "report", "--every", "1h")
+    why = "there is a schedule 'report/acme' already; to change it, run `worqr schedules set`"
+    assert again == Answer(1, "", f"worqr: {why}\n")
+    (line,) = (await beside("schedules", "export", "report/")).json
+    assert (line["payload"], line["options"]["lane"]) == ({"tenant": "acme", "pages": 3}, "acme")
+    stored = {"misfire": 3, "overlap": "queue", "jitter_ms": 120_000, "times": 9, "until_ms": 4_070_908_800_000}
+    assert line["times"] | stored == line["times"]
+    (found,) = (await beside("schedules", "set", "report/acme", "--every", "1h", "--until", "never", "--json")).json
+    assert (found["cron"], found["every"], found["until"], found["times"]) == ("", 3600, None, 9)
+    assert (await beside("schedules", "set", "report/acme")).code == 2
+    assert (await beside("schedules", "--stored", "report/")).lines[1].startswith("report/acme")
+    assert (await beside("schedules", "--stored", "mail/")).out == ""
+    assert await beside("schedules", "delete", "report/acme") == Answer(0, "Deleted schedule report/acme\n", "")
+    gone = Answer(1, "", "worqr: there is no schedule 'report/acme' in this mesh\n")
+    assert await beside("schedules", "delete", "report/acme") == gone
+
+
+async def imported(lines: str) -> subprocess.CompletedProcess[bytes]:
+    return await trio.to_thread.run_sync(partial(piped, lines.encode(), "schedules", "import"))
+
+
+@pytest.mark.leaves("*")
+async def test_schedules_are_exported_and_imported(beside: Beside, mesh: worqr.Mesh) -> None:
+    async with mesh.connect():
+        await mesh.schedule("report/a", mesh.call("report", b"\xff"), every=3600)
+        await mesh.schedule("report/b", mesh.call("report", x=1), cron="0 7 * * *", times=2)
+        await mesh.pause_schedule("report/b")
+        saved = (await beside("schedules", "export")).out
+        for name in ("report/a", "report/b"):
+            await mesh.schedule_handle(name).delete()
+        assert (await imported(saved)).stdout == b"2 created, 0 updated, 0 unchanged\n"
+        assert (await imported(saved)).stdout == b"0 created, 0 updated, 2 unchanged\n"
+        assert (await beside("schedules", "export")).out == saved
+        wrong = await imported(saved + "{}")
+        assert (wrong.returncode, wrong.stdout) == (1, b"")
+        assert wrong.stderr.startswith(b"worqr: line 3 is no exported schedule: ")
+
+
+async def test_an_expression_is_checked_without_a_server(beside: Beside) -> None:
+    answer = await beside("schedules", "next", "0 7 1 1 *", "--timezone", "Europe/Berlin", "--count", "2")
+    assert [line[4:] for line in answer.lines] == ["-01-01 07:00:00 CET"] * 2
+    (found,) = (
+        await beside("schedules", "next", "0 7 1 1 *", "--timezone", "Europe/Berlin", "--count", "1", "--json")
+    ).json
+    assert found["at"].endswith("-01-01T06:00:00+00:00")
+    wrong = await beside("schedules", "next", "61 7 * * *")
+    assert (wrong.code, wrong.out) == (1, "")
+    assert "minutes are 0 to 59" in wrong.err

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
 from tests.peer.tools import Runs, eventually, serving, until
 from tests.support.servers import Server
 from worqr.client.schedules import all_schedules, schedule_of
-from worqr.cron import Definition, Override
+from worqr.cron import Definition, Override, outcome_of
 from worqr.keys import RegistryKeys
 from worqr.ops import ScheduleRow
 
@@ -193,3 +195,101 @@ def test_synchronous_code_controls_schedules(mesh: worqr.Mesh) -> None:
         mesh.close()
 
     trio.run(main)
+
+
+# Declared in a program that only connects
+
+
+def undeclared(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    records = [record for record in caplog.records if "schedules_undeclared" in record.getMessage()]
+    return [(record.levelname, record.getMessage()) for record in records]
+
+
+@pytest.mark.leaves("{Q1}:job:cron:*")
+async def test_a_program_that_only_connects_says_once_which_schedules_do_not_fire(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, worker = new_mesh(), new_mesh()
+    for each in (mesh, worker):
+        each.every(3600, each.call("Q1", b"x"), name="hourly")
+    mesh.every(3600, mesh.call("Q1", b"x"), name="daily")
+    mesh.every(3600, mesh.call("Q1", b"x"), name="weekly")
+    async with worker.join():
+        for _ in range(2):
+            async with mesh.connect():
+                pass
+        [(level, text)] = undeclared(caplog)
+        assert level == "WARNING"
+        assert (
+            "no worker has declared schedule 'daily' and 1 others, which fires only then: start a worker with" in text
+        )
+        async with mesh.connect():
+            with pytest.raises(
+                worqr.UsageError, match="no worker has declared schedule 'daily', which is in the code of"
+            ):
+                await mesh.run_schedule("daily")
+            assert (await mesh.run_schedule("hourly")).outcome == "created"
+
+
+async def test_nothing_is_said_if_a_worker_has_declared_them_or_there_are_none(
+    new_mesh: NewMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh, worker = new_mesh(), new_mesh()
+    async with mesh.connect():
+        pass
+    for each in (mesh, worker):
+        each.every(3600, each.call("Q1", b"x"), name="hourly")
+    async with worker.join(), mesh.connect():
+        pass
+    async with mesh.join():
+        pass
+    assert undeclared(caplog) == []
+
+
+# The last outcome
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.leaves("*")
+async def test_the_last_outcome_of_a_declared_schedule(new_mesh: NewMesh, shards: int) -> None:
+    mesh = new_mesh()
+    fails = True
+
+    @mesh.every(0.1)
+    @mesh.task(name="Q1", retry=worqr.RetryPolicy(max_failures=1), shards=shards)
+    async def tidy() -> None:
+        if fails:
+            raise KeyError("left")
+
+    async def outcome() -> str:
+        last = (await one(mesh)).last_outcome
+        return last.outcome if last else ""
+
+    async with mesh.join():
+        await eventually(outcome, "failed")
+        last = (await one(mesh)).last_outcome
+        assert last is not None
+        assert (last.error_type, last.error) == ("KeyError", "'left'")
+        assert last.scheduled_for is not None
+        assert last.seconds is not None
+        assert last.scheduled_for <= last.ended
+        fails = False
+        await eventually(outcome, "finished")
+
+
+@LEFT
+async def test_the_last_outcome_of_one_that_never_fired_and_was_run_by_hand(new_mesh: NewMesh) -> None:
+    mesh = new_mesh()
+    mesh.cron(YEARLY, mesh.call("Q1", b"x"), name="yearly")
+    async with mesh.join():
+        assert (await planned(mesh)).last_outcome is None
+        await (await mesh.run_schedule("yearly")).cancel(reason="not now")
+        last = (await one(mesh)).last_outcome
+        assert last is not None
+        assert (last.outcome, last.error, last.seconds, last.scheduled_for) == ("cancelled", "not now", None, None)
+
+
+@given(st.binary() | st.binary().map(b"failed 1 2 3\n%b".__mod__))
+def test_an_outcome_of_any_bytes_is_read(stored: bytes) -> None:
+    found = outcome_of(stored)
+    assert found is None or found.outcome in ("finished", "failed", "cancelled")

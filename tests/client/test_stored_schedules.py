@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import worqr
 from tests.peer.conftest import NewMesh, mesh, new_mesh, other  # noqa: F401 - fixtures
@@ -16,7 +19,8 @@ from tests.peer.tools import eventually
 from tests.support.servers import Server
 from worqr import ops
 from worqr.client import stored_schedules
-from worqr.client.schedules import find_schedule
+from worqr.client.schedules import StoredCall, find_schedule
+from worqr.client.stored_schedules import _Line
 from worqr.cron import Definition, at
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import ScheduleRow
@@ -125,7 +129,7 @@ async def test_a_stored_schedule_stays_when_undeclared_ones_are_dropped(world: W
     await world.mesh._client.ask(ops.declare_schedules(world.registry, [("old", definition)], replace=True))
     await world.mesh.schedule("report/acme", world.report, **MONDAYS)
     assert await world.mesh._client.ask(ops.renew_schedules(world.registry, ["report/acme"])) == []
-    assert await world.mesh._client.ask(ops.drop_schedules(world.registry, 0)) == ["old"]
+    assert await world.mesh._client.ask(ops.drop_schedules(world.registry, 0)) == [("old", definition)]
     assert (await world.row()).version
 
 
@@ -459,3 +463,121 @@ def test_a_program_without_an_event_loop_reaches_all_of_it(mesh: worqr.Mesh) -> 
     assert len(worqr.sync(handle.next_runs, 2)) == 2
     assert worqr.sync(mesh.schedules_apply, "report/", [("report/a", call, {"every": 3600})]).unchanged == 1
     assert worqr.sync(handle.delete)
+
+
+# Change, export, import
+
+
+async def test_a_change_keeps_what_it_does_not_name(world: World) -> None:
+    call = world.mesh.call("report", b"acme")
+    more: dict[str, Any] = {"misfire": "skip", "overlap": "queue", "jitter": 5, "times": 9}
+    await world.mesh.schedule("report/acme", call, **MONDAYS, **more)
+    handle = world.mesh.schedule_handle("report/acme")
+    [before] = await world.mesh.export_schedules()
+    assert await handle.change(times=9) == "unchanged"
+    assert await handle.change(every=3600) == "updated"
+    assert await handle.change(**MONDAYS) == "updated"
+    assert await world.mesh.export_schedules() == [before]
+    assert await handle.change(world.mesh.call("report", b"other"), times=None) == "updated"
+    found = await handle.info()
+    assert found is not None
+    assert (found.times, found.cron) == (None, MONDAYS["cron"])
+    with pytest.raises(worqr.UsageError, match="it calls 'report', which replace=True replaces"):
+        await handle.change(world.mesh.call("mail", b""))
+    assert await handle.change(world.mesh.call("mail", b""), replace=True) == "created"
+
+
+async def test_only_a_stored_schedule_is_changed(world: World) -> None:
+    definition = Definition(name="old", queue="q", task=b"", every_ms=1000).encode()
+    await world.mesh._client.ask(ops.declare_schedules(world.registry, [("old", definition)], replace=True))
+    with pytest.raises(worqr.UsageError, match="workers declare the schedule 'old': change it in their code"):
+        await world.mesh.schedule_handle("old").change(every=3)
+    with pytest.raises(worqr.UsageError, match="there is no schedule 'new'"):
+        await world.mesh.schedule_handle("new").change(every=3)
+
+
+NAMES = st.text("ab/\u20ac", min_size=1, max_size=30).filter(lambda name: all(name.split("/")))
+TIMES = st.one_of(
+    st.fixed_dictionaries({"every_ms": st.integers(100, 10**9), "phase_ms": st.integers(0, 99)}),
+    st.fixed_dictionaries({"cron": st.just("0 7 * * MON"), "timezone": st.sampled_from(["UTC", "Europe/Berlin"])}),
+)
+RULES = st.fixed_dictionaries(
+    {},
+    optional={
+        "misfire": st.integers(0, 100),
+        "overlap": st.sampled_from(["skip", "queue", "cancel"]),
+        "jitter_ms": st.integers(0, 10**6),
+        "until_ms": st.integers(1, 10**13),
+        "times": st.integers(1, 10**9),
+        "by": st.text(max_size=5),
+    },
+)
+JOB = st.fixed_dictionaries(
+    {}, optional={"lane": st.text(min_size=1), "fields": st.just({"timeout": "5"}), "workflow": st.booleans()}
+)
+PAYLOADS = st.binary() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(msgspec.json.encode)
+
+
+@given(NAMES, TIMES, RULES, JOB, PAYLOADS, st.booleans())
+def test_a_line_has_all_of_a_schedule(
+    name: str, times: dict[str, Any], rules: dict[str, Any], job: dict[str, Any], task: bytes, paused: bool
+) -> None:
+    definition = Definition(name=name, queue="q", task=b"", **times, **rules)
+    stored = StoredCall(dict(sorted(job.items())), task, definition)
+    text = _Line.of(stored, paused=paused).text
+    assert "\n" not in text
+    plan, was_paused = _Line.read(text, 1)
+    assert (plan.blob, was_paused) == (stored.encode(), paused)
+
+
+GOOD: dict[str, Any] = {"name": "a", "queue": "q", "payload": 1, "times": {"every_ms": 1000}}
+WRONG_LINES = [
+    "",
+    "x",
+    "[]",
+    *(GOOD | wrong for wrong in ({"name": "a//b"}, {"queue": "{}"}, {"options": {"id": "x"}}, {"extra": 1})),
+    *(
+        GOOD | {"times": times}
+        for times in ({}, {"every_ms": 1}, {"cron": "61 * * * *"}, {"cron": "* * * * *", "every_ms": 1000})
+    ),
+    GOOD | {"payload": "x" * 5000},
+]
+
+
+@pytest.mark.parametrize("line", WRONG_LINES)
+async def test_a_wrong_line_stores_nothing(world: World, line: object) -> None:
+    good = msgspec.json.encode(GOOD).decode()
+    text = line if isinstance(line, str) else msgspec.json.encode(line).decode()
+    if not text:
+        assert (await world.mesh.import_schedules([text])).created == 0
+        return
+    with pytest.raises(worqr.UsageError, match="line 2 is no exported schedule: "):
+        await world.mesh.import_schedules([good, text])
+    assert await world.mesh.schedules() == []
+
+
+async def test_one_program_applies_a_prefix_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_schedules, "APPLY_WAIT", 0.1)
+    monkeypatch.setattr(stored_schedules, "APPLY_AGAIN", 0.01)
+    mesh, wanted = world.mesh, [("report/a", world.report, MONDAYS)]
+
+    async def ours() -> AsyncIterator[Any]:
+        for each in wanted:
+            yield each
+
+    async with mesh._applying("report/"):
+        with pytest.raises(worqr.UsageError, match="another program applies the schedules that begin with 'report/'"):
+            await mesh.schedules_apply("report/", ours())
+        assert await mesh.schedules() == []
+        assert (await mesh.schedules_apply("mail/", [])).deleted == 0
+    assert (await mesh.schedules_apply("report/", ours())).created == 1
+
+
+async def test_a_program_that_has_lost_its_lease_stops(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_schedules, "LEASE_MS", 0)
+    keys = world.registry
+    with pytest.raises(worqr.UsageError, match="another program applies the schedules that begin with 'report/'"):
+        async with world.mesh._applying("report/") as renew:
+            assert await world.mesh._client.ask(ops.lease_prefix(keys, "report/", "another", 20_000))
+            await renew()
+    assert await world.mesh._client.ask(ops.lease_prefix(keys, "report/", "another", 0))

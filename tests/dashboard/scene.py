@@ -49,7 +49,8 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/failed": [{}],
     "/workers": [{}, {"app": "{app}"}],
     "/worker": [{"id": "{worker}"}],
-    "/schedules": [{}],
+    "/schedules": [{}, {"name": "{schedule}"}, {"name": "report/acme"}],
+    "/schedule-form": [{}, {"queue": "{typed}"}, {"edit": "yes", "name": "report/acme"}],
     "/log": [{}, {"kind": "paused", "queue": "{queue}"}],
     "/server": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{job}"}],
@@ -176,7 +177,7 @@ async def open_scene(
         worqr.current().progress(0.4, texts.progress)
         await trio.sleep_forever()
 
-    @mesh.task(name=names["typed"])
+    @mesh.task(name=names["typed"], schedulable=True)
     async def typed(number: int) -> None: ...
 
     @mesh.workflow(name=names["flow"])
@@ -221,7 +222,8 @@ async def _fill(mesh: worqr.Mesh, names: Mapping[str, str], texts: Texts) -> Non
             await trio.sleep(0.01)
         while (await mesh.queue(names["flow"]).info()).suspended < 1:
             await trio.sleep(0.01)
-        while not await mesh.schedules():
+        await mesh.schedule("report/acme", mesh.call(names["typed"], number=1), every=86_400)
+        while len(await mesh.schedules()) < 2:
             await trio.sleep(0.01)
         while (await mesh.info()).source != "leader":
             await trio.sleep(0.05)

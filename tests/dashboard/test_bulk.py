@@ -273,6 +273,8 @@ ACTS: dict[str, dict[str, str]] = {
     "/schedule": {"name": "nightly", "paused": "yes"},
     "/schedule-run": {"name": "nightly"},
     "/schedule-times": {"name": "nightly", "cron": "0 4 * * *"},
+    "/schedule-store": {"name": "report/mine", "queue": "orders-typed", "every": "3600", "arg.number": "1"},
+    "/schedule-delete": {"name": "report/acme"},
     "/retry-all": {"queue": "orders-failing", "count": "1"},
     "/drop-all": {"queue": "orders-failing", "count": "1"},
     "/run-all": {"queue": "orders", "count": "1"},

@@ -14,7 +14,14 @@ from worqr.inside import declarations_of
 
 TEXT = (Path(__file__).parents[2] / "docs/howto/dashboard.md").read_text("utf-8")
 SECTION = re.split(r"^## What the pages show$", TEXT, flags=re.MULTILINE)[1].split("\n## ")[0]
-NAMES = {"/": "Overview", "/queue": "a queue", "/job": "a job", "/worker": "each runs", "/bulk": "Act on many tasks"}
+NAMES = {
+    "/": "Overview",
+    "/queue": "a queue",
+    "/job": "a job",
+    "/worker": "each runs",
+    "/bulk": "Act on many tasks",
+    "/schedule-form": "stores and changes",
+}
 """What the document calls a page whose name is not the word of its address."""
 NO_PAGES = {"/live", "/payload", "/metrics"}
 

@@ -428,9 +428,12 @@ async def test_the_page_of_a_schedule_has_the_outcomes_of_its_last_runs(mesh: wo
             await trio.sleep(0.01)
         await mesh.run_schedule("daily")
         with trio.fail_after(PATIENCE):
-            while "KeyError" not in (page := (await site.get("/schedules", name="daily")).text):
+            page = ""
+            while not re.search(r"cron:daily.*raised.*KeyError", page):
                 await trio.sleep(0.05)
-        assert re.search(r"cron:daily.*raised.*KeyError", page)
+                page = (await site.get("/schedules", name="daily")).text
+        assert re.search(r"Last outcome</dt><dd>.*failed</span> at .* after .*, run by hand<span.*>KeyError: 1", page)
+        assert re.search(r"failed</span><span.*>KeyError: 1", (await site.get("/schedules")).text)
 
 
 def test_a_time_in_the_zone_of_a_schedule() -> None:

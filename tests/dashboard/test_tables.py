@@ -54,7 +54,7 @@ async def test_each_table_has_what_its_page_shows(server: Server, prefix: str) -
         assert broken["reason"] == "undecodable"
         [worker] = await rows(site, "workers")
         assert (worker["id"], worker["app"], names["slow"] in worker["queues"]) == (scene.worker, texts.app, True)
-        [schedule] = await rows(site, "schedules")
+        schedule, _stored = await rows(site, "schedules")
         assert (schedule["name"], schedule["queue"]) == (texts.schedule, names["typed"])
         assert "paused" in {entry["kind"] for entry in await rows(site, "log")}
         job = (await site.get("/api/v1/job", queue=names["failing"], id=texts.job)).json()

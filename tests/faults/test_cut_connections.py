@@ -282,6 +282,7 @@ async def _life_of_stored_schedules(mesh: worqr.Mesh) -> None:
     assert await mesh.schedule("user/7", mesh.call("Q4", b"tock"), every=3600) == "created"
     assert [each.name for each in await mesh.schedules(prefix="user/")] == ["user/7"]
     await mesh.schedule_handle("user/7").run_now()
+    assert (await mesh.schedules_apply("user/", [("user/7", mesh.call("Q4", b"tock"), {"every": 3600})])).unchanged == 1
     await mesh.schedule_handle("user/7").delete()
     assert await mesh.schedules(prefix="user/") == []
 

@@ -64,6 +64,7 @@ class Lines(Lanes):
     aside: dict[int, Record] = field(default_factory=dict[int, Record])
     listed: dict[str, list[int]] = field(default_factory=lambda: {"failed": [], "broken": []})
     fired: dict[str, str] = field(default_factory=dict[str, str])
+    outcomes: dict[str, str] = field(default_factory=dict[str, str])
     failure_fence: int = FENCE
     failure_jobs: dict[str, Record] = field(default_factory=dict[str, Record])
     # What happened in the last transaction, for observers.
@@ -182,6 +183,11 @@ class Lines(Lanes):
     def _keep_result(
         self, job_id: str, record: Record, ttl: int, outcome: str, uncounted: int = 1, **facts: Any
     ) -> None:
+        name = job_id.removeprefix("cron:")
+        if name != job_id and name in self.fired:
+            ran, texts = 0 if "claim" in record else -1, (facts.get("error_type", ""), facts.get("error_message", ""))
+            end = f"{outcome} {NOW} {ran} {record.get('scheduled_for', 0)}"
+            self.outcomes[name] = "\n".join((end, texts[0], facts.get("reason", texts[1])))
         if int(record.get("result_ttl", ttl)) > 0:
             self._retire(job_id)
             own = {"outcome": outcome, "first": record["first"], "last": record["last"], **tries(record, uncounted)}
@@ -493,6 +499,7 @@ class Lines(Lanes):
             ":workers": {worker: str(place) for worker, place in self.fence.items()},
             ":counts": self._counts(),
             ":fired": self.fired,
+            ":outcomes": self.outcomes,
             ":aside": {job["id"]: claim for claim, job in self.aside.items()},
         }
         for part, value in self.trash.items():

@@ -294,7 +294,10 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "forget_worker": lambda q, g, scene: ops.forget_worker(g, "C"),
     "index_schedule": lambda q, g, scene: ops.index_schedule(g, "stored", q, "7", DEF, times="daily"),
     "page_schedules": lambda q, g, scene: ops.page_schedules(g, ""),
+    "read_outcomes": lambda q, g, scene: ops.read_outcomes(q, ["stored", "nobody"]),
     "read_schedules": lambda q, g, scene: ops.read_schedules(q, ["stored", "nobody"]),
+    "lease_prefix": lambda q, g, scene: ops.lease_prefix(g, "report/", "me", 1000),
+    "survey_schedules": lambda q, g, scene: ops.survey_schedules(g, ["stored", "nobody"]),
     "store_schedule": lambda q, g, scene: ops.store_schedule(q, "stored", TASK),
     "unindex_schedule": lambda q, g, scene: ops.unindex_schedule(
         g, ops.ScheduleRow("stored", DEF, 0, None, None, (), False, b"", version="7", home=q.name)
@@ -388,15 +391,22 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
 }
 
 
+OUTCOME = b"failed 2000 70 1000\nValueError\nno such tenant"
+
+
 def store_schedule(desk: Desk) -> None:
     """A stored schedule, whose call is in the queue."""
     desk.client.hset(f"{desk.q.base}:schedules", "stored", b"7 1 4 \x80task")
+    desk.client.hset(desk.q.outcomes, "stored", OUTCOME)
     desk.client.zadd(desk.g.schedules_stored, {"stored": 0})
     desk.client.hset(desk.g.schedules, mapping={"def stored": DEF, "ver stored": "7", "home stored": desk.q.name})
 
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
-    **dict.fromkeys(("page_schedules", "read_schedules", "unstore_schedule"), lambda desk: store_schedule(desk)),
+    **dict.fromkeys(
+        ("page_schedules", "read_outcomes", "read_schedules", "survey_schedules", "unstore_schedule"),
+        lambda desk: store_schedule(desk),
+    ),
     "adopt_claims": lambda desk: desk.client.rpush(desk.q.claim(7), "held by nobody"),
     "check_batches": lambda desk: desk.client.zadd(
         BatchKeys(desk.q).batches, dict.fromkeys(("old", "open", "last", "nobody"), PAST)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.ops.driver import Desk
-from tests.ops.schedules import T, declare, declared, facts, lead, looks, seen
+from tests.ops.schedules import DEF, T, declare, declared, facts, lead, looks, seen
 from worqr import ops
 
 DAY = 24 * 3600 * 1000
@@ -11,7 +11,7 @@ def test_forgets_all_of_a_schedule_that_nobody_declares_any_more(desk: Desk) -> 
     before = desk.state()
     declared(desk, owed=T, next=T + 5, fired=T - 5, paused="1")
     lead(desk, DAY)
-    assert desk.send(ops.drop_schedules(desk.g, DAY)) == [b"ok", b"s"]
+    assert desk.send(ops.drop_schedules(desk.g, DAY)) == [b"ok", b"s", DEF]
     assert desk.state() == before
 
 
@@ -20,7 +20,7 @@ def test_leaves_the_others_alone(desk: Desk) -> None:
     lead(desk, 1)
     declare(desk, "other")
     lead(desk, DAY)
-    assert desk.call(ops.drop_schedules(desk.g, DAY)) == ["s"]
+    assert desk.call(ops.drop_schedules(desk.g, DAY)) == [("s", DEF)]
     assert (set(looks(desk)), seen(desk)) == ({"other"}, {"other": 1})
     assert {field.rpartition(" ")[2] for field in facts(desk)} == {"other", "led"}
 
@@ -32,7 +32,7 @@ def test_the_clock_of_the_server_does_not_matter(desk: Desk) -> None:
     with desk.nothing_changes():
         assert desk.call(ops.drop_schedules(desk.g, DAY)) == []
     lead(desk, DAY)
-    assert desk.call(ops.drop_schedules(desk.g, DAY)) == ["s"]
+    assert desk.call(ops.drop_schedules(desk.g, DAY)) == [("s", DEF)]
 
 
 def test_one_that_was_declared_again_stays(desk: Desk) -> None:
@@ -55,8 +55,8 @@ def test_what_was_declared_before_the_led_time_was_lost_counts_as_declared_now(d
 def test_so_many_at_a_time(desk: Desk) -> None:
     declare(desk, "a", "b", "c")
     lead(desk, DAY)
-    assert desk.call(ops.drop_schedules(desk.g, DAY, limit=2)) == ["a", "b"]
-    assert desk.call(ops.drop_schedules(desk.g, DAY, limit=2)) == ["c"]
+    assert desk.call(ops.drop_schedules(desk.g, DAY, limit=2)) == [("a", DEF), ("b", DEF)]
+    assert desk.call(ops.drop_schedules(desk.g, DAY, limit=2)) == [("c", DEF)]
     assert desk.call(ops.drop_schedules(desk.g, DAY, limit=2)) == []
 
 

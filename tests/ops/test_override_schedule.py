@@ -48,7 +48,7 @@ def test_a_declaration_does_not_change_it_and_a_drop_removes_it(desk: Desk) -> N
     declare(desk, "s", definition=OTHER)
     assert (row(desk).definition, row(desk).override) == (OTHER, OVER)
     desk.client.hset(desk.g.schedules, "led", 10)
-    assert desk.call(ops.drop_schedules(desk.g, 1)) == ["s"]
+    assert desk.call(ops.drop_schedules(desk.g, 1)) == [("s", OTHER)]
     assert facts(desk) == {}
 
 

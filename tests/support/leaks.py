@@ -21,7 +21,16 @@ EXPIRING = (
         "{*}*:waiters",
     ),
     *("{*}*:done", "{*}*:done_total", "{*}*:done:*", "{*}*:done_id:*", "{*}*:tag:*", "{*}*:tag_marks"),
-    *("{*}*:part:*", "{*}*:counts", "{*}*:runs", "{*}*:recent", "{*}*:history", "{*}*:history10", "{*}*:fired"),
+    *(
+        "{*}*:part:*",
+        "{*}*:counts",
+        "{*}*:runs",
+        "{*}*:recent",
+        "{*}*:history",
+        "{*}*:history10",
+        "{*}*:fired",
+        "{*}*:outcomes",
+    ),
     *("{*}*:producer:*", "producer:*", "worker:*", "info:*", "queues", "waiting", "watched", "snapshot", "histories"),
     *("log", "schedules", "schedules_due", "schedules_seen", "leader", "outboxes"),
 )

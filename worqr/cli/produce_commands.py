@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -248,13 +248,11 @@ def call(
     connect: ConnectOptions = FROM_ENVIRONMENT,
 ) -> None:
     """Enqueue a call of a function by its name, with named arguments: to=ada@example.org times:=3."""
-    if args is not None and given:
-        raise InvalidArguments("use either name=text arguments or --args, not both")
-    kwargs = parse_arguments(given)
+    whole, kwargs = arguments_of(given, args)
     patience = _wait_limit(wait=wait, within=within)
 
     async def command(mesh: Mesh) -> None:
-        made = mesh.call(name, **kwargs) if args is None else mesh.call(name, os.fsencode(args))
+        made = mesh.call(name, *whole, **kwargs)
         queue = mesh.queue(made.name)
         if patience is not None:
             await _dispatch(mesh, queue, made.task, {}, patience, json=json)
@@ -266,12 +264,21 @@ def call(
             print(f"{stored} enqueued")
         await warn_if_unserved(mesh, queue.name)
 
+    run_connected(connect, command)
+
+
+def arguments_of(given: Sequence[str], args: str | None) -> tuple[tuple[bytes, ...], dict[str, Any]]:
+    """Return the arguments of ``mesh.call`` that were typed: the whole payload, or named ones."""
+    if args is not None and given:
+        raise InvalidArguments("use either name=text arguments or --args, not both")
+    kwargs = parse_arguments(given)
     for each in given:
         if (name_of_it := text_like_json(each)) is not None:
             print_error(f"{each} is sent as a text; for a number or another value of JSON, type {name_of_it}:=...")
-    if args is not None:
-        _check_json(args)
-    run_connected(connect, command)
+    if args is None:
+        return (), kwargs
+    _check_json(args)
+    return (os.fsencode(args),), {}
 
 
 def _check_json(args: str) -> None:

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import tzinfo
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
 from worqr import ops
-from worqr.client.client import Client
+from worqr.client.client import NOTE_PATIENCE, Client
 from worqr.client.job import Job
-from worqr.client.queue import Queue
 from worqr.cron import (
     Definition,
     Override,
@@ -27,12 +28,13 @@ from worqr.cron import (
     check_times,
     effective,
     jitter_ms,
+    outcome_of,
     zone_name,
 )
-from worqr.errors import UsageError, did_you_mean
-from worqr.keys import QueueKeys, RegistryKeys
+from worqr.errors import RefusedByServer, UsageError, WorqrError, did_you_mean
+from worqr.keys import QueueKeys, RegistryKeys, check_name, shard_of
 from worqr.link import Link
-from worqr.log_events import emit, raise_ctrl_c
+from worqr.log_events import emit, emit_fields, raise_ctrl_c
 from worqr.ops import ScheduleRow
 from worqr.stored_values import readable
 from worqr.tracebacks import one_line
@@ -134,10 +136,17 @@ PLANNED_WITHIN_MS: Final = 15_000
 """Milliseconds after which a leader should have planned the next run of a schedule that was overridden."""
 
 
+_REMEDY: Final = "start a worker with `worqr run module:mesh`, or use mesh.join() in place of mesh.connect()"
+
+
 class ScheduleControls:
     """The part of `Mesh` that shows and controls schedules. Its calls need ``mesh.connect()`` or ``join()``."""
 
     _client: Client
+
+    def _declared_schedules(self) -> Mapping[str, Definition]:
+        """Return the schedules that the code of this program declares."""
+        raise NotImplementedError
 
     async def schedules(self, prefix: str = "") -> list[Schedule]:
         """Return all schedules of the mesh, those of other programs too, by name; or the stored ones with a prefix.
@@ -154,7 +163,7 @@ class ScheduleControls:
             rows, now = await self._stored_rows(prefix)
         else:
             rows, now = await self._rows()
-        return [schedule_of(row, now) for row in rows]
+        return await schedules_of(self._client, rows, now)
 
     async def pause_schedule(self, name: str, *, paused: bool = True) -> None:
         """Pause a schedule, or resume it with ``paused=False``. Firings that pass while it is paused are not made up for.
@@ -197,11 +206,7 @@ class ScheduleControls:
         if found is None:
             raise await self._unknown(name)
         definition = Definition.decode(found[0].definition)
-        queue = Queue(self._client, QueueKeys(self._client.settings.prefix, definition.queue))
-        if found[0].version:
-            job = await self._run_stored(found[0], definition)
-        else:
-            job = await queue.dispatch(definition.task, id=definition.job, if_exists="skip")
+        job = await self._run_by_hand(found[0], definition)
         if job.outcome != "unchanged":
             await self._client.note("schedule_run", queue=definition.queue, text=name)
         return job
@@ -246,16 +251,21 @@ class ScheduleControls:
         check_times(expression, zone or "UTC")
         return Override(cron=expression, timezone=zone, by=self._client.who)
 
-    async def _run_stored(self, row: ScheduleRow, definition: Definition) -> Job[bytes]:
-        """Enqueue the call of a stored schedule, with its options."""
-        home = QueueKeys.of(self._client.settings.prefix, row.home)
-        [found] = await self._client.link_to(home.name).call(ops.read_schedules(home, [row.name]))
-        if found is None:
-            raise await self._unknown(row.name)
-        stored = StoredCall.decode(found[1])
-        keys = QueueKeys(self._client.settings.prefix, definition.queue)
-        options = {**stored.options, "id": definition.job, "exists": "skip"}
-        return await self._client.producer.dispatch_task(keys, stored.task, options)
+    async def _run_by_hand(self, row: ScheduleRow, definition: Definition) -> Job[bytes]:
+        """Enqueue the call of a schedule; of a stored one with its options."""
+        keys, task = QueueKeys(self._client.settings.prefix, definition.queue), definition.task
+        options: dict[str, Any] = {}
+        if row.version:
+            home = QueueKeys.of(self._client.settings.prefix, row.home)
+            [found] = await self._client.link_to(home.name).call(ops.read_schedules(home, [row.name]))
+            if found is None:
+                raise await self._unknown(row.name)
+            stored = StoredCall.decode(found[1])
+            options, task = stored.options, stored.task
+        elif definition.workflow:
+            options = {"workflow": True} | ({"lifetime": str(definition.lifetime_ms)} if definition.lifetime_ms else {})
+        options = {**options, "id": definition.job, "exists": "skip", "by_hand": True}
+        return await self._client.producer.dispatch_task(keys, task, options)
 
     async def _rows(self) -> tuple[list[ScheduleRow], int]:
         return await all_schedules(self._client.ask, RegistryKeys(self._client.settings.prefix))
@@ -271,16 +281,65 @@ class ScheduleControls:
                 return found, now
 
     async def _unknown(self, name: str) -> UsageError:
-        return _unknown_error(name, (await self._rows())[0])
+        keys = RegistryKeys(self._client.settings.prefix)
+        if name in self._declared_schedules():
+            return UsageError(
+                f"no worker has declared schedule {name!r}, which is in the code of this program: {_REMEDY}"
+            )
+        rows = (await self._client.ask(ops.survey_schedules(keys))).rows
+        return _unknown_error(name, rows + (await self._client.ask(ops.page_schedules(keys, "")))[0])
+
+    async def _warn_undeclared(self) -> None:
+        """Log which schedules of this program no worker has declared: a program that only connects does not fire them."""
+        names, keys = list(self._declared_schedules()), RegistryKeys(self._client.settings.prefix)
+        known, level = set[str](), logging.WARNING
+        try:
+            for start in range(0, len(names), ops.SCHEDULES_PER_PAGE):
+                survey = ops.survey_schedules(keys, names[start : start + ops.SCHEDULES_PER_PAGE])
+                known.update(row.name for row in (await self._client.link.call(survey, patience=NOTE_PATIENCE)).rows)
+        except RefusedByServer:
+            level = logging.INFO
+        except WorqrError:  # the server has gone away again: other calls say so
+            return
+        if missing := [name for name in names if name not in known]:
+            others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+            why = "this user may not look whether a worker has" if level == logging.INFO else "no worker has"
+            text = f"{why} declared schedule %(schedule)r{others}, which fires only then: {_REMEDY}"
+            fields = {"schedule": missing[0], "count": len(missing)}
+            emit_fields(logger, "schedules_undeclared", text, fields, level=level)
 
 
 async def find_schedule(client: Client, name: str) -> tuple[ScheduleRow, int] | None:
     """Return what is stored of one schedule, and the server's time."""
-    keys = RegistryKeys(client.settings.prefix)
-    rows, now = await client.ask(ops.page_schedules(keys, name, limit=1))
-    if not (rows and rows[0].name == name):
-        rows, now = await all_schedules(client.ask, keys)
-    return next(((row, now) for row in rows if row.name == name), None)
+    found = await client.ask(ops.survey_schedules(RegistryKeys(client.settings.prefix), [name]))
+    return (found.rows[0], found.now) if found.rows else None
+
+
+async def schedules_of(client: Client, rows: Sequence[ScheduleRow], now: int) -> list[Schedule]:
+    """Return schedules as users see them, each with how its last run ended, as the queues of their jobs know it."""
+    found, homes = [schedule_of(row, now) for row in rows], dict[QueueKeys, list[int]]()
+    for place, row in enumerate(rows):
+        with suppress(UsageError):  # of a name or a queue that any program has stored
+            homes.setdefault(await _home_of(client, row, found[place].queue), []).append(place)
+    calls, places = list[ops.Command[list[bytes]]](), list[int]()
+    for keys, those in homes.items():
+        for start in range(0, len(those), ops.SCHEDULES_PER_PAGE):
+            page = those[start : start + ops.SCHEDULES_PER_PAGE]
+            calls.append(ops.read_outcomes(keys, [rows[place].name for place in page]))
+            places += page
+    with suppress(RefusedByServer):  # by a user who may not look at the queues
+        known = chain.from_iterable(await client.link.call_all(calls))
+        for place, stored in zip(places, known, strict=True):
+            found[place] = replace(found[place], last_outcome=outcome_of(stored))
+    return found
+
+
+async def _home_of(client: Client, row: ScheduleRow, queue: str) -> QueueKeys:
+    """Return the queue or shard of the jobs of a schedule."""
+    if row.home:
+        return QueueKeys.of(client.settings.prefix, row.home)
+    keys = QueueKeys(client.settings.prefix, check_name(queue))
+    return shard_of(await client.sharding.shards(keys, declare=False), f"cron:{row.name}")
 
 
 def _unknown_error(name: str, rows: list[ScheduleRow]) -> UsageError:

@@ -8,25 +8,30 @@ does not fire; a leader that finds the times of an older call stores the newer o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final, Literal, TypedDict, Unpack, cast
+from uuid import uuid4
 
 import msgspec
 
 from worqr import ops
 from worqr.client.client import Client
 from worqr.client.job import Job
+from worqr.client.notifications import sleep
 from worqr.client.producer import Call
-from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedule_of
+from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedules_of
 from worqr.cron import (
     MAX_TIMES,
     Definition,
     Overlap,
     Schedule,
     Trigger,
+    at,
     check_overlap,
     misfire_count,
     ms_of,
@@ -34,9 +39,10 @@ from worqr.cron import (
     zone_name,
 )
 from worqr.errors import UsageError
-from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS
+from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, JobOptions, encode_options
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.ops import ScheduleRow
+from worqr.ops.replies import in_chunks
 from worqr.validation import Seconds, check_between, check_text, seconds, to_ms
 
 MAX_STORED_NAME: Final = 150
@@ -49,6 +55,11 @@ _LONG_MS: Final = 3_600_000
 _STORED_OPTIONS: Final = frozenset({"lane", "meta", "fields", "done", "tags", "workflow", "lifetime"})
 """The encoded options of a call that its schedule keeps."""
 _WITHOUT_EFFECT: Final = LANE_OPTIONS | RAW_OPTIONS
+LEASE_MS: Final = 20_000
+"""How long a program that applies a prefix may hold it without a sign of life."""
+APPLY_WAIT: Final = 30.0
+"""Seconds for which another one waits: longer than a lease, so it follows one that has died."""
+APPLY_AGAIN: Final = 0.5
 MOST_DELETED: Final = 100
 """Schedules that `schedules_apply` deletes without `delete_at_most`; or a tenth of those with the prefix, if that is more."""
 
@@ -70,9 +81,9 @@ class StoredScheduleOptions(TypedDict, total=False):
     """What to do about missed firings, as in ``mesh.cron``. Default: "once"."""
     overlap: Overlap
     """What to do if the job of the last firing still waits or runs, as in ``mesh.cron``. Default: "skip"."""
-    until: datetime
+    until: datetime | None
     """A timezone-aware datetime: the last time at which it may fire. Default: never."""
-    times: int
+    times: int | None
     """How many firings are enqueued in all, without those that are skipped or run by hand. Default: any number."""
     jitter: Seconds
     """Seconds, or a timedelta: delay each job by a random time up to this long. Default: 60 s if at least an hour lies between
@@ -105,7 +116,7 @@ class AppliedSchedules:
 class ScheduleHandle:
     """A schedule that may be stored in the mesh, by its name. Make one with ``mesh.schedule_handle()``."""
 
-    def __init__(self, controls: ScheduleControls, client: Client, name: str) -> None:
+    def __init__(self, controls: StoredSchedules, client: Client, name: str) -> None:
         self._controls = controls
         self._client = client
         self.name: str = name
@@ -121,7 +132,7 @@ class ScheduleHandle:
             Unavailable: The server did not reply within `patience`.
         """
         found = await find_schedule(self._client, self.name)
-        return None if found is None else schedule_of(*found)
+        return None if found is None else (await schedules_of(self._client, [found[0]], found[1]))[0]
 
     async def next_runs(self, count: int = 5) -> list[datetime]:
         """Return its next times, or none if there is no schedule of this name.
@@ -162,6 +173,22 @@ class ScheduleHandle:
             Unavailable: The server did not reply within `patience`. If its `sent` is None, the job may have been stored.
         """
         return await self._controls.run_schedule(self.name)
+
+    async def change(self, call: Call[Any] | None = None, **options: Unpack[StoredScheduleOptions]) -> Stored:
+        """Change some of its options, and keep the others. `until` or `times` of None removes the bound.
+
+        Args:
+            call: Another call to enqueue. Default: the stored one.
+            **options: See `StoredScheduleOptions`; without `adopt`.
+
+        Returns:
+            "updated", or "unchanged" if it is stored like this already.
+
+        Raises:
+            UsageError: There is no stored schedule of this name, or an option is not valid; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`. Call it again: that changes nothing twice.
+        """
+        return await self._controls._change(self.name, call, dict(options))  # pyright: ignore[reportPrivateUsage]
 
     async def delete(self, *, job: Literal["keep", "cancel"] = "keep") -> bool:
         """Delete it: after this call it does not fire.
@@ -226,14 +253,54 @@ class StoredSchedules(ScheduleControls):
         """
         return ScheduleHandle(self, self._client, check_name(name, "schedule name"))
 
+    async def export_schedules(self, prefix: str = "") -> list[str]:
+        """Return the stored schedules whose names begin with `prefix`, each as a line of JSON for ``import_schedules``.
+
+        Raises:
+            UsageError: Outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`.
+        """
+        rows, lines = (await self._stored_rows(check_text(prefix, "prefix")))[0], list[str]()
+        for row, stored in await self._calls_of(rows):
+            if stored is not None:
+                lines.append(_Line.of(StoredCall.decode(stored[1]), paused=row.paused).text)
+        return lines
+
+    async def import_schedules(self, lines: Iterable[str]) -> AppliedSchedules:
+        """Store the schedules of lines that ``export_schedules`` has returned. Nothing is deleted. Empty lines are skipped.
+
+        A schedule that was paused is paused again. The firings that `times` has counted begin anew, if the schedule is new.
+
+        Returns:
+            How many were created, updated and unchanged.
+
+        Raises:
+            UsageError: A line is not valid: nothing was stored then. Or a name is that of a declared schedule, or of one that
+                calls another function; or outside `connect` and `join`.
+            Unavailable: The server did not reply within `patience`. Call it again.
+        """
+        plans, paused = dict[str, _Plan](), set[str]()
+        for number, text in enumerate(lines, 1):
+            if text.strip():
+                plan, is_paused = _Line.read(text, number)
+                plans[plan.definition.name] = plan
+                paused |= {plan.definition.name} if is_paused else set()
+        keys, rows = self._registry, list[ScheduleRow]()
+        for page in in_chunks(list(plans), len, most=ops.SCHEDULES_PER_PAGE):
+            rows += (await self._client.ask(ops.survey_schedules(keys, page))).rows
+        applied = await self._apply(plans, {row.name: row for row in rows if row.version})
+        for name in sorted(paused - {row.name for row in rows if row.paused}):
+            await self.pause_schedule(name)
+        return applied
+
     async def schedules_apply(
         self, prefix: str, wanted: Iterable[Wanted] | AsyncIterable[Wanted], *, delete_at_most: int | None = None
     ) -> AppliedSchedules:
         """Make the stored schedules with this prefix those that are wanted: add, change, and at last delete.
 
         Call it at the start of your program and once a day, with what is in your database. Schedules that are stored already are
-        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. Let one program do it at a time: of
-        two with different schedules, each deletes those of the other.
+        only read. Nothing is deleted if `wanted` raises, or before it was read to its end. One program applies a prefix at a
+        time: another one waits up to 30 s. If it has other schedules, it deletes those of the first.
 
         Args:
             prefix: The beginning of all names, with a slash at its end.
@@ -244,8 +311,8 @@ class StoredSchedules(ScheduleControls):
             How many were created, updated, unchanged and deleted.
 
         Raises:
-            UsageError: A name does not begin with the prefix or appears twice, an option is not valid, or more would be deleted
-                than allowed; or outside `connect` and `join`. Nothing was deleted.
+            UsageError: A name does not begin with the prefix or appears twice, an option is not valid, another program still
+                applies this prefix, or more would be deleted than allowed; or outside `connect` and `join`. Nothing was deleted.
             Unavailable: The server did not reply within `patience`. Call it again.
         """
         if not check_text(prefix, "prefix").endswith("/") or prefix.startswith("/"):
@@ -253,6 +320,12 @@ class StoredSchedules(ScheduleControls):
                 f"prefix must end with a slash, as in 'report/', not {prefix!r}: 'report/1' begins 'report/10'"
             )
         plans = await _plans_of(wanted, prefix, self._client)
+        async with self._applying(prefix) as renew:
+            return await self._apply_prefix(prefix, plans, delete_at_most, renew)
+
+    async def _apply_prefix(
+        self, prefix: str, plans: Mapping[str, _Plan], delete_at_most: int | None, renew: Callable[[], Awaitable[None]]
+    ) -> AppliedSchedules:
         there = {row.name: row for row in (await self._stored_rows(prefix))[0]}
         gone = [row for name, row in there.items() if name not in plans]
         most = max(MOST_DELETED, len(there) // 10) if delete_at_most is None else delete_at_most
@@ -261,15 +334,86 @@ class StoredSchedules(ScheduleControls):
                 f"{len(gone):,} of {len(there):,} schedules that begin with {prefix!r} are not wanted, and at most {most:,} may "
                 f"be deleted. Is `wanted` complete? If so, pass delete_at_most={len(gone)}"
             )
-        counts = dict.fromkeys(("created", "updated", "unchanged"), 0)
-        for plan in await self._changed(plans.values(), there):
-            counts[await self._store(plan, "")] += 1
-        counts["unchanged"] = len(plans) - counts["created"] - counts["updated"]
+        applied = await self._apply(plans, there, renew)
         for row in gone:
+            await renew()
             await _delete(self._client, row)
-        return AppliedSchedules(**counts, deleted=len(gone))
+        return replace(applied, deleted=len(gone))
 
     # Parts
+
+    @asynccontextmanager
+    async def _applying(self, prefix: str) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
+        """Hold the lease of a prefix. Yields what renews it from time to time, and raises UsageError if it was lost."""
+        holder, renew_at = uuid4().hex, 0.0
+
+        async def renew() -> None:
+            nonlocal renew_at
+            if time.monotonic() < renew_at:
+                return
+            if not await self._client.ask(ops.lease_prefix(self._registry, prefix, holder, LEASE_MS)):
+                raise UsageError(f"another program applies the schedules that begin with {prefix!r}; try again later")
+            renew_at = time.monotonic() + LEASE_MS / 4000
+
+        until = time.monotonic() + APPLY_WAIT
+        while True:
+            try:
+                await renew()
+                break
+            except UsageError:
+                if time.monotonic() >= until:
+                    raise
+            await sleep(self._client.link, APPLY_AGAIN)
+        yield renew
+        await self._client.ask(ops.lease_prefix(self._registry, prefix, holder, 0))  # else it ends by itself
+
+    async def _apply(
+        self,
+        plans: Mapping[str, _Plan],
+        there: Mapping[str, ScheduleRow],
+        renew: Callable[[], Awaitable[None]] | None = None,
+    ) -> AppliedSchedules:
+        """Store the schedules that are not `there` like this."""
+        counts = dict.fromkeys(("created", "updated", "unchanged"), 0)
+        for plan in await self._changed(plans.values(), there):
+            if renew is not None:
+                await renew()
+            counts[await self._store(plan, "")] += 1
+        counts["unchanged"] = len(plans) - counts["created"] - counts["updated"]
+        return AppliedSchedules(**counts)
+
+    async def _change(self, name: str, call: Call[Any] | None, changes: dict[str, Any]) -> Stored:
+        """Store a schedule with other options, or another call."""
+        force = "replace" if changes.pop("replace", False) else ""
+        found = await find_schedule(self._client, name)
+        if found is None or not found[0].version:
+            raise await self._unknown(name) if found is None else _declared_error(name)
+        [(_, blob)] = await self._calls_of([found[0]])
+        if blob is None:
+            raise await self._unknown(name)
+        stored = StoredCall.decode(blob[1])
+        given = _given_of(stored.times)
+        if changes.get("cron") is not None:
+            given.pop("every", None)
+        elif changes.get("every") is not None:
+            given = {option: value for option, value in given.items() if option not in {"cron", "timezone"}}
+        given |= changes
+        if call is not None:
+            return await self._store(_Plan.of(name, call, given, self._client), force)
+        parts = stored.times.queue, stored.options, stored.task
+        return await self._store(_Plan.made(name, *parts, given, self._client.who), force)
+
+    async def _calls_of(self, rows: Iterable[ScheduleRow]) -> list[tuple[ScheduleRow, tuple[str, bytes] | None]]:
+        """Return what the queues of stored schedules have of them: the number and the call; None: nothing."""
+        homes, found = dict[str, list[ScheduleRow]](), list[tuple[ScheduleRow, tuple[str, bytes] | None]]()
+        for row in rows:
+            homes.setdefault(row.home, []).append(row)
+        for home, those in homes.items():
+            keys = QueueKeys.of(self._client.settings.prefix, home)
+            for page in in_chunks(those, lambda _: 0, most=ops.SCHEDULES_AT_ONCE):
+                call = ops.read_schedules(keys, [row.name for row in page])
+                found += zip(page, await self._client.link_to(home).call(call), strict=True)
+        return sorted(found, key=lambda each: each[0].name)
 
     @property
     def _registry(self) -> RegistryKeys:
@@ -277,23 +421,10 @@ class StoredSchedules(ScheduleControls):
 
     async def _changed(self, plans: Iterable[_Plan], there: Mapping[str, ScheduleRow]) -> list[_Plan]:
         """Return those that are not stored like this."""
-        changed: list[_Plan] = []
-        homes: dict[str, list[_Plan]] = {}
-        for plan in plans:
-            row = there.get(plan.definition.name)
-            if row is None:
-                changed.append(plan)
-            else:
-                homes.setdefault(row.home, []).append(plan)
-        for home, same in homes.items():
-            keys = QueueKeys.of(self._client.settings.prefix, home)
-            for start in range(0, len(same), ops.SCHEDULES_AT_ONCE):
-                page = same[start : start + ops.SCHEDULES_AT_ONCE]
-                call = ops.read_schedules(keys, [plan.definition.name for plan in page])
-                for plan, found in zip(page, await self._client.link_to(home).call(call), strict=True):
-                    if found != (there[plan.definition.name].version, plan.blob):
-                        changed.append(plan)
-        return changed
+        wanted = {plan.definition.name: plan for plan in plans}
+        calls = await self._calls_of(row for name, row in there.items() if name in wanted)
+        same = {row.name for row, found in calls if found == (row.version, wanted[row.name].blob)}
+        return [plan for name, plan in wanted.items() if name not in same]
 
     async def _store(self, plan: _Plan, force: str) -> Stored:
         name, definition = plan.definition.name, plan.definition
@@ -372,11 +503,114 @@ class _Plan:
         if not isinstance(call, Call):
             raise UsageError(f"a schedule takes a call, as in mesh.call('name') or function.call(), not {call!r}")
         options = _options_of(client.producer.prepared(cast("Any", call)))
-        if len(call.task) > MAX_STORED_TASK:
-            size = f"{len(call.task):,} bytes, at most {MAX_STORED_TASK:,} fit"
+        return _Plan.made(name, call.queue, options, call.task, given, client.who)
+
+    @staticmethod
+    def made(
+        name: object, queue: str, options: Mapping[str, object], task: bytes, given: dict[str, Any], by: str
+    ) -> _Plan:
+        """Return a schedule of the encoded `options` and the payload of a call. Raises UsageError if something is not valid."""
+        return _Plan.checked(StoredCall(dict(options), task, _definition(_checked_name(name), queue, given, by)))
+
+    @staticmethod
+    def checked(stored: StoredCall) -> _Plan:
+        """Return a schedule of what is stored of it."""
+        if len(stored.task) > MAX_STORED_TASK:
+            size = f"{len(stored.task):,} bytes, at most {MAX_STORED_TASK:,} fit"
+            name = stored.times.name
             raise UsageError(f"schedule {name!r}: its payload has {size}; pass an id, and load the data in the handler")
-        definition = _definition(_checked_name(name), call.queue, given, client.who)
-        return _Plan(definition, options, StoredCall(options, call.task, definition).encode())
+        return _Plan(stored.times, stored.options, stored.encode())
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A schedule in a line of JSON.
+
+    Attributes:
+        payload: of its call, as JSON; `payload_base64` in its place if another encoder has written it.
+        options: the encoded options of its call.
+        times: the fields of its `Definition`, but for its name, its queue and its task.
+        paused: it is paused.
+    """
+
+    name: str
+    queue: str
+    payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    payload_base64: bytes = b""
+    options: dict[str, Any] = {}
+    times: dict[str, Any]
+    paused: bool = False
+
+    @staticmethod
+    def of(stored: StoredCall, *, paused: bool) -> _Line:
+        """Return the line of a schedule."""
+        task, as_json = stored.task, b""
+        with suppress(ValueError):
+            as_json = msgspec.json.encode(msgspec.json.decode(task))
+        times: dict[str, Any] = msgspec.json.decode(stored.times.encode())
+        times = {field: value for field, value in times.items() if field not in {"name", "queue", "task"}}
+        is_json = bool(task) and as_json == task
+        return _Line(
+            name=stored.times.name,
+            queue=stored.times.queue,
+            payload=msgspec.Raw(task) if is_json else msgspec.UNSET,
+            payload_base64=b"" if is_json else task,
+            options=stored.options,
+            times=times,
+            paused=paused,
+        )
+
+    @property
+    def text(self) -> str:
+        """The line, without its end."""
+        return msgspec.json.encode(self).decode()
+
+    @staticmethod
+    def read(text: str, number: int) -> tuple[_Plan, bool]:
+        """Return the schedule of a line, and whether it is paused. Raises UsageError, with the number of the line."""
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+            times = Definition.decode(
+                msgspec.json.encode(line.times | {"name": line.name, "queue": line.queue, "task": b""})
+            )
+            _checked_name(line.name)
+            if unknown := line.options.keys() - _STORED_OPTIONS:
+                raise UsageError(f"a schedule has no option {min(unknown)!r}")
+            if bool(times.cron) == bool(times.every_ms):
+                raise UsageError("a schedule takes cron or every_ms, and not both")
+            Trigger(times)
+            task = bytes(line.payload) if line.payload else line.payload_base64
+            return _Plan.checked(StoredCall(dict(sorted(line.options.items())), task, times)), line.paused
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, UsageError) as error:
+            raise UsageError(f"line {number} is no exported schedule: {error}") from None
+
+
+def call_with(call: Call[Any], **options: Unpack[JobOptions]) -> Call[Any]:
+    """Return a call of a function by its name, with options of a dispatch. For the command line and the dashboard."""
+    return replace(call, _options=encode_options(options))
+
+
+def next_times_of(name: str, options: StoredScheduleOptions, count: int) -> list[datetime]:
+    """Return the next times at which a schedule with these options would fire. Raises UsageError if something is not valid."""
+    given = {option: value for option, value in options.items() if option not in {"replace", "adopt"}}
+    definition = _definition(_checked_name(name), "-", given, "")
+    trigger, found = Trigger(definition), [ms_of(datetime.now(UTC))]
+    for _ in range(min(count, definition.times or count)):
+        found.append(trigger.next_after(found[-1]))
+    return [at(each) for each in found[1:] if not definition.until_ms or each <= definition.until_ms]
+
+
+def _declared_error(name: str) -> UsageError:
+    return UsageError(f"workers declare the schedule {name!r}: change it in their code, or override its times")
+
+
+def _given_of(definition: Definition) -> dict[str, Any]:
+    """Return the options with which `_definition` makes these times."""
+    found: dict[str, Any] = {"misfire": definition.misfire or "skip", "overlap": definition.overlap}
+    found |= {"jitter": definition.jitter_ms / 1000, "times": definition.times or None}
+    found["until"] = at(definition.until_ms) if definition.until_ms else None
+    if definition.every_ms:
+        return found | {"every": definition.every_ms / 1000}
+    return found | {"cron": definition.cron, "timezone": definition.timezone}
 
 
 def _checked_name(name: object) -> str:

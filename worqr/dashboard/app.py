@@ -22,7 +22,19 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from worqr.client.client import acting_for
 from worqr.client.connections import EMBEDDED, url_or_default
-from worqr.dashboard import api, batch_pages, bulk, forms, live, live_texts, new_task, pages, server_page, state
+from worqr.dashboard import (
+    api,
+    batch_pages,
+    bulk,
+    forms,
+    live,
+    live_texts,
+    new_task,
+    pages,
+    schedule_forms,
+    server_page,
+    state,
+)
 from worqr.dashboard.access import Access, Right, Scope, Viewer, checked_access, viewer_of
 from worqr.dashboard.api import scale, scrape
 from worqr.dashboard.bulk import BulkActs
@@ -517,5 +529,8 @@ ROUTES: Final[dict[str, Route]] = {
     "/worker-evict": Route(forms.evict_worker, "POST", "workers"),
     "/schedule-run": Route(forms.run_schedule, "POST", "schedules"),
     "/schedule-times": Route(forms.override_schedule, "POST", "schedules"),
+    "/schedule-form": Route(schedule_forms.page),
+    "/schedule-store": Route(schedule_forms.store, "POST", "schedules"),
+    "/schedule-delete": Route(schedule_forms.delete, "POST", "schedules"),
 }
 """The handlers of POST are in `worqr.dashboard.forms`, or beside their page."""

@@ -76,13 +76,13 @@ def _form(visit: Visit, why: str, status: int) -> Response:
         return JSONResponse({"error": why}, status)
     name = visit.text("queue").strip()
     given = {field: visit.text(field) for field in ("id", "delay")}
-    fields = _fields(visit, _definition(visit, name))
+    fields = fields_of_function(visit, name)
     return visit.page(
-        "new.html", status, live="", queue=name, fields=fields, payload=_typed(visit, PAYLOAD), why=why, **given
+        "new.html", status, live="", queue=name, fields=fields, payload=typed_text(visit, PAYLOAD), why=why, **given
     )
 
 
-def _typed(visit: Visit, name: str) -> str:
+def typed_text(visit: Visit, name: str) -> str:
     """Return a field that may be long. Browsers end lines of a text with two characters."""
     return dict(visit.form).get(name, "").replace("\r\n", "\n")
 
@@ -92,11 +92,16 @@ def _definition(visit: Visit, name: str) -> FunctionDefinition | None:
     return None if function is None else definition_of(function)
 
 
+def fields_of_function(visit: Visit, queue: str) -> Sequence[Field]:
+    """Return a field for each argument of the function of a queue; none if it is not known here."""
+    return _fields(visit, _definition(visit, queue))
+
+
 def _fields(visit: Visit, definition: FunctionDefinition | None) -> Sequence[Field]:
     """Return a field for each argument; none if there is no function, or it takes any arguments."""
     if definition is None:
         return ()
-    return [_field(each, _typed(visit, f"{ARGUMENT}{each.name}")) for each in definition.codec.parameters]
+    return [_field(each, typed_text(visit, f"{ARGUMENT}{each.name}")) for each in definition.codec.parameters]
 
 
 def _field(parameter: inspect.Parameter, text: str) -> Field:
@@ -106,7 +111,7 @@ def _field(parameter: inspect.Parameter, text: str) -> Field:
     return Field(parameter.name, kind, "" if needed else repr(default)[:100], text, kind == "str", needed)
 
 
-def _payload(visit: Visit, name: str) -> bytes:
+def payload_of(visit: Visit, name: str) -> bytes:
     """Return the payload that was typed. Raise UsageError if the queue's function cannot take it."""
     definition = _definition(visit, name)
     fields = _fields(visit, definition)
@@ -118,7 +123,7 @@ def _payload(visit: Visit, name: str) -> bytes:
         only = definition is not None and definition.codec.payload_is_argument
         payload = encode_json(next(iter(values.values())) if only else values)
     else:
-        payload = _typed(visit, PAYLOAD).encode()
+        payload = typed_text(visit, PAYLOAD).encode()
     if definition is not None:
         try:
             definition.codec.decode(payload)
@@ -154,7 +159,7 @@ async def create(visit: Visit) -> Response:
 
 async def _enqueued(visit: Visit, name: str) -> str:
     """Enqueue it. Return the id of the job; empty for a plain task."""
-    queue, payload = visit.queue(name), _payload(visit, name)
+    queue, payload = visit.queue(name), payload_of(visit, name)
     given = {"id": visit.text("id").strip() or None, "delay": _delay(visit)}
     options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     if not options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
@@ -13,6 +13,8 @@ from starlette.responses import Response
 from worqr import ops
 from worqr.client.inspection import ask_each, list_jobs, merge_queue_info
 from worqr.client.queue import queue_named
+from worqr.client.schedules import all_schedules as read_schedules
+from worqr.client.schedules import find_schedule, schedule_of, schedules_of
 from worqr.cron import Schedule
 from worqr.dashboard.dead_letters import read_counts, read_records
 from worqr.dashboard.finished import OUTCOMES, jobs_of, result_of, tagged
@@ -24,7 +26,7 @@ from worqr.dashboard.request import Visit
 from worqr.dashboard.state import MeshState, is_empty_failure_queue, needs_of, read_state
 from worqr.errors import UsageError
 from worqr.inside import client_of
-from worqr.keys import MAX_SHARDS, QueueKeys
+from worqr.keys import MAX_SHARDS, QueueKeys, RegistryKeys
 from worqr.mesh_records import LaneInfo, LogEntry, QueueInfo, WorkerInfo, is_in_use
 from worqr.ops import FIND_DEPTH
 from worqr.records import MOST_RECENT, EndedRun, Entry, Failed, JobRecord, Matches, Status, TaskInfo
@@ -206,12 +208,32 @@ async def all_schedules(visit: Visit) -> list[Schedule]:
     async def read(_before: list[Schedule] | None) -> list[Schedule]:
         return await visit.mesh.schedules()
 
-    return await visit.looks.get("schedules", read)
+    return [_without_secrets(each, visit) for each in await visit.looks.get("schedules", read)]
+
+
+def _without_secrets(schedule: Schedule, visit: Visit) -> Schedule:
+    last = schedule.last_outcome
+    if last is None or not last.error:
+        return schedule
+    return replace(schedule, last_outcome=replace(last, error=visit.redactor.text(last.error)))
+
+
+async def _planned_schedules(visit: Visit) -> list[Schedule]:
+    """Return the schedules, without how their last runs ended."""
+    if not visit.viewer.sees_all:
+        return []
+    client = client_of(visit.mesh)
+
+    async def read(_before: list[Schedule] | None) -> list[Schedule]:
+        rows, now = await read_schedules(client.ask, RegistryKeys(client.settings.prefix))
+        return [schedule_of(row, now) for row in rows]
+
+    return await visit.looks.get("planned schedules", read)
 
 
 async def overview(visit: Visit) -> Response:
     """The totals, what needs attention, the busiest queues, and the workers."""
-    read = partial(unless_refused, partial(all_schedules, visit), list[Schedule]())
+    read = partial(unless_refused, partial(_planned_schedules, visit), list[Schedule]())
     events = partial(unless_refused, partial(newest_entries, visit), list[LogEntry]())
     calls: list[Callable[[], Awaitable[Any]]] = [partial(look, visit), read, events]
     state, (schedules, refused), (entries, _) = await gathered(calls)
@@ -782,15 +804,21 @@ LAST: Final = 20
 async def schedules(visit: Visit) -> Response:
     """All schedules; or one with its next times, if the address names it."""
     check_sees_all(visit)
-    found, _ = await with_state(visit, partial(all_schedules, visit))
-    name = visit.text("name")
+    name, client = visit.text("name"), client_of(visit.mesh)
     if not name:
-        return visit.page("schedules.html", live="", found=found)
-    one = next((each for each in found if each.name == name), None)
-    if one is None:
+        everything, _ = await with_state(visit, partial(all_schedules, visit))
+        return visit.page("schedules.html", live="", found=everything)
+    found = await find_schedule(client, name)
+    if found is None:
         raise Refused(404, "There is no schedule of this name.")
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        partial(look, visit),
+        partial(schedules_of, client, [found[0]], found[1]),
+        partial(_last_runs, visit, schedule_of(*found)),
+    ]
+    _, [one], (ended, refused) = await gathered(calls)
+    one = _without_secrets(one, visit)
     upcoming, why = _next_runs(one)
-    ended, refused = await _last_runs(visit, one)
     return visit.page(
         "schedule.html",
         live="",

@@ -167,6 +167,9 @@ _FIXED: Final = {
     "schedule-busy": "Nothing was enqueued, because the previous run of the schedule still waits or runs.",
     "schedule-override": "The schedule has other times now, until you return to those of the code.",
     "schedule-reset": "The schedule has the times of its code.",
+    "schedule-stored": "The schedule is stored.",
+    "schedule-deleted": "The schedule is deleted. It does not fire any more.",
+    "schedule-none": "There is no stored schedule of this name, so nothing was deleted.",
     UNSENT: "The server did not answer, and nothing was sent. Nothing was changed.",
     UNKNOWN: "The server did not answer. The change may have taken effect: look before you try again.",
 }

@@ -377,6 +377,7 @@ class Registry:
         runs_in: RunsIn = ...,
         result_ttl: Seconds | None = ...,
         recent: int = ...,
+        schedulable: bool = ...,
         limit: Limit | Collection[Limit] = ...,
         lanes: Lanes = ...,
         max_length: int | None = ...,

@@ -162,6 +162,9 @@ local function move_to_dead_letters(base, claim, task, failure, policy, now)
     tell_end(base, task.id, {parent = task.fields.parent, follow = task.fields.follow, number = claim, reason = failure.reason,
       final = is_dropped or nil}, 'failed', error)
   end
+  if task.job and string.sub(task.id, 1, 5) == FIRING then
+    note_outcome(base, task.id, 'failed', claim, task.fields.scheduled_for, failure.error_type or '', failure.error_message or '')
+  end
   redis.call('DEL', base .. ':active:' .. task.id, base .. ':claim:' .. claim)
   count(base, failure.kind, 1, {task.id}, nil, nil,
     {{policy.worker, task.job or false, task.task, false, failure.error_type, failure.error_message}})

@@ -164,6 +164,9 @@ local function end_job(base, id, outcome, facts, ttl, now, none_blocked)
   if kept[9] and outcome == 'cancelled' then
     cancel_children(base, active, id, kept[9], facts[2])
   end
+  if string.sub(id, 1, 5) == FIRING and outcome ~= 'gone' then
+    note_outcome(base, id, outcome, kept[8], redis.call('HGET', active, 'scheduled_for'), '', outcome == 'cancelled' and facts[2] or '')
+  end
   copy_attempts(result, active, 1)
   if result and kept[10] then
     keep_record(result, record_to_keep(active))
@@ -202,6 +205,9 @@ local function delete_cancelled_job(base, id, ttl, reason)
   end
   if kept[8] then
     cancel_children(base, job, id, kept[8], reason)
+  end
+  if string.sub(id, 1, 5) == FIRING then
+    note_outcome(base, id, 'cancelled', nil, redis.call('HGET', job, 'scheduled_for'), '', reason)
   end
   local result = store_result(base, id, kept[2], kept[3], whole_number(kept[4], ttl), 'cancelled', {'reason', reason})
   copy_attempts(result, job, 0)
@@ -285,7 +291,8 @@ local OPTION_KINDS = {id = 'id', random = 'random', delay = 'delay', run_at = 't
   data = 'boolean', counts = 'boolean', front = 'boolean', policy = 'string',
   workflow = 'boolean', lifetime = 'digits', parent = 'parent', follow = 'follow',
   when = ' set keep later earlier ', exists = ' update skip raise cancel ', expires = 'digits', expires_at = 'time_text',
-  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random', keep = 'boolean', done = 'done', tags = 'tags'}
+  scheduled_for = 'time_text', meta = 'meta', fields = 'fields', batch = 'batch', row = 'random', keep = 'boolean', done = 'done', tags = 'tags',
+  by_hand = 'boolean'}
 
 -- True if the table has only fields of POLICY, each with a possible value.
 local function valid_fields(fields)
@@ -616,6 +623,9 @@ local function create_job(base, id, o, task, number, asked, now, seen)
   if o.tags then
     add_tags(base, o.tags, fields.first, id, o.done, asked - now)
   end
+  if o.by_hand then
+    expect_outcome(base, id)
+  end
   if seen.active then
     return store_blocked_job(base, id, o, fields, asked)
   end
@@ -632,7 +642,8 @@ end
 --   expires, expires_at, scheduled_for, unique_for, max_length, lane, max_lane_length, waiter (of queue.lua), batch (token, home,
 --   id, number, sealed, keep, on_failed), workflow (its runs may be suspended), lifetime (ms as text, of a workflow),
 --   parent (base, id, life, key, after; of a child), follow (token, and the bases of the queues that hold `then` and `otherwise`), row
---   (of an outbox, see upsert_row), keep (the record stays with the result), done and tags (of finished.lua)
+--   (of an outbox, see upsert_row), keep (the record stays with the result), done and tags (of finished.lua),
+--   by_hand (a schedule is run by hand: its end is noted as that of a firing)
 local function upsert(base, o, task, number, now, seen)
   local id = o.id or new_id(base, number, o.random)
   seen = seen or o.id and find_job(base, id) or {last = number}

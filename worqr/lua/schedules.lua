@@ -16,9 +16,59 @@ local function keep_schedules(mesh, expire_s)
   end
 end
 
+-- Returns the facts about a schedule, and its name.
+local function schedule_row(mesh, name)
+  local row = redis.call('HMGET', mesh .. ':schedules', 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
+    'owed ' .. name, 'over ' .. name, 'ver ' .. name, 'ran ' .. name, 'ended ' .. name, 'paused ' .. name)
+  row[11] = name
+  return row
+end
+
 -- Returns the number and the definition of a stored schedule of this queue; nil if it is not stored.
 local function stored_schedule(queue, name)
   return string.match(redis.call('HGET', queue .. ':schedules', name) or '', '^(%d+) (.*)$')
+end
+
+-- How the last run of each schedule of this queue ended, is in the hash `outcomes`. The job of a schedule is `cron:NAME`. Its end
+-- writes the field NAME, if the queue knows the schedule: it has fired (`fired`), or it is stored. Both are deleted with
+-- the schedule, so a run that ends later leaves nothing. Jobs with other ids cost the look at their ids.
+-- The text has the outcome, when it ended (ms), for how many ms its last run ran (-1: it did not), and its nominal time (0: none);
+-- then a line with the type of the error, and its message or the reason, at most 500 bytes.
+
+local FIRED_EXPIRE = 604800 -- s: a week after the last firing of a schedule of the queue
+local OUTCOMES_EXPIRE = 34560000 -- s: 400 days, because some schedules fire once a year
+local FIRING = 'cron:' -- before the name of a schedule: the id of its job
+
+-- Notes how the job `id` of a schedule ended. `claim`: of its last run (nil: it did not run). `nominal`: its scheduled_for.
+-- A user who has no right to the keys notes nothing.
+local function note_outcome(base, id, outcome, claim, nominal, error_type, text)
+  local name, outcomes = string.sub(id, 6), base .. ':outcomes'
+  if own(redis.pcall('HEXISTS', base .. ':fired', name), '^NOPERM') ~= 1
+    and own(redis.pcall('HEXISTS', base .. ':schedules', name), '^NOPERM') ~= 1 then
+    return
+  end
+  local now = now_ms()
+  local began = math.floor(whole_number(claim, -1, NEVER) / 1000)
+  local first = table.concat({outcome, digits(now), began < 0 and '-1' or digits(math.max(0, now - began)),
+    digits(whole_number(nominal, 0))}, ' ')
+  local kept = table.concat({first, string.gsub(truncated(error_type), '%c', ' '), truncated(text)}, '\n')
+  if own(redis.pcall('HSET', outcomes, name, kept), '^NOPERM') then
+    redis.call('EXPIRE', outcomes, OUTCOMES_EXPIRE)
+  end
+end
+
+-- Lets the end of the job `id` of a schedule be noted that may never have fired. It blocks no firing.
+local function expect_outcome(base, id)
+  local fired = base .. ':fired'
+  if own(redis.pcall('HSETNX', fired, string.sub(id, 6), '0 hand'), '^NOPERM') then
+    redis.call('EXPIRE', fired, FIRED_EXPIRE)
+  end
+end
+
+-- Deletes what the queue knows of the firings of a schedule.
+local function forget_firings(queue, name)
+  own(redis.pcall('HDEL', queue .. ':fired', name))
+  own(redis.pcall('HDEL', queue .. ':outcomes', name))
 end
 
 -- Deletes all facts about a schedule.
@@ -347,7 +397,7 @@ end
 -- in which the leader was suspended, does not count, and the server's clock does not matter.
 -- ARGV[1] unseen_ms ms
 -- ARGV[2] limit, how many at most
--- RETURNS ok name...
+-- RETURNS ok name definition...: in turn
 -- RESEND safe: a copy drops only what no worker has declared meanwhile
 -- FLAGS allow-oom
 local function drop_schedules()
@@ -365,8 +415,8 @@ local function drop_schedules()
   local reply = {'ok'}
   local before = digits(led - unseen_ms)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', schedules_seen, '-inf', before, 'LIMIT', 0, limit)) do
+    reply[#reply + 1], reply[#reply + 2] = name, redis.call('HGET', schedules, 'def ' .. name) or ''
     forget_schedule(mesh, name)
-    reply[#reply + 1] = name
   end
   if #reply > 1 and redis.call('ZCARD', schedules_seen) == 0 and stored == 0 then
     redis.call('DEL', schedules, schedules_due) -- 'led' and 'clock'
@@ -426,7 +476,7 @@ local function fire_one(queue, batch, o, task)
   if status then
     return status
   end
-  local id, now = 'cron:' .. o.name, batch.now
+  local id, now = FIRING .. o.name, batch.now
   local seen = find_job(queue, id, batch.cleared)
   local kept = seen.job and redis.call('HMGET', queue .. ':job:' .. id, 'scheduled_for', 'retried_at') or {}
   local nominal_before, retried_at = whole_number(kept[1], 0), whole_number(kept[2], 0)
@@ -526,7 +576,8 @@ local function store_schedule()
   return {version and 'updated' or 'created', digits(number)}
 end
 
--- unstore_schedule: deletes the call of a schedule from its queue: from now on it does not fire.
+-- unstore_schedule: deletes the call of a schedule from its queue: from now on it does not fire. Deletes its last outcome too, also
+-- if nothing is stored: of a declared schedule that was dropped.
 -- ARGV[4] name of the schedule
 -- ARGV[5] version only under this number; empty: under any
 -- RETURNS ok version | gone | stale | late
@@ -538,10 +589,12 @@ local function unstore_schedule()
   local name, version = ARGV[4], ARGV[5]
 
   local found = stored_schedule(queue, name)
+  if found and version ~= '' and version ~= found then
+    return {'stale'}
+  end
+  forget_firings(queue, name)
   if not found then
     return {'gone'}
-  elseif version ~= '' and version ~= found then
-    return {'stale'}
   end
   redis.call('HDEL', queue .. ':schedules', name)
   return {'ok', found}
@@ -559,6 +612,22 @@ local function read_schedules()
   for i = 1, #ARGV do
     local name = ARGV[i]
     reply[#reply + 1] = redis.call('HGET', queue .. ':schedules', name) or ''
+  end
+  return reply
+end
+
+-- read_outcomes: returns how the last runs of schedules of a queue ended.
+-- ARGV[1..] names text
+-- RETURNS ok outcome... (a text of note_outcome; empty: none is known)
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function read_outcomes()
+  local queue = KEYS[1]
+
+  local reply = {'ok'}
+  for i = 1, #ARGV do
+    local name = ARGV[i]
+    reply[#reply + 1] = own(redis.pcall('HGET', queue .. ':outcomes', name)) or ''
   end
   return reply
 end
@@ -638,6 +707,65 @@ local function unindex_schedule()
   return {'ok'}
 end
 
+-- lease_prefix: takes or renews the lease of a prefix, whose holder alone applies the stored schedules that begin with it. Gives the
+-- lease back if it asks for 0 ms. What another program has written there counts as nothing.
+-- ARGV[1] prefix text
+-- ARGV[2] holder text of ASCII letters and digits, which the program has drawn
+-- ARGV[3] lease_ms ms, at most 60000
+-- ARGV[4] expire_s s until the declared ones are forgotten, if none is stored
+-- RETURNS ok | held
+-- RESEND safe: it sets what it set; one that is late holds the prefix until its lease ends
+-- FLAGS allow-oom
+local function lease_prefix()
+  local mesh = KEYS[1]
+  local prefix, holder, lease_ms, expire_s = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+  local schedules, field, now = mesh .. ':schedules', 'apply ' .. prefix, now_ms()
+
+  redis.call('ZCARD', mesh .. ':schedules_stored')
+  local found, till = string.match(redis.call('HGET', schedules, field) or '', '^(%w+) (%d+)$')
+  till = whole_number(till, 0, LATEST)
+  if found and found ~= holder and till > now and till <= now + 60000 then -- beyond that, the clock was set back
+    return {'held'}
+  elseif lease_ms == 0 then
+    redis.call('HDEL', schedules, field)
+  else
+    redis.call('HSET', schedules, field, holder .. ' ' .. digits(now + lease_ms))
+    keep_schedules(mesh, expire_s)
+  end
+  return {'ok'}
+end
+
+-- survey_schedules: the facts about some schedules, and how many there are of all. Without names, those about schedules that workers
+-- declare.
+-- ARGV[1] limit, how many declared ones at most
+-- ARGV[2] late ms after its time, from which on a schedule is overdue
+-- ARGV[3..] names text
+-- RETURNS ok now_ms declared stored overdue row...: how many are declared, stored and overdue; a row is as in page_schedules, for
+--   each name that is known
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function survey_schedules()
+  local mesh = KEYS[1]
+  local limit, late = tonumber(ARGV[1]), tonumber(ARGV[2])
+  local schedules_due, schedules_seen = mesh .. ':schedules_due', mesh .. ':schedules_seen'
+
+  local now, names = now_ms(), {}
+  for i = 3, #ARGV do
+    local name = ARGV[i]
+    names[#names + 1] = name
+  end
+  if #names == 0 then
+    names = redis.call('ZRANGE', schedules_seen, 0, limit - 1)
+  end
+  local reply = {'ok', digits(now), redis.call('ZCARD', schedules_seen), redis.call('ZCARD', mesh .. ':schedules_stored'),
+    redis.call('ZCOUNT', schedules_due, '-inf', digits(now - late))}
+  for _, name in ipairs(names) do
+    local row = schedule_row(mesh, name)
+    reply[#reply + 1] = row[1] and row or nil
+  end
+  return reply
+end
+
 -- page_schedules: one page of the stored schedules whose names begin with a text, by name.
 -- ARGV[1] prefix text
 -- ARGV[2] after, the last name of the page before; empty: from the first
@@ -649,16 +777,12 @@ end
 local function page_schedules()
   local mesh = KEYS[1]
   local prefix, after, limit = ARGV[1], ARGV[2], ARGV[3]
-  local schedules = mesh .. ':schedules'
 
   local reply = {'ok', digits(now_ms())}
   local first = after ~= '' and '(' .. after or '[' .. prefix
   local last = prefix == '' and '+' or '[' .. prefix .. '\255'
   for _, name in ipairs(redis.call('ZRANGEBYLEX', mesh .. ':schedules_stored', first, last, 'LIMIT', 0, limit)) do
-    local kept = redis.call('HMGET', schedules, 'def ' .. name, 'last ' .. name, 'next ' .. name, 'fired ' .. name,
-      'owed ' .. name, 'over ' .. name, 'ver ' .. name, 'ran ' .. name, 'ended ' .. name, 'paused ' .. name)
-    kept[11] = name
-    reply[#reply + 1] = kept
+    reply[#reply + 1] = schedule_row(mesh, name)
   end
   return reply
 end

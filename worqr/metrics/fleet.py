@@ -22,16 +22,15 @@ from worqr.client.client import Client
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import RunTotalsReader
 from worqr.client.outboxes import OutboxInfo, outboxes_of
-from worqr.client.schedules import all_schedules, schedule_of
+from worqr.client.schedules import schedules_of
 from worqr.cron import Schedule
 from worqr.history_records import OUTCOMES, RUN_BOUNDS, RUN_FIELDS, RUN_SUM, WAIT_BOUNDS, WAIT_FIELDS, WAIT_SUM
 from worqr.inside import client_of, readings_of
 from worqr.keys import RegistryKeys
 from worqr.link import Link, ServerStats, loop_name_here
 from worqr.mesh_records import Health, MeshInfo, QueueInfo
-from worqr.ops import look_at_workers
+from worqr.ops import look_at_workers, survey_schedules
 from worqr.peer.peer import PeerReadings
-from worqr.stored_values import readable
 
 # `Samples`: the values of metrics at one moment. `prometheus` and `worqr.otel` export them.
 
@@ -177,8 +176,14 @@ FLEET: Final[dict[str, Metric]] = {
     ),
     "worqr_run_seconds": _histogram("how long runs took whose handler returned", "queue"),
     "worqr_wait_seconds": _histogram("how long jobs were ready before they ran; plain tasks do not count", "queue"),
+    "worqr_schedules": _gauge("schedules: `declared` by workers, or `stored` by programs", "kind"),
+    "worqr_schedules_late": _gauge("schedules that the leader should have looked at more than a minute ago"),
     "worqr_schedule_next_timestamp_seconds": _gauge("the Unix time of the next firing", "schedule"),
     "worqr_schedule_last_timestamp_seconds": _gauge("the Unix time of the last firing; absent before it", "schedule"),
+    "worqr_schedule_last_failed": _gauge(
+        "1 if the last run has failed for good; absent before one has ended", "schedule"
+    ),
+    "worqr_schedule_last_seconds": _gauge("how long the last run took; absent before one has ended", "schedule"),
     "worqr_schedule_paused": _gauge("1 if the schedule is paused", "schedule"),
     "worqr_schedule_pending": _gauge("firings that the leader could not enqueue yet", "schedule"),
     "worqr_outbox_rows": _gauge("rows of an outbox: `waiting`, `failed` or `held`", "table", "state"),
@@ -294,18 +299,25 @@ class FleetReader:
         client, keys = self._client, RegistryKeys(self._client.settings.prefix)
         calls: list[Callable[[], Awaitable[Any]]] = [
             self._mesh.info,
-            partial(all_schedules, client.ask, keys),
+            partial(client.ask, survey_schedules(keys, limit=MAX_SCHEDULES, late_ms=LATE_MS)),
             partial(client.link.call, look_at_workers(keys)),
             partial(_server_stats, client.link),
             partial(outboxes_of, client),
         ]
-        info, (rows, now), workers, server, outboxes = await self._together(calls)
+        info, survey, workers, server, outboxes = await self._together(calls)
+        more: list[Callable[[], Awaitable[Any]]] = [
+            partial(schedules_of, client, survey.rows, survey.now),
+            partial(self._runs.read, info.queues),
+        ]
+        schedules, runs = await self._together(more)
         return FleetSnapshot(
             mesh=info,
             dying=len(workers.dying),
-            schedules=[schedule_of(row, now) for row in rows],
-            pending={readable(row.name): len(row.pending) for row in rows},
-            runs=await self._runs.read(info.queues),
+            schedules=schedules,
+            stored=survey.stored,
+            late=survey.overdue,
+            declared=survey.declared,
+            runs=runs,
             server=server,
             outboxes=outboxes,
         )
@@ -325,6 +337,10 @@ async def _server_stats(link: Link) -> ServerStats:
             return link.server_stats(GIVE_UP_AFTER)
 
 
+MAX_SCHEDULES: Final = 1000
+"""Declared schedules that have series of their own. What users make has none: it would be a series for each of them."""
+LATE_MS: Final = 60_000
+
 OTHER: Final = "(other)"
 
 """The label of the queues that are not shown by their names. No queue can have this name and be served by a function."""
@@ -341,20 +357,23 @@ class FleetSnapshot:
     Attributes:
         mesh: the queues and the workers.
         dying: workers that were declared dead, and whose tasks are being given back.
-        schedules: all schedules.
-        pending: how many firings of each schedule could not be enqueued yet.
+        schedules: declared schedules, up to `MAX_SCHEDULES`.
         runs: the totals of the runs of queues, by field (`worqr.history_records.FIELDS`). Queues without runs are left out.
         server: the state of the server.
         outboxes: the outboxes in databases.
+        declared, stored: how many schedules workers declare, and programs have stored.
+        late: how many of both the leader has not looked at in time.
     """
 
     mesh: MeshInfo
     dying: int
     schedules: Sequence[Schedule]
-    pending: Mapping[str, int]
     runs: Mapping[str, Mapping[str, int]]
     server: ServerStats
     outboxes: Sequence[OutboxInfo] = ()
+    declared: int = 0
+    stored: int = 0
+    late: int = 0
 
 
 class FleetMetrics:
@@ -377,9 +396,11 @@ class FleetMetrics:
             found.add("worqr_workers_dying", snapshot.dying)
             _add_workers(found, snapshot.mesh)
             self._add_queues(found, snapshot.mesh, snapshot.runs)
+            found.add("worqr_schedules", snapshot.declared, "declared")
+            found.add("worqr_schedules", snapshot.stored, "stored")
+            found.add("worqr_schedules_late", snapshot.late)
             for schedule in snapshot.schedules:
                 _add_schedule(found, schedule)
-                found.add("worqr_schedule_pending", snapshot.pending.get(schedule.name, 0), schedule.name)
             for table in sorted({outbox.table for outbox in snapshot.outboxes}):
                 _add_outboxes(found, table, [outbox for outbox in snapshot.outboxes if outbox.table == table])
             _add_server(found, snapshot.server)
@@ -452,6 +473,10 @@ def _add_schedule(found: Samples, schedule: Schedule) -> None:
     found.add("worqr_schedule_next_timestamp_seconds", schedule.next_run.timestamp(), schedule.name)
     found.add("worqr_schedule_last_timestamp_seconds", last, schedule.name)
     found.add("worqr_schedule_paused", schedule.paused, schedule.name)
+    found.add("worqr_schedule_pending", schedule.pending, schedule.name)
+    if schedule.last_outcome is not None:
+        found.add("worqr_schedule_last_failed", schedule.last_outcome.outcome == "failed", schedule.name)
+        found.add("worqr_schedule_last_seconds", schedule.last_outcome.seconds, schedule.name)
 
 
 def _add_outboxes(found: Samples, table: str, outboxes: Sequence[OutboxInfo]) -> None:

@@ -278,12 +278,15 @@ def override_schedule(keys: RegistryKeys, name: str, override: bytes) -> Command
     return new_call("override_schedule", keys.base, (name, override), read, numbered=True)
 
 
-def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Command[list[str]]:
-    """Drop schedules that no worker declared while the mesh had a leader for `unseen_ms`; return up to `limit` names."""
+def drop_schedules(keys: RegistryKeys, unseen_ms: int, limit: int = 100) -> Command[list[tuple[str, bytes]]]:
+    """Drop schedules that no worker declared while the mesh had a leader for `unseen_ms`.
 
-    def read(reply: Reply) -> list[str]:
+    The reply has the names and definitions of up to `limit`.
+    """
+
+    def read(reply: Reply) -> list[tuple[str, bytes]]:
         status_word(reply)
-        return texts(reply[1:])
+        return [(exact(name), definition) for name, definition in pairs(reply[1:])]
 
     return new_call("drop_schedules", keys.base, (unseen_ms, limit), read)
 
@@ -361,6 +364,16 @@ def read_schedules(keys: QueueKeys, names: Sequence[str]) -> Command[list[tuple[
     return new_call("read_schedules", keys.base, tuple(names), read)
 
 
+def read_outcomes(keys: QueueKeys, names: Sequence[str]) -> Command[list[bytes]]:
+    """Return how the last runs of schedules of a queue ended, as `worqr.cron.outcome_of` reads it; empty: it is not known."""
+
+    def read(reply: Reply) -> list[bytes]:
+        status_word(reply)
+        return [bytes(each) for each in reply[1:]]
+
+    return new_call("read_outcomes", keys.base, tuple(names), read)
+
+
 def index_schedule(
     keys: RegistryKeys, name: str, home: QueueKeys, version: str, definition: bytes, *, times: str, force: str = ""
 ) -> Command[tuple[str, str]]:
@@ -401,3 +414,36 @@ def page_schedules(
         return [_due_row(*facts) for facts in reply[2:] if facts[0] is not None], int(reply[1])
 
     return new_call("page_schedules", keys.base, (prefix, after, limit), read)
+
+
+def lease_prefix(keys: RegistryKeys, prefix: str, holder: str, lease_ms: int) -> Command[bool]:
+    """Take or renew the lease of a prefix, or give it back for 0 ms; return False if another program holds it."""
+
+    def read(reply: Reply) -> bool:
+        return expect("ok", "held")(reply) == "ok"
+
+    return new_call("lease_prefix", keys.base, (prefix, holder, lease_ms, SCHEDULES_EXPIRE_S), read)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Reply of survey_schedules: the server's time, how many schedules are declared, stored and overdue, and rows."""
+
+    now: int
+    declared: int
+    stored: int
+    overdue: int
+    rows: list[ScheduleRow]
+
+
+def survey_schedules(
+    keys: RegistryKeys, names: Sequence[str] = (), *, limit: int = SCHEDULES_PER_PAGE, late_ms: int = 0
+) -> Command[Survey]:
+    """Return those of up to a page of names that are schedules; without names, up to `limit` declared ones."""
+
+    def read(reply: Reply) -> Survey:
+        status_word(reply)
+        now, declared, stored, overdue = (int(each) for each in reply[1:5])
+        return Survey(now, declared, stored, overdue, [_due_row(*facts) for facts in reply[5:]])
+
+    return new_call("survey_schedules", keys.base, (limit, late_ms, *names), read)

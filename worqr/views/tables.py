@@ -587,6 +587,15 @@ def schedule_times(schedule: Schedule) -> str:
     return f"{schedule.cron} {schedule.timezone}" if schedule.cron else ""
 
 
+def outcome_text(schedule: Schedule) -> str:
+    """Return how the last run of a schedule ended, with its error; empty if that is not known."""
+    last = schedule.last_outcome
+    if last is None or last.outcome == "finished":
+        return "" if last is None else last.outcome
+    why = ": ".join(filter(None, (last.error_type, last.error)))
+    return f"{last.outcome}: {why}" if why else last.outcome
+
+
 def schedule_notes(schedule: Schedule, now: datetime | None = None) -> Sequence[Note]:
     """Return what is unusual about a schedule; with the time of the server, also that it is overdue."""
     found = [Note("bad", "problem", schedule.problem)] if schedule.problem else []
@@ -599,12 +608,17 @@ def schedule_notes(schedule: Schedule, now: datetime | None = None) -> Sequence[
     return found
 
 
+def _failed_style(text: str) -> str:
+    return BAD if text.startswith("failed") else ""
+
+
 SCHEDULES: Final = Table(
     (
         column("name", title="schedule", fit="fold"),
         Column("times", "times", schedule_times, fit="cut", wide=True),
         column("next_run", TIME),
         column("last_run", TIME, always=True, wide=True),
+        Column("outcome", "last outcome", outcome_text, style=_failed_style, fit="cut", least=8),
     ),
     schedule_notes,
 )

@@ -18,6 +18,8 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
 
 import trio
 
@@ -167,6 +169,8 @@ HERD = 100_000
 """Due schedules that take turns, at most. The others follow."""
 PAGES_IN_FLIGHT = 2
 """Pages of a herd that are read and fired at the same time: one is decided about while the server enqueues the other."""
+NO_VERSION: Final = "0"
+"""The number of no stored schedule."""
 ENDED_KEPT_MS = 7 * 24 * 3600 * 1000
 """Milliseconds for which a stored schedule that fires no more is shown."""
 BUSY_FIRST_MS, BUSY_MOST_MS = 20, 500
@@ -359,10 +363,18 @@ class ScheduleTicker(Chore):
         """Forget schedules that no peer declares any more."""
         if now - (self._term.leads_since or now) < LED_BEFORE_DROPPING:
             return
-        while names := await self._ask(ops.drop_schedules(self._keys, UNSEEN_MS)):
-            for name in names:
+        while dropped := await self._ask(ops.drop_schedules(self._keys, UNSEEN_MS)):
+            for name, definition in dropped:
                 text = "schedule %(schedule)r was removed, because no worker has declared it for a day"
                 emit(logger, "drop_schedules", text, schedule=name)
+                await self._forget_firings(name, definition)
+
+    async def _forget_firings(self, name: str, definition: bytes) -> None:
+        """Delete what its queue knows of a schedule that was dropped, but none that was stored meanwhile: it has a number."""
+        with suppress(WorqrError):  # it expires by itself
+            found = Definition.decode(definition)
+            keys = shard_of(await self._shards_of(found.queue), found.job)
+            await self._ask_queue(ops.unstore_schedule(keys, name, NO_VERSION))
 
     def _log_missed(self) -> None:
         """Log which schedules missed firings in this tick, in one line."""

@@ -1,0 +1,216 @@
+"""How the last run of each schedule ended: the end of a job `cron:NAME` writes it, as long as the queue knows the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.ops.driver import BOOM, Desk
+from tests.ops.schedules import DEF, TASK, T, declared, fire_schedule, now
+from worqr import ops
+from worqr.cron import outcome_of
+from worqr.records import RemoteError
+
+ID = "cron:s"
+
+
+def fired(desk: Desk, worker: str = "A") -> int:
+    """A claim on the first firing of the schedule."""
+    assert desk.call(fire_schedule(desk.q, "s", T, judged_at=T, run_at=T, overlap="skip", task=TASK)) == "ok"
+    desk.enter(worker)
+    return desk.start(worker, 1).first
+
+
+def noted(desk: Desk) -> str | None:
+    """What the server has, with 0 for times that are about now."""
+    [stored] = desk.call(ops.read_outcomes(desk.q, ["s"]))
+    if not stored:
+        return None
+    assert 0 < desk.client.ttl(desk.q.outcomes) - 400 * 24 * 3600 + 5 <= 5
+    first, rest = stored.decode().split("\n", 1)
+    outcome, ended, ran, nominal = first.split()
+    assert abs(now(desk) - int(ended)) < 60_000
+    return f"{outcome} {ran if int(ran) < 0 else 0} {nominal}\n{rest}"
+
+
+def finish(desk: Desk, claim: int) -> None:
+    desk.call(ops.finish_tasks(desk.q, "A", [claim]))
+
+
+def fail(desk: Desk, claim: int) -> None:
+    desk.fail("A", claim)
+
+
+def cancel_run(desk: Desk, claim: int) -> None:
+    desk.call(ops.cancel_job(desk.q, ID, "no reason"))
+    finish(desk, claim)
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (finish, f"finished 0 {T}\n\n"),
+        (fail, f"failed 0 {T}\n{BOOM.type}\n{BOOM.message}"),
+        (cancel_run, f"cancelled 0 {T}\n\nno reason"),
+    ],
+)
+def test_an_end_is_noted_once_and_only_by_the_owner(
+    desk: Desk, end: Callable[[Desk, int], None], expected: str
+) -> None:
+    claim = fired(desk)
+    assert noted(desk) is None
+    end(desk, claim)
+    assert noted(desk) == expected
+    with desk.nothing_changes():
+        finish(desk, claim)
+
+
+def test_one_that_never_ran_has_no_duration(desk: Desk) -> None:
+    desk.call(fire_schedule(desk.q, "s", T, judged_at=T, run_at=T, overlap="skip", task=TASK))
+    desk.call(ops.cancel_job(desk.q, ID, "why"))
+    assert noted(desk) == f"cancelled -1 {T}\n\nwhy"
+
+
+def test_a_retry_and_a_return_are_no_ends(desk: Desk) -> None:
+    desk.retry("A", fired(desk))
+    desk.call(ops.stop_tasks(desk.q, "A", desk.take("A", 1)))
+    assert noted(desk) is None
+
+
+def test_a_job_of_no_schedule_leaves_nothing(desk: Desk) -> None:
+    before = desk.state()
+    claim = desk.run("A", ID)
+    finish(desk, claim)
+    assert ":outcomes" not in desk.state()
+    assert ":outcomes" not in before
+
+
+def test_one_that_is_run_by_hand_is_noted_without_a_nominal_time(desk: Desk) -> None:
+    finish(desk, desk.run("A", ID, by_hand=True))
+    assert noted(desk) == "finished 0 0\n\n"
+    assert desk.client.hgetall(desk.q.fired) == {b"s": b"0 hand"}
+    assert 0 < desk.client.ttl(desk.q.fired) - 7 * 24 * 3600 + 5 <= 5
+    assert desk.call(fire_schedule(desk.q, "s", 1, judged_at=T, run_at=1, overlap="skip", task=TASK)) == "ok"
+
+
+def test_a_stored_one_is_noted_until_it_is_deleted(desk: Desk) -> None:
+    desk.call(ops.store_schedule(desk.q, "s", b"1 4 \x80task"))
+    finish(desk, desk.run("A", ID))
+    assert noted(desk) == "finished 0 0\n\n"
+    late = desk.run("A", ID)
+    assert desk.call(ops.unstore_schedule(desk.q, "s")) == "ok"
+    finish(desk, late)
+    assert ":outcomes" not in desk.state()
+
+
+def test_the_leader_forgets_that_of_a_dropped_one_and_no_stored_one(desk: Desk) -> None:
+    finish(desk, fired(desk))
+    assert desk.call(ops.unstore_schedule(desk.q, "s", "0")) == "gone"
+    assert {":fired", ":outcomes"}.isdisjoint(desk.state())
+    desk.call(ops.store_schedule(desk.q, "s", b"1 4 \x80task"))
+    finish(desk, desk.run("A", ID))
+    before = desk.state()
+    assert desk.call(ops.unstore_schedule(desk.q, "s", "0")) == "stale"
+    assert desk.state() == before
+
+
+@pytest.mark.parametrize("key", ["fired", "outcomes"])
+def test_a_key_of_another_type_costs_the_note_alone(desk: Desk, key: str) -> None:
+    claim = fired(desk)
+    desk.client.delete(getattr(desk.q, key))
+    desk.client.set(getattr(desk.q, key), "mine")
+    finish(desk, claim)
+    assert desk.client.get(getattr(desk.q, key)) == b"mine"
+    assert not desk.client.exists(desk.q.claims("A"))
+    assert desk.call(ops.read_outcomes(desk.q, ["s"])) == [b""]
+
+
+def test_odd_values_of_a_record_do_not_matter(desk: Desk) -> None:
+    claim = fired(desk)
+    desk.client.hset(desk.q.active(ID), mapping={"scheduled_for": "soon", "claim": "\xff"})
+    finish(desk, claim)
+    assert noted(desk) == "finished -1 0\n\n"
+
+
+def test_a_type_has_no_line_break_and_a_text_has_500_bytes(desk: Desk) -> None:
+    desk.call(ops.fail_task(desk.q, "A", fired(desk), RemoteError("Odd\nName", "\u20ac" * 400, ""), undecodable=False))
+    [stored] = desk.call(ops.read_outcomes(desk.q, ["s"]))
+    found = outcome_of(stored)
+    assert found is not None
+    assert (found.error_type, found.error) == ("Odd Name", "\u20ac" * 166)
+
+
+def test_reads_those_that_are_there(desk: Desk) -> None:
+    assert desk.call(ops.read_outcomes(desk.q, ["s", "t"])) == [b"", b""]
+    desk.client.hset(desk.q.outcomes, mapping={"s": b"\xff", "u": b"x"})
+    with desk.nothing_changes():
+        assert desk.call(ops.read_outcomes(desk.q, ["t", "s"])) == [b"", b"\xff"]
+
+
+# survey_schedules
+
+
+def survey(desk: Desk, *names: str, **more: Any) -> tuple[list[int], list[str]]:
+    found = desk.call(ops.survey_schedules(desk.g, names, **more))
+    assert abs(found.now - now(desk)) < 60_000
+    return [found.declared, found.stored, found.overdue], [row.name for row in found.rows]
+
+
+def store(desk: Desk, name: str) -> None:
+    assert desk.call(ops.index_schedule(desk.g, name, desk.q, "7", DEF, times="daily"))[0] == "ok"
+
+
+def test_without_names_it_counts_all_and_returns_some_declared_ones(desk: Desk) -> None:
+    assert survey(desk) == ([0, 0, 0], [])
+    declared(desk, "a", check_at=T)
+    declared(desk, "b")
+    store(desk, "report/x")
+    with desk.nothing_changes():
+        assert survey(desk) == ([2, 1, 3], ["a", "b"])
+        assert survey(desk, limit=1, late_ms=60_000) == ([2, 1, 1], ["a"])
+
+
+def test_with_names_it_returns_those_that_are_known(desk: Desk) -> None:
+    row = declared(desk, "a", paused="1")
+    store(desk, "report/x")
+    assert survey(desk, "report/x", "nobody", "a")[1] == ["report/x", "a"]
+    assert desk.call(ops.survey_schedules(desk.g, ["a"])).rows == [row]
+
+
+# lease_prefix
+
+
+def lease(desk: Desk, holder: str, ms: int = 20_000, prefix: str = "report/") -> bool:
+    return desk.call(ops.lease_prefix(desk.g, prefix, holder, ms))
+
+
+def test_one_holds_a_prefix_until_it_gives_it_back_or_its_lease_ends(desk: Desk) -> None:
+    before = desk.state()
+    assert lease(desk, "a")
+    assert desk.client.ttl(desk.g.schedules) > 0
+    with desk.nothing_changes():
+        assert not lease(desk, "b")
+        assert not lease(desk, "b", 0)
+    assert lease(desk, "b", prefix="mail/")
+    assert lease(desk, "a")
+    assert lease(desk, "a", 0)
+    assert lease(desk, "b", 0, prefix="mail/")
+    assert desk.state() == before
+    assert lease(desk, "b", 0), "given back twice"
+    assert desk.state() == before
+
+
+@pytest.mark.parametrize("stored", [b"a 1", b"a 99999999999999", b"\xff", b"a", b"a x"])
+def test_a_lease_that_has_ended_or_that_another_program_wrote_holds_nothing(desk: Desk, stored: bytes) -> None:
+    desk.client.hset(desk.g.schedules, "apply report/", stored)
+    assert lease(desk, "b")
+    assert lease(desk, "b", 0)
+
+
+def test_a_lease_is_no_schedule(desk: Desk) -> None:
+    declared(desk)
+    lease(desk, "a")
+    assert [row.name for row in desk.call(ops.list_schedules(desk.g)).rows] == ["s"]
+    assert lease(desk, "a", 0)
