@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import worqr
 from tests.sql.test_outbox import NewOutbox, waiting
+from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.postgres import Postgres
 from worqr.errors import UsageError
@@ -174,6 +178,64 @@ def test_the_tables_are_the_same_from_alembic_and_from_create_tables(
     for name in ("", "_steps"):
         assert columns(f"worqr_outbox{name}") == columns(f"other_outbox{name}")
     made.create_tables()
+
+
+SHOP = """
+import sqlalchemy as sa, worqr
+from sqlalchemy import orm
+from worqr.sql import Outbox
+engine = sa.create_engine({url!r})
+outbox = Outbox(worqr.Mesh(), engine)
+class Base(orm.DeclarativeBase): ...
+class Order(Base):
+    __tablename__ = "orders"
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+"""
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_alembic_creates_the_tables_finds_no_difference_and_drops_nothing(
+    driver: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = url_of(driver, request, tmp_path)
+
+    def run(*command: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def alembic(*words: str, code: int = 0) -> str:
+        return run("-m", "alembic", *words, code=code)
+
+    (tmp_path / "shop.py").write_text(SHOP.format(url=url))
+    alembic("init", "migrations")
+    env, ini = tmp_path / "migrations" / "env.py", tmp_path / "alembic.ini"
+    with_outbox = env.read_text().replace(
+        "target_metadata = None", "import shop; target_metadata = [shop.Base.metadata, shop.outbox.metadata]"
+    )
+    assert "shop.outbox" in with_outbox
+    env.write_text(with_outbox)
+    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", url))
+    alembic("revision", "--autogenerate", "-m", "shop")
+    alembic("upgrade", "head")
+    assert "No new upgrade operations" in alembic("check")
+    run("-c", "import shop; shop.outbox.create_tables()")
+    assert "No new upgrade operations" in alembic("check")
+    env.write_text(with_outbox.replace(", shop.outbox.metadata", ""))
+    assert "remove_table" in alembic("check", code=255)  # this is what the line is for
+    env.write_text(with_outbox)
+    alembic("downgrade", "base")
+    run("-c", "import shop; shop.outbox.create_tables(); shop.Base.metadata.create_all(shop.engine)")
+    alembic("stamp", "head")
+    assert "No new upgrade operations" in alembic("check")
 
 
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS)

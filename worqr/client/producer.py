@@ -648,6 +648,11 @@ class Producer:
         options = call._options if self._tracing is None else _carried(call._options, self._tracing.carrier())
         return {name: value for name, value in options.items() if name != "wait"}
 
+    @property
+    def records(self) -> bool:
+        """Whether calls are only recorded, for a test."""
+        return False
+
     def note_row(self, call: Call[Any]) -> bool:
         """A call goes into an outbox. Return True if it is only recorded, for a test."""
         return False

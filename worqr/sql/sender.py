@@ -422,9 +422,9 @@ class Passes:
 
     def _lease(self) -> bool:
         """Take or renew the lease. Return False if another worker has it."""
-        if not self._id:
+        while not (found := self._database.query(self._sql.identity())):  # the table is new, or was emptied
             self._database.query(self._sql.identify(os.urandom(16).hex()))
-        [(self._id, now)] = self._database.query(self._sql.identity())
+        [(self._id, now)] = found
         facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
         ms = min(60_000, LEASE_MS + int(2000 * self._interval))
         reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))
