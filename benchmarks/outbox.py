@@ -1,6 +1,6 @@
-"""An outbox in PostgreSQL: a ledger under kills, and what it costs beside a bare INSERT and beside `enqueue`.
+"""An outbox in PostgreSQL: what it costs beside a bare INSERT and beside `enqueue`, and how fast its rows become jobs.
 
-``python -m benchmarks.outbox [--transfers 2000] [--kills 5] [--calls 2000] [--rows 20000]``
+``python -m benchmarks.outbox [--calls 2000] [--rows 20000]``; `benchmarks.transfers` kills its processes.
 
 It needs PostgreSQL (`apt-get install postgresql`), which it starts in a folder of its own, with fsync. It is no subject of
 ``python -m benchmarks``, which needs no database.
@@ -9,7 +9,6 @@ It needs PostgreSQL (`apt-get install postgresql`), which it starts in a folder 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import threading
 import time
@@ -72,53 +71,6 @@ def worlds() -> Iterator[World]:
 
 def show(what: str, *values: tuple[str, str]) -> None:
     print(f"{what:<48}", "  ".join(f"{value} {name}" for value, name in values), flush=True)
-
-
-def ledger(world: World, transfers: int, kills: int) -> None:
-    """Kill programs that write transfers; the lines of the ledger are the jobs."""
-    connection = world.connect()
-    connection.execute("CREATE TABLE ledger (line TEXT PRIMARY KEY)")
-    connection.commit()
-    began = time.perf_counter()
-    for kill in range(kills):
-        command = [sys.executable, "-m", "benchmarks.outbox", "--write", world.server.url, world.dsn, str(kill)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            for _ in range(transfers // kills + kill):
-                process.stdout.readline()
-            process.kill()
-    connection.execute("UPDATE worqr_outbox SET at = at - 3000 WHERE state = 'waiting'")
-    connection.commit()
-    left = connection.execute("SELECT COUNT(*) FROM worqr_outbox WHERE state = 'waiting'").fetchone()
-    while world.outbox.sender.once(Passes.sweep):
-        pass
-    lines = connection.execute("SELECT COUNT(*) FROM ledger").fetchone()
-    connection.close()
-    info = worqr.sync(world.mesh.queue("ledger").info)
-    assert lines is not None
-    assert left is not None
-    rows, jobs, took = lines[0], info.counts.get("enqueued", 0), time.perf_counter() - began
-    show(
-        "ledger under kills",
-        (f"{rows:,}", "lines"),
-        (f"{jobs:,}", "jobs"),
-        (f"{left[0]}", "left by the killed"),
-        (f"{took:.0f}", "s"),
-    )
-    if rows != jobs:
-        sys.exit(f"{rows} lines and {jobs} jobs")
-
-
-def write(url: str, dsn: str, name: str) -> None:
-    """Write transfers until the process is killed."""
-    mesh = worqr.Mesh[Any](url, prefix=PREFIX)
-    outbox, connection, n = Outbox(mesh, lambda: psycopg.connect(dsn), sweep=False), psycopg.connect(dsn), 0
-    while True:
-        line, n = f"{name}-{n}", n + 1
-        with outbox.transaction(connection):
-            connection.execute("INSERT INTO ledger VALUES (%s)", (line,))
-            outbox.enqueue(connection, mesh.call("ledger", line=line))
-        print(line, flush=True)
 
 
 def each(calls: int, act: Callable[[int], object]) -> tuple[str, str]:
@@ -206,14 +158,10 @@ def sweeps(world: World, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outbox")
-    for name, default in (("transfers", 2000), ("kills", 5), ("calls", 2000), ("rows", 20_000)):
+    for name, default in (("calls", 2000), ("rows", 20_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--write", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.write:
-        write(*given.write)
     with worlds() as world:
-        ledger(world, given.transfers, given.kills)
         costs(world, given.calls)
         latency(world, given.calls)
         sweeps(world, given.rows)
