@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from datetime import datetime
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
@@ -32,12 +33,13 @@ from worqr.django.results import Enqueued, as_json, job_of, result_id, result_of
 from worqr.django.task_api import (
     BaseTaskBackend,
     InvalidTask,
+    Task,
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
     signals,
 )
-from worqr.django.task_options import options_of
+from worqr.django.task_options import options, options_of
 from worqr.errors import NoResult, UsageError
 from worqr.inside import client_of
 from worqr.link import loop_name_here
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 ID_LENGTH: Final = 22
 """Letters and digits of a job's id: 131 random bits."""
 ROW_ID_LENGTH: Final = 32
+_TASK_FIELDS: Final = frozenset(each.name for each in fields(Task))
 
 
 class Backend(BaseTaskBackend):
@@ -65,6 +68,21 @@ class Backend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+
+    @staticmethod
+    def task_class(*, func: Callable[..., Any], **given: Any) -> Any:
+        """Make a task for ``@task``, which passes on keywords that are not Django's: they are worqr's options of the function.
+
+        Raises:
+            UsageError: As `worqr.django.options`; or the function has options from that decorator, too.
+        """
+        own = {name: value for name, value in given.items() if name not in _TASK_FIELDS}
+        if own and options_of(func):
+            raise UsageError(
+                f"{func.__qualname__}() has options in @task(...) and in @worqr.django.options(...): give all of them in one"
+            )
+        function = options(**own)(func) if own else func
+        return Task(func=function, **{name: value for name, value in given.items() if name in _TASK_FIELDS})
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
