@@ -235,6 +235,58 @@ def test_the_options_of_a_call_mean_what_they_mean_elsewhere(
     assert promises[2].handle().id == promises[2].id
 
 
+def test_a_row_has_its_follow_ups(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect, server: Server, prefix: str
+) -> None:
+    """Also those of its follow-ups; and once, although its row is sent twice."""
+    ran: list[str] = []
+    all_ran = threading.Semaphore(0)
+
+    @mesh.task(name="confirm", retry=worqr.RetryPolicy(max_failures=1))
+    def confirm(order: str) -> str:
+        ran.append(order)
+        all_ran.release()
+        if order == "bad":
+            raise worqr.Failure("bad")
+        return order
+
+    ship = confirm.options(then=confirm.call("shipped"), delay=0.01).call("paid")
+    calls = [confirm.options(then=ship, otherwise=confirm.call("no")).call(name) for name in ("good", "bad")]
+    with pytest.raises(UsageError, match="'confirm' is not among the queues"):
+        new_outbox(file, queues=["other"]).enqueue(None, calls[0])
+    outbox = new_outbox(file, queues=["confirm"])
+    put(outbox, file, *calls)
+    age(file, 3000)
+
+    def twice(passes: Passes) -> int:
+        [*sent] = passes._database.query(passes._sql.to_sweep(None, ()))
+        passes.sweep()
+        return passes._send([Row(*each) for each in sent], 1e9)
+
+    assert outbox.sender.once(twice) == 2
+    with mesh.join_in_thread():
+        assert all(all_ran.acquire(timeout=PATIENCE) for _ in range(5))
+    assert sorted(ran) == ["bad", "good", "no", "paid", "shipped"]
+    held = [server.client().ttl(key) for key in server.client().scan_iter(f"{prefix}:{{confirm}}:part:*")]
+    assert held.count(-1) == 1, "those of the job that is in the dead-letter queue; all others expire"
+
+
+@pytest.mark.parametrize("follow_ups", [7, {"then": 7}, {"then": ["other", {}, b""]}, {"when": ["confirm", {}, b""]}])
+def test_follow_ups_that_another_program_wrote_are_refused(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, follow_ups: Any
+) -> None:
+    outbox = new_outbox(file, queues=["confirm"])
+    [bad, _] = put(outbox, file, confirm.call(1), confirm.call(2))
+    connection = file()
+    options = msgspec.msgpack.encode({"id": "x", "follow_ups": follow_ups})
+    connection.execute("UPDATE worqr_outbox SET options = ? WHERE id = ?", (options, bad.id))
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    assert sweep(outbox) == 1
+    assert rows(file, "id, tries") == [(bad.id, 1)]
+
+
 def test_a_promise_is_cancelled_in_a_transaction(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:

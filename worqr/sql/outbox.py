@@ -24,7 +24,7 @@ from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, check_name
 from worqr.mesh import Mesh
 from worqr.sql.connections import DjangoPlace, Place, database_of, place_of
-from worqr.sql.rows import encode_row_options, new_row_id
+from worqr.sql.rows import encode_row_options, new_row_id, queues_of
 from worqr.sql.sender import Sender
 from worqr.sql.statements import STORAGE, Statements, check_dialect, check_table
 from worqr.validation import Seconds, seconds
@@ -236,8 +236,8 @@ class Outbox:
         reason = "batch" if "batch" in options else str(options.get("exists"))
         if reason in _REFUSED:
             raise UsageError(_REFUSED[reason])
-        if self._queues is not None and call.queue not in self._queues:
-            raise UsageError(f"{call.queue!r} is not among the queues of {self!r}: add it to Outbox(queues=...)")
+        if self._queues is not None and (others := queues_of(call.queue, options) - {*self._queues}):
+            raise UsageError(f"{min(others)!r} is not among the queues of {self!r}: add it to Outbox(queues=...)")
         job = cast("str | None", options.get("id", None if "lane" in options else row))
         promise = Promise(self, call, row, job)
         if producer.note_row(call):

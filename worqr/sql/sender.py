@@ -32,7 +32,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.log_events import emit
 from worqr.sql.connections import Database, Rows
-from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, replicas_of
+from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, queues_of, replicas_of
 from worqr.sql.statements import SWEEP_ROWS, Statement, Statements
 from worqr.tracebacks import one_line
 
@@ -360,7 +360,11 @@ class Passes:
 
     def _job(self, row: Row) -> tuple[dict[str, object], bytes] | None:
         options = options_to_send(row)
-        return None if options is None else (options, bytes(row.payload))
+        if options is None:
+            return None
+        if self._queues is not None and not queues_of(row.queue, options) <= {*self._queues}:
+            raise ValueError("a follow-up of the row is for another queue than Outbox(queues=...) allows")
+        return options, bytes(row.payload)
 
     def _block(self, queue: str, error: Exception | None) -> int:
         """Leave a queue out for a while: it is full, or the server refuses all that is for it."""
