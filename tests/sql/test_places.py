@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.support.patience import PATIENCE
 from tests.support.postgres import Postgres
 from worqr.errors import UsageError
 from worqr.sql import Outbox
-from worqr.sql.sender import Passes
+from worqr.sql.sender import SHARE, Passes
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
 
@@ -337,6 +338,49 @@ def test_rows_that_commit_late_with_lower_ids_are_found(
         early.commit()
     assert outbox.sender.once(Passes.sweep) == 1
     assert waiting(mesh) == 2
+
+
+def test_the_time_of_a_row_is_that_of_its_insert_by_the_clock_of_the_database(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """Not that of the transaction's begin: a row of a long transaction is not old when it is committed."""
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database)) as connection:
+        connection.execute("SELECT now(), pg_sleep(0.05)")
+        outbox.enqueue(connection, confirm.call(1))
+        later = connection.execute("SELECT at - EXTRACT(EPOCH FROM now()) * 1000 FROM worqr_outbox").fetchone()
+        assert later is not None
+        assert 50 <= later[0] < PATIENCE * 1000
+
+
+def test_dead_rows_under_an_old_snapshot_make_sweeps_rare_and_hide_no_row(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """A backup keeps them from the vacuum. A sweep reads all of them, and pauses for 20 times as long."""
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database)) as backup, psycopg.connect(cluster.dsn(database)) as connection:
+        backup.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        backup.execute("SELECT COUNT(*) FROM worqr_outbox")
+        connection.execute(
+            "INSERT INTO worqr_outbox (id, format, queue, payload, options, at) "
+            "SELECT lpad(n::text, 32, '0'), 1, 'confirm', '', '', 0 FROM generate_series(1, 300000) n"
+        )
+        connection.commit()
+        connection.execute("DELETE FROM worqr_outbox")
+        outbox.enqueue(connection, confirm.call(1))
+        connection.execute("UPDATE worqr_outbox SET at = at - 3000")
+        connection.commit()
+
+        def two(passes: Passes) -> tuple[int, float, float]:
+            sent = passes.sweep()
+            passes._interval = 0.0  # what is left is the pause after a slow sweep
+            began = time.monotonic()
+            passes.sweep()
+            return sent, passes.pause(), time.monotonic() - began
+
+        sent, pause, took = outbox.sender.once(two)
+    assert (sent, waiting(mesh)) == (1, 1)
+    assert took / 2 < pause / SHARE < took
 
 
 def test_a_sweep_locks_no_row_while_it_waits_for_the_server(
