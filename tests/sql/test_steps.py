@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -118,6 +119,25 @@ def test_steps_are_forgotten_after_thirty_days(new_outbox: NewOutbox, file: Conn
     outbox.sender.once(lambda passes: passes.sweep())
     assert connection.execute("SELECT COUNT(*) FROM worqr_outbox_steps").fetchone() == (0,)
     connection.close()
+
+
+def test_a_writer_that_holds_the_database_is_a_retry_that_counts_nothing(new_outbox: NewOutbox, file: Connect) -> None:
+    """In SQLite, another run that hangs in its transaction keeps all writers out."""
+    outbox, zombie, successor = new_outbox(file), file(), file()
+    successor.execute("PRAGMA busy_timeout = 0")
+
+    def begin() -> None:
+        with outbox.transaction(successor):
+            raise AssertionError("it has not begun")
+
+    with outbox.transaction(zombie):
+        with pytest.raises(worqr.Retry) as found:
+            in_run(FakeRun(), begin)
+        assert not found.value.counted
+        with pytest.raises(sqlite3.OperationalError):
+            begin()
+    zombie.close()
+    successor.close()
 
 
 # PostgreSQL

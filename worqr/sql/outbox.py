@@ -303,6 +303,8 @@ class Outbox:
 
         Raises:
             UsageError: It is no connection.
+            Retry: In a handler, and another connection writes to the SQLite database for longer than this one waits. It is
+                not counted; let it pass.
         """
         return _Block(self._place(connection), self._sender.hand_over)
 
@@ -404,7 +406,10 @@ class _Block:
     def __enter__(self) -> None:
         if self._place.is_async:
             raise UsageError("this connection is async: write `async with outbox.transaction(connection):`")
-        self._begin().__enter__()
+        from worqr.sql.steps import retried  # handlers only
+
+        with retried():
+            self._begin().__enter__()
         self._token = _inside.set(self._rows)
 
     def __exit__(self, *error: Any) -> None:
