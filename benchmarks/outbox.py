@@ -73,14 +73,15 @@ def show(what: str, *values: tuple[str, str]) -> None:
     print(f"{what:<48}", "  ".join(f"{value} {name}" for value, name in values), flush=True)
 
 
-def each(calls: int, act: Callable[[int], object]) -> tuple[str, str]:
-    """The median of the microseconds that a call takes."""
-    took: list[float] = []
+def each(calls: int, *acts: Callable[[int], object]) -> list[float]:
+    """The median of the microseconds that each of these takes, done in turn."""
+    took: list[list[float]] = [[] for _ in acts]
     for n in range(calls):
-        began = time.perf_counter()
-        act(n)
-        took.append(time.perf_counter() - began)
-    return f"{median(took) * 1e6:,.0f}", "us"
+        for act, times in zip(acts, took, strict=True):
+            began = time.perf_counter()
+            act(n)
+            times.append(time.perf_counter() - began)
+    return [median(times) * 1e6 for times in took]
 
 
 def costs(world: World, calls: int) -> None:
@@ -105,9 +106,10 @@ def costs(world: World, calls: int) -> None:
             connection.execute("INSERT INTO orders VALUES (%s)", (n,))
         worqr.sync(world.mesh.enqueue_many, [transfer])
 
-    for what, act in (("two bare INSERTs in a transaction", bare), ("an INSERT and a row of the outbox", stored)):
-        show(what, each(calls, act))
-    show("an INSERT, and an enqueue after the commit", each(calls, beside))
+    names = ("two bare INSERTs in a transaction", "an INSERT and a row of the outbox", "an INSERT, then an enqueue")
+    figures = each(calls, bare, stored, beside)
+    for what, figure in zip(names, figures, strict=True):
+        show(what, (f"{figure:,.0f}", "us"), (f"{figure / figures[0]:.2f}", "x"))
     connection.execute("DELETE FROM worqr_outbox WHERE state = 'waiting'")
     connection.commit()
     connection.close()
@@ -143,7 +145,8 @@ def sweeps(world: World, rows: int) -> None:
             passes.sweep()
         return (time.perf_counter() - began) / 20
 
-    show("sweep of an empty table", (f"{world.outbox.sender.once(empty) * 1e3:.2f}", "ms"))
+    took = world.outbox.sender.once(empty)
+    show("sweep of an empty table", (f"{took * 1e3:.2f}", "ms"), (f"{1 / took:,.0f}", "sweeps/s"))
     connection = world.connect()
     for n in range(rows):
         world.outbox.enqueue(connection, world.mesh.call("late", n=n))
