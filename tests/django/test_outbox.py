@@ -21,13 +21,20 @@ TASKS = """
         return a + b
 
     @task(queue_name="mail", priority=50)
-    @worqr.django.options(result_ttl=60, lanes=None)
+    @worqr.django.options(result_ttl=60)
     def send(order_id):
         return Order.objects.get(pk=order_id).name
 
-    @task(queue_name="removed")
-    def gone():
-        pass
+    @task
+    @worqr.django.options(retry=worqr.RetryPolicy(max_failures=3, min_backoff=0, max_backoff=0))
+    def ship(order_id):
+        from django.db import connection, transaction
+        with transaction.atomic():
+            if worqr.django.outbox().first(connection, "ship"):
+                Order.objects.create(name=f"shipped {order_id}")
+        if worqr.current().attempt < 3:
+            raise RuntimeError("after the commit")
+        return Order.objects.filter(name=f"shipped {order_id}").count()
 """
 SETTINGS = """
 TASKS["default"]["OPTIONS"]["outbox"] = "default"
@@ -222,9 +229,16 @@ def test_a_worker_runs_what_a_process_has_left_and_the_commands_know_the_outbox(
         while rows():
             time.sleep(0.1)
         with transaction.atomic():
-            result = tasks.send.enqueue(1)
+            result, shipped = tasks.send.enqueue(1), tasks.ship.enqueue(1)
         outbox.close(60)
         assert ended(result).return_value == "ada", result
+        assert ended(shipped).return_value == 1 and shipped.attempts == 3, shipped
+        try:
+            worqr.django.outbox("committed")
+        except Exception as error:
+            assert "TASKS['committed'] has no outbox" in str(error), error
+        else:
+            raise AssertionError
         """,
     )
 

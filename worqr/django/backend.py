@@ -31,6 +31,7 @@ from worqr.django.meshes import (
 )
 from worqr.django.results import Enqueued, as_json, job_of, result_id, result_of, result_of_row
 from worqr.django.task_api import (
+    DEFAULT_ALIAS,
     BaseTaskBackend,
     InvalidTask,
     Task,
@@ -38,6 +39,7 @@ from worqr.django.task_api import (
     TaskResultDoesNotExist,
     TaskResultStatus,
     signals,
+    task_backends,
 )
 from worqr.django.task_options import options, options_of
 from worqr.errors import NoResult, UsageError
@@ -237,6 +239,27 @@ class Backend(BaseTaskBackend):
                 hint=f"The aliases are {', '.join(map(repr, settings.DATABASES))}.",
                 id="worqr.E002",
             )
+
+
+def outbox(alias: str = DEFAULT_ALIAS) -> Outbox:
+    """Return the outbox of a backend, for `Outbox.first` and `Outbox.step` in its tasks.
+
+    Args:
+        alias: The alias of the backend in `TASKS`.
+
+    Returns:
+        The `worqr.sql.Outbox` that ``OPTIONS["outbox"]`` describes.
+
+    Raises:
+        ImproperlyConfigured: The backend is not worqr's, or has no outbox.
+    """
+    backend = task_backends[alias]
+    found = outbox_of(backend) if isinstance(backend, Backend) else None
+    if found is None:
+        raise ImproperlyConfigured(
+            f"TASKS[{alias!r}] has no outbox: set BACKEND to 'worqr.django.Backend', and OPTIONS={{'outbox': 'default'}}"
+        )
+    return found
 
 
 def _check_no_loop(call: str, instead: str) -> None:
