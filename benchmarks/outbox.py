@@ -1,6 +1,6 @@
-"""An outbox in PostgreSQL: a ledger under kills, and what it costs beside a bare INSERT and beside `enqueue`.
+"""An outbox in PostgreSQL: what it costs beside a bare INSERT and beside `enqueue`, and how fast its rows become jobs.
 
-``python -m benchmarks.outbox [--transfers 2000] [--kills 5] [--calls 2000] [--rows 20000]``
+``python -m benchmarks.outbox [--calls 2000] [--rows 20000]``; `benchmarks.transfers` kills its processes.
 
 It needs PostgreSQL (`apt-get install postgresql`), which it starts in a folder of its own, with fsync. It is no subject of
 ``python -m benchmarks``, which needs no database.
@@ -9,7 +9,6 @@ It needs PostgreSQL (`apt-get install postgresql`), which it starts in a folder 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import threading
 import time
@@ -74,61 +73,15 @@ def show(what: str, *values: tuple[str, str]) -> None:
     print(f"{what:<48}", "  ".join(f"{value} {name}" for value, name in values), flush=True)
 
 
-def ledger(world: World, transfers: int, kills: int) -> None:
-    """Kill programs that write transfers; the lines of the ledger are the jobs."""
-    connection = world.connect()
-    connection.execute("CREATE TABLE ledger (line TEXT PRIMARY KEY)")
-    connection.commit()
-    began = time.perf_counter()
-    for kill in range(kills):
-        command = [sys.executable, "-m", "benchmarks.outbox", "--write", world.server.url, world.dsn, str(kill)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            for _ in range(transfers // kills + kill):
-                process.stdout.readline()
-            process.kill()
-    connection.execute("UPDATE worqr_outbox SET at = at - 3000 WHERE state = 'waiting'")
-    connection.commit()
-    left = connection.execute("SELECT COUNT(*) FROM worqr_outbox WHERE state = 'waiting'").fetchone()
-    while world.outbox.sender.once(Passes.sweep):
-        pass
-    lines = connection.execute("SELECT COUNT(*) FROM ledger").fetchone()
-    connection.close()
-    info = worqr.sync(world.mesh.queue("ledger").info)
-    assert lines is not None
-    assert left is not None
-    rows, jobs, took = lines[0], info.counts.get("enqueued", 0), time.perf_counter() - began
-    show(
-        "ledger under kills",
-        (f"{rows:,}", "lines"),
-        (f"{jobs:,}", "jobs"),
-        (f"{left[0]}", "left by the killed"),
-        (f"{took:.0f}", "s"),
-    )
-    if rows != jobs:
-        sys.exit(f"{rows} lines and {jobs} jobs")
-
-
-def write(url: str, dsn: str, name: str) -> None:
-    """Write transfers until the process is killed."""
-    mesh = worqr.Mesh[Any](url, prefix=PREFIX)
-    outbox, connection, n = Outbox(mesh, lambda: psycopg.connect(dsn), sweep=False), psycopg.connect(dsn), 0
-    while True:
-        line, n = f"{name}-{n}", n + 1
-        with outbox.transaction(connection):
-            connection.execute("INSERT INTO ledger VALUES (%s)", (line,))
-            outbox.enqueue(connection, mesh.call("ledger", line=line))
-        print(line, flush=True)
-
-
-def each(calls: int, act: Callable[[int], object]) -> tuple[str, str]:
-    """The median of the microseconds that a call takes."""
-    took: list[float] = []
+def each(calls: int, *acts: Callable[[int], object]) -> list[float]:
+    """The median of the microseconds that each of these takes, done in turn."""
+    took: list[list[float]] = [[] for _ in acts]
     for n in range(calls):
-        began = time.perf_counter()
-        act(n)
-        took.append(time.perf_counter() - began)
-    return f"{median(took) * 1e6:,.0f}", "us"
+        for act, times in zip(acts, took, strict=True):
+            began = time.perf_counter()
+            act(n)
+            times.append(time.perf_counter() - began)
+    return [median(times) * 1e6 for times in took]
 
 
 def costs(world: World, calls: int) -> None:
@@ -153,9 +106,10 @@ def costs(world: World, calls: int) -> None:
             connection.execute("INSERT INTO orders VALUES (%s)", (n,))
         worqr.sync(world.mesh.enqueue_many, [transfer])
 
-    for what, act in (("two bare INSERTs in a transaction", bare), ("an INSERT and a row of the outbox", stored)):
-        show(what, each(calls, act))
-    show("an INSERT, and an enqueue after the commit", each(calls, beside))
+    names = ("two bare INSERTs in a transaction", "an INSERT and a row of the outbox", "an INSERT, then an enqueue")
+    figures = each(calls, bare, stored, beside)
+    for what, figure in zip(names, figures, strict=True):
+        show(what, (f"{figure:,.0f}", "us"), (f"{figure / figures[0]:.2f}", "x"))
     connection.execute("DELETE FROM worqr_outbox WHERE state = 'waiting'")
     connection.commit()
     connection.close()
@@ -191,7 +145,8 @@ def sweeps(world: World, rows: int) -> None:
             passes.sweep()
         return (time.perf_counter() - began) / 20
 
-    show("sweep of an empty table", (f"{world.outbox.sender.once(empty) * 1e3:.2f}", "ms"))
+    took = world.outbox.sender.once(empty)
+    show("sweep of an empty table", (f"{took * 1e3:.2f}", "ms"), (f"{1 / took:,.0f}", "sweeps/s"))
     connection = world.connect()
     for n in range(rows):
         world.outbox.enqueue(connection, world.mesh.call("late", n=n))
@@ -206,14 +161,10 @@ def sweeps(world: World, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outbox")
-    for name, default in (("transfers", 2000), ("kills", 5), ("calls", 2000), ("rows", 20_000)):
+    for name, default in (("calls", 2000), ("rows", 20_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--write", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.write:
-        write(*given.write)
     with worlds() as world:
-        ledger(world, given.transfers, given.kills)
         costs(world, given.calls)
         latency(world, given.calls)
         sweeps(world, given.rows)

@@ -11,6 +11,7 @@ import trio
 
 import worqr
 from benchmarks.chaos.ledger import now
+from benchmarks.chaos.rows import Database
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.workload import HAND, HOMES, PREFIX, QUEUES, SCHEDULES, SPOILT, TICKS
 from worqr.stored_values import public_name
@@ -25,10 +26,10 @@ BASES: Final = {
 }
 
 
-def wait_drained(scene: Scene) -> float:
+def wait_drained(scene: Scene, rows: Database) -> float:
     """Wait until nothing waits, is due, is blocked or runs; what does not end is written. Returns the seconds it took."""
     began = time.monotonic()
-    left = _wait(scene, lambda: held(scene))
+    left = _wait(scene, lambda: {"the outbox": f"{count} rows"} if (count := rows.left()) else held(scene))
     for queue, counts in left.items():
         scene.ledger.write("undrained", queue=queue, left=counts)
     return time.monotonic() - began

@@ -181,6 +181,8 @@ class History:
     cancels: dict[Subject, list[Cancel]] = field(default_factory=lambda: defaultdict[Subject, list[Cancel]](list))
     results: list[Result] = field(default_factory=list[Result])
     dead: list[Dead] = field(default_factory=list[Dead])
+    committed: set[Subject] = field(default_factory=set[Subject])
+    """Tasks whose rows of the outbox were committed."""
     buried: set[Subject] = field(default_factory=set[Subject])
     killed: dict[str, float] = field(default_factory=dict[str, float])
     leaving: dict[str, float] = field(default_factory=dict[str, float])
@@ -293,6 +295,8 @@ class _Reader:
             case "batch":
                 told: dict[str, Any] = {name: facts.get(name) for name in Batch._fields}
                 history.batches.append(Batch(**told))
+            case "committed":
+                history.committed.add((facts["queue"], facts["task"]))
             case "length":
                 history.lengths.append((t, facts["waiting"]))
             case "key":

@@ -54,6 +54,7 @@ ENTRIES: Final = {
     "clock": "the server's wall clock was moved: offset in seconds, against the true time",
     "calm": "no more faults: server_ms, the server's time; epoch, the server's time minus boot time in seconds",
     "undrained": "a queue was not empty when patience ended: queue, left",
+    "committed": "a line of the database that was committed, with a row of the outbox: queue, task",
     "silent": "a schedule did not fire any more when patience ended: schedule",
     "dead": "a dead-letter entry found at the end: queue, task, id, reason",
     "batch": "a batch found at the end: the facts of `history.Batch`",

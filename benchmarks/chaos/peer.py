@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -15,6 +16,7 @@ from benchmarks.chaos import handlers
 from benchmarks.chaos.child import Child
 from benchmarks.chaos.handlers import Handlers, options_of
 from benchmarks.chaos.ledger import now
+from benchmarks.chaos.rows import Database
 from benchmarks.chaos.workload import (
     ASYNCIO,
     FOLLOW_UPS,
@@ -27,6 +29,7 @@ from benchmarks.chaos.workload import (
     PROCESS,
     RAW,
     ROOM,
+    ROWS,
     SAVES,
     SCHEDULES,
     SINGLE,
@@ -36,7 +39,7 @@ from benchmarks.chaos.workload import (
     UPDATES,
 )
 
-IN_LOOP = (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, FOLLOW_UPS)
+IN_LOOP = (RAW, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, FOLLOW_UPS, ROWS)
 IN_SPELLS = frozenset({RAW, ASYNCIO, LIMITED, LANES, ROOM})
 """Queues that each peer leaves and serves again all the time."""
 
@@ -63,6 +66,7 @@ class Peer:
                 self._mesh.every(beat.period, call, name=name, misfire=100, overlap="queue")
             else:
                 self._mesh.every(beat.period, call, name=name)
+        Database(Path(child.settings.folder)).outbox(self._mesh, child.settings.replicas)  # which the peer sweeps
         self._joined: worqr.Peer | None = None
         self._leaving = False
 

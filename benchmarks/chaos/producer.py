@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import trio
@@ -14,6 +15,7 @@ import trio
 import worqr
 from benchmarks.chaos.batch_maker import BatchMaker
 from benchmarks.chaos.child import Child
+from benchmarks.chaos.rows import RowMaker
 from benchmarks.chaos.sender import Sender
 from benchmarks.chaos.workload import (
     ASYNCIO,
@@ -61,6 +63,7 @@ class Producer:
         self._stopped = False
         self._sender = Sender(settings.name, self._mesh, child.ledger, child.rng)
         self._batches = BatchMaker(self._sender)
+        rows = RowMaker(self._sender, Path(settings.folder), settings.replicas)
         self._waits = trio.CapacityLimiter(WAITS)
         self._waits_for_room = trio.CapacityLimiter(WAITS_FOR_ROOM)
         self._operations: list[tuple[float, Callable[[trio.Nursery], Awaitable[object]]]] = [
@@ -79,6 +82,7 @@ class Producer:
             (0.25, self._wait_for_room),
             (0.06, lambda _: self._dispatch_one(SAVES, {})),
             (0.02, lambda _: self._enqueue(SAVES, 2)),
+            (0.06, rows.make),
         ]
 
     async def run(self) -> None:

@@ -50,6 +50,7 @@ def figures(history: History) -> dict[str, int]:
         "saves": sum(len(run.saved) for run in runs),
         "steps called": sum(step.value is None for run in runs for step in run.steps),
         "results of steps found": sum(step.value not in (None, run.fence) for run in runs for step in run.steps),
+        "rows of the outbox committed": len(history.committed),
         "dead letters": len(history.dead),
         "workers declared dead that came back": sum(len(each) - 1 for each in history.registered.values()),
     }

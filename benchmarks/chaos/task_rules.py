@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.chaos.case import Case, Rule, Violation, told, violation
 from benchmarks.chaos.excuses import SLACK
 from benchmarks.chaos.history import Cancel, History, Request, Run, Subject, replaceable
-from benchmarks.chaos.workload import FOLLOW_UPS
+from benchmarks.chaos.workload import FOLLOW_UPS, ROWS
 
 # Nothing is lost
 
@@ -81,6 +81,20 @@ def _replaced(request: Request, ends: dict[tuple[str, str], list[tuple[float, Re
         if (is_later or request.keeps_data) and ended >= request.sent:
             return True
     return False
+
+
+def rows(case: Case) -> Iterator[Violation]:
+    """Each row of an outbox that was committed is one job, which ends; one that was rolled back is none."""
+    history, dead = case.history, {(entry.queue, entry.task) for entry in case.history.dead}
+    for subject in history.committed:
+        runs = history.runs.get(subject, [])
+        if subject not in dead and not _has_ended(runs):
+            yield violation("a row that was committed is no job that ended", f"{subject}", subject[1])
+        if len({run.id for run in runs}) > 1:
+            yield violation("a row became several jobs", f"{subject}: {', '.join(map(told, runs))}", subject[1])
+    for subject in history.runs:
+        if subject[0] == ROWS and subject not in history.committed:
+            yield violation("a job ran whose row was not committed", f"{subject}", subject[1])
 
 
 # Nothing runs that must not
@@ -156,4 +170,4 @@ def too_early(case: Case) -> Iterator[Violation]:
                 yield violation("a job began before it was due", text, request.tasks[0])
 
 
-TASK_RULES: list[Rule] = [lost, kept_end, refused_ran, cancelled_ran, replaced_ran, too_early]
+TASK_RULES: list[Rule] = [lost, kept_end, rows, refused_ran, cancelled_ran, replaced_ran, too_early]

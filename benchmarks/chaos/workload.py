@@ -14,9 +14,11 @@ HAND, JOBS, SINGLE, UPDATES, TICKS = "hand", "jobs", "single", "updates", "ticks
 LIMITED, LANES = "limited", "lanes"
 ROOM, SAVES = "room", "saves"
 FOLLOW_UPS = "follow_ups"
+ROWS = "rows"
 QUEUES: Final = (
     *(RAW, THREAD, ASYNCIO, PROCESS, HAND, JOBS, SINGLE, UPDATES, TICKS, LIMITED, LANES, ROOM, SAVES),
     FOLLOW_UPS,
+    ROWS,
 )
 SHARED_IDS: Final = frozenset({SINGLE, UPDATES})
 """Queues on which many dispatches have the same id, so that a later one may replace an earlier one."""

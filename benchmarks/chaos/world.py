@@ -29,6 +29,7 @@ from benchmarks.chaos.faults import FAULTS, inject
 from benchmarks.chaos.foreign import ForeignProducer
 from benchmarks.chaos.ledger import Ledger
 from benchmarks.chaos.probe import probing
+from benchmarks.chaos.rows import Database
 from benchmarks.chaos.scene import Scene
 from benchmarks.chaos.servers import Cluster, Servers, until
 from benchmarks.chaos.workload import ROOM
@@ -119,6 +120,8 @@ def _or_none(clock: ServerClock | str) -> ServerClock | None:
 def run(plan: Plan, folder: Path) -> Outcome:
     """Run it; the ledger is in `folder` afterwards."""
     began = time.monotonic()
+    rows = Database(folder)
+    rows.create()
     with open_scene(plan, folder) as (scene, left_out):
         for role, count in (("peer", plan.peers), ("producer", plan.producers)):
             for _ in range(count):
@@ -126,10 +129,11 @@ def run(plan: Plan, folder: Path) -> Outcome:
         _trouble(scene, plan)
         _repair(scene)
         _end(scene, "producer")
-        drained = wait_drained(scene)
+        drained = wait_drained(scene, rows)
         wait_for_schedules(scene)
         pause_schedules(scene)
-        drained += wait_drained(scene)
+        drained += wait_drained(scene, rows)
+        rows.note_committed(scene.ledger)
         _end(scene, "peer")
         note_batches(scene)
         note_dead_letters(scene)

@@ -176,6 +176,7 @@ def correct() -> Story:
     _tell_nested_batch(story)
     _tell_room(story)
     _tell_saves(story)
+    _tell_rows(story)
     for name, period in (("steady", 2.0), ("brisk", 1.0), ("plain", 0.7)):
         story.fire(name, period)
     story.end()
@@ -219,6 +220,16 @@ def _tell_saves(story: Story) -> None:
     story.save(34.65, second, 2)
     story.step(34.7, second, "one", first, called=False)
     story.step(34.75, second, "two", second)
+
+
+def _tell_rows(story: Story) -> None:
+    """Two rows of an outbox are committed, the second by a producer that is killed then; a third one is rolled back."""
+    story.send(36, "rows", "w1")
+    story.send(36.1, "rows", "w2", answer=None)
+    story.send(36.2, "rows", "w3", answer="refused")
+    for name in ("w1", "w2"):
+        story.run(36.5, "rows", name)
+        story.world(CALM + 1, "committed", queue="rows", task=name)
 
 
 Change = Callable[[Story], object]

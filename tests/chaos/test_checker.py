@@ -278,6 +278,15 @@ BUGS: dict[str, tuple[Change, str]] = {
         lambda s: s.step(34.85, _last_claim(s), "one", 7, called=False),
         "a step had another result",
     ),
+    "a row of a producer that was killed is lost": (
+        lambda s: s.world(61, "committed", queue="rows", task="w4"),
+        "a row that was committed is no job that ended",
+    ),
+    "a row is sent twice": (lambda s: s.run(36.6, "rows", "w1", id="another"), "a row became several jobs"),
+    "a row is sent that was rolled back": (
+        lambda s: s.run(36.6, "rows", "w3"),
+        "a job ran whose row was not committed",
+    ),
     "a moment is skipped": (_rename_firing, "a moment of a schedule did not fire"),
     "a moment fires twice": (_fire_twice, "a task ran again after its end"),
     "a moment is invented": (_fire_between, "a schedule fired at a moment that it does not have"),

@@ -25,7 +25,7 @@ def test_a_run_without_a_violation_says_so_and_how_to_repeat_it(tmp_path: Path) 
         "chaos passed: no violation",
     ]
     assert "left out: clock jumps: no compiler" in lines
-    assert [line.split()[-1] for line in lines if "tasks refused" in line] == ["2"]
+    assert [line.split()[-1] for line in lines if "tasks refused" in line] == ["3"]
 
 
 def test_a_violation_is_shown_with_its_lines(tmp_path: Path) -> None:

@@ -129,9 +129,9 @@ class Project:
         """Run ``manage.py``, and return what it printed, its errors too."""
         return self._ran(["manage.py", *words], code, env)
 
-    def run(self, script: str, **env: str) -> str:
-        """Run a script after `BEFORE`, and return what it printed."""
-        (self.folder / "script.py").write_text(BEFORE + textwrap.dedent(script))
+    def run(self, *scripts: str, **env: str) -> str:
+        """Run a script, of one or more parts, after `BEFORE`, and return what it printed."""
+        (self.folder / "script.py").write_text(BEFORE + "".join(map(textwrap.dedent, scripts)))
         return self._ran(["script.py"], 0, env)
 
     def worker(self, *words: str) -> Child:

@@ -89,6 +89,52 @@ def test_the_options_of_a_task_mean_nothing_to_other_backends(project: Project) 
     assert "worqr.django.Backend" in project.manage("worqr", "run", code=1)
 
 
+def test_keywords_of_a_task_are_its_options(project: Project) -> None:
+    project.write(
+        tasks="""
+        @task(timeout=60, lanes=worqr.Lanes("customer"), queue_name="mail")
+        def send(customer):
+            return worqr.current().lane
+
+        def plain(n):
+            return n
+
+        @worqr.django.options(timeout=5)
+        def both(n):
+            return n
+        """
+    )
+    project.run("""
+    import copy
+    from worqr.django.task_options import options_of
+
+    assert options_of(tasks.send.func)["timeout"] == 60 and tasks.send.queue_name == "mail"
+    assert tasks.send.using(queue_name="default") != tasks.send
+    assert copy.deepcopy(tasks.send) == tasks.send
+    assert len({tasks.send, tasks.send.using()}) == 1
+
+    def check(run):
+        result = tasks.send.enqueue("ada")
+        assert result.id.startswith("mail/shop.tasks.send:"), result
+        run()
+        result.refresh()
+        assert result.return_value == "ada"
+    on_bench(check)
+
+    for function, options, text in (
+        (tasks.plain, {"timout": 60}, "did you mean 'timeout'"),
+        (tasks.plain, {"timeout": -1}, "timeout"),
+        (tasks.both, {"result_ttl": 60}, "both() has options in @task(...) and in @worqr.django.options(...)"),
+    ):
+        try:
+            task(**options)(function)
+        except worqr.UsageError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    """)
+
+
 def test_checks(project: Project) -> None:
     project.write(tasks=TASKS)
     settings = project.folder / "shop" / "settings.py"

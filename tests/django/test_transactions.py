@@ -86,6 +86,51 @@ def test_enqueue_on_commit(project: Project) -> None:
     """)
 
 
+def test_times_are_sent_absolute_and_async_views_enqueue_in_their_own_transaction(project: Project) -> None:
+    project.write(tasks=TASKS)
+    project.run("""
+    import asyncio
+    from datetime import datetime, timedelta
+    from django.db import connections, transaction
+    from django.test import override_settings
+    from django.utils import timezone
+    from worqr.django.results import job_of
+    mesh = mesh_of(backend)
+
+    def due(result):
+        queue, job = job_of(result.id)
+        return worqr.sync(mesh.queue(queue).job(job).status).run_at
+
+    with override_settings(TIME_ZONE="Asia/Kolkata", USE_TZ=False):
+        naive = (datetime.now() + timedelta(hours=5)).replace(microsecond=0)
+        assert due(tasks.chain.using(run_after=naive).enqueue(0)) == timezone.make_aware(naive)
+    aware = (timezone.now() + timedelta(hours=5)).replace(microsecond=0)
+    with transaction.atomic():
+        result = tasks.late.using(run_after=aware).enqueue(0)
+    assert due(result) == aware
+
+    count = lambda: worqr.sync(mesh.queue("django:default").info).waiting
+    async def view():
+        from asgiref.sync import sync_to_async
+        block = transaction.atomic()
+        await sync_to_async(block.__enter__)()
+        result = await tasks.late.aenqueue(1)
+        assert result.enqueued_at is None
+        assert await sync_to_async(count)() == 0
+        await sync_to_async(block.__exit__)(None, None, None)
+        assert result.enqueued_at is not None
+        assert (await tasks.late.aget_result(result.id)).id == result.id
+        try:
+            tasks.late.enqueue(1)
+        except worqr.UsageError as error:
+            assert "await shop.tasks.late.aenqueue" in str(error).replace("await late", "await shop.tasks.late"), error
+        else:
+            raise AssertionError
+    asyncio.run(view())
+    assert count() == 1
+    """)
+
+
 def test_an_error_after_the_commit_is_logged_and_later_hooks_run(project: Project) -> None:
     project.write(tasks=TASKS)
     said = project.run(

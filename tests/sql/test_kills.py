@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import worqr
+from benchmarks.transfers import Plan, ask, connect, measure, problems
 from tests.sql import ledger
 from tests.sql.test_outbox import Connect, NewOutbox, age, rows
 from tests.support.children import ROOT
@@ -99,3 +100,24 @@ def test_a_sweep_that_dies_is_done_by_the_next(
     while rows(file):
         outbox.sender.once(Passes.sweep)
     assert ended + jobs(server, prefix) == Counter(f'{{"line":"{n}"}}' for n in range(1200))
+
+
+def test_transfers_happen_exactly_once_whatever_is_killed(tmp_path: Path) -> None:
+    """`python -m benchmarks.transfers` does the same with PostgreSQL, for hours. What is lost or doubled, it sees."""
+    database, plan = str(tmp_path / "ledger.db"), Plan(transfers=400, every=0.7)
+    assert measure(plan, database, None) == []
+    for bug, seen in (
+        ("UPDATE accounts SET cents = cents + 1 WHERE id = 1", ["1 cents too many", "1 accounts"]),
+        ("UPDATE transfers SET done = 0 WHERE sender = 0 AND n = 3", ["1 transfers did not happen"]),
+        ("UPDATE transfers SET done = 2 WHERE sender = 0 AND n = 3", ["1 transfers happened more than once"]),
+        ("DELETE FROM transfers WHERE sender = 0 AND n = 3", ["1 transfers are missing"]),
+    ):
+        connection = connect(database)
+        connection.execute("BEGIN")
+        ask(connection, bug)
+        found = "\n".join(problems(connection, plan, 400))
+        assert all(each in found for each in seen), found
+        connection.close()
+    connection = connect(database)
+    assert problems(connection, plan, 401) == ["1 jobs too many or too few"]
+    connection.close()

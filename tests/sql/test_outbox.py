@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from worqr.client.outboxes import Facts, read_facts
 from worqr.errors import UsageError
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
+from worqr.link import boottime
 from worqr.sql import Outbox
 from worqr.sql.rows import Row, new_row_id, options_to_send
 from worqr.sql.sender import MOST_HANDED_OVER, Passes
@@ -235,6 +237,58 @@ def test_the_options_of_a_call_mean_what_they_mean_elsewhere(
     assert promises[2].handle().id == promises[2].id
 
 
+def test_a_row_has_its_follow_ups(
+    mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect, server: Server, prefix: str
+) -> None:
+    """Also those of its follow-ups; and once, although its row is sent twice."""
+    ran: list[str] = []
+    all_ran = threading.Semaphore(0)
+
+    @mesh.task(name="confirm", retry=worqr.RetryPolicy(max_failures=1))
+    def confirm(order: str) -> str:
+        ran.append(order)
+        all_ran.release()
+        if order == "bad":
+            raise worqr.Failure("bad")
+        return order
+
+    ship = confirm.options(then=confirm.call("shipped"), delay=0.01).call("paid")
+    calls = [confirm.options(then=ship, otherwise=confirm.call("no")).call(name) for name in ("good", "bad")]
+    with pytest.raises(UsageError, match="'confirm' is not among the queues"):
+        new_outbox(file, queues=["other"]).enqueue(None, calls[0])
+    outbox = new_outbox(file, queues=["confirm"])
+    put(outbox, file, *calls)
+    age(file, 3000)
+
+    def twice(passes: Passes) -> int:
+        [*sent] = passes._database.query(passes._sql.to_sweep(None, ()))
+        passes.sweep()
+        return passes._send([Row(*each) for each in sent], 1e9)
+
+    assert outbox.sender.once(twice) == 2
+    with mesh.join_in_thread():
+        assert all(all_ran.acquire(timeout=PATIENCE) for _ in range(5))
+    assert sorted(ran) == ["bad", "good", "no", "paid", "shipped"]
+    held = [server.client().ttl(key) for key in server.client().scan_iter(f"{prefix}:{{confirm}}:part:*")]
+    assert held.count(-1) == 1, "those of the job that is in the dead-letter queue; all others expire"
+
+
+@pytest.mark.parametrize("follow_ups", [7, {"then": 7}, {"then": ["other", {}, b""]}, {"when": ["confirm", {}, b""]}])
+def test_follow_ups_that_another_program_wrote_are_refused(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, follow_ups: Any
+) -> None:
+    outbox = new_outbox(file, queues=["confirm"])
+    [bad, _] = put(outbox, file, confirm.call(1), confirm.call(2))
+    connection = file()
+    options = msgspec.msgpack.encode({"id": "x", "follow_ups": follow_ups})
+    connection.execute("UPDATE worqr_outbox SET options = ? WHERE id = ?", (options, bad.id))
+    connection.commit()
+    connection.close()
+    age(file, 3000)
+    assert sweep(outbox) == 1
+    assert rows(file, "id, tries") == [(bad.id, 1)]
+
+
 def test_a_promise_is_cancelled_in_a_transaction(
     mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
 ) -> None:
@@ -402,6 +456,131 @@ def test_one_worker_sweeps_at_a_time_and_says_what_is_in_the_table(
     facts = read_facts(found.facts)
     assert (facts.table, facts.rows, facts.failed) == ("worqr_outbox", 0, 0)
     assert read_facts("{odd") == Facts()
+
+
+def test_outboxes_of_two_databases_do_not_wait_for_each_other(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, tmp_path: Path
+) -> None:
+    """Although their tables have one name: the lease is that of the random id in the table, which may also be emptied."""
+
+    def other_file() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "other.db")
+
+    outbox, other = new_outbox(file), new_outbox(other_file)
+    put(other, other_file, confirm.call(1))
+    age(other_file, 3000)
+
+    def beside(passes: Passes) -> int:
+        passes.sweep()
+        connection = file()
+        connection.execute("DELETE FROM worqr_outbox")
+        connection.commit()
+        connection.close()
+        assert passes.sweep() == 0
+        return sweep(other)
+
+    assert outbox.sender.once(beside) == 1
+
+
+def test_a_sender_that_has_slept_for_ten_minutes_sends_nothing_that_it_has_read_before(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    """Another one has sent the row meanwhile, its job has ended, and the server has forgotten it."""
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1))
+    age(file, 3000)
+
+    def sleeping(passes: Passes) -> None:
+        read = [Row(*each) for each in passes._database.query(passes._sql.to_sweep(None, ()))]
+        read_at = boottime() - 600
+        with pytest.raises(worqr.Unavailable) as found:
+            passes._send(read, read_at)
+        assert found.value.sent is False
+        assert passes._send(read, read_at + 599) == 1
+
+    assert len(rows(file)) == 1
+    outbox.sender.once(sleeping)
+    assert (waiting(mesh), rows(file)) == (1, [])
+
+
+def test_the_application_writes_while_the_server_is_slow_and_a_sweep_of_an_empty_table_locks_nothing(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    """SQLite has one writer at a time."""
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1))
+    age(file, 3000)
+
+    def beside(passes: Passes) -> None:
+        connection, send = file(), passes._send
+        connection.execute("PRAGMA busy_timeout = 0")
+
+        def while_the_server_is_slow(rows: Any, read_at: float) -> int:
+            connection.execute("CREATE TABLE IF NOT EXISTS orders (n INTEGER)")
+            connection.commit()
+            return send(rows, read_at)
+
+        passes._send = while_the_server_is_slow  # type: ignore[method-assign]
+        assert passes.sweep() == 1
+        passes._database._connection.execute("PRAGMA busy_timeout = 0")  # type: ignore[attr-defined]
+        connection.execute("BEGIN IMMEDIATE")
+        assert passes.sweep() == 0
+        connection.close()
+
+    outbox.sender.once(beside)
+
+
+def test_a_row_stays_until_a_replica_has_its_job(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here there is none. Without `replicas`, it is deleted, and the job is the same one."""
+    put(new_outbox(file), file, confirm.call(1))
+    age(file, 3000)
+    assert sweep(new_outbox(file, replicas=1)) == 0
+    assert "rows of the outbox for queue 'confirm' wait" in caplog.text
+    assert rows(file, "tries, state") == [(0, "waiting")]
+    assert sweep(new_outbox(file)) == 1
+    assert (waiting(mesh), rows(file)) == (1, [])
+
+
+def test_a_worker_without_access_to_the_database_does_not_sweep(mesh: worqr.Mesh[Any], confirm: Any) -> None:
+    def no_access() -> sqlite3.Connection:
+        raise AssertionError("a worker has connected")
+
+    outbox = Outbox(mesh, no_access, sweep=False)
+    with mesh.join_in_thread():
+        worqr.sync(confirm.enqueue, 1)
+    assert outbox.sender._thread is None
+
+
+def test_rows_of_a_dump_that_is_restored_are_held_until_they_are_released(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, file: Connect
+) -> None:
+    outbox = new_outbox(file)
+    put(outbox, file, confirm.call(1))
+
+    def over_hours(passes: Passes) -> None:
+        """Sweeps go on while the row is sent, its job ends, and the server forgets it. Then its dump comes back."""
+        connection = file()
+        passes._lease()
+        dump = "\n".join(connection.iterdump())
+        assert passes._facts is not None
+        passes._facts = replace(passes._facts, covered=passes._facts.covered - 3 * HOUR)
+        age(file, 3000)
+        assert passes.sweep() == 1
+        worqr.sync(mesh.queue("confirm").cancel_all)
+        for table in ("worqr_outbox", "worqr_outbox_steps"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.executescript(dump)
+        connection.close()
+        age(file, 2 * HOUR)
+        assert passes.sweep() == 0
+
+    outbox.sender.once(over_hours)
+    assert (waiting(mesh), rows(file, "state, tries")) == (0, [("held", 0)])
+    assert sweep(outbox) == 0
+    assert len(outbox.sender.ask(lambda sql: sql.again("held", None))) == 1  # worqr outbox --release
+    assert sweep(outbox) == 1
 
 
 def test_the_memory_of_a_sender_has_a_bound(confirm: Any, new_outbox: NewOutbox, file: Connect) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import worqr
 from tests.sql.test_outbox import NewOutbox, waiting
+from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from tests.support.postgres import Postgres
 from worqr.errors import UsageError
 from worqr.sql import Outbox
-from worqr.sql.sender import Passes
+from worqr.sql.sender import SHARE, Passes
 
 pytestmark = [pytest.mark.one_server, pytest.mark.leaves("*")]
 
@@ -176,6 +181,64 @@ def test_the_tables_are_the_same_from_alembic_and_from_create_tables(
     made.create_tables()
 
 
+SHOP = """
+import sqlalchemy as sa, worqr
+from sqlalchemy import orm
+from worqr.sql import Outbox
+engine = sa.create_engine({url!r})
+outbox = Outbox(worqr.Mesh(), engine)
+class Base(orm.DeclarativeBase): ...
+class Order(Base):
+    __tablename__ = "orders"
+    id: orm.Mapped[int] = orm.mapped_column(primary_key=True)
+"""
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_alembic_creates_the_tables_finds_no_difference_and_drops_nothing(
+    driver: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = url_of(driver, request, tmp_path)
+
+    def run(*command: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def alembic(*words: str, code: int = 0) -> str:
+        return run("-m", "alembic", *words, code=code)
+
+    (tmp_path / "shop.py").write_text(SHOP.format(url=url))
+    alembic("init", "migrations")
+    env, ini = tmp_path / "migrations" / "env.py", tmp_path / "alembic.ini"
+    with_outbox = env.read_text().replace(
+        "target_metadata = None", "import shop; target_metadata = [shop.Base.metadata, shop.outbox.metadata]"
+    )
+    assert "shop.outbox" in with_outbox
+    env.write_text(with_outbox)
+    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", url))
+    alembic("revision", "--autogenerate", "-m", "shop")
+    alembic("upgrade", "head")
+    assert "No new upgrade operations" in alembic("check")
+    run("-c", "import shop; shop.outbox.create_tables()")
+    assert "No new upgrade operations" in alembic("check")
+    env.write_text(with_outbox.replace(", shop.outbox.metadata", ""))
+    assert "remove_table" in alembic("check", code=255)  # this is what the line is for
+    env.write_text(with_outbox)
+    alembic("downgrade", "base")
+    run("-c", "import shop; shop.outbox.create_tables(); shop.Base.metadata.create_all(shop.engine)")
+    alembic("stamp", "head")
+    assert "No new upgrade operations" in alembic("check")
+
+
 @pytest.mark.parametrize("driver", ASYNC_DRIVERS)
 def test_an_async_session_sends_after_its_commit(
     mesh: worqr.Mesh[Any],
@@ -275,6 +338,49 @@ def test_rows_that_commit_late_with_lower_ids_are_found(
         early.commit()
     assert outbox.sender.once(Passes.sweep) == 1
     assert waiting(mesh) == 2
+
+
+def test_the_time_of_a_row_is_that_of_its_insert_by_the_clock_of_the_database(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """Not that of the transaction's begin: a row of a long transaction is not old when it is committed."""
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database)) as connection:
+        connection.execute("SELECT now(), pg_sleep(0.05)")
+        outbox.enqueue(connection, confirm.call(1))
+        later = connection.execute("SELECT at - EXTRACT(EPOCH FROM now()) * 1000 FROM worqr_outbox").fetchone()
+        assert later is not None
+        assert 50 <= later[0] < PATIENCE * 1000
+
+
+def test_dead_rows_under_an_old_snapshot_make_sweeps_rare_and_hide_no_row(
+    mesh: worqr.Mesh[Any], confirm: Any, new_outbox: NewOutbox, cluster: Postgres, database: str
+) -> None:
+    """A backup keeps them from the vacuum. A sweep reads all of them, and pauses for 20 times as long."""
+    outbox = new_outbox(lambda: psycopg.connect(cluster.dsn(database)))
+    with psycopg.connect(cluster.dsn(database)) as backup, psycopg.connect(cluster.dsn(database)) as connection:
+        backup.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        backup.execute("SELECT COUNT(*) FROM worqr_outbox")
+        connection.execute(
+            "INSERT INTO worqr_outbox (id, format, queue, payload, options, at) "
+            "SELECT lpad(n::text, 32, '0'), 1, 'confirm', '', '', 0 FROM generate_series(1, 300000) n"
+        )
+        connection.commit()
+        connection.execute("DELETE FROM worqr_outbox")
+        outbox.enqueue(connection, confirm.call(1))
+        connection.execute("UPDATE worqr_outbox SET at = at - 3000")
+        connection.commit()
+
+        def two(passes: Passes) -> tuple[int, float, float]:
+            sent = passes.sweep()
+            passes._interval = 0.0  # what is left is the pause after a slow sweep
+            began = time.monotonic()
+            passes.sweep()
+            return sent, passes.pause(), time.monotonic() - began
+
+        sent, pause, took = outbox.sender.once(two)
+    assert (sent, waiting(mesh)) == (1, 1)
+    assert took / 2 < pause / SHARE < took
 
 
 def test_a_sweep_locks_no_row_while_it_waits_for_the_server(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +121,25 @@ def test_steps_are_forgotten_after_thirty_days(new_outbox: NewOutbox, file: Conn
     connection.close()
 
 
+def test_a_writer_that_holds_the_database_is_a_retry_that_counts_nothing(new_outbox: NewOutbox, file: Connect) -> None:
+    """In SQLite, another run that hangs in its transaction keeps all writers out."""
+    outbox, zombie, successor = new_outbox(file), file(), file()
+    successor.execute("PRAGMA busy_timeout = 0")
+
+    def begin() -> None:
+        with outbox.transaction(successor):
+            raise AssertionError("it has not begun")
+
+    with outbox.transaction(zombie):
+        with pytest.raises(worqr.Retry) as found:
+            in_run(FakeRun(), begin)
+        assert not found.value.counted
+        with pytest.raises(sqlite3.OperationalError):
+            begin()
+    zombie.close()
+    successor.close()
+
+
 # PostgreSQL
 
 
@@ -208,6 +229,31 @@ def test_a_job_that_is_retried_does_its_effect_once(
         again = worqr.sync(charge.options(id=promise.handle().id).dispatch)
         assert worqr.sync(again.result, PATIENCE) == 4
     assert connection.execute("SELECT COUNT(*) FROM effects").fetchone() == (2,)
+    connection.close()
+
+
+def test_each_firing_of_a_schedule_does_its_effect(mesh: worqr.Mesh[Any], new_outbox: NewOutbox, file: Connect) -> None:
+    """All of them have one id."""
+    outbox, ran = new_outbox(file), threading.Semaphore(0)
+    connection = file()
+    connection.execute("CREATE TABLE effects (id TEXT)")
+    connection.commit()
+
+    @mesh.task(name="beat")
+    def beat() -> None:
+        own = file()
+        with outbox.transaction(own):
+            if outbox.first(own):
+                own.execute("INSERT INTO effects VALUES (?)", (worqr.current().id,))
+        own.close()
+        ran.release()
+
+    mesh.every(1, beat.call(), name="heart")
+    with mesh.join_in_thread():
+        assert all(ran.acquire(timeout=PATIENCE) for _ in range(2))
+    found = connection.execute("SELECT id FROM effects").fetchall()
+    assert len(found) >= 2
+    assert {*found} == {("cron:heart",)}
     connection.close()
 
 

@@ -40,6 +40,12 @@ class Postgres:
     def url(self, driver: str, database: str) -> str:
         return f"postgresql+{driver}://postgres@/{database}?host={self.folder}&port={self.port}"
 
+    def restart(self, pg_ctl: str) -> None:
+        """Kill all its processes, and start it again."""
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": self.folder}
+        command = [pg_ctl, "-D", self.folder / "data", "-w", "-l", self.folder / "log", "-m", "immediate", "restart"]
+        subprocess.run(command, check=True, **quiet, **_as_user(self.folder))
+
     @contextmanager
     def database(self) -> Iterator[str]:
         """The name of a new database, which is there for the length of a block."""

@@ -161,6 +161,10 @@ class Call(Generic[R_co]):
         return None if self._target is None else self._target.results
 
 
+class StoredCall(Call[Any]):
+    """A call that was checked and encoded before, as a row of an outbox has it."""
+
+
 class Sending:
     """One call that this program is about to send, for the functions of ``Mesh(send_middleware=...)``.
 
@@ -640,13 +644,25 @@ class Producer:
             UsageError, PayloadTooLarge: the call cannot be sent.
         """
         call = self._checked(call)
-        if FOLLOW_UPS in call._options:
-            raise UsageError(
-                f"a call of {call.name!r} in an outbox has no then= and otherwise=: dispatch the next call from the function, or "
-                "from a workflow"
-            )
         options = call._options if self._tracing is None else _carried(call._options, self._tracing.carrier())
-        return {name: value for name, value in options.items() if name != "wait"}
+        return self._with_stored_follow_ups({name: value for name, value in options.items() if name != "wait"})
+
+    def _with_stored_follow_ups(self, options: dict[str, object]) -> dict[str, object]:
+        """Return the options of a row, with the queue, the encoded options and the task of each follow-up for its call."""
+        stored = dict[str, object]()
+        for what, given in cast("Mapping[str, Call[Any]]", options.get(FOLLOW_UPS, {})).items():
+            call = self.follow_up(given)
+            stored[what] = [
+                call.queue,
+                self._with_stored_follow_ups(follow_up_options(call._options, what)),
+                call.task,
+            ]
+        return {**options, FOLLOW_UPS: stored} if stored else options
+
+    @property
+    def records(self) -> bool:
+        """Whether calls are only recorded, for a test."""
+        return False
 
     def note_row(self, call: Call[Any]) -> bool:
         """A call goes into an outbox. Return True if it is only recorded, for a test."""
@@ -669,7 +685,8 @@ class Producer:
         for keys, positions in by_shard.items():
             for chunk in in_chunks(positions, lambda position: len(jobs[position][1])):
                 split = [
-                    without_replicas(jobs[position][0], max(replicas, client.settings.replicas)) for position in chunk
+                    without_replicas(options, max(replicas, client.settings.replicas))
+                    for options in await self._with_held_rows(keys, [jobs[position][0] for position in chunk])
                 ]
                 sent = [
                     (await sharding.options_for(keys, each), jobs[at][1])
@@ -680,6 +697,18 @@ class Producer:
                 answers = await client.link_to(keys.name).call(request)
                 found |= {at: (each, keys) for at, each in zip(chunk, answers, strict=True)}
         return [found[position] for position in range(len(jobs))]
+
+    async def _with_held_rows(
+        self, keys: QueueKeys, several: Sequence[Mapping[str, object]]
+    ) -> list[Mapping[str, object]]:
+        """Return the options of rows, after their follow-ups were stored. Those of a row that is no new job expire."""
+        found = list(several)
+        places = [place for place, options in enumerate(found) if FOLLOW_UPS in options]
+        if places:
+            held = await self._hold_follow_ups(keys, [_with_calls(found[place]) for place in places])
+            for place, options in zip(places, held, strict=True):
+                found[place] = options
+        return found
 
     # Follow-ups: calls that the server enqueues when a batch or a job has ended. Their own queue holds them until then, put there
     # with the rights of this program
@@ -726,7 +755,7 @@ class Producer:
 
     def follow_up(self, call: Call[Any]) -> Call[Any]:
         """Return the call that the server will enqueue when a batch or a job has ended."""
-        return self._created(self._checked(call))
+        return call if isinstance(call, StoredCall) else self._created(self._checked(call))
 
     async def plan_follow_up(
         self, home: QueueKeys, what: str, given: Call[Any], requests: list[tuple[str, Command[str]]]
@@ -1004,3 +1033,14 @@ def _grouped(items: Iterable[T], key: Callable[[T], K]) -> list[tuple[K, list[T]
     for item in items:
         found.setdefault(key(item), []).append(item)
     return list(found.items())
+
+
+def _with_calls(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a row with the calls that are its follow-ups.
+
+    Raises:
+        ValueError, TypeError: another program wrote them, and they cannot be read.
+    """
+    stored = cast("Mapping[str, tuple[str, Mapping[str, object], bytes]]", options.get(FOLLOW_UPS, {}))
+    calls = {what: StoredCall(queue, (), {}, task, _with_calls(given)) for what, (queue, given, task) in stored.items()}
+    return {**options, FOLLOW_UPS: calls} if calls else dict(options)

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from worqr.django.backend import Backend as Backend
+    from worqr.django.backend import outbox as outbox
     from worqr.django.task_options import options as options
 
 _HOMES = {
     "Backend": "worqr.django.backend",
+    "outbox": "worqr.django.backend",
     "options": "worqr.django.task_options",
 }
 
 if not TYPE_CHECKING:
-    __all__ = ["Backend", "options"]
+    __all__ = ["Backend", "options", "outbox"]
 
     def __getattr__(name):
         """Import the public name `name` at its first use: settings name this package before Django is ready."""

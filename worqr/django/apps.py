@@ -21,10 +21,10 @@ GIVE_UP_AFTER: Final = 5.0
 
 
 def check_server(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMessage]:
-    """Check that the server of each backend replies and never evicts keys, and that naive times have one meaning."""
+    """Check the server of each backend, and whether it evicts keys; the tables of outboxes; and the meaning of naive times."""
     try:
         from worqr.django.backend import Backend
-        from worqr.django.meshes import mesh_of
+        from worqr.django.meshes import mesh_of, outbox_of
         from worqr.django.task_api import task_backends
     except ImportError:  # a project without tasks, on Django 5.2
         return
@@ -33,6 +33,7 @@ def check_server(app_configs: Any = None, **_: Any) -> Iterable[checks.CheckMess
     for backend in backends:
         try:
             yield from _check_mesh(backend.alias, mesh_of(backend))
+            yield from _check_outbox(backend.alias, outbox_of(backend))
         except ImproperlyConfigured as error:
             yield checks.Error(str(error), id="worqr.E001")
     if backends and not settings.USE_TZ:
@@ -61,6 +62,21 @@ def _check_mesh(alias: str, mesh: Any) -> Iterable[checks.CheckMessage]:
             f"The server of TASKS[{alias!r}] may evict keys, and with them tasks.",
             hint="Set `maxmemory-policy noeviction` on the server.",
             id="worqr.W001",
+        )
+
+
+def _check_outbox(alias: str, outbox: Any) -> Iterable[checks.CheckMessage]:
+    """Check that an outbox has its tables, with all columns. No check of databases does it: `migrate` runs those first."""
+    if outbox is None:
+        return
+    try:
+        outbox.sender.ask(lambda sql: sql.to_sweep(None, ()))
+        outbox.sender.ask(lambda sql: sql.value("", "", ""))
+    except Exception as error:  # of the database's driver
+        yield checks.Error(
+            f"The outbox of TASKS[{alias!r}] cannot be used in the database {outbox.alias!r}: {error}",
+            hint=f"Create its tables: python manage.py migrate worqr --database {outbox.alias}",
+            id="worqr.E004",
         )
 
 

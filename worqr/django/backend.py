@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import fields
+from datetime import datetime
 from inspect import signature
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured, SuspiciousOperation
+from django.db import connections
 from django.utils import timezone
 from django.utils.crypto import get_random_string
 
@@ -22,24 +25,36 @@ from worqr.django.meshes import (
     lane_of,
     mesh_of,
     note_task,
+    outbox_of,
     queue_of,
     result_ttl_of,
 )
-from worqr.django.results import Enqueued, as_json, job_of, result_id, result_of
+from worqr.django.results import Enqueued, as_json, job_of, result_id, result_of, result_of_row
 from worqr.django.task_api import (
+    DEFAULT_ALIAS,
     BaseTaskBackend,
     InvalidTask,
+    Task,
     TaskResult,
     TaskResultDoesNotExist,
     TaskResultStatus,
     signals,
+    task_backends,
 )
-from worqr.django.task_options import options_of
+from worqr.django.task_options import options, options_of
 from worqr.errors import NoResult, UsageError
+from worqr.inside import client_of
 from worqr.link import loop_name_here
+from worqr.sql.connections import place_of
+from worqr.sql.rows import new_row_id
+
+if TYPE_CHECKING:
+    from worqr.sql import Outbox
 
 ID_LENGTH: Final = 22
 """Letters and digits of a job's id: 131 random bits."""
+ROW_ID_LENGTH: Final = 32
+_TASK_FIELDS: Final = frozenset(each.name for each in fields(Task))
 
 
 class Backend(BaseTaskBackend):
@@ -47,13 +62,29 @@ class Backend(BaseTaskBackend):
 
     ``QUEUES`` are the queues that tasks may name; an empty list allows all. ``ENQUEUE_ON_COMMIT`` is False (enqueue now), True
     (after the commit of all open transactions) or the alias of a database. ``OPTIONS`` has the arguments of `worqr.Mesh`, or
-    ``"mesh": "package.module:mesh"``, and the options of `HandlerOptions` for all tasks.
+    ``"mesh": "package.module:mesh"``, and the options of `HandlerOptions` for all tasks. With ``"outbox": "default"``, a task
+    that is enqueued in a transaction of that database is a row in the same transaction.
     """
 
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
+
+    @staticmethod
+    def task_class(*, func: Callable[..., Any], **given: Any) -> Any:
+        """Make a task for ``@task``, which passes on keywords that are not Django's: they are worqr's options of the function.
+
+        Raises:
+            UsageError: As `worqr.django.options`; or the function has options from that decorator, too.
+        """
+        own = {name: value for name, value in given.items() if name not in _TASK_FIELDS}
+        if own and options_of(func):
+            raise UsageError(
+                f"{func.__qualname__}() has options in @task(...) and in @worqr.django.options(...): give all of them in one"
+            )
+        function = options(**own)(func) if own else func
+        return Task(func=function, **{name: value for name, value in given.items() if name in _TASK_FIELDS})
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
@@ -89,7 +120,8 @@ class Backend(BaseTaskBackend):
         """
         _check_no_loop(f"{task.name}.enqueue()", f"await {task.name}.aenqueue(...)")
         self.validate_task(task)
-        job_id, queue = get_random_string(ID_LENGTH), queue_of(task)
+        outbox, queue = self._open_outbox(), queue_of(task)
+        job_id = get_random_string(ID_LENGTH) if outbox is None else new_row_id()
         enqueued = Enqueued.of(task, as_json(list(args)), as_json(kwargs))
         call = self._call(task, job_id, enqueued)
         result = TaskResult(
@@ -106,8 +138,13 @@ class Backend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        self.deliver(call, task.module_path, lambda sent: self._sent(result, sent))
+        self._deliver(call, task.module_path, outbox, lambda at: self._sent(result, at))
         return result
+
+    def _open_outbox(self) -> Outbox | None:
+        """Return the outbox if a transaction of its database is open here."""
+        outbox = outbox_of(self)
+        return outbox if outbox is not None and connections[str(outbox.alias)].in_atomic_block else None
 
     def _call(self, task: Any, job_id: str, enqueued: Enqueued) -> Call[Any]:
         function = function_of(self, task)
@@ -118,19 +155,27 @@ class Backend(BaseTaskBackend):
             options["lane"] = lane_of(task.priority)
         return function.options(**options).call(**enqueued.arguments)
 
-    def deliver(self, call: Call[Any], name: str, sent: Callable[[Any], None]) -> None:
-        """Send a call as `ENQUEUE_ON_COMMIT` says. The one place from which tasks are sent.
+    def _deliver(
+        self, call: Call[Any], name: str, outbox: Outbox | None, sent: Callable[[datetime | None], None]
+    ) -> None:
+        """Store a call in the outbox, or send it as `ENQUEUE_ON_COMMIT` says. The one place from which tasks are sent.
 
         Args:
-            call: A job with an id.
+            call: A job with an id: in an outbox, that of its row.
             name: The task's path, for the log.
-            sent: Gets the job's handle, when it was sent.
+            outbox: The outbox whose transaction is open.
+            sent: Called after the commit of the row, or with the time at which the server has the job.
         """
         mesh = mesh_of(self)
-        after_commit(lambda: sent(sync(mesh.dispatch_many, [call])[0]), name, self.on_commit)
+        using = self.on_commit if outbox is None else str(outbox.alias)
+        if outbox is None or client_of(mesh).producer.records:
+            after_commit(lambda: sent(sync(mesh.dispatch_many, [call])[0].dispatched), name, using)
+        else:
+            outbox.store(connections[using], call, call._options["id"])
+            after_commit(lambda: sent(None), name, using)
 
-    def _sent(self, result: Any, job: Any) -> None:
-        object.__setattr__(result, "enqueued_at", job.dispatched or timezone.now())
+    def _sent(self, result: Any, at: datetime | None) -> None:
+        object.__setattr__(result, "enqueued_at", at or timezone.now())
         signals.task_enqueued.send_robust(type(self), task_result=result)
 
     # Results
@@ -153,11 +198,27 @@ class Backend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id) from None
         record = sync(of_queue.read, named[1], payload=True)
         if record.status.state == "gone" or not record.task:
+            if (waiting := self._result_of_row(result_id, *named)) is not None:
+                return waiting
+            record = sync(of_queue.read, named[1], payload=True)  # its row may have been sent in between
+        if record.status.state == "gone" or not record.task:
             raise TaskResultDoesNotExist(result_id)
         try:
             value = sync(of_queue.job(named[1]).result, timeout=0) if record.status.state == "finished" else None
             return result_of(record, result_id, self.alias, value)
         except (NoResult, ImportError, ValueError, SuspiciousOperation, InvalidTask) as error:
+            raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
+
+    def _result_of_row(self, result_id: str, queue: str, row: str) -> Any:
+        """Return the result of a task that is still a row of the outbox; None if there is none."""
+        outbox = outbox_of(self)
+        if outbox is None or len(row) != ROW_ID_LENGTH:
+            return None
+        place = place_of(connections[str(outbox.alias)])
+        found = place.run(outbox.statements(place.dialect).lookup(row))
+        try:
+            return result_of_row(found[0], result_id, self.alias) if found and found[0][0] == queue else None
+        except (ImportError, ValueError, SuspiciousOperation, InvalidTask) as error:
             raise TaskResultDoesNotExist(f"{result_id}: {error}") from error
 
     # Checks
@@ -167,7 +228,7 @@ class Backend(BaseTaskBackend):
         yield from super().check(**kwargs)
         try:
             check_options(self.alias, self.options)
-            if "mesh" in self.options:
+            if not {"mesh", "outbox"}.isdisjoint(self.options):
                 mesh_of(self)
         except ImproperlyConfigured as error:
             yield checks.Error(str(error), id="worqr.E001")
@@ -178,6 +239,27 @@ class Backend(BaseTaskBackend):
                 hint=f"The aliases are {', '.join(map(repr, settings.DATABASES))}.",
                 id="worqr.E002",
             )
+
+
+def outbox(alias: str = DEFAULT_ALIAS) -> Outbox:
+    """Return the outbox of a backend, for `Outbox.first` and `Outbox.step` in its tasks.
+
+    Args:
+        alias: The alias of the backend in `TASKS`.
+
+    Returns:
+        The `worqr.sql.Outbox` that ``OPTIONS["outbox"]`` describes.
+
+    Raises:
+        ImproperlyConfigured: The backend is not worqr's, or has no outbox.
+    """
+    backend = task_backends[alias]
+    found = outbox_of(backend) if isinstance(backend, Backend) else None
+    if found is None:
+        raise ImproperlyConfigured(
+            f"TASKS[{alias!r}] has no outbox: set BACKEND to 'worqr.django.Backend', and OPTIONS={{'outbox': 'default'}}"
+        )
+    return found
 
 
 def _check_no_loop(call: str, instead: str) -> None:

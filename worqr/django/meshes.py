@@ -1,4 +1,4 @@
-"""The mesh of each task backend: one for each alias and process, however many backend objects Django makes.
+"""The mesh of each task backend, with its outbox: one for each alias and process, however many backend objects Django makes.
 
 A mesh is made at its first use, from the `OPTIONS` of the backend, and connects at its first request. It declares a function for
 each queue that this process knows: those of `QUEUES`, and those of the tasks that were imported. `worqr.django.execution` has
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from worqr.django.execution import execute, fresh_connections, name_for_processes
@@ -25,6 +26,7 @@ from worqr.handler_options import HandlerOptions, handling
 from worqr.limits import Lanes
 from worqr.mesh import Mesh
 from worqr.policy import RetryPolicy
+from worqr.sql import Outbox
 
 PREFIX: Final = "django:"
 """The queue of Django's queue NAME is ``django:NAME``."""
@@ -39,6 +41,7 @@ _MESH: Final = frozenset(inspect.signature(Mesh).parameters)
 
 _lock = threading.RLock()
 _meshes: dict[str, Mesh[Any]] = {}
+_outboxes: dict[str, Outbox | None] = {}
 _declared: dict[str, dict[str, Any]] = {}
 """The queues of each alias, by their names; each with the task that it belongs to, or None."""
 
@@ -53,7 +56,7 @@ def lane_of(priority: int) -> str:
 
 def check_options(alias: str, given: Mapping[str, Any]) -> None:
     """Raise ImproperlyConfigured if the `OPTIONS` of a backend have an unknown or invalid name or value."""
-    known = _MESH | _HANDLER | {"mesh"}
+    known = _MESH | _HANDLER | {"mesh", "outbox"}
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known, f"it takes the arguments of worqr.Mesh, and {', '.join(sorted(_HANDLER))}")
@@ -77,23 +80,48 @@ def _handler_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _make(alias: str, given: Mapping[str, Any]) -> Mesh[Any]:
     check_options(alias, given)
     if "mesh" in given:
-        try:
-            found = import_string(str(given["mesh"]).replace(":", "."))
-        except ImportError as error:
-            raise ImproperlyConfigured(
-                f"TASKS[{alias!r}]['OPTIONS']['mesh'] cannot be imported ({error}); write 'package.module:mesh'"
-            ) from error
-        if not isinstance(found, Mesh):
-            raise ImproperlyConfigured(
-                f"TASKS[{alias!r}]['OPTIONS']['mesh'] is {given['mesh']!r}, which is {type(found).__name__}, not a worqr.Mesh"
-            )
-        return found
+        return _imported(alias, given, "mesh", Mesh, "worqr")
     try:
         return Mesh(
             **{"app": "django", "around_thread": fresh_connections, **{n: given[n] for n in given if n in _MESH}}
         )
     except UsageError as error:
         raise ImproperlyConfigured(f"TASKS[{alias!r}]['OPTIONS']: {error}") from None
+
+
+def _imported(alias: str, given: Mapping[str, Any], option: str, kind: type[Any], home: str) -> Any:
+    """Return what an option names as ``package.module:name``."""
+    what, name = f"TASKS[{alias!r}]['OPTIONS'][{option!r}]", str(given[option])
+    try:
+        found = import_string(name.replace(":", "."))
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{what} cannot be imported ({error}); write 'package.module:{option}'") from error
+    if not isinstance(found, kind):
+        raise ImproperlyConfigured(f"{what} is {name!r}, which is {type(found).__name__}, not a {home}.{kind.__name__}")
+    return found
+
+
+def _make_outbox(alias: str, given: Mapping[str, Any], mesh: Mesh[Any]) -> Outbox | None:
+    name = given.get("outbox")
+    if name is None:
+        return None
+    what = f"TASKS[{alias!r}]['OPTIONS']['outbox']"
+    if ":" not in str(name):
+        if name not in connections:
+            raise ImproperlyConfigured(
+                f"{what} is {name!r}: give the alias of a database ({', '.join(map(repr, connections))}), or "
+                "'package.module:outbox'"
+            )
+        try:
+            return Outbox(mesh, connections[name])
+        except UsageError as error:
+            raise ImproperlyConfigured(f"{what} is {name!r}: {error}") from None
+    found: Outbox = _imported(alias, given, "outbox", Outbox, "worqr.sql")
+    if found.alias is None:
+        raise ImproperlyConfigured(f"{what}: {found!r} must be in a database of Django: Outbox(mesh, connection)")
+    if not found.is_of(mesh):
+        raise ImproperlyConfigured(f"{what}: {found!r} is of another mesh than 'mesh': set both, of one mesh")
+    return found
 
 
 # Meshes and their functions
@@ -108,12 +136,21 @@ def mesh_of(backend: Any) -> Mesh[Any]:
     with _lock:
         mesh = _meshes.get(backend.alias)
         if mesh is None:
-            mesh = _meshes[backend.alias] = _make(backend.alias, backend.options)
+            mesh = _make(backend.alias, backend.options)
+            _outboxes[backend.alias] = _make_outbox(backend.alias, backend.options, mesh)
+            _meshes[backend.alias] = mesh
             for name in sorted(backend.queues):
                 _note(backend.alias, PREFIX + name, None)
             for queue, task in list(_declared.get(backend.alias, {}).items()):
                 _declare(backend, mesh, queue, task)
         return mesh
+
+
+def outbox_of(backend: Any) -> Outbox | None:
+    """Return the outbox of a backend; None if it has none. Raises as `mesh_of`."""
+    with _lock:
+        mesh_of(backend)
+        return _outboxes[backend.alias]
 
 
 def note_task(backend: Any, task: Any) -> None:
@@ -183,9 +220,13 @@ def has_own_lanes(task: Any) -> bool:
 def close_all() -> None:
     """Disconnect and forget all meshes. The next use of a backend makes a new one, from the settings of that time."""
     with _lock:
+        for outbox in _outboxes.values():
+            if outbox is not None:
+                outbox.close(0)
         for mesh in _meshes.values():
             mesh.close()
         _meshes.clear()
+        _outboxes.clear()
 
 
 def _follow_settings(*, setting: str, **_: Any) -> None:

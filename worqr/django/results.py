@@ -15,6 +15,8 @@ from django.utils.module_loading import import_string
 from worqr.django.task_api import Task, TaskError, TaskResult, TaskResultStatus, normalize_json
 from worqr.errors import WorqrError
 from worqr.records import Ended, JobRecord, RemoteError, Try
+from worqr.sql.rows import FAILED
+from worqr.validation import from_ms
 
 _STATUS: Final = {
     "waiting": TaskResultStatus.READY,
@@ -147,6 +149,35 @@ def result_of(record: JobRecord, id: str, alias: str, value: Any = None) -> Any:
     )
     object.__setattr__(result, "_return_value", value)
     return result
+
+
+def result_of_row(row: tuple[Any, ...], id: str, alias: str) -> Any:
+    """Return the result of a task that is still a row of the outbox: READY, or FAILED if the row was given up.
+
+    Args:
+        row: Its queue, payload, time in ms, state and error.
+        id: As for `result_of`.
+        alias: As for `result_of`.
+
+    Raises:
+        ValueError, ImportError, SuspiciousOperation: As `result_of`.
+    """
+    _, payload, at, state, error = row
+    enqueued, failed = decoded(bytes(payload)), state == FAILED
+    return TaskResult(
+        task=task_of(enqueued),
+        id=id,
+        status=TaskResultStatus.FAILED if failed else TaskResultStatus.READY,
+        enqueued_at=from_ms(at),
+        started_at=None,
+        last_attempted_at=None,
+        finished_at=None,
+        args=enqueued.args,
+        kwargs=enqueued.kwargs,
+        backend=alias,
+        errors=[task_error(RemoteError("worqr.RefusedByServer", error or "", ""))] if failed else [],
+        worker_ids=[],
+    )
 
 
 def _end(record: JobRecord) -> Ended | None:

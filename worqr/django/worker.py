@@ -1,13 +1,19 @@
-"""The meshes of a project as ``worqr run`` finds them: ``worqr.django.worker:ALIAS``. The import discovers all ``tasks.py``."""
+"""The meshes of a project as ``worqr run`` finds them, ``worqr.django.worker:ALIAS``, and their outboxes, ``ALIAS.outbox``.
+
+The import discovers all ``tasks.py``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from worqr.mesh import Mesh
+
+if TYPE_CHECKING:
+    from worqr.sql import Outbox
 
 autodiscover_modules("tasks")
 
@@ -20,8 +26,20 @@ def mesh_of_alias(alias: str) -> Mesh[Any]:
         LookupError: `TASKS` has no such alias, or another backend there.
         ImproperlyConfigured: Its `OPTIONS` are not valid.
     """
-    from worqr.django.backend import Backend
     from worqr.django.meshes import mesh_of
+
+    return mesh_of(_backend(alias))
+
+
+def outbox_of_alias(alias: str) -> Outbox | None:
+    """Return the outbox of the backend with this alias; None if it has none. Raises as `mesh_of_alias`."""
+    from worqr.django.meshes import outbox_of
+
+    return outbox_of(_backend(alias))
+
+
+def _backend(alias: str) -> Any:
+    from worqr.django.backend import Backend
     from worqr.django.task_api import task_backends
 
     known = getattr(settings, "TASKS", {})
@@ -35,11 +53,12 @@ def mesh_of_alias(alias: str) -> Mesh[Any]:
         raise LookupError(  # noqa: TRY004 - the settings are wrong
             f"TASKS[{alias!r}] has the backend {kind}: set BACKEND to 'worqr.django.Backend', or choose another with --backend"
         )
-    return mesh_of(backend)
+    return backend
 
 
-def __getattr__(alias: str) -> Mesh[Any]:
-    """Return the mesh of an alias."""
-    if alias.startswith("__"):
-        raise AttributeError(alias)
-    return mesh_of_alias(alias)
+def __getattr__(name: str) -> Mesh[Any] | Outbox | None:
+    """Return the mesh of an alias, or its outbox."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    alias, dot, _ = name.rpartition(".outbox")
+    return outbox_of_alias(alias) if dot else mesh_of_alias(name)

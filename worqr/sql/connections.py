@@ -490,7 +490,10 @@ class DjangoDatabase:
         return cast("str", self._connection.vendor)
 
     def query(self, statement: Statement) -> Rows:
-        return DjangoPlace(self._connection).run(statement)
+        try:
+            return DjangoPlace(self._connection).run(statement)
+        finally:  # as Django does after a request: CONN_MAX_AGE, 0 by default, says how long a connection is kept
+            self._connection.close_if_unusable_or_obsolete()
 
     def close(self) -> None:
         self._connection.close()

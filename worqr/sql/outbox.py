@@ -24,7 +24,7 @@ from worqr.job_options import check_replicas
 from worqr.keys import QueueKeys, check_name
 from worqr.mesh import Mesh
 from worqr.sql.connections import DjangoPlace, Place, database_of, place_of
-from worqr.sql.rows import encode_row_options, new_row_id
+from worqr.sql.rows import encode_row_options, new_row_id, queues_of
 from worqr.sql.sender import Sender
 from worqr.sql.statements import STORAGE, Statements, check_dialect, check_table
 from worqr.validation import Seconds, seconds
@@ -93,6 +93,9 @@ class Outbox:
     It does no I/O by itself. Workers of the mesh that import it sweep its table: they send what a process has left that died
     between its commit and its send.
 
+    Attributes:
+        alias: The alias of its database in Django; None if it is not Django's.
+
     Args:
         mesh: The mesh that runs the calls.
         database: Where the table is: an engine of SQLAlchemy, sync or async; Django's ``connection``, or
@@ -121,7 +124,7 @@ class Outbox:
         self._client: Client = client_of(mesh)
         self._table = check_table(table)
         self._queues = None if queues is None else tuple(check_name(each) for each in queues)
-        self._alias: str | None = getattr(database, "alias", None)
+        self.alias: str | None = getattr(database, "alias", None)
         self._raw: deque[str] = deque(maxlen=1000)
         self._sender = Sender(self._client, database_of(database), self._table, self._queues, check_replicas(replicas))
         if sweep:
@@ -129,6 +132,10 @@ class Outbox:
 
     def __repr__(self) -> str:
         return f"<Outbox {self._table!r}>"
+
+    def is_of(self, mesh: Mesh[Any]) -> bool:
+        """Return True if `mesh` runs the calls of this outbox."""
+        return client_of(mesh) is self._client
 
     @property
     def sender(self) -> Sender:
@@ -220,14 +227,17 @@ class Outbox:
                 queue is not among `queues`; or the connection is of another alias of Django.
             PayloadTooLarge: The payload is larger than the mesh's `max_payload`.
         """
+        return self.store(session, call, new_row_id(), atomic=atomic)
+
+    def store(self, session: Any, call: Call[R], row: str, *, atomic: bool = True) -> Any:
+        """Do as `enqueue`, with an id from `new_row_id` for the row: for callers that must know it before."""
         producer = self._client.producer
         options = producer.row_options(call)
         reason = "batch" if "batch" in options else str(options.get("exists"))
         if reason in _REFUSED:
             raise UsageError(_REFUSED[reason])
-        if self._queues is not None and call.queue not in self._queues:
-            raise UsageError(f"{call.queue!r} is not among the queues of {self!r}: add it to Outbox(queues=...)")
-        row = new_row_id()
+        if self._queues is not None and (others := queues_of(call.queue, options) - {*self._queues}):
+            raise UsageError(f"{min(others)!r} is not among the queues of {self!r}: add it to Outbox(queues=...)")
         job = cast("str | None", options.get("id", None if "lane" in options else row))
         promise = Promise(self, call, row, job)
         if producer.note_row(call):
@@ -253,8 +263,8 @@ class Outbox:
 
     def _place(self, session: Any) -> Place:
         place = place_of(session)
-        if isinstance(place, DjangoPlace) and self._alias is not None and place.alias != self._alias:
-            raise UsageError(f"{self!r} is in the database {self._alias!r}, and this connection is of {place.alias!r}")
+        if isinstance(place, DjangoPlace) and self.alias is not None and place.alias != self.alias:
+            raise UsageError(f"{self!r} is in the database {self.alias!r}, and this connection is of {place.alias!r}")
         return place
 
     def _noted(self, place: Place, row: str) -> None:
@@ -293,6 +303,8 @@ class Outbox:
 
         Raises:
             UsageError: It is no connection.
+            Retry: In a handler, and another connection writes to the SQLite database for longer than this one waits. It is
+                not counted; let it pass.
         """
         return _Block(self._place(connection), self._sender.hand_over)
 
@@ -394,7 +406,10 @@ class _Block:
     def __enter__(self) -> None:
         if self._place.is_async:
             raise UsageError("this connection is async: write `async with outbox.transaction(connection):`")
-        self._begin().__enter__()
+        from worqr.sql.steps import retried  # handlers only
+
+        with retried():
+            self._begin().__enter__()
         self._token = _inside.set(self._rows)
 
     def __exit__(self, *error: Any) -> None:

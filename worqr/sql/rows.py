@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -73,6 +73,18 @@ def options_to_send(row: Row) -> dict[str, object] | None:
             return None
         options["expires"] = str(expires_in)
     return options
+
+
+def queues_of(queue: str, options: Mapping[str, Any]) -> set[str]:
+    """Return the queues that a row starts jobs in: its own, and those of its follow-ups.
+
+    Raises:
+        ValueError, TypeError, AttributeError: another program wrote them, and they cannot be read.
+    """
+    found = {queue}
+    for name, given, _ in options.get("follow_ups", {}).values():
+        found |= queues_of(name, given)
+    return found
 
 
 def replicas_of(options: Mapping[str, object]) -> int:

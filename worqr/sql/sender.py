@@ -32,7 +32,7 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import boottime
 from worqr.log_events import emit
 from worqr.sql.connections import Database, Rows
-from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, replicas_of
+from worqr.sql.rows import FAILED, HELD, MAX_TRIES, WAITING, Row, backoff_ms, options_to_send, queues_of, replicas_of
 from worqr.sql.statements import SWEEP_ROWS, Statement, Statements
 from worqr.tracebacks import one_line
 
@@ -360,7 +360,11 @@ class Passes:
 
     def _job(self, row: Row) -> tuple[dict[str, object], bytes] | None:
         options = options_to_send(row)
-        return None if options is None else (options, bytes(row.payload))
+        if options is None:
+            return None
+        if self._queues is not None and not queues_of(row.queue, options) <= {*self._queues}:
+            raise ValueError("a follow-up of the row is for another queue than Outbox(queues=...) allows")
+        return options, bytes(row.payload)
 
     def _block(self, queue: str, error: Exception | None) -> int:
         """Leave a queue out for a while: it is full, or the server refuses all that is for it."""
@@ -422,9 +426,9 @@ class Passes:
 
     def _lease(self) -> bool:
         """Take or renew the lease. Return False if another worker has it."""
-        if not self._id:
+        while not (found := self._database.query(self._sql.identity())):  # the table is new, or was emptied
             self._database.query(self._sql.identify(os.urandom(16).hex()))
-        [(self._id, now)] = self._database.query(self._sql.identity())
+        [(self._id, now)] = found
         facts = "" if self._facts is None else msgspec.json.encode(self._facts).decode()
         ms = min(60_000, LEASE_MS + int(2000 * self._interval))
         reply = sync(self._client.ask, ops.lease_outbox(self._keys, self._id, self._holder, ms, facts))

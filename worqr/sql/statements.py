@@ -112,6 +112,10 @@ class Statements:
             where += f" AND queue NOT IN ({_marks(without)})"
         return f"{self._select()}{where} ORDER BY id LIMIT {SWEEP_ROWS}", (*(only or ()), *without)
 
+    def lookup(self, row: str) -> Statement:
+        """Read a row for a caller that knows its id: queue, payload, the time of its insert in ms, state, error."""
+        return f"SELECT queue, payload, at, state, error FROM {self.table} WHERE id = ?", (row,)  # noqa: S608
+
     def delete(self, rows: Sequence[str]) -> Statement:
         """Delete these rows; return their ids."""
         return f"DELETE FROM {self.table} WHERE id IN ({_marks(rows)}) RETURNING id", tuple(rows)  # noqa: S608

@@ -79,18 +79,20 @@ def _key(place: Place, step: str) -> tuple[str, str, str]:
 
 
 @contextmanager
-def _retried() -> Generator[None]:
-    """Raise Retry, uncounted, if another run holds the step, or if the database wants the transaction again."""
+def retried() -> Generator[None]:
+    """Raise Retry, uncounted, in a handler if another transaction holds a lock, or if the database wants this one again."""
     try:
         yield
     except Exception as error:
+        if current_run.get(None) is None:
+            raise
         cause = getattr(error, "orig", None) or error
         cause = (
             getattr(cause, "__cause__", None) if getattr(cause, "sqlstate", None) is None and cause.__cause__ else cause
         )
         state = str(getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None))
         if state in _LOCKED or "database is locked" in str(error):
-            raise Retry("another run holds this step", delay=LOCKED_DELAY, counted=False) from error
+            raise Retry("another transaction holds a lock", delay=LOCKED_DELAY, counted=False) from error
         if state in _CONFLICT:
             raise Retry("the database wants this transaction again", delay=CONFLICT_DELAY, counted=False) from error
         raise
@@ -109,7 +111,7 @@ def first(place: Place, sql: Statements, step: str) -> Any:
     if place.is_async:
         return _first_async(place, sql, key)
     _check(place.autocommits())
-    with _retried():
+    with retried():
         if place.dialect != "postgresql":
             return bool(place.run(sql.take_step(*key)))
         [(old,)] = place.run(_OLD_TIMEOUT)
@@ -122,7 +124,7 @@ def first(place: Place, sql: Statements, step: str) -> Any:
 async def _first_async(place: Place, sql: Statements, key: tuple[str, str, str]) -> bool:
     autocommits: Any = place.autocommits()
     _check(await autocommits if inspect.isawaitable(autocommits) else autocommits)
-    with _retried():
+    with retried():
         if place.dialect != "postgresql":
             return bool(await place.run(sql.take_step(*key)))
         [(old,)] = await place.run(_OLD_TIMEOUT)

@@ -270,6 +270,11 @@ class RecordingProducer(Producer):
         super().__init__(client, sent=sent)
         self._ids = count(1)
 
+    @property
+    def records(self) -> bool:
+        """True."""
+        return True
+
     def note_row(self, call: Call[Any]) -> bool:
         """Record a call that goes into an outbox. No row is stored."""
         self._note((self.prepared(call),))

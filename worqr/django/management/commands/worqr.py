@@ -42,14 +42,17 @@ class Command(BaseCommand):
             return worqr.cli.main(words or ["--help"])
         if command == "run" and words[1:2] and not words[1].startswith("-"):
             return worqr.cli.main(words)  # another mesh of the project
-        from worqr.django.worker import mesh_of_alias
+        from worqr.django.worker import mesh_of_alias, outbox_of_alias
 
         try:
             mesh = mesh_of_alias(alias)
+            has_outbox = outbox_of_alias(alias) is not None
         except (LookupError, ImportError, ImproperlyConfigured) as error:
             raise SystemExit(f"worqr: {error}") from None
         if command == "run":
             return worqr.cli.main(["run", f"worqr.django.worker:{alias}", *words[1:]])
+        if command == "outbox" and has_outbox and not any(each[:1].isalpha() for each in words[1:2]):
+            return worqr.cli.main(["outbox", f"worqr.django.worker:{alias}.outbox", *words[1:]])
         use_mesh(mesh)
         return worqr.cli.main(words)
 
