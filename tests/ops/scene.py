@@ -404,7 +404,7 @@ def store_schedule(desk: Desk) -> None:
 
 BEFORE: dict[str, Callable[[Desk], object]] = {
     **dict.fromkeys(
-        ("page_schedules", "read_outcomes", "read_schedules", "survey_schedules", "unstore_schedule"),
+        ("lease_prefix", "page_schedules", "read_outcomes", "read_schedules", "survey_schedules", "unstore_schedule"),
         lambda desk: store_schedule(desk),
     ),
     "adopt_claims": lambda desk: desk.client.rpush(desk.q.claim(7), "held by nobody"),
