@@ -22,9 +22,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import worqr
+from tests.support.leaks import delete_all
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from tests.test_wire import clean, environment, joined, mesh, node_packages, output
+from tools.conformance import PATH, recorded
 from worqr.cli import main
 from worqr.cli.client import typescript_of
 from worqr.functions.schema import asyncapi
@@ -219,6 +221,54 @@ async def test_a_client_gives_up_when_its_patience_ends(
     """
     assert compiled(mesh, code) == ""
     assert await output(["node", "use.js"], environment, tmp_path) == "Unavailable\n"
+
+
+# The promise of the wire version
+
+
+def test_the_file_of_requests_and_replies_is_true(server: Server, clean: None) -> None:
+    """``python -m tools.conformance`` writes it anew."""
+    with server.client() as client:
+        assert recorded(client, lambda: delete_all(client, "worqr")) == json.loads(PATH.read_text("utf-8"))
+
+
+REPLAY = """
+const plain = (value: unknown): unknown =>
+  Array.isArray(value) ? value.map(plain) : Buffer.isBuffer(value) ? `${value}` : value;
+const fits = (value: unknown, told: any): boolean =>
+  Array.isArray(told) ? Array.isArray(value) && value.length === told.length && told.every((each, i) => fits(value[i], each))
+  : told?.error ? (value as any)?.error === true
+  : told?.matches ? new RegExp(told.matches).test(`${value}`)
+  : value === told;
+const bytes = (each: any): string | Buffer => (each.base64 === undefined ? each : Buffer.from(each.base64, "base64"));
+for (const { case: name, steps } of JSON.parse(readFileSync(process.argv[2] as string, "utf-8")).cases) {
+  for (const key of await redis.keys("*worqr*")) await redis.del(key);
+  const producer = new Producer(redis, { producer: "P" });
+  let next = 1;
+  for (const { command, script, key, args, reply } of steps) {
+    const isNext = !command && args[0] === "P" && args[1] === `${next}`;
+    const sent: Promise<unknown> = command ? redis.sendCommand(command)
+      : isNext ? producer.send(script, key, args.slice(3).map(bytes))
+      : producer.ask(script, key, args.map(bytes));
+    if (isNext) next++;
+    const value = plain(await sent.catch((error) => ({ error: error instanceof ErrorReply })));
+    console.log(fits(value, reply) ? "ok" : `${name}: ${JSON.stringify([value, reply])}`);
+  }
+}
+for (const key of await redis.keys("*worqr*")) await redis.del(key);
+void shop;
+"""
+
+
+async def test_the_client_passes_the_file(
+    own_server: Server, compiled: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    mesh = worqr.Mesh(own_server.url, prefix="worqr")
+    declare(mesh)
+    head = 'import { readFileSync } from "node:fs";\nimport { ErrorReply } from "redis";\nimport { Producer } from "./client.js";'
+    assert compiled(mesh, f"{head}{REPLAY}") == ""
+    said = await output(["node", "use.js", str(PATH)], {**environment, "REDIS_URL": own_server.tcp_url}, tmp_path)
+    assert {*said.splitlines()} == {"ok"}
 
 
 # What cannot be made
