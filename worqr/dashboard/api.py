@@ -28,8 +28,10 @@ from worqr.dashboard.pages import look
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import Visit
 from worqr.dashboard.state import may_run
-from worqr.errors import Unavailable
+from worqr.errors import Unavailable, UsageError
 from worqr.escaping import escape
+from worqr.functions.schema import asyncapi
+from worqr.inside import client_of, definition_of
 from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
 from worqr.records import Failed, JobRecord, TaskInfo
 from worqr.views.tables import fields_of, picked
@@ -62,6 +64,18 @@ async def scale(visit: Visit) -> Response:
     if places:
         found["wanted"] = math.ceil(load / places)
     return JSONResponse(found)
+
+
+async def schema(visit: Visit) -> Response:
+    """Return the functions of the application that the viewer sees, as a document of AsyncAPI."""
+    functions = [definition_of(visit.functions[name]) for name in sorted(visit.functions) if visit.viewer.sees(name)]
+    if not visit.functions:
+        raise Refused(404, "This dashboard has no functions: mount it in the application that declares them.")
+    settings = client_of(visit.mesh).settings
+    try:
+        return JSONResponse(asyncapi(functions, settings.prefix, settings.app))
+    except UsageError as error:
+        raise Refused(404, f"{error}.") from None
 
 
 # ``/metrics``: the metrics of the mesh for Prometheus, behind the same gate as the pages.
