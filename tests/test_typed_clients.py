@@ -114,6 +114,15 @@ def declare(mesh: worqr.Mesh) -> None:
     @mesh.task(name="shop.full", max_length=1)
     async def full(n: int) -> None: ...
 
+    @mesh.task(name="shop.index pages", batch_size=10)
+    async def index(pages: list[Line]) -> None: ...
+
+    @mesh.task(name="shop.hot", shards=2)
+    async def hot(n: int = 1, /) -> None: ...
+
+    @mesh.workflow(name="shop.flow")
+    async def flow() -> None: ...
+
 
 USE = """
 const order = { id: 7, lines: [{ sku: "a", at: new Date("2031-01-01"), picture: new Uint8Array([0, 255]) }] };
@@ -149,6 +158,12 @@ const wrong = async () => {
   await shop.sendOrder.dispatch({ order }, { delays: 2 });
   // @ts-expect-error
   await shop.fail.enqueue({});
+  // @ts-expect-error
+  await shop.hot.dispatch(7, { id: "x" });
+  // @ts-expect-error
+  await shop.flow.enqueue();
+  await shop.flow.dispatch();
+  await shop.indexPages.enqueue({ sku: "a" });
 };
 void wrong;
 """

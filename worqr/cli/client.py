@@ -147,7 +147,11 @@ def _method(name: str, function: FunctionDefinition, channel: Schema, types: _Ty
     takes = int(raw or codec.payload_is_argument or bool(payload["properties"]))
     arguments = ""
     if takes:
-        optional = "?" if all(each.default is not each.empty for each in codec.parameters) else ""
+        optional = (
+            "?"
+            if not codec.payload_is_argument and all(each.default is not each.empty for each in codec.parameters)
+            else ""
+        )
         arguments = f"arguments_{optional}: {'Uint8Array' if raw else types.arguments(function, payload)}"
     result = "never"
     if "result" in messages:

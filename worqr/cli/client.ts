@@ -106,8 +106,11 @@ export class Producer {
       try {
         return await this.#within<T>(left, command());
       } catch (error) {
-        if (error instanceof ErrorReply && LATER.test(error.message)) await sleep(100);
-        else if (error instanceof ErrorReply ? !isSentAgain(error) : !isLostConnection(error) || !this.#redis.isOpen) throw error;
+        if (error instanceof ErrorReply) {
+          if (LATER.test(error.message)) await sleep(100);
+          else if (!isSentAgain(error)) throw error;
+        } else if (isLostConnection(error) && this.#redis.isOpen) await sleep(20);
+        else throw error;
       }
     }
   }
@@ -312,7 +315,8 @@ export class Job<R> {
 
   /** Cancel the job. True if it waited and is deleted, or runs and its worker was told. */
   async cancel(reason = ""): Promise<boolean> {
-    const [, waiting, ...claims] = await this.#producer.send("cancel_job", this.#base, [this.id, reason]);
+    const [word, waiting, ...claims] = await this.#producer.send("cancel_job", this.#base, [this.id, reason]);
+    if (textOf(word) !== "ok") throw new WorqrError(`the server answered ${textOf(word)}: nothing was cancelled`);
     return waiting !== 0 || claims.length > 0;
   }
 
@@ -355,6 +359,7 @@ export class Task<A extends unknown[], R, O = DispatchOptions> {
     if ("delay" in own && "run_at" in own) throw new UsageError("a dispatch takes a delay or a runAt, not both");
     const options = { ...this.#how.options, ...own, ...("id" in own ? {} : { random: randomBytes(16).toString("hex") }) };
     const reply = await this.#producer.send("dispatch_jobs", this.#base, ["0", packed(options), this.#payload(given)]);
+    if (textOf(reply[0]) !== "ok") throw new WorqrError(`the server answered ${textOf(reply[0])}: nothing was stored`);
     const [outcome, id, number] = reply[1] as Reply[];
     const word = textOf(outcome);
     if (word === "full") throw new QueueFull(`${this.name} is at its largest length: nothing was stored`);

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
+from hashlib import sha1
 from typing import Any, Final, cast
 
 import msgspec
@@ -57,7 +58,8 @@ def asyncapi(functions: Sequence[FunctionDefinition], prefix: str, title: str) -
 
 def key_of(name: str) -> str:
     """Return the key of a function in the document, which allows ASCII letters, digits and three other characters."""
-    return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"_{ord(found[0]):x}_", name)
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
+    return name if plain == name else f"{plain}.{sha1(name.encode(), usedforsecurity=False).hexdigest()[:8]}"
 
 
 def _call(function: FunctionDefinition, schemas: dict[tuple[str, str], Schema]) -> Schema:
