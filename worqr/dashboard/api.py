@@ -69,13 +69,14 @@ async def scale(visit: Visit) -> Response:
 async def schema(visit: Visit) -> Response:
     """Return the functions of the application that the viewer sees, as a document of AsyncAPI."""
     functions = [definition_of(visit.functions[name]) for name in sorted(visit.functions) if visit.viewer.sees(name)]
-    if not visit.functions:
-        raise Refused(404, "This dashboard has no functions: mount it in the application that declares them.")
     settings = client_of(visit.mesh).settings
     try:
-        return JSONResponse(asyncapi(functions, settings.prefix, settings.app))
+        found = asyncapi(functions, settings.prefix, settings.app)
     except UsageError as error:
         raise Refused(404, f"{error}.") from None
+    if not visit.functions:
+        found["info"]["description"] = "No functions: mount the dashboard in the application that declares them."
+    return JSONResponse(found)
 
 
 # ``/metrics``: the metrics of the mesh for Prometheus, behind the same gate as the pages.
