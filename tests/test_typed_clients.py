@@ -64,7 +64,7 @@ def compiled(node_packages: Path, tmp_path: Path) -> Compile:
 HEAD = """
 import { createClient } from "redis";
 import { mesh } from "./client.js";
-const redis = createClient({ url: process.env["REDIS_URL"] as string });
+const redis = createClient({ url: process.env["REDIS_URL"] as string, disableClientInfo: true });
 redis.on("error", () => {});
 await redis.connect();
 const shop = mesh(redis);
