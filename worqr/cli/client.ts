@@ -289,7 +289,7 @@ export class Job<R> {
     };
   }
 
-  /** Wait until the job has ended, and return what the function returned. It asks the server up to ten times a second. */
+  /** Wait until the job has ended, and return what the function returned. It asks the server, soon once a second. */
   async result(within = Infinity): Promise<R> {
     const began = performance.now();
     for (let pause = 10; ; pause = Math.min(2 * pause, 1000)) {
