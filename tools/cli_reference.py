@@ -81,6 +81,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "worqr dashboard --hash ada",
     ),
     "script": ("worqr script enqueue --sha",),
+    "schema": ("worqr schema shop:mesh > shop.json",),
+    "client": ("worqr client typescript shop:mesh > shop.ts",),
     "cancel": (
         "worqr cancel mails --id welcome-ada --wait",
         "worqr cancel mails --claim 1763689200000000",

@@ -396,7 +396,7 @@ class _Codec:
         self.decode: Callable[[bytes], Any] = partial(msgspec.convert, type=shape) if self.raw else decoder_of(shape)
         self._name = name
         self._arrivals = {each.name: arrival_of(hints[each.name]) for each in parameters}
-        self._hints = hints
+        self.hints: Mapping[str, Any] = hints
         self.checks: list[tuple[str, str, Check]] = [
             (each.name, f"p{i}", self._arrivals[each.name])
             for i, each in enumerate(parameters)
@@ -409,7 +409,7 @@ class _Codec:
     def check_default(self, parameter: str, value: object) -> None:
         """Raise UsageError if a default would not arrive."""
         try:
-            self._arrivals[parameter].check(value, decoder_of(self._hints[parameter])(encode_json(value)))
+            self._arrivals[parameter].check(value, decoder_of(self.hints[parameter])(encode_json(value)))
         except (Changed, RecursionError) as error:
             raise self.refusal(parameter, error) from None
 
@@ -422,7 +422,7 @@ class _Codec:
     def _remedy(self, parameter: str, changed: Changed) -> str:
         """Return how to pass the value."""
         kind = type(changed.value)
-        if changed.open and changed.path == "$" and self._hints[parameter] in _UNTYPED and kind is not dict:
+        if changed.open and changed.path == "$" and self.hints[parameter] in _UNTYPED and kind is not dict:
             example = "bytes" if kind is bytearray or kind is memoryview else kind.__name__
             return f", because the parameter has no type annotation: annotate it, as in `{parameter}: {example}`"
         return changed.remedy

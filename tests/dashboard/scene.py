@@ -55,6 +55,7 @@ QUERIES: dict[str, list[dict[str, str]]] = {
     "/server": [{}],
     "/search": [{"q": "{job}"}, {"q": "{queue}"}, {"queue": "{queue}", "payload": "{job}"}],
     "/api/v1/scale": [{"queue": "{queue}", "places": "10"}],
+    "/api/v1/schema": [{}],
     "/api/v1/queues": [{}, {"format": "csv"}],
     "/api/v1/tasks": [
         *({"queue": "{queue}", "state": state} for state in ("waiting", "scheduled", "blocked")),

@@ -64,3 +64,19 @@ async def test_a_queue_that_nobody_has_used_has_no_load(connected: worqr.Mesh, s
     found = (await site.get("/api/v1/scale", queue="mail", places="1")).json()
     free = {"held_back": "", "held_for": None}
     assert found == {"queue": "mail", "load": 0, "age": 0.0, "workers": 0, "wanted": 0, **free}
+
+
+async def test_the_schema_has_the_functions_that_the_viewer_sees(connected: worqr.Mesh, site: Site) -> None:
+    alone = (await site.get("/api/v1/schema")).json()
+    assert (alone["channels"], alone["info"]["description"][:13]) == ({}, "No functions:")
+
+    @connected.task(name="mail")
+    def mail(to: str) -> None: ...
+
+    @connected.task(name="secret")
+    def secret(key: str) -> None: ...
+
+    site.viewer = reader("gateway", ("mail",))
+    found = (await site.get("/api/v1/schema")).json()
+    assert (list(found["channels"]), "description" in found["info"]) == (["mail"], False)
+    assert found["channels"]["mail"]["messages"]["call"]["payload"]["properties"] == {"to": {"type": "string"}}

@@ -45,6 +45,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "schedules": "schedule_commands",
         "dashboard": "dashboard",
         "script": "script",
+        **dict.fromkeys(("schema", "client"), "client"),
     },
     "Operate": {
         "cancel": "queue_commands",

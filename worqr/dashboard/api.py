@@ -28,8 +28,10 @@ from worqr.dashboard.pages import look
 from worqr.dashboard.reads import gathered
 from worqr.dashboard.request import Visit
 from worqr.dashboard.state import may_run
-from worqr.errors import Unavailable
+from worqr.errors import Unavailable, UsageError
 from worqr.escaping import escape
+from worqr.functions.schema import asyncapi
+from worqr.inside import client_of, definition_of
 from worqr.metrics.fleet import GIVE_UP_AFTER, FleetMetrics, FleetReader, FleetSnapshot
 from worqr.records import Failed, JobRecord, TaskInfo
 from worqr.views.tables import fields_of, picked
@@ -61,6 +63,19 @@ async def scale(visit: Visit) -> Response:
     found |= {"held_back": info.held_back, "held_for": info.held_for}
     if places:
         found["wanted"] = math.ceil(load / places)
+    return JSONResponse(found)
+
+
+async def schema(visit: Visit) -> Response:
+    """Return the functions of the application that the viewer sees, as a document of AsyncAPI."""
+    functions = [definition_of(visit.functions[name]) for name in sorted(visit.functions) if visit.viewer.sees(name)]
+    settings = client_of(visit.mesh).settings
+    try:
+        found = asyncapi(functions, settings.prefix, settings.app)
+    except UsageError as error:
+        raise Refused(404, f"{error}.") from None
+    if not visit.functions:
+        found["info"]["description"] = "No functions: mount the dashboard in the application that declares them."
     return JSONResponse(found)
 
 

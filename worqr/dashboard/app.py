@@ -491,6 +491,7 @@ ROUTES: Final[dict[str, Route]] = {
     "/search": Route(pages.search),
     "/payload": Route(pages.payload, right="payloads"),
     "/api/v1/scale": Route(scale),
+    "/api/v1/schema": Route(api.schema),
     "/api/v1/job": Route(api.job),
     "/api/v1/batch": Route(api.batch),
     **{path: Route(partial(api.serve, read)) for path, read in api.READERS.items()},
