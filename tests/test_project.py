@@ -54,7 +54,7 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
 
 def test_every_extra_is_there_and_all_has_all() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"cron", "dashboard", "django", "embedded", "metrics", "otel", "sql", "all"}
+    assert set(extras) == {"cron", "dashboard", "django", "embedded", "encryption", "metrics", "otel", "sql", "all"}
     (everything,) = extras["all"]
     assert set(re.findall(r"\w+", everything)) - {"worqr"} == set(extras) - {"all"}
 
