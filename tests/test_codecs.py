@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -94,6 +95,13 @@ def test_a_compressed_value_is_smaller_and_has_a_bound() -> None:
         Compress(max_size=9_999).decode(bomb)
     with pytest.raises(UsageError, match="max_size=9,999"):
         Compress(max_size=9_999).encode(bytes(10_000))
+    large = ZLIB + zlib.compress(bytes(30_000_000))
+    tracemalloc.start()
+    with pytest.raises(Undecodable):
+        Compress(max_size=10_000).decode(large)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1_000_000
     for damaged in (bomb[:-1], bomb + b"x", ZLIB, ZLIB + b"no zlib"):
         with pytest.raises(Undecodable, match="damaged"):
             Compress().decode(damaged)

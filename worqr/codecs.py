@@ -11,7 +11,7 @@ import base64
 import hmac
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from worqr.errors import UsageError, WorqrError
 from worqr.policy import Retry, Undecodable
@@ -304,8 +304,10 @@ def _check_other(stored: bytes, name: str) -> None:
 
 def _keys(keys: Keys, name: str) -> list[bytes]:
     """Return the keys of a codec as bytes. Raises UsageError if there are none; its text has no key."""
-    given: object = [keys] if isinstance(keys, bytes | str) else keys
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(each, bytes | str) for each in given):
+    found: list[object] = [keys] if isinstance(keys, bytes | str) else []
+    if isinstance(keys, list | tuple):
+        found.extend(keys)
+    encoded = [each.encode() if isinstance(each, str) else each for each in found if isinstance(each, bytes | str)]
+    if not encoded or len(encoded) < len(found):
         raise UsageError(f"{name} takes a key as bytes or str, or a list of them with at least one")
-    found = cast("Sequence[bytes | str]", given)
-    return [each.encode() if isinstance(each, str) else each for each in found]
+    return encoded
