@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest_worqr
 import worqr
+import worqr.codecs
 import worqr.dashboard
 import worqr.metrics
 import worqr.otel
@@ -41,6 +42,7 @@ def test_every_public_name_is_on_one_page() -> None:
     public = {f"worqr.{name}" for name in worqr.__all__} | FIXTURES
     public |= {f"worqr.testing.{name}" for name in worqr.testing.__all__}
     public |= {f"worqr.dashboard.{name}" for name in worqr.dashboard.__all__}
+    public |= {f"worqr.codecs.{name}" for name in worqr.codecs.__all__}
     public |= {f"worqr.otel.{name}" for name in worqr.otel.__all__}
     public |= {f"worqr.sql.{name}" for name in worqr.sql.__all__}
     public |= {f"worqr.webhooks.{name}" for name in worqr.webhooks.__all__}

@@ -1,0 +1,313 @@
+"""Codecs for bytes that your program stores: `Fernet` encrypts, `Signed` signs, `Compress` compresses, `Stack` joins them. Pure.
+
+An encoded value begins with a header of four bytes: 0xC1, a letter for the codec, and two bytes for the key. 0xC1 is in no UTF-8
+text, so JSON never begins with it. The bytes for the key let keys rotate: the first key of a list encodes, and all of them
+decode. The codecs of a stack encode in their order, and decode in the reverse order.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
+
+from worqr.errors import UsageError, WorqrError
+from worqr.policy import Retry, Undecodable
+
+if TYPE_CHECKING:
+    from cryptography.fernet import Fernet as Cipher
+
+__all__ = ["Codec", "Compress", "Fernet", "Signed", "Stack", "WrongKey"]
+
+Keys: TypeAlias = "bytes | str | Sequence[bytes | str]"
+
+K = TypeVar("K")
+
+MARK: Final = 0xC1
+"""The first byte of a header. UTF-8 and MessagePack never use it."""
+HEADER: Final = 4
+"""Bytes of a header."""
+MAC: Final = 32
+"""Bytes of a signature by HMAC-SHA256."""
+SHORTEST_KEY: Final = 16
+"""Bytes of a key of `Signed`. Shorter keys can be guessed."""
+MAX_DECODED: Final = 64 * 1024 * 1024
+"""Bytes of a value that `Compress` decodes: four times the default of ``Mesh(max_payload=...)``."""
+ZLIB: Final = b"\xc1Z\0\0"
+"""The header of `Compress`, which has no key."""
+KEYED: Final = {b"F": "Fernet", b"S": "Signed"}
+"""The letters of the codecs with keys."""
+KEY_LABEL: Final = b"worqr key"
+"""What a key signs; the first two bytes of the signature name the key in headers."""
+CHANGED: Final = "a value was changed after it was encoded, or is damaged"
+TRY_AGAIN: Final = 30.0
+"""Seconds until a task with an unknown key runs again. A program with the right key needs about that long to start."""
+
+
+class Codec(Protocol):
+    """What encodes and decodes bytes: each codec of this module, and a `Stack` of them."""
+
+    def encode(self, value: bytes, /) -> bytes:
+        """Return the bytes to store."""
+        ...
+
+    def decode(self, stored: bytes, /) -> bytes:
+        """Return the value of stored bytes."""
+        ...
+
+
+class WrongKey(WorqrError, Retry):
+    """A value was encoded with a key that this codec does not have. Add that key to the list of keys.
+
+    In a handler, the task runs again 30 s later, and no failure is counted: it waits until a worker has the key.
+    """
+
+    __module__ = "worqr.codecs"
+
+    def __init__(self, message: str) -> None:
+        Retry.__init__(self, message, delay=TRY_AGAIN, counted=False)
+
+
+class Fernet:
+    """Encrypts and signs, by Fernet: AES-128 in CBC mode and HMAC-SHA256. Needs ``pip install 'worqr[encryption]'``.
+
+    The same value is encrypted to other bytes each time.
+
+    Args:
+        keys: A key, or a list: the first one encrypts, and all of them decrypt. ``cryptography.fernet.Fernet.generate_key()``
+            makes one.
+        accept_plain: Decode a value without a header to itself: of a program without the codec, or from before you used it.
+            Every program that may write to the server can then store such values.
+
+    Raises:
+        UsageError: cryptography is not installed, or a key is not valid.
+    """
+
+    def __init__(self, keys: Keys, *, accept_plain: bool = False) -> None:
+        try:
+            from cryptography.fernet import Fernet as Cipher
+        except ImportError:
+            raise UsageError("codecs.Fernet needs cryptography: run `pip install 'worqr[encryption]'`") from None
+        given = _keys(keys, "Fernet")
+        try:
+            ciphers = [Cipher(key) for key in given]
+        except ValueError:  # its text names no key, and neither does this one
+            raise UsageError(
+                "a key of Fernet must be 32 bytes in URL-safe base64: make one with `Fernet.generate_key()` of cryptography"
+            ) from None
+        self._ring: _Ring[Cipher] = _Ring("Fernet", b"F", given, ciphers, accept_plain=accept_plain)
+
+    def encode(self, value: bytes, /) -> bytes:
+        """Return the encrypted value."""
+        header, cipher = self._ring.first
+        return header + base64.urlsafe_b64decode(cipher.encrypt(value))
+
+    def decode(self, stored: bytes, /) -> bytes:
+        """Return the decrypted value.
+
+        Raises:
+            WrongKey: It was encrypted with a key that is not in the list.
+            Undecodable: It was changed, or it has no header and `accept_plain` is False.
+        """
+        from cryptography.fernet import InvalidToken
+
+        if (ciphers := self._ring.of(stored)) is None:
+            return stored
+        token = base64.urlsafe_b64encode(stored[HEADER:])
+        for cipher in ciphers:
+            try:
+                return cipher.decrypt(token)
+            except InvalidToken:
+                continue
+        raise Undecodable(CHANGED)
+
+
+class Signed:
+    """Signs with HMAC-SHA256, so that a worker runs only what a program with the key has stored. The value stays readable.
+
+    Args:
+        keys: A secret of at least 16 bytes, or a list: the first one signs, and all of them are accepted.
+        accept_plain: Accept a value without a header, while you begin to sign. Until you turn it off, nothing is protected.
+
+    Raises:
+        UsageError: A key is too short.
+    """
+
+    def __init__(self, keys: Keys, *, accept_plain: bool = False) -> None:
+        given = _keys(keys, "Signed")
+        if min(map(len, given)) < SHORTEST_KEY:
+            raise UsageError(
+                f"a key of Signed must have at least {SHORTEST_KEY} bytes: make one with `secrets.token_bytes(32)`"
+            )
+        self._ring: _Ring[bytes] = _Ring("Signed", b"S", given, given, accept_plain=accept_plain)
+
+    def encode(self, value: bytes, /) -> bytes:
+        """Return the value with its signature in front."""
+        header, key = self._ring.first
+        return header + hmac.digest(key, header + value, "sha256") + value
+
+    def decode(self, stored: bytes, /) -> bytes:
+        """Return the value.
+
+        Raises:
+            WrongKey: It was signed with a key that is not in the list.
+            Undecodable: It was changed, or it has no header and `accept_plain` is False.
+        """
+        if (keys := self._ring.of(stored)) is None:
+            return stored
+        header, mac, value = stored[:HEADER], stored[HEADER : HEADER + MAC], stored[HEADER + MAC :]
+        if any(hmac.compare_digest(mac, hmac.digest(key, header + value, "sha256")) for key in keys):
+            return value
+        raise Undecodable(CHANGED)
+
+
+class Compress:
+    """Compresses larger values with zlib. A value that does not become smaller is stored as it is.
+
+    Args:
+        above: Compress values of more bytes than this.
+        max_size: The most bytes of a decompressed value. A value that hides more of them costs its own run only.
+
+    Raises:
+        UsageError: `above` is negative, or `max_size` is less than 1.
+    """
+
+    def __init__(self, above: int = 1024, *, max_size: int = MAX_DECODED) -> None:
+        if above < 0 or max_size < 1:
+            raise UsageError(f"Compress takes above >= 0 and max_size >= 1, not {above!r} and {max_size!r}")
+        self._above = above
+        self._max_size = max_size
+
+    def encode(self, value: bytes, /) -> bytes:
+        """Return the compressed value, or `value` itself.
+
+        Raises:
+            UsageError: It has more than `max_size` bytes, so that it could not be decoded.
+        """
+        if len(value) > self._max_size:
+            raise UsageError(f"a value of {len(value):,} bytes is over max_size={self._max_size:,} of Compress")
+        begins_like_header = value[:1] == bytes([MARK])
+        if len(value) <= self._above and not begins_like_header:
+            return value
+        compressed = ZLIB + zlib.compress(value)
+        return compressed if len(compressed) < len(value) or begins_like_header else value
+
+    def decode(self, stored: bytes, /) -> bytes:
+        """Return the decompressed value, or `stored` itself if it was not compressed.
+
+        Raises:
+            WrongKey: It was encrypted or signed.
+            Undecodable: It was changed, or it has more than `max_size` bytes.
+        """
+        if not stored.startswith(ZLIB):
+            _check_other(stored, "Compress")
+            return stored
+        stream = zlib.decompressobj()
+        try:
+            value = stream.decompress(stored[HEADER:], self._max_size + 1)
+        except zlib.error:
+            raise Undecodable("a compressed value is damaged") from None
+        if len(value) > self._max_size:
+            raise Undecodable(f"a compressed value has more than max_size={self._max_size:,} bytes")
+        if not stream.eof or stream.unused_data:
+            raise Undecodable("a compressed value is damaged")
+        return value
+
+
+class Stack:
+    """Several codecs in a row. `Compress` comes first, because what is encrypted does not become smaller.
+
+    Args:
+        codecs: `Compress`, `Fernet` and `Signed`, at most one of each, in the order in which they encode.
+
+    Raises:
+        UsageError: `Compress` is not the first one, two are of one kind, or there are none.
+    """
+
+    def __init__(self, codecs: Sequence[Codec]) -> None:
+        kinds = [type(codec) for codec in codecs]
+        if not kinds:
+            raise UsageError("Stack needs at least one codec")
+        if len({*kinds}) < len(kinds):
+            raise UsageError("Stack takes one codec of a kind: to rotate keys, pass a list of keys to one codec")
+        if Compress in kinds[1:]:
+            raise UsageError(
+                "Compress must be the first codec of a Stack: what is encrypted or signed is compressed before"
+            )
+        self._codecs = tuple(codecs)
+
+    def encode(self, value: bytes, /) -> bytes:
+        """Return the value, encoded by each codec."""
+        for codec in self._codecs:
+            value = codec.encode(value)
+        return value
+
+    def decode(self, stored: bytes, /) -> bytes:
+        """Return the value, decoded by each codec, the last one first.
+
+        Raises:
+            WrongKey: One of the codecs does not have the key.
+            Undecodable: The value is damaged, or has no header and must have one.
+        """
+        for codec in reversed(self._codecs):
+            stored = codec.decode(stored)
+        return stored
+
+
+class _Ring(Generic[K]):
+    """The keys of a codec, by their headers. Two keys may have one header, though that is rare.
+
+    Attributes:
+        first: the header and the key that encode.
+    """
+
+    def __init__(
+        self, name: str, letter: bytes, names: Sequence[bytes], keys: Sequence[K], *, accept_plain: bool
+    ) -> None:
+        self._name = name
+        self._letter = letter
+        self._accept_plain = accept_plain
+        headers = [bytes([MARK]) + letter + hmac.digest(each, KEY_LABEL, "sha256")[:2] for each in names]
+        self.first: tuple[bytes, K] = headers[0], keys[0]
+        self._by_header: dict[bytes, list[K]] = {}
+        for header, key in zip(headers, keys, strict=True):
+            self._by_header.setdefault(header, []).append(key)
+
+    def of(self, stored: bytes) -> list[K] | None:
+        """Return the keys that may have encoded a value; None if it is plain, and accepted.
+
+        Raises:
+            WrongKey: None of the keys has.
+            Undecodable: The value is plain.
+        """
+        if stored[:2] == bytes([MARK]) + self._letter:
+            keys = self._by_header.get(stored[:HEADER])
+            if keys is None:
+                raise WrongKey(
+                    f"a value has the key {stored[2:HEADER].hex()}, which is not in the list of {self._name}: add that key"
+                )
+            return keys
+        _check_other(stored, self._name)
+        if not self._accept_plain:
+            raise Undecodable(f"a value was stored without {self._name}: to decode such values, pass accept_plain=True")
+        return None
+
+
+def _check_other(stored: bytes, name: str) -> None:
+    """Raise WrongKey if a codec with keys, which is not the codec `name`, has encoded a value last."""
+    other = KEYED.get(stored[1:2]) if stored[:1] == bytes([MARK]) and len(stored) >= HEADER else None
+    if other is not None:
+        raise WrongKey(f"a value was encoded by {other}, not by {name}: use the codec of the program that stored it")
+
+
+def _keys(keys: Keys, name: str) -> list[bytes]:
+    """Return the keys of a codec as bytes. Raises UsageError if there are none; its text has no key."""
+    found: list[object] = [keys] if isinstance(keys, bytes | str) else []
+    if isinstance(keys, list | tuple):
+        found.extend(keys)
+    encoded = [each.encode() if isinstance(each, str) else each for each in found if isinstance(each, bytes | str)]
+    if not encoded or len(encoded) < len(found):
+        raise UsageError(f"{name} takes a key as bytes or str, or a list of them with at least one")
+    return encoded
