@@ -54,7 +54,18 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile) -> None:
 
 def test_every_extra_is_there_and_all_has_all() -> None:
     extras = PROJECT["optional-dependencies"]
-    extras_there = {"cron", "dashboard", "django", "embedded", "encryption", "metrics", "otel", "sql", "webhooks", "all"}
+    extras_there = {
+        "cron",
+        "dashboard",
+        "django",
+        "embedded",
+        "encryption",
+        "metrics",
+        "otel",
+        "sql",
+        "webhooks",
+        "all",
+    }
     assert set(extras) == extras_there
     (everything,) = extras["all"]
     assert set(re.findall(r"\w+", everything)) - {"worqr"} == set(extras) - {"all"}
