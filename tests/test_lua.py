@@ -479,7 +479,9 @@ def test_what_several_transactions_share_stands_once_and_what_one_alone_needs_st
         text = group[0].text
         definitions = re.findall(r"^(?:function shared\.(\w+)\(|shared\.(\w+) = )", text, re.MULTILINE)
         assert len({*definitions}) == len(definitions)
-        assert [each.name for each in group] == re.findall(r"^(?:else)?if name=='(\w+)' then$", text, re.MULTILINE)
+        assert [each.name for each in group] == re.findall(
+            r"^(?:else)?if transaction=='(\w+)' then$", text, re.MULTILINE
+        )
         users = [{each.name for each in needed(reached(each.name)) if not each.literal} for each in group]
         common = part_of(text, "nothing")
         for name in {*filter(None, sum(definitions, ()))}:

@@ -123,10 +123,10 @@ def payloads(entries: Sequence[Any]) -> list[bytes]:
 
 def part_of(text: str, name: str) -> str:
     """Of a script of several transactions: what they share, and what this one has. Any other script as it is."""
-    common, *branches = re.split(r"^(?:else)?if name=='(\w+)' then\n", text, flags=re.MULTILINE)
+    common, *branches = re.split(r"^(?:else)?if transaction=='(\w+)' then\n", text, flags=re.MULTILINE)
     parts = dict(zip(branches[::2], branches[1::2], strict=True))
     return (
-        common.removesuffix("local name=table.remove(ARGV)\n")
+        common.removesuffix("local transaction=table.remove(ARGV)\n")
         + parts.get(name, "").partition("else\nreturn redis.err")[0]
     )
 

@@ -62,7 +62,7 @@ _MADE_TOGETHER: Final = (
 )
 _MADE_FIRST: Final = "return rawget(shared, name) or shared[name]\nend})\n"
 """What ends those that are often needed, after what makes the others."""
-_NAMED: Final = "local name=table.remove(ARGV)\n"
+_NAMED: Final = "local transaction=table.remove(ARGV)\n"
 _UNKNOWN: Final = "\nreturn redis.error_reply('ERR the last argument names no transaction of this script')\nend\n"
 """How several transactions in one script begin and end."""
 
@@ -390,7 +390,7 @@ class Assembler:
             branches: list[str] = []
             for name, code in codes.items():
                 own = fields(each for each in needed(code) if users[each.name] == 1)
-                branches += [f"if name=='{name}' then\n", *own, text_of(code), "else"]
+                branches += [f"if transaction=='{name}' then\n", *own, text_of(code), "else"]
             return "".join([*common, _NAMED, *branches, _UNKNOWN])
         (body,) = codes.values()
         order = needed(body)
