@@ -1,0 +1,240 @@
+"""A second judge of a chaos run: ``python -m benchmarks.chaos.judge FOLDER``. It shares no code with the checker.
+
+It reads the files of the ledger by itself, as histories of three simple objects, and asks of each whether one copy of it could
+have said what was seen:
+
+* a queue for each kind of task: what comes out was put in, and what was put in comes out, once it is settled never again;
+* a mutex for each id, with the number of the claim as its token: an older token is not accepted once a newer one was given out,
+  and two healthy processes do not hold it at once;
+* a register for each value that is kept: what a job has saved, and the result of each of its steps.
+
+It knows less about faults than the checker, so it says nothing where any of them may be the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+Line = dict[str, Any]
+FINAL: Final = {"returned", "failure", "undecodable"}
+NOT_SENT: Final = {"ticks", "follow_ups"}
+"""Queues into which the server puts tasks: firings of schedules, and follow-ups of batches."""
+MANY_PER_ID: Final = {"single", "updates"}
+"""Queues in which a dispatch may take the place of another one."""
+DECLARED_DEAD: Final = 10.0
+"""Seconds within which a worker that is away loses its claims, and learns of it."""
+FOREVER: Final = float("inf")
+CLOCKS: Final = 0.25
+"""Seconds by which lines of two processes may be out of order."""
+
+
+def lines_of(folder: Path) -> list[Line]:
+    """Return all lines by time, each with the process that wrote it as ``by``."""
+    found: list[Line] = [
+        json.loads(text) | {"by": path.name.split(".")[0]}
+        for path in sorted(folder.glob("*.ledger"))
+        for text in path.read_text("utf-8").splitlines()
+    ]
+    return sorted(found, key=lambda line: line["t"])
+
+
+def _absence(line: Line, frozen: dict[str, float]) -> list[tuple[str | None, float, float]]:
+    """Return for which time a line says that a process (None: all) may have lost its claims, if it says so."""
+    t = line["t"]
+    match line["what"]:
+        case "trouble" | "failover":
+            return [(line.get("who"), line["begin"] - CLOCKS, line["end"] + DECLARED_DEAD)]
+        case "gap":
+            return [(line["by"], line["begin"] - CLOCKS, line["end"] + DECLARED_DEAD)]
+        case "thawed":
+            return [(line["who"], frozen.pop(line["who"]), t + DECLARED_DEAD)]
+        case "killed" | "died" | "terminated":
+            return [(line["who"], t - CLOCKS, FOREVER)]
+        case "leaving":
+            return [(line["by"], t - CLOCKS, FOREVER)]
+        case "left_queue":
+            return [(line["by"], line["at"] - CLOCKS, t + DECLARED_DEAD)]
+        case "registered":
+            return [(line["by"], t - DECLARED_DEAD, t)]
+        case _:
+            return []
+
+
+class Judge:
+    """The histories, and what cannot be."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self._lines = lines
+        self.wrong: list[str] = []
+        self._away: list[tuple[str | None, float, float]] = []
+        """Stretches of time in which a process, or all of them, may have lost their claims."""
+        self._failovers = [
+            (line["begin"] - 2 * DECLARED_DEAD, line["end"] + DECLARED_DEAD)
+            for line in lines
+            if line["what"] == "failover"
+        ]
+        self._results: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._by_task: dict[tuple[str, str], list[Line]] = defaultdict(list)
+        self._read()
+
+    def _read(self) -> None:
+        began: dict[tuple[str, str, int], Line] = {}
+        frozen: dict[str, float] = {}
+        for line in self._lines:
+            match line:
+                case {"what": "began", "task": task, "queue": queue}:
+                    name = f"{task} at {line['nominal']}" if line.get("nominal") is not None else task
+                    name = f"{name} {line['id']}" if queue == "follow_ups" else name
+                    run = began[line["by"], queue, line["fence"]] = line | {"task": name, "saves": [], "steps": []}
+                    self._by_task[queue, name].append(run)
+                case {"what": "result", "outcome": "finished"}:
+                    self._results[line["queue"], line["task"]].append(line["t"])
+                case {"what": "froze", "who": who}:
+                    frozen[who] = line["t"]
+                case _:
+                    self._away += _absence(line, frozen)
+        self._away += [(who, begin, FOREVER) for who, begin in frozen.items()]
+        for line in self._lines:
+            run = began.get((line["by"], line.get("queue", ""), line.get("fence", 0)), {})
+            match line:
+                case {"what": "ended", "t": t, "how": how} if "how" not in run:  # a process writes it, then its peer
+                    run |= {"ended": t, "how": how}
+                case {"what": "settled", "t": t, "answer": answer}:
+                    run |= {"settled": t, "answer": answer}
+                case {"what": "saved", "value": value}:
+                    run["saves"].append(value)
+                case {"what": "step" | "stepped", "name": name}:
+                    run["steps"].append((name, line.get("value")))
+                case _:
+                    pass
+        for runs in self._by_task.values():
+            runs.sort(key=lambda run: run["fence"])
+
+    def _disturbed(self, begin: float, end: float, *who: str) -> bool:
+        """Return True if one of these processes, or the server, was away at a time between."""
+        return any((name is None or name in who) and since <= end and till >= begin for name, since, till in self._away)
+
+    def judge(self) -> list[str]:
+        """Return what cannot be, one line each."""
+        self._queues()
+        self._mutexes()
+        self._registers()
+        return self.wrong
+
+    # Queues
+
+    def _queues(self) -> None:
+        sent: dict[tuple[str, str], tuple[Line, Line | None]] = {}
+        calls: dict[tuple[str, int], Line] = {}
+        gone = {(line["queue"], line["task"]) for line in self._lines if line["what"] == "dead"}
+        broken = {
+            line["name"]
+            for line in self._lines
+            if line["what"] == "batch" and (line["reason"] is not None or line["cancelled"])
+        }
+        for line in self._lines:
+            if line["what"] in {"send", "cancel", "retry"}:
+                calls[line["by"], line["call"]] = line
+            if line["what"] == "send":
+                sent.update({(line["queue"], task): (line, None) for task in line["tasks"]})
+            elif line["what"] in {"acked", "refused"} and (asked := calls[line["by"], line["call"]])["what"] == "send":
+                sent.update({(asked["queue"], task): (asked, line) for task in asked["tasks"]})
+            elif line["what"] == "cancel":
+                gone.add((line["queue"], line["task"]))  # it may have hit, whatever was answered
+        put_back = {line["batch"] for line in self._lines if line["what"] == "retry"}
+        for subject, runs in self._by_task.items():
+            asked = sent[subject][0] if subject in sent else None
+            if subject[0] not in NOT_SENT and (asked is None or min(run["t"] for run in runs) < asked["t"] - CLOCKS):
+                self.wrong.append(f"came out and was not put in: {subject}")
+            self._settled_once(subject, runs, is_put_back=asked is not None and asked.get("batch") in put_back)
+        for subject, (request, answer) in sent.items():
+            if (
+                answer is None
+                or answer["what"] != "acked"
+                or subject[0] in MANY_PER_ID
+                or request.get("batch") in broken
+            ):
+                continue
+            ended = any(run.get("how") in FINAL for run in self._by_task.get(subject, ()))
+            if answer.get("outcome") != "unchanged" and not ended and subject not in gone:
+                self.wrong.append(f"was put in and did not come out: {subject}, sent at {request['t']:.3f}")
+
+    def _settled_once(self, subject: tuple[str, str], runs: list[Line], *, is_put_back: bool) -> None:
+        """What the server said is settled for good does not come out again."""
+        for first, second in pairwise(runs):
+            ends = [first["settled"]] if first.get("answer") == "ok" and first.get("how") in FINAL else []
+            ends += [t for t in self._results[subject] if first.get("ended", t) <= t]
+            if (
+                ends
+                and second["t"] > min(ends) + CLOCKS
+                and not is_put_back
+                and not self._failed_over(min(ends), second["t"])
+            ):
+                self.wrong.append(
+                    f"was settled and came out again: {subject}, claims {first['fence']} and {second['fence']}"
+                )
+
+    def _failed_over(self, begin: float, end: float) -> bool:
+        return any(since <= end and till >= begin for since, till in self._failovers)
+
+    # Mutexes
+
+    def _mutexes(self) -> None:
+        by_id: dict[tuple[str, str], list[Line]] = defaultdict(list)
+        for (queue, task), runs in self._by_task.items():
+            for run in runs:
+                by_id[queue, task if run["id"].startswith("@") else f"id {run['id']}"].append(run)
+        for subject, runs in by_id.items():
+            runs.sort(key=lambda run: run["fence"])
+            for first, second in pairwise(runs):
+                if first["fence"] == second["fence"]:
+                    self.wrong.append(f"one token was given out twice: {subject}, {first['fence']}")
+                if first.get("answer") == "ok" and first["settled"] > second["t"] + CLOCKS:
+                    self.wrong.append(f"an old token was accepted: {subject}, {first['fence']} after {second['fence']}")
+                end = first.get("ended", FOREVER)
+                if second["t"] < end - CLOCKS and not self._disturbed(
+                    first["t"], second["t"] + CLOCKS, first["by"], second["by"]
+                ):
+                    self.wrong.append(f"two held it at once: {subject}, {first['by']} and {second['by']}")
+
+    # Registers
+
+    def _registers(self) -> None:
+        for subject, runs in self._by_task.items():
+            if not self._failed_over(runs[0]["t"], runs[-1]["t"]):
+                self._saved(subject, runs)
+                self._steps(subject, runs)
+
+    def _saved(self, subject: tuple[str, str], runs: list[Line]) -> None:
+        newest = 0
+        for run in runs:
+            found = run.get("saved", 0)
+            if found < newest:
+                self.wrong.append(f"a save was forgotten: {subject} found {found} after {newest}")
+            newest = max([newest, found, *run["saves"]])
+
+    def _steps(self, subject: tuple[str, str], runs: list[Line]) -> None:
+        results: dict[str, Any] = {}
+        for run in runs:
+            for name, value in run["steps"]:
+                if value is None and name in results:
+                    self.wrong.append(f"a step ran after its result was stored: {subject}, {name}")
+                elif value is not None and results.setdefault(name, value) != value:
+                    self.wrong.append(f"a step has two results: {subject}, {name}")
+
+
+def main(folder: str) -> int:
+    """Print what cannot be; exit code 1 if there is anything."""
+    lines = lines_of(Path(folder))
+    wrong = Judge(lines).judge()
+    print("\n".join([*wrong, f"judged {len(lines):,} lines: {len(wrong)} that cannot be"]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""The second judge: a correct story passes, and each kind of bug that is put into it is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks.chaos.judge import Judge, lines_of, main
+from tests.chaos.ledgers import CALM, Change, Story, alter, correct, drop
+
+
+def judged(story: Story, folder: Path) -> set[str]:
+    """The kinds of what the judge says cannot be."""
+    for entry in story.entries:
+        with (folder / f"{entry.source}.ledger").open("ab") as file:
+            file.write(msgspec.json.encode({"t": entry.t, "what": entry.what, **entry.facts}) + b"\n")
+    return {each.partition(":")[0] for each in Judge(lines_of(folder)).judge()}
+
+
+def test_a_correct_story_is_one_that_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert judged(correct(), tmp_path) == set()
+    assert main(str(tmp_path)) == 0
+    assert capsys.readouterr().out.endswith("lines: 0 that cannot be\n")
+
+
+def _lose(story: Story) -> None:
+    [began] = [e for e in story.entries if e.what == "began" and e.facts["task"] == "b"]
+    story.entries = [e for e in story.entries if e.facts.get("fence") != began.facts["fence"]]
+
+
+def _settle_after_another_has_it(story: Story) -> None:
+    fence = story.run(40, "hand", "late", peer="peer-3", lasts=9, answer="ok")
+    story.send(39.9, "hand", "late")
+    story.run(44, "hand", "late", fence=fence + 1)
+
+
+def _hold_together(story: Story) -> None:
+    story.send(40, "raw", "both")
+    story.run(40.1, "raw", "both", lasts=2)
+    story.run(40.5, "raw", "both", peer="peer-2x", lasts=1)
+
+
+def _run_again_after_the_result(story: Story) -> None:
+    story.run(8, "jobs", "j")
+
+
+def _step_again(story: Story) -> None:
+    story.step(34.9, _newest_save(story), "one", 1)
+
+
+def _step_otherwise(story: Story) -> None:
+    story.step(34.9, _newest_save(story), "two", 1, called=False)
+
+
+def _newest_save(story: Story) -> int:
+    return max(e.facts["fence"] for e in story.entries if e.what == "began" and e.facts["queue"] == "saves")
+
+
+BUGS: dict[str, tuple[Change, str]] = {
+    "a task is lost": (_lose, "was put in and did not come out"),
+    "a task appears": (
+        lambda s: drop(s, "send", tasks=["bad"]) or drop(s, "acked", call=_call_of("bad")),
+        "came out and was not put in",
+    ),
+    "a settled task runs again": (lambda s: s.run(18.5, "hand", "h"), "was settled and came out again"),
+    "a task runs again after its result was read": (_run_again_after_the_result, "was settled and came out again"),
+    "a claim is given out twice": (
+        lambda s: s.run(1.5, "raw", "a", fence=10, peer="peer-2x"),
+        "one token was given out twice",
+    ),
+    "an old claim is accepted": (_settle_after_another_has_it, "an old token was accepted"),
+    "two workers have a task": (_hold_together, "two held it at once"),
+    "a save is forgotten": (lambda s: alter(s, "began", {"saved": 0}, queue="saves", saved=1), "a save was forgotten"),
+    "a step runs again": (_step_again, "a step ran after its result was stored"),
+    "a step has another result": (_step_otherwise, "a step has two results"),
+}
+
+
+def _call_of(task: str) -> int:
+    [sent] = [e for e in correct().entries if e.what == "send" and task in e.facts["tasks"]]
+    call: int = sent.facts["call"]
+    return call
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_is_found(bug: str, tmp_path: Path) -> None:
+    story, (change, found) = correct(), BUGS[bug]
+    change(story)
+    assert found in judged(story, tmp_path)
+    assert main(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("fault", ["killed", "froze"])
+def test_a_worker_that_was_away_may_have_lost_what_it_holds(fault: str, tmp_path: Path) -> None:
+    story = correct()
+    story.send(40, "raw", "both")
+    story.run(40.1, "raw", "both", None, peer="peer-3")
+    story.world(41, fault, who="peer-3")
+    story.run(45, "raw", "both")
+    if fault == "froze":
+        story.world(CALM, "thawed", who="peer-3")
+    assert judged(story, tmp_path) == set()
