@@ -148,10 +148,10 @@ class Judge:
                 gone.add((line["queue"], line["task"]))  # it may have hit, whatever was answered
         put_back = {line["batch"] for line in self._lines if line["what"] == "retry"}
         for subject, runs in self._by_task.items():
-            asked = sent[subject][0] if subject in sent else None
-            if subject[0] not in NOT_SENT and (asked is None or min(run["t"] for run in runs) < asked["t"] - CLOCKS):
+            origin = sent[subject][0] if subject in sent else None
+            if subject[0] not in NOT_SENT and (origin is None or min(run["t"] for run in runs) < origin["t"] - CLOCKS):
                 self.wrong.append(f"came out and was not put in: {subject}")
-            self._settled_once(subject, runs, is_put_back=asked is not None and asked.get("batch") in put_back)
+            self._settled_once(subject, runs, is_put_back=origin is not None and origin.get("batch") in put_back)
         for subject, (request, answer) in sent.items():
             if (
                 answer is None
