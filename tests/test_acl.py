@@ -64,7 +64,7 @@ OPERATORS_ONLY = {
     *("list_jobs", "read_job", "read_payload", "cancel_claims", "promote_jobs", "count_errors", "read_snapshot"),
     *("list_events", "read_history", "read_runs", "list_ended", "find_task"),
     *("list_aside", "find_aside", "retry_aside", "drop_aside", "drop_shards"),
-    *("ask_worker", "list_batches", "list_policies", "list_outboxes"),
+    *("ask_worker", "list_batches", "list_policies", "list_outboxes", "drop_topics"),
     *("list_kept", "list_tagged", "cancel_tagged", "forget_tagged", "drop_kept_jobs", "run_again"),
 }
 RELAY_SCRIPTS = {
@@ -90,7 +90,7 @@ SCRIPTS = {
             "read_result",
             "send_event",
         ),
-        *("note_queues", "list_shards", "hold_follow_ups", "shorten_sent"),
+        *("note_queues", "list_shards", "hold_follow_ups", "shorten_sent", "read_topics"),
         *("open_batch", "open_part", "seal_batch", "close_part", "cancel_batch", "read_batch", "read_part"),
         *RELAY_SCRIPTS,
     },
@@ -98,7 +98,16 @@ SCRIPTS = {
     "operator": {
         *OPERATORS_ONLY,
         *("cancel_job", "cancel_task", "list_marks", "job_status", "read_result", "note_queues", "note_event"),
-        *("list_tasks", "list_queues", "inspect", "list_schedules", "purge_queue", "list_shards", "declare_shards"),
+        *(
+            "list_tasks",
+            "list_queues",
+            "inspect",
+            "list_schedules",
+            "purge_queue",
+            "list_shards",
+            "declare_shards",
+            "read_topics",
+        ),
         *SCHEDULER,
         *("cancel_batch", "read_batch", "read_part", "send_event", "end_wait", *RELAY_SCRIPTS),
     },
@@ -119,7 +128,7 @@ SCRIPTS = {
         *("read_result", "list_aside", "count_errors", "list_workers", "list_schedules", "list_shards"),
         *("page_schedules", "read_outcomes", "survey_schedules"),
         *("read_snapshot", "list_events", "read_history", "read_runs", "list_ended", "find_task"),
-        *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes"),
+        *("list_batches", "read_batch", "read_part", "list_policies", "list_outboxes", "read_topics"),
     },
 }
 """What the programs of each role send."""

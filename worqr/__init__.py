@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # `as` says to type checkers that a name is public
     from worqr.client.stored_schedules import StoredScheduleOptions as StoredScheduleOptions
     from worqr.client.sync import sync as sync
     from worqr.client.sync import sync_block as sync_block
+    from worqr.client.topics import Published as Published
+    from worqr.client.topics import Subscription as Subscription
     from worqr.cron import Schedule as Schedule
     from worqr.cron import ScheduleOutcome as ScheduleOutcome
     from worqr.cron import ScheduleOverride as ScheduleOverride
@@ -144,6 +146,7 @@ _HOMES = {
     "worqr.client.queue": "Queue",
     "worqr.client.sync": "sync sync_block",
     "worqr.client.stored_schedules": "AppliedSchedules ScheduleHandle StoredScheduleOptions",
+    "worqr.client.topics": "Published Subscription",
     "worqr.cron": "Schedule ScheduleOutcome ScheduleOverride",
     "worqr.errors": (
         "BatchEnded BatchFailed ClaimLost ClaimSettled Duplicate JobCancelled JobFailed NoJob NoResult NotReplicated "

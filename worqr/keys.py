@@ -173,6 +173,10 @@ NONEXISTENT: Final = ":never"
 
 """Appended to a base: a key that is never written. `link.wire_form` documents its purpose."""
 
+PUBLISH: Final = "worqr.publish"
+
+"""The function that sends an event to queues that have not taken it yet."""
+
 MARKER: Final = b"\x00worqr\x00"
 
 """A task item that begins so is a reference to a job; the id follows."""
@@ -593,6 +597,11 @@ class RegistryKeys:
         sweep.
         """
         return f"{self.base}:outboxes"
+
+    @property
+    def topics(self) -> str:
+        """HASH: queue -> the patterns of the topics to which it is subscribed; until it is dropped."""
+        return f"{self.base}:topics"
 
     @property
     def schedules_stored(self) -> str:

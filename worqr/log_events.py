@@ -341,6 +341,11 @@ EVENTS: Final[dict[str, LogEvent]] = {
         "schedules of this worker could not be declared; the worker tries again",
         "schedule error repeated",
     ),
+    "declare_topics": _event(
+        (INFO, ERROR),
+        "the topics to which handlers are subscribed could not be declared; the worker tries again",
+        "error repeated",
+    ),
     "schedules_undeclared": _event(
         (WARNING, INFO),
         "a program that only connects declares schedules that no worker has declared; INFO: it has no right to look",

@@ -21,6 +21,7 @@ from worqr.client.producer import Call, SendMiddleware, named_call
 from worqr.client.queue import Queue
 from worqr.client.stored_schedules import StoredSchedules
 from worqr.client.sync import sending, sent_by
+from worqr.client.topics import Topics
 from worqr.cron import Definition
 from worqr.foreign import MESH_ATTRIBUTES, explain_options, no_such_attribute
 from worqr.functions.registry import Declarations, Registry
@@ -54,7 +55,7 @@ BATCH_OPTIONS: Final = (
 )
 
 
-class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, Generic[S]):
+class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, Topics, Generic[S]):
     """A mesh of workers around one Redis or Valkey server. It does no I/O until `connect` or `join`.
 
     Args:

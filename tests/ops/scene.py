@@ -314,6 +314,9 @@ CALLS: dict[str, Callable[[QueueKeys, RegistryKeys, Scene], Command[Any]]] = {
     "list_marks": lambda q, g, scene: ops.list_marks(q, [scene.raw, scene.marked]),
     "lease_outbox": lambda q, g, scene: ops.lease_outbox(g, OUTBOX, "A", 60_000, '{"rows":2}'),
     "list_outboxes": lambda q, g, scene: ops.list_outboxes(g),
+    "declare_topics": lambda q, g, scene: ops.declare_topics(g, "Q1", b"{}", ["order.*"]),
+    "read_topics": lambda q, g, scene: ops.read_topics(g),
+    "drop_topics": lambda q, g, scene: ops.drop_topics(g, "Q1"),
     "list_own_claims": lambda q, g, scene: ops.list_own_claims(q, "A"),
     "list_policies": lambda q, g, scene: ops.list_policies(q),
     "list_queues": lambda q, g, scene: ops.list_queues(g),
@@ -412,6 +415,10 @@ BEFORE: dict[str, Callable[[Desk], object]] = {
         BatchKeys(desk.q).batches, dict.fromkeys(("old", "open", "last", "nobody"), PAST)
     ),
     "drop_schedules": declared,
+    **dict.fromkeys(
+        ("declare_topics", "drop_topics", "read_topics"),
+        lambda desk: desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"])),
+    ),
     "trim_kept": lambda desk: desk.client.delete(*[key for key in desk.all_keys() if b":done:" in key]),
     "forget_queues": lambda desk: desk.client.zadd(desk.g.queues, {"old": PAST, "Q1": PAST}),
     "forget_worker": lambda desk: desk.call(ops.unmap_work(desk.g, "C", "Q1")),

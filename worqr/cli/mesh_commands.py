@@ -27,12 +27,13 @@ from worqr.client.inspection import MAX_MINUTES
 from worqr.escaping import escape
 from worqr.history_records import COUNTERS, History, HistoryPoint, RunTimes, sum_of_times
 from worqr.mesh_records import MAX_UNHEALTHY
-from worqr.views.tables import APPS, HISTORY, LOG, fields_of, workers_table
+from worqr.views.tables import APPS, HISTORY, LOG, TOPICS, fields_of, workers_table
 from worqr.views.values import short_time, span
 from worqr.views.values import worker as short_worker
 
 if TYPE_CHECKING:
     from worqr.mesh import Mesh
+    from worqr.client.topics import Subscription
     from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
 
 workers: App = App(name="workers", help="List workers, make them quiet, drain or evict them.")
@@ -391,3 +392,27 @@ def _sum(points: Sequence[HistoryPoint]) -> HistoryPoint:
         runs=sum_of_times([point.runs for point in known]),
         waits=sum_of_times([point.waits for point in known]),
     )
+
+
+def topics(
+    *,
+    drop: Annotated[
+        tuple[str, ...],
+        Parameter(show_default=False, metavar="QUEUE", help="End the subscription of this queue. Its handler left the code."),
+    ] = (),
+    json: JsonLines = False,
+    connect: ConnectOptions = FROM_ENVIRONMENT,
+) -> None:
+    """List the topics to which queues are subscribed, and when a worker last declared them. Or end subscriptions."""
+
+    async def command(mesh: Mesh) -> list[Subscription]:
+        missing = [queue for queue in drop if not await mesh.unsubscribe(queue)]
+        if missing:
+            raise CommandFailed(f"not subscribed to any topic: {', '.join(map(repr, missing))}; see `worqr topics`")
+        return await mesh.topics()
+
+    found = run_connected(connect, command)
+    if not drop:
+        print_list(TOPICS, found, asdict, json=json, nothing="no queue is subscribed: declare a handler with @mesh.on")
+    for queue in drop:
+        print(f"{printable(queue)} is no longer subscribed")

@@ -18,6 +18,7 @@ from worqr.client.inspection import MeshInfoReader
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
 from worqr.client.shard_directory import ShardDirectory
+from worqr.client.topics import TopicDirectory
 from worqr.command import Command
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, WorqrError
@@ -65,6 +66,7 @@ class Client:
         producer: sends tasks, jobs and calls.
         batch_maker: makes the batches.
         mesh_info: reads the whole mesh.
+        topics: what queues are subscribed to.
         observer: a test's callback for each run that did not return normally, with its context and error; else None.
         relocation: where a test has moved the mesh to; else None.
     """
@@ -77,6 +79,7 @@ class Client:
         self.producer: Producer = Producer(self, settings.tracing)
         self.batch_maker: BatchMaker = BatchMaker()
         self.mesh_info: MeshInfoReader = MeshInfoReader(self)
+        self.topics: TopicDirectory = TopicDirectory(self)
         self.observer: Callable[[Any, BaseException], None] | None = None
         self.relocation: Relocation | None = None
         self._who = settings.app
@@ -95,10 +98,12 @@ class Client:
         own = dict(vars(self))
         self.producer, self.connections, self.mesh_info = producer, connections, MeshInfoReader(self)
         self.observer, self.relocation, self.batch_maker = observer, relocation, batch_maker or self.batch_maker
+        self.topics.reset()
         try:
             yield
         finally:
             vars(self).update(own)
+            self.topics.reset()
 
     def act_as(self, who: str) -> None:
         """Name the person or program that acts, for the log of the mesh."""

@@ -13,6 +13,7 @@ from worqr.call_list import CallList
 from worqr.client.client import Client
 from worqr.client.job import Results
 from worqr.client.producer import Call
+from worqr.client.topics import Facts, Subscribed
 from worqr.errors import UsageError
 from worqr.functions.depends import injected
 from worqr.handler_options import Handling, check_failure_handler, handling, is_async
@@ -46,6 +47,7 @@ class FunctionDefinition:
         aliases: older names, whose queues are served and never enqueued to.
         client: the client of the function's mesh; None until a mesh includes its registry.
         defaults: the encoded options of its calls. One object, which its handles share.
+        patterns: those of the topics to which its queue is subscribed.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class FunctionDefinition:
         self.is_async: bool = is_async(fn)
         self.client: Client | None = None
         self.defaults: dict[str, object] = {}
+        self.patterns: tuple[str, ...] = ()
         self._where = where
         self._given: Mapping[str, Any] = given
         self._was_large = False
@@ -90,6 +93,37 @@ class FunctionDefinition:
         self.client = client
         if client is not None and client.settings.defaults:
             self._use(handling(self._where, {**client.settings.defaults, **self._given}))
+
+    def subscribe(self, patterns: tuple[str, ...]) -> None:
+        """Subscribe the function to topics.
+
+        Raises:
+            UsageError: It does not take one value, or its tags are a function.
+        """
+        first, *others = self.codec.parameters or [None]
+        if first is None or any(each.default is each.empty for each in others):
+            raise UsageError(
+                f"{self.name!r} must take the value of an event, and all that it takes besides must have a default"
+            )
+        self.patterns = patterns
+        self.subscribed()
+
+    def subscribed(self) -> Subscribed:
+        """Return the subscription of its queue.
+
+        Raises:
+            UsageError: Its tags are a function.
+        """
+        options, tags = self.options, self.options.tags
+        if callable(tags):
+            raise UsageError(
+                f"tags of {self.name!r} must be names: publishers, which add them, do not have a function of the subscriber"
+            )
+        codec, app = self.codec, "" if self.client is None else self.client.settings.app
+        parameter = "" if codec.payload_is_argument else codec.parameters[0].name
+        done = "" if options.keep is None else encode_keep(options.keep)
+        facts = Facts(app, parameter, options.max_length, done, encode_tags(tags, "tags") if tags else "")
+        return Subscribed(self.patterns, facts)
 
     def rename(self, name: str, aliases: tuple[str, ...]) -> None:
         """Rename the function, because its registry was included with a prefix."""

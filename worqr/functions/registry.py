@@ -12,21 +12,30 @@ from collections.abc import Callable, Collection, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from datetime import tzinfo
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
 from msgspec.structs import replace
 
 from worqr.client.producer import Call
+from worqr.client.topics import check_patterns, redelivery
 from worqr.cron import MAX_TASK, Definition, Overlap, Trigger, check_overlap, misfire_count, period_ms, zone_name
 from worqr.errors import UsageError
 from worqr.foreign import EVERY, explain_arguments, hint_at_option
 from worqr.functions.definition import FunctionDefinition
 from worqr.functions.function import AsyncFunction, AsyncListFunction, Function, SyncFunction, SyncListFunction
 from worqr.functions.steps import Step
-from worqr.handler_options import RunsIn, WorkflowOptions, check_runs_in, handling, is_async
+from worqr.handler_options import (
+    HandlerOptions,
+    ListHandlerOptions,
+    RunsIn,
+    WorkflowOptions,
+    check_runs_in,
+    handling,
+    is_async,
+)
 from worqr.inside import definition_of, options_of
 from worqr.job_options import Keep, NoSuchOption
-from worqr.keys import check_name
+from worqr.keys import PUBLISH, check_name
 from worqr.limits import Lanes, Limit
 from worqr.policy import RetryPolicy
 from worqr.records import Failed
@@ -100,6 +109,8 @@ class Declarations:
     def _forget(self, name: str, queue: str) -> None:
         """Remove a function, and the schedules of its queue."""
         del self.functions[name]
+        if self.client is not None:
+            self.client.topics.declared.pop(name, None)
         self._names = {each: of for each, of in self._names.items() if of != name}
         for each in [each for each, one in self.schedules.items() if one.queue in {name, queue}]:
             del self.schedules[each]
@@ -133,10 +144,19 @@ class Declarations:
         declared.bind(self.client)
         if self.client is not None and declared.options.shards > 1:
             self.client.declare_shards(declared.name, declared.options.shards)
+        if self.client is not None and declared.patterns:
+            self._subscribe(declared, self.client)
         if self._parent is not None:
             self._propagate(function)
         for listener in tuple(self._listeners):
             listener()
+
+    def _subscribe(self, declared: FunctionDefinition, client: Client) -> None:
+        """Note a subscription, and let the workers of this mesh send events that wait for a full queue."""
+        client.topics.declared[declared.name] = declared.subscribed()
+        if PUBLISH not in self.functions:
+            options = {"runs_in": "loop", "timeout": None, "result_ttl": None}
+            self._register(AsyncFunction(FunctionDefinition(redelivery(client), PUBLISH, (), "task", options)))
 
     def _propagate(self, function: Function[..., Any]) -> None:
         assert self._parent is not None
@@ -316,6 +336,10 @@ else:
     BatchSize_co = TypeVar("BatchSize_co", covariant=True)
 
 
+SUBSCRIBER_LENGTH: Final = 1_000_000
+"""Tasks that may wait in the queue of a subscriber. Beyond that, events wait with their publisher's job."""
+
+
 class TaskDecorator(Protocol[BatchSize_co]):
     """The decorator that ``@mesh.task(...)`` with options returns: it makes a `Function` of a function. With `batch_size`, the
     function takes a list, and a call of it is one element.
@@ -418,7 +442,49 @@ class Registry:
         """
         return self._task(fn, {"name": name, "aliases": aliases, **options})
 
-    def _task(self, fn: Any, options: Mapping[str, Any], *, workflow: bool = False) -> Any:
+    @overload
+    def on(
+        self,
+        topic: str,
+        /,
+        *patterns: str,
+        name: str = ...,
+        aliases: Collection[str] = ...,
+        **options: Unpack[ListHandlerOptions],
+    ) -> TaskDecorator[int]: ...
+    @overload
+    def on(
+        self,
+        topic: str,
+        /,
+        *patterns: str,
+        name: str = ...,
+        aliases: Collection[str] = ...,
+        **options: Unpack[HandlerOptions],
+    ) -> TaskDecorator: ...
+    def on(self, topic: str, /, *patterns: str, **options: Any) -> Any:
+        """Declare a function that gets each event of these topics, from ``mesh.publish``: ``@mesh.on("order.paid")``.
+
+        It is a task as `task` declares it, with a queue of its own, and its argument is the value of the event. Its queue is
+        subscribed when the first worker joins, and stays so until ``mesh.unsubscribe``. It gets no event from before.
+
+        Args:
+            topic: A topic, or a pattern: ``*`` stands for one segment, and ``#`` at the end for all that follow, or none.
+            *patterns: More of them. An event that several fit is one job.
+            **options: As of `task`. `max_length` has the default 1,000,000; None: no limit.
+
+        Returns:
+            A decorator, which returns the function as a `Function`.
+
+        Raises:
+            UsageError: As `task`; a pattern is not valid, the function does not take one value, or its `tags` are a function.
+        """
+        checked = check_patterns((topic, *patterns))
+        return self._task(None, {"max_length": SUBSCRIBER_LENGTH, **options}, patterns=checked)
+
+    def _task(
+        self, fn: Any, options: Mapping[str, Any], *, workflow: bool = False, patterns: tuple[str, ...] = ()
+    ) -> Any:
         """Declare a function, or return the decorator that does."""
         name, aliases = options.get("name"), options.get("aliases", ())
         others_given = {each: value for each, value in options.items() if each not in {"name", "aliases"}}
@@ -437,7 +503,10 @@ class Registry:
             kind: Any = AsyncFunction if is_async(fn) else SyncFunction
             if handler_options.batch_size is not None:
                 kind = AsyncListFunction if is_async(fn) else SyncListFunction
-            function: Function[..., Any] = kind(FunctionDefinition(fn, found, others, where, others_given))
+            definition = FunctionDefinition(fn, found, others, where, others_given)
+            if patterns:
+                definition.subscribe(patterns)
+            function: Function[..., Any] = kind(definition)
             self._declarations.add(function)
             return function
 

@@ -246,6 +246,7 @@ class PeerFactory(Generic[S]):
             block_limit=ours.block_limit,
             max_payload=server.max_payload,
             schedules=self.declarations.schedules,
+            subscriptions=self.client.topics.declared,
             threads=check_count(options.get("threads", THREADS), "threads"),
             processes=check_count(options.get("processes", default_processes()), "processes"),
             process_memory=optional("process_memory"),

@@ -574,3 +574,61 @@ local function list_outboxes()
   end
   return reply
 end
+
+-- declare_topics: a worker subscribes one queue to topics, or says again that it is. Patterns that no worker has declared for
+-- `unseen_ms` are dropped, but only now that a worker declares others: without workers, a subscription stays.
+-- ARGV[4] queue name
+-- ARGV[5] facts JSON in one line: how an event becomes a job of the queue
+-- ARGV[6] unseen_ms ms
+-- ARGV[7..] patterns texts
+-- RETURNS ok | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not declare what was dropped
+-- NUMBERED
+-- FLAGS allow-oom
+local function declare_topics()
+  local mesh = KEYS[1]
+  local queue, facts, unseen_ms = ARGV[4], ARGV[5], tonumber(ARGV[6])
+  local topics, now = mesh .. ':topics', now_ms()
+
+  local lines, declared = {facts}, {}
+  for i = 7, #ARGV do
+    local pattern = ARGV[i]
+    declared[pattern] = true
+    lines[#lines + 1] = digits(now) .. ' ' .. pattern
+  end
+  for seen, pattern in string.gmatch(redis.call('HGET', topics, queue) or '', '\n(%d+) ([^\n]+)') do
+    seen = math.min(now, whole_number(seen, 0, LATEST)) -- a later time is from before the clock was set back
+    if not declared[pattern] and now - seen < unseen_ms then
+      lines[#lines + 1] = digits(seen) .. ' ' .. pattern
+    end
+  end
+  redis.call('HSET', topics, queue, table.concat(lines, '\n'))
+  return {'ok'}
+end
+
+-- read_topics: the subscriptions of all queues, as they are stored.
+-- RETURNS ok now then queue subscription in turn: now ms since 1970; a subscription is the facts, and a line for each pattern
+-- RESEND safe: it only reads
+-- FLAGS no-writes
+local function read_topics()
+  local mesh = KEYS[1]
+
+  local reply = redis.call('HGETALL', mesh .. ':topics')
+  table.insert(reply, 1, digits(now_ms()))
+  table.insert(reply, 1, 'ok')
+  return reply
+end
+
+-- drop_topics: ends the subscription of a queue. A worker that still has its handler declares it again.
+-- ARGV[4] queue name
+-- RETURNS ok | unknown | late
+-- RESEND safe: the reply is stored under the producer's number; a late copy must not drop what was declared since
+-- NUMBERED
+-- FLAGS allow-oom
+local function drop_topics()
+  local mesh = KEYS[1]
+  local queue = ARGV[4]
+  local topics = mesh .. ':topics'
+
+  return {redis.call('HDEL', topics, queue) == 1 and 'ok' or 'unknown'}
+end

@@ -371,6 +371,57 @@ def list_outboxes(keys: RegistryKeys) -> Command[list[StoredOutbox]]:
     return new_call("list_outboxes", keys.base, (), read)
 
 
+# The topics to which queues are subscribed.
+
+PATTERN_UNSEEN_MS: Final = 3_600_000
+"""Milliseconds after which a pattern is dropped that the workers of its queue no longer declare: six times as long as between two
+declarations of one worker.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTopics:
+    """The subscription of one queue: its facts, and for each pattern how many ms ago a worker has declared it."""
+
+    queue: str
+    facts: bytes
+    patterns: dict[str, int]
+
+
+def declare_topics(keys: RegistryKeys, queue: str, facts: bytes, patterns: Sequence[str]) -> Command[str]:
+    """Subscribe a queue to topics, or say again that it is."""
+    args = (queue, facts, PATTERN_UNSEEN_MS, *patterns)
+    return new_call("declare_topics", keys.base, args, expect_ok, numbered=True)
+
+
+def read_topics(keys: RegistryKeys) -> Command[list[StoredTopics]]:
+    """Return the subscriptions of all queues, by queue."""
+
+    def read(reply: Reply) -> list[StoredTopics]:
+        status_word(reply)
+        now = int(reply[1])
+        found = [_topics(exact(queue), stored, now) for queue, stored in pairs(reply[2:])]
+        return sorted(found, key=lambda each: each.queue)
+
+    return new_call("read_topics", keys.base, (), read)
+
+
+def _topics(queue: str, stored: bytes, now: int) -> StoredTopics:
+    facts, *lines = stored.split(b"\n")
+    seen = {text(pattern): whole(time) for time, _, pattern in (line.partition(b" ") for line in lines)}
+    patterns = {pattern: max(0, now - time) for pattern, time in seen.items() if time is not None and pattern}
+    return StoredTopics(queue, facts, patterns)
+
+
+def drop_topics(keys: RegistryKeys, queue: str) -> Command[bool]:
+    """End the subscription of a queue. False: there is none."""
+
+    def read(reply: Reply) -> bool:
+        return status_word(reply) == "ok"
+
+    return new_call("drop_topics", keys.base, (queue,), read, numbered=True)
+
+
 # The log of the mesh: what has happened in it, for people.
 
 

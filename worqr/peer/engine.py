@@ -40,6 +40,7 @@ from worqr.peer.session import Registration, Session
 from worqr.peer.settler import Settler
 from worqr.peer.slots import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
+from worqr.peer.subscriptions import SubscriptionDeclarer
 from worqr.validation import Seconds, seconds
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -161,14 +162,16 @@ class Engine:
             await self.settings.sharding.declare()
         await self.session.register()
         declarer = ScheduleDeclarer(self.link, self.settings, self.shards_of, self.session)
+        subscriber = SubscriptionDeclarer(self.link, self.settings.prefix, self.settings.subscriptions, self.session)
         await declarer.declare()
+        await subscriber.declare()
         with trio.CancelScope() as self._shield:
             try:
                 async with trio.open_nursery() as nursery:
                     self._spawned = nursery
                     await nursery.start(self.slots.run_forever)
                     await nursery.start(self.executors.run_forever)
-                    for task in self._tasks(declarer):
+                    for task in self._tasks(declarer, subscriber):
                         nursery.start_soon(task)
                     await trio.lowlevel.checkpoint_if_cancelled()  # before the shield: `join` may be cancelled already
                     self._shield.shield = True
@@ -176,7 +179,9 @@ class Engine:
             finally:
                 self._spawned = None
 
-    def _tasks(self, declarer: ScheduleDeclarer) -> Sequence[Callable[[], Awaitable[None]]]:
+    def _tasks(
+        self, declarer: ScheduleDeclarer, subscriber: SubscriptionDeclarer
+    ) -> Sequence[Callable[[], Awaitable[None]]]:
         """Return its other tasks, which run until it has left."""
         settler, leader = self.settler, self.leader
         tasks: list[Callable[[], Awaitable[None]]] = [
@@ -192,7 +197,7 @@ class Engine:
             ),
         ]
         if self.settings.observer is None:
-            tasks += [declarer.declare_forever, self._ticker.tick_forever]
+            tasks += [declarer.declare_forever, subscriber.declare_forever, self._ticker.tick_forever]
         return tasks
 
     async def _stop_after_failure(self) -> None:

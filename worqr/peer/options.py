@@ -12,10 +12,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
 from worqr.client.shard_directory import ShardDirectory
+from worqr.client.topics import Subscribed
 from worqr.cron import Definition
 from worqr.embedded import Relocation
 from worqr.errors import UsageError, did_you_mean
 from worqr.handler_options import AsyncRunsIn
+from worqr.keys import PUBLISH
 from worqr.peer.context import Context
 from worqr.peer.lifespans import Middleware
 from worqr.tracing import Tracing
@@ -67,7 +69,7 @@ def check_concurrency(value: object) -> int | Literal["auto"]:
 
 
 class Only:
-    """The filter of the functions that a peer serves, by names and globs; None: all.
+    """The filter of the functions that a peer serves, by names and globs; None: all. ``worqr.publish`` is always among them.
 
     Raises:
         UsageError: not a collection of names, or an empty one.
@@ -85,7 +87,7 @@ class Only:
                     raise UsageError(f"only must be a collection of names or globs, not of {pattern!r}")
 
     def __contains__(self, name: str) -> bool:
-        return self._patterns is None or any(fnmatchcase(name, pattern) for pattern in self._patterns)
+        return self._patterns is None or name == PUBLISH or any(fnmatchcase(name, each) for each in self._patterns)
 
     def check(self, names: Collection[str]) -> None:
         """Raise UsageError for the first pattern that matches none of `names`."""
@@ -123,6 +125,7 @@ class PeerSettings:
     block_limit: float
     max_payload: int
     schedules: Mapping[str, Definition]
+    subscriptions: Mapping[str, Subscribed]
     stuck_after: float = 30.0
     history_queues: int = HISTORY_QUEUES
     """How many queues have a history; 0: none."""

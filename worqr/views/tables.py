@@ -554,6 +554,14 @@ OUTBOXES: Final = Table(
         column("age", SECONDS, "unseen", wide=True),
     )
 )
+TOPICS: Final = Table(
+    (
+        column("pattern", fit="fold"),
+        column("queue", fit="fold"),
+        column("app"),
+        column("seen", SECONDS, always=True),
+    )
+)
 OUTBOX_ROWS: Final = Table(
     (
         column("id"),

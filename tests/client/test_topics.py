@@ -1,0 +1,287 @@
+"""Topics: every subscriber has one job of each event, whoever dies, is full, or is told twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import worqr
+from tests.peer.conftest import NewMesh, mesh, new_mesh  # noqa: F401 - fixtures
+from tests.peer.tools import eventually
+from tests.support.children import Child
+from tests.support.servers import Server
+from worqr.client import topics
+from worqr.client.topics import Event, _Patterns, check_patterns, check_topic
+from worqr.errors import UsageError
+from worqr.functions.registry import Registry
+from worqr.inside import client_of
+from worqr.testing import bench, recording
+
+pytestmark = pytest.mark.leaves("topics", "{*}:job:*", "{*}:due", "{*}:sent:*", "{*}:failed", "{*}:aside:*")
+SEGMENTS = st.sampled_from("abc")
+TOPICS = st.lists(SEGMENTS, min_size=1, max_size=8).map(".".join)
+PATTERNS = st.builds(
+    lambda begin, rest: ".".join([*begin, *rest]),
+    st.lists(st.sampled_from("abc*"), min_size=1, max_size=7),
+    st.sampled_from([[], ["#"]]),
+) | st.just("#")
+
+
+def fits(pattern: str, topic: str) -> bool:
+    begin, segments = pattern.split("."), topic.split(".")
+    if begin[-1] == "#":
+        begin, segments = begin[:-1], segments[: len(begin) - 1]
+    return len(begin) == len(segments) and all(a in {"*", b} for a, b in zip(begin, segments, strict=True))
+
+
+@given(st.lists(st.tuples(PATTERNS, st.sampled_from("qrs")), max_size=20), TOPICS)
+def test_an_event_is_for_the_queues_of_which_a_pattern_fits(entries: list[tuple[str, str]], topic: str) -> None:
+    assert check_patterns([pattern for pattern, _ in entries]) == tuple(dict.fromkeys(p for p, _ in entries))
+    assert check_topic(topic) == topic
+    assert _Patterns(entries).match(topic) == {name for pattern, name in entries if fits(pattern, topic)}
+
+
+@pytest.mark.parametrize("name", ["", ".", "a..b", "a b", "a.", "1.2.3.4.5.6.7.8.9", "a{", None])
+def test_a_name_is_refused_with_its_form(name: Any) -> None:
+    with pytest.raises(UsageError):
+        check_topic(name)
+    with pytest.raises(UsageError):
+        check_patterns([name])
+
+
+@pytest.mark.parametrize("pattern", ["#.a", "a.b*", "a.*b.c", "a.#b"])
+def test_a_pattern_has_whole_segments_and_its_rest_at_the_end(pattern: str) -> None:
+    with pytest.raises(UsageError, match="must be the last"):
+        check_patterns([pattern])
+    with pytest.raises(UsageError, match="patterns of @mesh.on"):
+        check_topic(pattern)
+
+
+async def come(look: Callable[[], Any], wanted: Any) -> None:
+    """Until this is so."""
+
+    async def looked() -> Any:
+        return look()
+
+    await eventually(looked, wanted)
+
+
+class Order(msgspec.Struct):
+    """The value of an event."""
+
+    number: int
+
+
+def shop(registry: Registry, **options: Any) -> list[tuple[str, int, str, str]]:
+    """Two subscribers, and what they have got."""
+    got: list[tuple[str, int, str, str]] = []
+
+    def note(who: str, order: Order) -> None:
+        current = worqr.current()
+        got.append((who, order.number, current.id or "", current.meta[topics.TOPIC]))
+
+    @registry.on("order.paid", name="mail", **options)
+    async def mail(order: Order) -> None:
+        note("mail", order)
+
+    @registry.on("order.*", "order.#", name="audit")
+    async def audit(order: Order, /) -> None:
+        note("audit", order)
+
+    return got
+
+
+async def test_each_subscriber_gets_one_job_with_the_value(mesh: worqr.Mesh) -> None:
+    got = shop(mesh)
+    async with mesh.join():
+        assert await mesh.publish("order.paid", Order(7), id="x") == worqr.Published("x", ("audit", "mail"))
+        assert (await mesh.publish("order.paid", Order(7), id="x")).to == ("audit", "mail")  # no other jobs
+        assert (await mesh.publish("order.sent", {"number": 8}, id="y")).to == ("audit",)
+        await come(lambda: sorted(got), [
+            ("audit", 7, "e:x", "order.paid"), ("audit", 8, "e:y", "order.sent"), ("mail", 7, "e:x", "order.paid"),
+        ])  # fmt: skip
+        assert [(each.pattern, each.queue) for each in await mesh.topics()] == [
+            *[("order.#", "audit"), ("order.*", "audit"), ("order.paid", "mail")]
+        ]
+
+
+async def test_an_event_for_nobody_stores_nothing_and_the_server_is_asked_before_that_is_said(
+    new_mesh: NewMesh,
+    server: Server,
+) -> None:
+    publisher, late = new_mesh(), new_mesh()
+    async with publisher.connect():
+        assert (await publisher.publish("order.paid", 1)).to == ()
+        assert server.client().keys(f"*{publisher.prefix}*publish*") == []
+        got = shop(late)
+        async with late.join():
+            assert got == []
+            assert (await publisher.publish("order.paid", Order(2))).to == ("audit", "mail")
+            await come(lambda: sorted(each[:2] for each in got), [("audit", 2), ("mail", 2)])
+        assert (await publisher.publish("order.paid", Order(3))).to == ("audit", "mail")  # it stays
+
+
+async def test_a_full_subscriber_stops_nobody_and_gets_the_event_later(
+    mesh: worqr.Mesh,
+    new_mesh: NewMesh,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "REDELIVER_AFTER", 0.1)
+    monkeypatch.setattr(topics, "LEAST_PAUSE", 0.1)
+    got = shop(mesh, max_length=1)
+    async with mesh.join(only=["audit"]):
+        mail = mesh.queue("mail")
+        await mail.enqueue(b'{"order":{"number":0}}')
+        assert (await mesh.publish("order.paid", Order(1))).to == ("audit", "mail")
+        await come(lambda: [each[:2] for each in got], [("audit", 1)])
+        assert await mail.count() == 1
+        assert (await mail.cancel(b'{"order":{"number":0}}')).waiting == 1
+        await eventually(mail.count, 1)
+        await eventually(mesh.queue("worqr.publish").count, 0)
+
+
+PUBLISHER = """
+    import sys, trio, worqr
+    from worqr.client.producer import Producer
+
+    mesh = worqr.Mesh(sys.argv[1], prefix=sys.argv[2])
+    send = Producer.dispatch_members
+
+    async def sent(self, calls, *args):
+        done = await send(self, calls[: int(sys.argv[3])], *args)
+        print("sent")
+        await trio.sleep_forever()
+
+    Producer.dispatch_members = sent
+
+    async def main():
+        async with mesh.connect():
+            await mesh.publish("order.paid", {"number": 7}, id="x")
+
+    trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_publisher_that_dies_between_its_sends_has_published(
+    mesh: worqr.Mesh,
+    server: Server,
+    spawn: Callable[..., Child],
+    before: int,
+) -> None:
+    got = shop(mesh)
+    async with mesh.join():
+        child = spawn(PUBLISHER, server.url, mesh.prefix, str(before))
+        await child.line_with("sent")
+        child.kill()
+        assert await mesh.queue("worqr.publish").run_now("e:x")
+        await come(lambda: sorted(each[0] for each in got), ["audit", "mail"])
+        await eventually(mesh.queue("worqr.publish").count, 0)
+        assert sorted(each[:3] for each in got) == [("audit", 7, "e:x"), ("mail", 7, "e:x")]
+
+
+async def test_who_cancels_the_job_of_an_event_does_not_get_it_again(mesh: worqr.Mesh) -> None:
+    shop(mesh)
+    async with mesh.join(only=["audit"]):
+        await mesh.publish("order.paid", Order(1), id="x")
+        assert (await mesh.queue("mail").job("e:x").cancel()).waiting == 1
+        event = Event("x", "order.paid", msgspec.Raw(b'{"number":1}'), ("audit", "mail", "other"), 1, 2e9)
+        await topics.redelivery(client_of(mesh))(msgspec.json.encode(event))
+        assert await mesh.queue("mail").count() == 0
+        assert await mesh.queue("other").count() == 0  # which is not subscribed
+
+
+async def test_what_a_queue_does_not_take_in_three_days_is_a_dead_letter(mesh: worqr.Mesh) -> None:
+    shop(mesh)
+    async with mesh.join(only=["audit"]):
+        event = Event("x", "order.paid", msgspec.Raw(b"1"), ("mail",), 1, 0.0)
+        with pytest.raises(worqr.Failure, match="'mail'"):
+            await topics.redelivery(client_of(mesh))(msgspec.json.encode(event))
+        assert await mesh.queue("mail").count() == 0
+
+
+async def test_a_circle_of_events_ends(mesh: worqr.Mesh) -> None:
+    hops: list[str] = []
+    ended: list[str] = []
+
+    @mesh.on("ping")
+    async def ping(n: int) -> None:
+        hops.append(worqr.current().meta[topics.HOPS])
+        try:
+            await mesh.publish("ping", n + 1)
+        except UsageError as error:
+            ended.append(str(error))
+
+    async with mesh.join():
+        await mesh.publish("ping", 1)
+        await come(lambda: len(ended), 1)
+    assert hops == [str(n) for n in range(1, 17)]
+
+
+async def test_a_subscription_ends_by_command_and_a_pattern_that_left_the_code_an_hour_later(
+    mesh: worqr.Mesh,
+    server: Server,
+) -> None:
+    shop(mesh)
+    async with mesh.join():
+        assert await mesh.unsubscribe("mail")
+        assert not await mesh.unsubscribe("mail")
+        assert (await mesh.publish("order.paid", Order(1))).to == ("audit",)
+        assert [entry.queue for entry in await mesh.log() if entry.kind == "unsubscribed"] == ["mail"]
+
+
+def test_a_handler_must_take_the_value() -> None:
+    registry = Registry()
+    with pytest.raises(UsageError, match="must take the value"):
+
+        @registry.on("a")
+        def nothing() -> None: ...
+
+    with pytest.raises(UsageError, match="must take the value"):
+
+        @registry.on("a")
+        def two(a: int, b: int) -> None: ...
+
+    with pytest.raises(UsageError, match="must be names"):
+
+        @registry.on("a", tags=lambda a: {"t"})
+        def tagged(a: int) -> None: ...
+
+
+async def test_a_registry_subscribes_when_a_mesh_includes_it_and_gives_its_options(mesh: worqr.Mesh) -> None:
+    registry = Registry()
+
+    @registry.on("a", name="many", batch_size=10, tags={"t"}, keep=worqr.Keep(jobs=5))
+    async def many(values: list[int]) -> None: ...
+
+    mesh.include(registry, prefix="shop.")
+    [(queue, found)] = client_of(mesh).topics.declared.items()
+    assert queue == "shop.many"
+    assert found.facts.parameter == ""
+    assert found.facts.options().keys() == {"max_length", "done", "tags"}
+    assert "worqr.publish" in mesh.functions
+
+
+def test_events_are_recorded(server: Server, prefix: str) -> None:
+    mesh = worqr.Mesh(server.url, prefix=prefix)
+    shop(mesh)
+    with recording(mesh) as sent:
+        published = worqr.sync(mesh.publish, "order.paid", Order(1))
+        assert worqr.sync(mesh.publish, "invoice.paid", Order(1)).to == ()
+    assert published.to == ("audit", "mail")
+    assert sent.calls("mail") == [mesh.functions["mail"].call(Order(1))]
+    assert len(sent.all()) == 2
+
+
+async def test_events_are_run_by_a_bench() -> None:
+    mesh = worqr.Mesh()
+    got = shop(mesh)
+    async with bench(mesh) as on_bench:
+        await mesh.publish("order.paid", Order(1), id="x")
+        await on_bench.run_until_empty()
+    assert sorted(each[0] for each in got) == ["audit", "mail"]
