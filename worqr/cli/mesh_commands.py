@@ -398,7 +398,9 @@ def topics(
     *,
     drop: Annotated[
         tuple[str, ...],
-        Parameter(show_default=False, metavar="QUEUE", help="End the subscription of this queue. Its handler left the code."),
+        Parameter(
+            show_default=False, metavar="QUEUE", help="End the subscription of this queue. Its handler left the code."
+        ),
     ] = (),
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,
