@@ -670,6 +670,7 @@ READS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "queues": lambda mesh: mesh.queues(),
         "schedules": lambda mesh: mesh.schedules(),
         "export_schedules": lambda mesh: mesh.export_schedules(),
+        "topics": lambda mesh: mesh.topics(),
         "workers": lambda mesh: mesh.workers(),
     },
     worqr.Queue: {
@@ -708,6 +709,8 @@ ACTS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "evict": lambda mesh: mesh.evict("A"),
         "forget_tagged": lambda mesh: mesh.forget_tagged("red"),
         "pause_schedule": lambda mesh: mesh.pause_schedule("s"),
+        "publish": lambda mesh: mesh.publish("order.paid", 1),
+        "unsubscribe": lambda mesh: mesh.unsubscribe("Q1"),
         "ask_worker": lambda mesh: mesh.ask_worker("A", "quiet"),
         "run_schedule": lambda mesh: mesh.run_schedule("s"),
         "override_schedule": lambda mesh: mesh.override_schedule("s", None),
@@ -769,6 +772,7 @@ async def test_a_viewer_reads_everything_and_changes_nothing(users: Users) -> No
     desk = seated(users)
     set_scene(desk)
     declared(desk)
+    desk.call(ops.declare_topics(desk.g, "Q1", b"{}", ["order.paid"]))
     definition = Definition(name="s", queue="Q1", task=b"x", every_ms=1000)
     desk.client.hset(desk.g.schedules, "def s", definition.encode())
     desk.client.delete(desk.g.watched)

@@ -311,7 +311,8 @@ async def _life_of_outboxes(mesh: worqr.Mesh, prefix: str) -> None:
     assert len(await mesh._client.ask(ops.list_outboxes(keys))) == 1
     await mesh._client.ask(ops.shorten_sent(QueueKeys(prefix, "Q9"), ["0123456789abcdef"]))
     await mesh._client.ask(ops.declare_topics(keys, "Q9", b"{}", ["order.paid"]))
-    assert (await mesh.publish("order.paid", 1)).to == ("Q9",)
+    assert (await mesh.publish("order.paid", 1, id="x")).to == ("Q9",)
+    assert (await mesh.queue("Q9").job("e:x").cancel()).waiting == 1
     assert await mesh.unsubscribe("Q9")
     await mesh._client.ask(ops.lease_outbox(keys, "shop:1", "me", 0))
 

@@ -32,8 +32,8 @@ from worqr.views.values import short_time, span
 from worqr.views.values import worker as short_worker
 
 if TYPE_CHECKING:
-    from worqr.mesh import Mesh
     from worqr.client.topics import Subscription
+    from worqr.mesh import Mesh
     from worqr.mesh_records import LogEntry, MeshInfo, WorkerInfo
 
 workers: App = App(name="workers", help="List workers, make them quiet, drain or evict them.")
@@ -398,7 +398,9 @@ def topics(
     *,
     drop: Annotated[
         tuple[str, ...],
-        Parameter(show_default=False, metavar="QUEUE", help="End the subscription of this queue. Its handler left the code."),
+        Parameter(
+            show_default=False, metavar="QUEUE", help="End the subscription of this queue. Its handler left the code."
+        ),
     ] = (),
     json: JsonLines = False,
     connect: ConnectOptions = FROM_ENVIRONMENT,

@@ -180,7 +180,7 @@ class Published:
     id: str
     """The id of the event. Its jobs have the id ``e:`` and this."""
     to: tuple[str, ...]
-    """The queues that get it. Empty: nobody is subscribed to the topic, and nothing was stored."""
+    """The queues that get it. Empty: no queue is subscribed to the topic, and nothing was stored."""
 
 
 _facts_of = msgspec.json.Decoder(Facts).decode
@@ -286,7 +286,7 @@ class Topics:
             id: The id of the event. Published again within a week, it does not become another job. Default: a new one.
 
         Returns:
-            Its id, and the queues that get it; none if nobody is subscribed.
+            Its id, and the queues that get it; none if no queue is subscribed.
 
         Raises:
             UsageError: The topic, the value or the id is not valid; 16 events led to this one; or outside `connect` and `join`.

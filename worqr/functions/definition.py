@@ -100,8 +100,8 @@ class FunctionDefinition:
         Raises:
             UsageError: It does not take one value, or its tags are a function.
         """
-        first, *others = self.codec.parameters or [None]
-        if first is None or any(each.default is each.empty for each in others):
+        parameters = self.codec.parameters
+        if not parameters or any(each.default is each.empty for each in parameters[1:]):
             raise UsageError(
                 f"{self.name!r} must take the value of an event, and all that it takes besides must have a default"
             )
