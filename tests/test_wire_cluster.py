@@ -19,6 +19,7 @@ from tests.peer.conftest import without_scans
 from tests.peer.tools import Runs, eventually, serving
 from tests.support.clusters import Cluster, cluster_of
 from tests.support.patience import PATIENCE
+from worqr.lua import script
 
 pytestmark = pytest.mark.one_server
 
@@ -104,7 +105,7 @@ async def test_a_batch_of_printed_scripts_has_members_on_all_nodes(
     def ask(base: str, name: str, *args: object) -> Any:
         node = cluster.owner(base)
         sha = node.look.script_load(command("script", name, "--cluster").out)
-        return node.look.evalsha(sha, 2, base, f"{base}:never", *args)
+        return node.look.evalsha(sha, 2, base, f"{base}:never", *args, *script(name).tail)
 
     bases, token = [f"worqr:{{{queue}}}" for queue in QUEUES], "0123456789abcdef"
     home = bases[0]

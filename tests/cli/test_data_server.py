@@ -87,9 +87,15 @@ async def test_it_keeps_tasks_and_has_a_socket_only(start: Start, folder: Path, 
         await stopped(server, number)
 
 
-async def test_a_server_that_is_killed_has_every_acknowledged_task_and_starts_again_at_once(start: Start) -> None:
+async def test_a_server_that_is_killed_has_what_it_has_written_and_starts_again_at_once(
+    start: Start, folder: Path
+) -> None:
+    """While the disk is busy, a write waits for up to two seconds."""
     server = start()
     assert await enqueued(await serving(server), b"a", b"b") == 2
+    with at(folder) as client, trio.fail_after(LONG):
+        while client.info("persistence")["aof_buffer_length"]:
+            await trio.sleep(0.01)
     server.kill()
     server = start()
     assert await enqueued(await serving(server), b"c") == 3
