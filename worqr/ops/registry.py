@@ -390,7 +390,7 @@ class StoredTopics:
 
 def declare_topics(keys: RegistryKeys, queue: str, facts: bytes, patterns: Sequence[str]) -> Command[str]:
     """Subscribe a queue to topics, or say again that it is."""
-    args = (queue, facts, PATTERN_UNSEEN_MS, *patterns)
+    args: tuple[bytes | str | int, ...] = (queue, facts, PATTERN_UNSEEN_MS, *patterns)
     return new_call("declare_topics", keys.base, args, expect_ok, numbered=True)
 
 
