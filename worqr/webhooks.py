@@ -58,7 +58,9 @@ _PAUSES: Final = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Seconds after each failed try, as the specification suggests."""
 _PREFIX: Final = "whsec_"
 _KEY_BYTES: Final = range(24, 65)
-_NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_OWN_NAT64: Final = IPv6Network("64:ff9b:1::/48")
+"""For use inside a network, which decides where in it an IPv4 address stands."""
 
 Secret = str | Collection[str]
 """``whsec_`` and 24 to 64 bytes in base64, or a list of such: while a secret is replaced, the new one and the old one."""
@@ -379,10 +381,11 @@ def is_public(address: str) -> bool:
     """Return True if this address is reached over the internet, and so is the IPv4 address in it, if there is one."""
     ip = ip_address(address.partition("%")[0])
     if isinstance(ip, IPv6Address):
+        if ip in _OWN_NAT64:
+            return False
+        if ip in _NAT64:
+            return is_public(str(IPv4Address(int(ip) & 0xFFFF_FFFF)))
         inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
-        if any(ip in network for network in _NAT64):
-            inner.append(IPv4Address(int(ip) & 0xFFFF_FFFF))
-            return all(is_public(str(each)) for each in inner if each is not None)
         if any(each is not None and not is_public(str(each)) for each in inner):
             return False
         if ip.ipv4_mapped is not None:

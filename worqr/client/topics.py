@@ -348,7 +348,7 @@ def _encoded(value: object) -> bytes:
 def _hops() -> int:
     """Return how many events led to the one that this code is about to publish, with itself."""
     record: Mapping[bytes, bytes] = getattr(current_run.get(None), "record", None) or {}
-    hops = (whole(meta_of(record.get(b"meta", b"").decode()).get(HOPS, "0")) or 0) + 1
+    hops = (whole(meta_of(record.get(b"meta", b"").decode("utf-8", "replace")).get(HOPS, "0")) or 0) + 1
     if hops > MAX_HOPS:
         raise UsageError(
             f"{MAX_HOPS} events led to this one, each published by a handler of the one before: is it a circle?"
@@ -416,7 +416,7 @@ def redelivery(client: Client) -> Callable[[bytes], Coroutine[Any, Any, None]]:
         age = time.time() - event.at
         subscribed = await client.topics.all_queues()  # a producer must not reach other queues by way of a worker
         calls = [event.call(queue, subscribed[queue]) for queue in event.to if queue in subscribed]
-        left, why = calls, "nobody has sent it for six days"
+        left, why = calls, "it is older than six days, and what a queue has taken is known for seven"
         if age < SEND_WITHIN:
             left, why, _ = await _send(client, calls, 1)
         if not left:

@@ -49,7 +49,7 @@ async def _stored(visit: Visit) -> dict[str, str]:
     """Return what the form shows of the schedule that it changes."""
     found = await visit.mesh.schedule_handle(visit.text("name")).info()
     if found is None or not found.stored:
-        raise Refused(404, "No program and nobody has stored a schedule of this name.")
+        raise Refused(404, "No schedule of this name is stored.")
     if found.override is not None:
         raise Refused(400, "The times of the schedule are overridden. Remove the override, then change the schedule.")
     return {
