@@ -19,6 +19,7 @@ from tests.support.leaks import Entry, dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
+from worqr.client.outbox_relay import Relay
 from worqr.command import Command
 from worqr.keys import MARKER, QueueKeys, RegistryKeys
 from worqr.lua import Script, all_scripts
@@ -167,6 +168,14 @@ class Desk:
     def call(self, call: Command[T]) -> T:
         """The value that `call` returns to its caller."""
         return call.read(self.send(call))
+
+    async def deliver(self, keys: QueueKeys) -> None:
+        """Deliver the messages in the outbox of a queue, as the leader does."""
+
+        async def ask(call: Command[Any]) -> Any:
+            return self.call(call)
+
+        await Relay(ask, self.prefix).messages(keys)
 
     def resend(self, call: Command[Any]) -> list[Any]:
         """The raw reply to the last call's number once more."""

@@ -9,8 +9,6 @@ import redis
 from tests.ops.driver import BOOM, PAST, Desk, fields_of
 from tests.ops.test_suspend_task import KIB, active, job_of, suspend, workflow
 from worqr import ops
-from worqr.client.outbox_relay import Relay
-from worqr.command import Command
 from worqr.keys import BatchKeys, QueueKeys
 from worqr.ops import Child, NotedChild, Wait
 
@@ -48,12 +46,8 @@ def parent_record(desk: Desk) -> dict[str, str]:
 
 async def relay(desk: Desk, *others: Desk) -> None:
     """Deliver all messages, as the leader does."""
-
-    async def ask(call: Command[Any]) -> Any:
-        return desk.call(call)
-
     for each in (desk, *others, desk, *others):
-        await Relay(ask, desk.prefix).messages(each.q)
+        await desk.deliver(each.q)
 
 
 def ran(far: Desk, key: str = PACK, **options: Any) -> int:
