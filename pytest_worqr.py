@@ -77,7 +77,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def worqr_server() -> EmbeddedServer:
     """Return the embedded server of all benches of this process: ``worqr.Mesh(worqr_server.url, prefix=...)`` is a mesh on it."""
-    from worqr.testing.trio_bench import bench_server
+    from worqr.testing.benches import bench_server
 
     return bench_server()
 
@@ -110,7 +110,7 @@ def worqr_asyncio_bench() -> Iterator[OpenBench]:
     Yields:
         OpenBench: The function to call.
     """
-    from worqr.testing.threaded_bench import BenchThread, open_threaded_bench
+    from worqr.testing.benches import BenchThread, open_threaded_bench
 
     with ExitStack() as stack:
 

@@ -24,8 +24,7 @@ from benchmarks.nodes import free_port
 from benchmarks.operator_mesh import FIRST, LargeMesh, Size
 from benchmarks.server import account, bare
 from worqr.embedded import EmbeddedServer
-from worqr.link.requests import MAX_CALLS
-from worqr.link.session import Session
+from worqr.link.session import MAX_CALLS, Session
 from worqr.lua import all_scripts
 
 FIRST_BYTE: Final = Bar(150, most=True)

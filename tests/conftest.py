@@ -27,7 +27,7 @@ from tests.support.scheduling import rank
 from tests.support.servers import Server, chosen, started
 from worqr.keys import keys_at
 from worqr.log_events import EVENTS
-from worqr.testing.trio_bench import release_bench_server
+from worqr.testing.benches import release_bench_server
 
 # An example may take as long as the machine does; each run tries the same ones, so that it fails for what was changed.
 settings.register_profile("worqr", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)

@@ -21,9 +21,9 @@ from rich.console import Console
 from tests.support.children import ROOT
 from tests.support.patience import PATIENCE
 from worqr.cli import demo as demo_command
-from worqr.cli.demo import state as states
 from worqr.cli.demo import worker_processes as processes
-from worqr.cli.demo.state import (
+from worqr.cli.demo import worker_processes as states
+from worqr.cli.demo.worker_processes import (
     Counted,
     DemoState,
     FileResults,

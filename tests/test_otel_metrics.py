@@ -25,8 +25,7 @@ from worqr.link import ServerStats
 from worqr.metrics import peer_collector
 from worqr.metrics.fleet import FLEET, PEER, FleetMetrics, FleetSnapshot, Samples
 from worqr.metrics.prometheus import exposition, fleet_collector
-from worqr.otel import measure_mesh, measure_workers
-from worqr.otel.telemetry import observe
+from worqr.otel import measure_mesh, measure_workers, observe
 from worqr.validation import from_ms
 
 DURATION = "messaging.process.duration"

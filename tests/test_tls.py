@@ -379,7 +379,7 @@ async def test_a_tls_server_that_restarts_is_not_asked_whether_it_speaks_tls(
 ) -> None:
     """Where a connection stood before, who hangs up is a server, or a proxy, that is just not there."""
     asked: list[object] = []
-    monkeypatch.setattr("worqr.link.opening.speaks_tls", asked.append)
+    monkeypatch.setattr("worqr.link.connector.speaks_tls", asked.append)
     mesh = mesh_at(own_server.tcp_url)
     async with mesh.connect():
         own_server.stop()

@@ -1,7 +1,7 @@
 """A small HTTP server in a thread of its own, for probes and metrics; it replies while the event loop of the process is blocked.
 
 It answers GET and HEAD, one request per connection. One thread serves all connections, so a client that is slow, or that hangs,
-does not delay the others. Not here: what is served (`worqr.probes`, the command ``worqr metrics``).
+does not delay the others. Not here: what is served (`worqr.hosting.service`, the command ``worqr metrics``).
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Mesh(ClientSettings, WorkerSettings[S], Registry, Fleet, StoredSchedules, 
             async with self._peers.joined(options) as peer:
                 yield peer
         else:
-            from worqr.hosting.asyncio_peer import joined_under_asyncio  # programs on Trio need no asyncio
+            from worqr.hosting.peer_thread import joined_under_asyncio  # programs on Trio need no asyncio
 
             async with joined_under_asyncio(self._peers, options) as asyncio_peer:
                 yield asyncio_peer

@@ -24,7 +24,7 @@ from worqr.cron import Definition, Trigger, at, ms_of
 from worqr.handler_options import PATIENT
 from worqr.hosting import service
 from worqr.keys import BatchKeys, QueueKeys, RegistryKeys
-from worqr.link import answer_timeout, opening
+from worqr.link import answer_timeout, connector
 from worqr.link import settings as link_settings
 from worqr.link.failures import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
@@ -148,7 +148,7 @@ def test_the_environment_variables_are_those_that_are_read() -> None:
 
 def test_the_oldest_servers_are_those_that_are_let_in() -> None:
     found = {row[0]: tuple(map(int, row[1].split("."))) for row in rows("settings.md", "Server versions")}
-    assert found == opening._OLDEST  # pyright: ignore[reportPrivateUsage]
+    assert found == connector._OLDEST  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_extras_are_those_there_are() -> None:

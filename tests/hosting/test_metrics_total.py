@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worqr.hosting.metrics_total import MetricsTotal
+from worqr.hosting.supervisor import MetricsTotal
 
 
 def metrics(running: int, lag: float, runs: dict[str, int], registrations: int = 1) -> str:

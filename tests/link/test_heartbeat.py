@@ -19,9 +19,9 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.command import Command
 from worqr.link import Heartbeat, Link, answer_timeout, boottime, heartbeat
+from worqr.link.connector import resolver_for
 from worqr.link.heartbeat import LoopMonitor, LoopState, Sent
 from worqr.link.log_thread import LogThread
-from worqr.link.opening import resolver_for
 from worqr.link.settings import LinkSettings
 
 pytestmark = pytest.mark.leaves("beat")  # the key that is renewed here, which expires

@@ -13,7 +13,7 @@ from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import QueueKeys
-from worqr.link.requests import GUILTY_AFTER, MergedRequest, Request, RequestQueue, give_up
+from worqr.link.session import GUILTY_AFTER, MergedRequest, Request, RequestQueue, give_up
 
 Q1, Q2 = QueueKeys("p", "Q1"), QueueKeys("p", "Q2")
 

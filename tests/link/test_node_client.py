@@ -25,10 +25,9 @@ from tests.link.scripts import script
 from worqr.command import Command, Merge
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.link import LinkSettings, Request, connector, driver, node, session
-from worqr.link.connector import State
+from worqr.link.connector import ServerInfo, State, resolver_for
 from worqr.link.log_thread import LogThread
 from worqr.link.node import NodeClient
-from worqr.link.opening import ServerInfo, resolver_for
 from worqr.link.session import Phase
 from worqr.link.settings import Endpoint
 

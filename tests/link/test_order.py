@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.link.test_request_queue import request
-from worqr.link.requests import GUILTY_AFTER, Request, RequestQueue
+from worqr.link.session import GUILTY_AFTER, Request, RequestQueue
 
 BASES = ("a", "b", "c")
 

@@ -11,14 +11,14 @@ from tests.link.scripts import Outcomes, append, echo, until
 from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import Unavailable
-from worqr.link import Link, trio_driver
-from worqr.link.trio_driver import _Watch
+from worqr.link import Link, driver
+from worqr.link.driver import _Watch
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pause of a busy machine does not let the reading task go on."""
-    monkeypatch.setattr(trio_driver, "_UNREAD", 600.0)
+    monkeypatch.setattr(driver, "_UNREAD", 600.0)
 
 
 async def one_at_a_time(link: Link) -> _Watch:
@@ -108,7 +108,7 @@ async def test_a_posted_request_is_read_though_the_reading_task_has_made_room(li
 async def test_a_connection_that_is_lost_after_such_calls_is_made_anew_without_a_call(
     own_link: Link, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trio_driver, "_UNREAD", 0.25)
+    monkeypatch.setattr(driver, "_UNREAD", 0.25)
     await one_at_a_time(own_link)
     before = own_link.connections
     own_server.restart()  # nobody reads for a moment

@@ -19,14 +19,14 @@ from worqr import ops
 from worqr.command import Command
 from worqr.errors import NotReplicated, QueueFull, RefusedByServer, Unavailable
 from worqr.keys import QueueKeys
-from worqr.link import Link, LinkSettings, TrioDriver, requests
-from worqr.link.requests import FIRST_SLICE, LONGEST_SLICE, Replication, Request
+from worqr.link import Link, LinkSettings, TrioDriver, session
+from worqr.link.session import FIRST_SLICE, LONGEST_SLICE, Replication, Request
 
 assert all((mine, own_pair, pair, pair_of_module))  # fixtures
 
 pytestmark = pytest.mark.usefixtures(wait_for_replicas.__name__)
 
-WITHIN = requests.REPLICAS_WAIT
+WITHIN = session.REPLICAS_WAIT
 """Before these tests set another one."""
 
 Say = Callable[[float], None]
@@ -131,7 +131,7 @@ async def test_not_met_in_time_is_told_and_the_task_is_there_once(
 def test_the_time_is_two_seconds_or_what_is_left_of_the_callers_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "REPLICAS_WAIT", WITHIN)
+    monkeypatch.setattr(session, "REPLICAS_WAIT", WITHIN)
     asking = Replication()
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 101.0)
     asking.add([Request(enqueue("t", b"a"), 30, 100.0)], 129.0)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.link.scripts import ECHO
 from worqr import lua
 from worqr.command import Command
-from worqr.link import requests
-from worqr.link.requests import FORGET_AFTER, Request, SequenceNumbers
+from worqr.link import session
+from worqr.link.session import FORGET_AFTER, Request, SequenceNumbers
 
 
 def give(numbers: SequenceNumbers, base: str) -> int:
     """The number of a new request of this base."""
-    return numbers.give(Request(Command(ECHO, base, (), str, numbered=True), 1.0, 0.0), requests.time.monotonic())
+    return numbers.give(Request(Command(ECHO, base, (), str, numbered=True), 1.0, 0.0), session.time.monotonic())
 
 
 def test_numbers_are_per_base_and_start_at_one() -> None:
@@ -63,7 +63,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(requests, "time", clock)
+    monkeypatch.setattr(session, "time", clock)
     return clock
 
 

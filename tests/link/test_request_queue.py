@@ -10,7 +10,7 @@ from tests.link.scripts import append, echo
 from worqr import lua
 from worqr.errors import Unavailable
 from worqr.link.log_thread import boottime
-from worqr.link.requests import (
+from worqr.link.session import (
     GUILTY_AFTER,
     MAX_BYTES,
     MAX_CALLS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worqr.errors import RefusedByServer, Unavailable, WrongVersion
-from worqr.link.opening import read_server_info
+from worqr.link.connector import read_server_info
 
 
 def info(**fields: str) -> list[bytes]:

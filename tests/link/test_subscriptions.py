@@ -21,10 +21,9 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import Server
 from worqr.errors import RefusedByServer, Unavailable, UsageError
 from worqr.link import Link, LinkSettings, Subscription, TrioDriver
-from worqr.link.connector import State
+from worqr.link.connector import State, pack, resolver_for
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import Subscriptions
-from worqr.link.opening import pack, resolver_for
 
 
 class SubscriptionListener:

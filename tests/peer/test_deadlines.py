@@ -16,8 +16,8 @@ from trio.testing import MockClock
 import worqr
 from tests.peer.tools import Held, Runs, eventually, serving, until
 from worqr import RetryPolicy
+from worqr.peer.consumer import COMPACT_OVER, Deadlines
 from worqr.peer.run import Timer
-from worqr.peer.slots import COMPACT_OVER, Deadlines
 
 FAILED = ("{Q1}:failed", "{Q1}:aside*")
 NOW = RetryPolicy(min_backoff=0)

@@ -20,7 +20,7 @@ from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, serving, until
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
-from worqr.peer import late_functions
+from worqr.hosting import peer_factory
 
 LATE = """
 import worqr
@@ -53,7 +53,7 @@ def declared(mesh: worqr.Registry, name: str = "late") -> Runs:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == late_functions.__name__]
+    return [record.getMessage() for record in caplog.records if record.name == peer_factory.__name__]
 
 
 @pytest.mark.parametrize("first", ["declare", "join"])
@@ -223,7 +223,7 @@ async def test_a_function_that_is_declared_again_is_not_exchanged_and_that_is_lo
 async def test_what_cannot_be_served_is_logged_and_tried_again(
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_functions, "RETRY_AFTER", 0.05)
+    monkeypatch.setattr(peer_factory, "RETRY_AFTER", 0.05)
     runs = Runs()
     async with mesh.join():
 
@@ -258,7 +258,7 @@ async def test_a_queue_that_is_served_by_hand_is_left_as_it_is(
 async def test_a_server_that_is_away_is_asked_again(
     proxy: FaultProxy, prefix: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_functions, "RETRY_AFTER", 0.05)
+    monkeypatch.setattr(peer_factory, "RETRY_AFTER", 0.05)
     mesh = worqr.Mesh(proxy.url, prefix=prefix, patience=2)
     async with mesh.join():
         held = proxy.hold(sent_as("start_work"))

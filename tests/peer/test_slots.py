@@ -22,8 +22,8 @@ import trio.testing
 import worqr
 from tests.peer.tools import QUICK, Held, Runs, at_most, eventually, serving, until
 from tests.support.patience import PATIENCE
+from worqr.peer.consumer import Slots
 from worqr.peer.engine import Engine
-from worqr.peer.slots import Slots
 
 pytestmark = pytest.mark.one_server
 

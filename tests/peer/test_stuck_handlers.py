@@ -22,7 +22,7 @@ from tests.support.children import Child
 from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
-from worqr.peer.slots import Slots
+from worqr.peer.consumer import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 
 pytestmark = pytest.mark.one_server

@@ -12,7 +12,7 @@ import pytest
 from tests.support.leaks import assert_no_leaks
 from tests.support.patience import PATIENCE
 from tests.support.servers import SETTINGS, Server
-from worqr.link import requests
+from worqr.link import session
 
 REPLICATING = {**SETTINGS, "repl-diskless-sync-delay": "0", "repl-timeout": "600"}  # a frozen replica is not given up
 
@@ -114,7 +114,7 @@ def wait_for_replicas(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None
     """`wait_for_replicas(seconds)`: how long a request waits for its replicas; by default without limit."""
 
     def say(seconds: float) -> None:
-        monkeypatch.setattr(requests, "REPLICAS_WAIT", seconds)
+        monkeypatch.setattr(session, "REPLICAS_WAIT", seconds)
 
     say(PATIENCE)
     return say

@@ -20,8 +20,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from tests.testing.conftest import NOWHERE
 from worqr import testing
-from worqr.testing.threaded_bench import BenchThread
-from worqr.testing.trio_bench import Bench
+from worqr.testing.benches import Bench, BenchThread
 
 T = TypeVar("T")
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]

@@ -14,7 +14,7 @@ from tests.support.children import Child
 from tests.support.servers import Server
 from tests.testing.conftest import NOWHERE
 from worqr import testing
-from worqr.testing.trio_bench import bench_server
+from worqr.testing.benches import bench_server
 
 
 async def test_the_mesh_is_connected_to_the_bench_and_is_its_own_again_afterwards(
@@ -161,7 +161,7 @@ async def test_a_variable_names_another_server(
 
 
 async def test_the_embedded_server_ends_with_the_process(spawn: Callable[..., Child]) -> None:
-    child = spawn("from worqr.testing.trio_bench import bench_server; print(bench_server().pid, flush=True)")
+    child = spawn("from worqr.testing.benches import bench_server; print(bench_server().pid, flush=True)")
     pid = int(await child.line())
     assert await child.ended() == 0, child.errors
     assert child.errors == ""

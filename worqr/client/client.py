@@ -13,11 +13,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from worqr import ops
 from worqr.client.batch import BatchMaker
-from worqr.client.connections import ClientSettings, ConnectionRegistry
+from worqr.client.connections import ClientSettings, ConnectionRegistry, ShardDirectory
 from worqr.client.inspection import MeshInfoReader
 from worqr.client.producer import Producer
 from worqr.client.room import RoomChannels
-from worqr.client.shard_directory import ShardDirectory
 from worqr.client.topics import TopicDirectory
 from worqr.command import Command
 from worqr.embedded import Relocation

@@ -27,15 +27,24 @@ from typing import Any, Final, cast
 import trio
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrBug, WorqrError
-from worqr.link.connector import Outage, ReadyWaiters, pause_after
+from worqr.link.connector import (
+    EndpointWatcher,
+    OnSilence,
+    Outage,
+    ReadyWaiters,
+    StaticEndpoint,
+    Wire,
+    WireHolder,
+    error_of,
+    open_connection,
+    pause_after,
+)
 from worqr.link.driver import Driver, Waiter, Watch, copy_of, settle_soon
 from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply, is_unknown_host, remedy_for
 from worqr.link.log_thread import LogThread
 from worqr.link.messages import SHARDED, Channels, Subscription, Subscriptions
 from worqr.link.node import ConnectionHistory, LinkCondition, NodeClient
-from worqr.link.opening import EndpointWatcher, OnSilence, StaticEndpoint, Wire, WireHolder, error_of, open_connection
-from worqr.link.requests import Posted, Request, RequestQueue, give_up
-from worqr.link.session import SLOTS, slot_of
+from worqr.link.session import SLOTS, Posted, Request, RequestQueue, give_up, slot_of
 from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -27,10 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from worqr.command import Command
 from worqr.errors import Unavailable, WorqrError
-from worqr.link.driver import Driver
-from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
-from worqr.link.log_thread import LogThread, boottime
-from worqr.link.opening import (
+from worqr.link.connector import (
     MOVED,
     ConnectionThread,
     EndpointResolver,
@@ -40,6 +37,9 @@ from worqr.link.opening import (
     open_connection,
     pack,
 )
+from worqr.link.driver import Driver
+from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
+from worqr.link.log_thread import LogThread, boottime
 from worqr.link.session import as_sent
 from worqr.link.settings import LinkSettings
 

@@ -30,18 +30,17 @@ from worqr.command import Command
 from worqr.errors import NotReplicated, Unavailable, UsageError, WorqrError, note_reply
 from worqr.keys import RegistryKeys
 from worqr.link.cluster import ClusterRouter, ClusterSubscriptions, ShardEndpoint
-from worqr.link.driver import Driver, Waiter, Watch, copy_of
+from worqr.link.connector import EndpointResolver, Wire, info_fields, open_connection, resolver_for
+from worqr.link.driver import Driver, TrioDriver, Waiter, Watch, copy_of
 from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.heartbeat import Heartbeat
 from worqr.link.log_thread import LogThread, Watchers
 from worqr.link.messages import Subscriptions
 from worqr.link.node import LinkCondition, NodeClient
-from worqr.link.opening import EndpointResolver, Wire, info_fields, open_connection, resolver_for
-from worqr.link.requests import Posted, Request, WorkerHandle
 from worqr.link.sentinel import SentinelEndpoint
+from worqr.link.session import Posted, Request, WorkerHandle
 from worqr.link.settings import LinkSettings
 from worqr.link.thread_driver import ThreadDriver, here
-from worqr.link.trio_driver import TrioDriver
 
 # Detect the event loop of this thread, and return the matching driver.
 #

@@ -22,11 +22,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from worqr.errors import RefusedByServer, Unavailable, UsageError, WorqrError
-from worqr.link.connector import Connector, State, Transport
+from worqr.link.connector import MOVED, Connector, EndpointResolver, State, Transport, Wire, open_connection, pack
 from worqr.link.driver import BUG, LATE, Alarm, Driver, Waiter, copy_of, wake_all
 from worqr.link.failures import ConnectionLost, ErrorAction, ErrorReply
 from worqr.link.log_thread import LogThread
-from worqr.link.opening import MOVED, EndpointResolver, Wire, open_connection, pack
 from worqr.link.session import NOT_YET, NotRedis, new_reader
 from worqr.link.settings import LinkSettings
 from worqr.log_events import emit

@@ -23,13 +23,35 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import trio
 
 from worqr.errors import Unavailable, UsageError, WorqrBug, WorqrError
-from worqr.link.connector import Connector, Outage, ReadyWaiters, State
+from worqr.link.connector import (
+    MOVED,
+    Connector,
+    EndpointResolver,
+    OnSilence,
+    Outage,
+    ReadyWaiters,
+    ServerInfo,
+    State,
+    Wire,
+    open_connection,
+)
 from worqr.link.driver import LATE, Alarm, Driver, Waiter, Watch, settle_soon, wake_all
 from worqr.link.failures import ConnectionLost, ErrorAction
 from worqr.link.log_thread import LogThread
-from worqr.link.opening import MOVED, EndpointResolver, OnSilence, ServerInfo, Wire, open_connection
-from worqr.link.requests import Posted, Request, RequestQueue, SequenceNumbers, give_up, guilty, too_old
-from worqr.link.session import IDLE_CHECK, BatchResult, Phase, Session, slot_of
+from worqr.link.session import (
+    IDLE_CHECK,
+    BatchResult,
+    Phase,
+    Posted,
+    Request,
+    RequestQueue,
+    SequenceNumbers,
+    Session,
+    give_up,
+    guilty,
+    slot_of,
+    too_old,
+)
 from worqr.link.settings import Endpoint, LinkSettings
 from worqr.lua import all_scripts
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from worqr.errors import RefusedByServer, Unavailable, WorqrError
+from worqr.link.connector import EndpointWatcher, OnSilence, StaticEndpoint, Wire, WireHolder, error_of, open_connection
 from worqr.link.driver import copy_of
 from worqr.link.failures import ConnectionLost, ErrorReply
 from worqr.link.log_thread import LogThread
-from worqr.link.opening import EndpointWatcher, OnSilence, StaticEndpoint, Wire, WireHolder, error_of, open_connection
 from worqr.link.settings import Endpoint, LinkSettings
 
 logger: logging.Logger = logging.getLogger(__name__)

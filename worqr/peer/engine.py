@@ -20,7 +20,7 @@ from worqr.handler_options import Handling
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link, end_waits_by
 from worqr.log_events import emit
-from worqr.peer.consumer import ActiveConsumers, ConsumerServices
+from worqr.peer.consumer import ActiveConsumers, ConsumerServices, Slots
 from worqr.peer.consumer_runner import (
     DETACH_AFTER,
     LEAVE_PATIENCE,
@@ -38,7 +38,6 @@ from worqr.peer.run_reports import RunReports
 from worqr.peer.scheduler import Scheduler, adjust_forever
 from worqr.peer.session import Registration, Session
 from worqr.peer.settler import Settler
-from worqr.peer.slots import Slots
 from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.subscriptions import SubscriptionDeclarer
 from worqr.validation import Seconds, seconds

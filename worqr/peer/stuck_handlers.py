@@ -17,11 +17,10 @@ from typing import Any
 import trio
 
 from worqr.log_events import emit_fields
-from worqr.peer.consumer import ActiveConsumers, HandlerConsumer, QueueConsumer
+from worqr.peer.consumer import ActiveConsumers, HandlerConsumer, QueueConsumer, Slots
 from worqr.peer.error_throttle import sleep_aligned
 from worqr.peer.executors.offloaded import describe, name_of
 from worqr.peer.run import Run
-from worqr.peer.slots import Slots
 from worqr.peer.task_log import RUN, run_fields
 
 logger: logging.Logger = logging.getLogger(__name__)

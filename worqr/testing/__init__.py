@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from worqr.functions.depends import replaced
 from worqr.mesh import Mesh
 from worqr.testing.bench_run import Summary
+from worqr.testing.benches import Bench, bench
 from worqr.testing.direct_context import DirectContext, context
 from worqr.testing.recording import RecordedJob, Sent, SentBatch, recording
-from worqr.testing.threaded_bench import bench
-from worqr.testing.trio_bench import Bench
 
 __all__ = [
     "Bench",

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.cli.top import split_keys
-from worqr.cli.top.browser import QUIT, READ, Act, ActKind, Browser, Mode, Reading, Row, View, acts_of
+from worqr.cli.top import QUIT, READ, Act, ActKind, Browser, Mode, Reading, Row, View, acts_of, split_keys
 from worqr.mesh_records import LaneInfo, MeshInfo, QueueInfo
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)

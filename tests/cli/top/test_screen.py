@@ -11,8 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from tests.cli.top.test_browser import NOW, info, lane_row, mesh_of, queues
-from worqr.cli.top import Header, Rates, draw, sparkline
-from worqr.cli.top.browser import Browser, Reading, View
+from worqr.cli.top import Browser, Header, Rates, Reading, View, draw, sparkline
 from worqr.mesh_records import LaneInfo
 
 

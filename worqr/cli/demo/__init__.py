@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from worqr.cli.demo.scenario import run_scenario
-from worqr.cli.demo.state import DemoState, Line, WorkerRow, find_files, is_good, summarise
+from worqr.cli.demo.worker_processes import DemoState, Line, WorkerRow, find_files, is_good, summarise
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID
 from worqr.cli.options import flag
 from worqr.errors import UsageError, WorqrError

@@ -16,21 +16,25 @@ from functools import partial
 import trio
 
 import worqr
-from worqr.cli.demo.state import (
+from worqr.cli.demo.worker_processes import (
     FILES,
     LONG,
     LONG_TASK,
     ORDER,
     ORDERS,
     RESULTS,
+    SLOTS,
     DemoState,
     FileResults,
     Killed,
+    WorkerDied,
+    WorkerProcess,
+    WorkerProcesses,
     WorkerRow,
     decode,
     plural,
+    start_workers,
 )
-from worqr.cli.demo.worker_processes import SLOTS, WorkerDied, WorkerProcess, WorkerProcesses, start_workers
 from worqr.embedded import open_embedded
 
 REFRESH_EVERY = 0.2

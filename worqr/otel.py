@@ -1,4 +1,7 @@
-"""The telemetry of a mesh by OpenTelemetry: `Tracing` has its spans, `measure_workers` and `measure_mesh` its metrics.
+"""Traces and metrics with OpenTelemetry: ``Mesh(tracing=worqr.otel.Tracing())``, `measure_workers` and `measure_mesh`.
+
+Each run has a span, which is linked to the span of the call that sent its job. Payloads are neither changed nor recorded. Needs
+``pip install 'worqr[otel]'``, and an SDK in the application, which exports spans and metrics.
 
 The metrics are those of `worqr.metrics.fleet`. Their instruments are observed in the exporter's thread. A worker's metrics
 are numbers in memory. Those of a mesh are read from the server in that thread, over a connection of its own: no event loop of
@@ -15,8 +18,13 @@ from threading import Lock
 from typing import Any, Final, Literal, cast
 
 import trio
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import metrics, trace
+except ImportError:
+    raise ImportError("worqr.otel needs the OpenTelemetry API: pip install 'worqr[otel]'") from None
+
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -47,6 +55,8 @@ from worqr.remote_error import error_type as type_in_records
 from worqr.tracebacks import is_a
 from worqr.tracing import Carrier, FiringSpan, Operation, SendSpan, Server, Taken
 from worqr.validation import check_count
+
+__all__ = ["Tracing", "measure_mesh", "measure_workers"]
 
 # The attributes of spans and metrics, after the semantic conventions of OpenTelemetry for messaging.
 
