@@ -13,7 +13,7 @@ import worqr
 from tests.peer.tools import Runs, eventually, serving
 from tests.support.patience import PATIENCE
 from tests.support.replicated import Pair, mine, own_pair, pair, pair_of_module, promote, wait_for_replicas
-from worqr.client.connections import EMBEDDED
+from worqr.client.client import EMBEDDED
 from worqr.keys import QueueKeys
 from worqr.ops import MAX_ITEMS
 

@@ -1,13 +1,19 @@
-"""One command of the mesh to the server, as data: a script and its arguments. Pure; `ops` makes them, the link sends them."""
+"""One command of the mesh to the server, as data: a script and its arguments. Pure; `ops` makes them, the link sends them.
+
+Also here: what all operations share to build a call, and to decode a reply, whose first item is a status word.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from worqr.lua import Script
+from worqr.errors import WorqrBug
+from worqr.lua import Script, script
+from worqr.records import RemoteError
+from worqr.stored_values import exact, whole
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -70,3 +76,118 @@ class Command(Generic[T_co]):
     def without_replicas(self) -> Command[T_co]:
         """Return this call as one that does not wait for replicas."""
         return replace(self, replicas=0)
+
+
+# What all operations share to build a call, and to decode a reply, whose first item is a status word.
+
+T = TypeVar("T")
+Reply = list[Any]
+
+MAX_ITEMS: Final = 1000
+"""Tasks or claims in one request."""
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""Bytes of payload in one request or reply; a larger single task travels alone."""
+MAX_SKIPPED: Final = 1000
+"""References without a record that one script skips."""
+
+
+def new_call(
+    name: str,
+    base: str,
+    args: tuple[Argument, ...],
+    read: Callable[[Reply], T],
+    *,
+    numbered: bool = False,
+    size: int = 0,
+) -> Command[T]:
+    """Return a call of the script `name`; the other arguments are those of `Command`."""
+    return Command(script(name), base, args, read, numbered, size)
+
+
+def status_word(reply: Reply) -> str:
+    """Return the status word of a reply.
+
+    Raises:
+        WorqrBug: the word is ``late``. Only a copy of a request receives it, and no caller waits for the reply to a copy. The
+            ``late`` of start_tasks has another meaning, so that operation reads the word itself.
+    """
+    word = text(reply[0])
+    if word == "late":
+        raise WorqrBug("the server took a request for one that was given up or answered before; it did nothing")
+    return word
+
+
+def expect(*words: str) -> Callable[[Reply], str]:
+    """Return a reader that returns the reply's status word, which must be one of `words`."""
+
+    def read(reply: Reply) -> str:
+        word = status_word(reply)
+        if word not in words:
+            raise WorqrBug(f"the server answered {word!r} where one of {', '.join(words)} was expected")
+        return word
+
+    return read
+
+
+expect_ok: Callable[[Reply], str] = expect("ok")
+"""Read the reply of a script that returns nothing but ok."""
+
+
+def read_changed(reply: Reply) -> bool:
+    """Read the reply of a script that says whether it has changed something."""
+    return status_word(reply) == "ok" and int(reply[1]) == 1
+
+
+def text(value: bytes | str) -> str:
+    """Decode a text from the server for people. Invalid UTF-8 is replaced, so that the rest of the reply can be read.
+
+    A name that is sent back to the server is decoded by `exact`.
+    """
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def error_of(type: bytes | None, message: bytes | None) -> RemoteError | None:
+    """Return the error of the last attempt from the fields of a record, or None."""
+    return RemoteError(text(type), text(message or ""), "") if type else None
+
+
+def waits_for_of(type: bytes | None, message: bytes | None) -> str:
+    """Return what a task waits for after an attempt that was not counted: its message is stored without a type."""
+    return text(message or "") if not type else ""
+
+
+def texts(values: Iterable[bytes]) -> list[str]:
+    """Decode names from the server; see `text`."""
+    return [text(value) for value in values]
+
+
+def names_of(values: Iterable[bytes]) -> list[str]:
+    """Decode names that are sent back to the server; see `exact`."""
+    return [exact(value) for value in values]
+
+
+def wholes(values: Iterable[bytes | int]) -> list[int]:
+    """Return the whole numbers among values of the server, such as claims; the others are left out."""
+    return [found for value in values if (found := whole(value)) is not None]
+
+
+def pairs(values: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    """Return the (name, value) pairs of a flat list."""
+    return zip(values[::2], values[1::2], strict=True)
+
+
+def in_chunks(
+    items: Sequence[T], size_of: Callable[[T], int], *, most: int = MAX_ITEMS, most_bytes: int = MAX_BYTES
+) -> Iterator[list[T]]:
+    """Yield `items` in chunks that fit one request each, by their number and their bytes."""
+    chunk: list[T] = []
+    size = 0
+    for item in items:
+        more = size_of(item)
+        if chunk and (len(chunk) == most or size + more > most_bytes):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(item)
+        size += more
+    if chunk:
+        yield chunk

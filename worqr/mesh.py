@@ -1,6 +1,6 @@
 """The mesh: which server an application uses, and what it declares.
 
-A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr.client.connections`, how it joins in
+A `Mesh` does no I/O until `connect()` or `join()`. How it connects is in `worqr.client.client`, how it joins in
 `worqr.hosting.peer_factory`.
 """
 
@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from worqr.client.batch import Batch, BatchOptions, batch_block, plan_of
-from worqr.client.client import Client
-from worqr.client.connections import CONNECT, JOIN, ClientSettings, async_block, check_loop
+from worqr.client.client import CONNECT, JOIN, Client, ClientSettings, async_block, check_loop
 from worqr.client.fleet import Fleet
 from worqr.client.inspection import queues_of
 from worqr.client.job import Delivery, Job, read_address, send_value

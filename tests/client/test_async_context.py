@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import worqr
-from worqr.client.connections import async_block
+from worqr.client.client import async_block
 
 
 @async_block("write `async with`")

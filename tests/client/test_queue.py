@@ -18,7 +18,7 @@ from tests.support.leaks import dump, short
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr.client import notifications
-from worqr.peer import reconciler
+from worqr.peer import consumer as reconciler
 
 MIB = 1 << 20
 FAILED = ("{Q1}:failed", "{Q1}:aside*")

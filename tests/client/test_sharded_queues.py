@@ -25,7 +25,7 @@ from tests.support.leaks import dump
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops, testing
-from worqr.client import connections
+from worqr.client import client
 from worqr.keys import QueueKeys, RegistryKeys, shard_of, shards_of, slot_of
 
 pytestmark = [
@@ -818,7 +818,7 @@ async def test_a_program_that_was_there_before_asks_now_and_then(
         await mesh.queue("hot", shards=FOUR).count()
         await other.queue("warm").enqueue(b"0")
         assert other._client.sharding._known == {}  # type: ignore[attr-defined]
-        other._client.sharding._refreshed_at -= connections.REFRESH_EVERY  # type: ignore[attr-defined]
+        other._client.sharding._refreshed_at -= client.REFRESH_EVERY  # type: ignore[attr-defined]
         await other.queue("luke").enqueue(b"0")
         await until(lambda: other._client.sharding._known == {"hot": FOUR})  # type: ignore[attr-defined]
 

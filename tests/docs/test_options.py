@@ -15,7 +15,7 @@ import pytest
 
 import worqr
 from tests.docs.tables import columns, rows, section, words
-from worqr.client.connections import MAX_PATIENCE
+from worqr.client.client import MAX_PATIENCE
 from worqr.cron import MAX_CATCH_UP, Definition
 from worqr.functions.registry import ScheduleOptions
 from worqr.handler_options import PATIENT, handling

@@ -19,7 +19,7 @@ from tests.support.children import ROOT
 from tests.support.servers import Server
 from worqr import cron, ops, policy, validation
 from worqr.client import notifications
-from worqr.client.connections import MAX_PATIENCE
+from worqr.client.client import MAX_PATIENCE
 from worqr.cron import Definition, Trigger, at, ms_of
 from worqr.handler_options import PATIENT
 from worqr.hosting import service
@@ -29,7 +29,7 @@ from worqr.link import settings as link_settings
 from worqr.link.failures import _ACTIONS  # pyright: ignore[reportPrivateUsage]
 from worqr.link.settings import LinkSettings
 from worqr.lua import all_scripts
-from worqr.peer import asyncio_lifespan, consumer_runner, durable, reconciler, run_reports, session
+from worqr.peer import asyncio_lifespan, consumer, consumer_runner, durable, run_reports, session
 from worqr.peer.leader import leader, scanner, schedule_ticker
 from worqr.peer.options import GRACE
 from worqr.peer.run import IN_MEMORY
@@ -82,7 +82,7 @@ def test_the_times_are_those_of_the_code() -> None:
         *(
             leader.SCAN_EVERY,
             scanner.GRACE,
-            reconciler.RECONCILE_EVERY,
+            consumer.RECONCILE_EVERY,
             mesh.block_limit,
             settings.patience,
         ),

@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import ops
 from worqr.keys import BatchKeys
-from worqr.peer.leader import scanner, sweeper
+from worqr.peer.leader import scanner
 
 VALUES = (b"", b"abc", b"-1", b"1.5", b"1e308", b"nan", b"inf", b"1" + b"0" * 20, b"\xff\xfe", b"x" * 10_000, b"\xc1")
 FIELDS = (
@@ -248,8 +248,8 @@ async def test_when_the_claims_of_a_worker_are_removed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its tasks run elsewhere, whatever is in their records; what another worker runs stays with it."""
-    monkeypatch.setattr(sweeper, "CLAIM_AGE", 0.0)
-    monkeypatch.setattr(sweeper, "PASS_EVERY", 0.0)
+    monkeypatch.setattr(scanner, "CLAIM_AGE", 0.0)
+    monkeypatch.setattr(scanner, "PASS_EVERY", 0.0)
     monkeypatch.setattr(scanner, "SCAN_EVERY", 0.2)
     work = Work()
     scene.enqueue()

@@ -25,7 +25,7 @@ from worqr import ops
 from worqr.keys import RegistryKeys
 from worqr.peer.engine import DEFAULT_KEEPALIVE
 from worqr.peer.leader import chore, leader
-from worqr.peer.leader.sweeper import SWEEP_AT_ONCE, Sweeper
+from worqr.peer.leader.scanner import SWEEP_AT_ONCE, Sweeper
 
 CHILD = Path(__file__).parent / "child_peer.py"
 WITHIN = 15.0

@@ -15,7 +15,7 @@ from tests.peer.tools import until
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from worqr import testing
-from worqr.client.connections import ConnectionRegistry
+from worqr.client.client import ConnectionRegistry
 from worqr.keys import QueueKeys, shards_of
 from worqr.link import Link, LinkSettings
 

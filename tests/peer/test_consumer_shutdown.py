@@ -355,7 +355,7 @@ async def test_a_bug_of_ours_ends_join_as_one_error_and_gives_the_tasks_back(
         await held.wait(1)
         raise KeyError("of ours")
 
-    monkeypatch.setattr("worqr.peer.reconciler.Reconciler.reconcile_forever", lambda self: fail())
+    monkeypatch.setattr("worqr.peer.consumer.Reconciler.reconcile_forever", lambda self: fail())
     async with other.connect(), trio.open_nursery() as nursery:
         with pytest.raises(worqr.WorqrBug, match=r"KeyError: 'of ours'.*please report") as caught:
             async with at_most(), mesh.join(grace=20) as peer:

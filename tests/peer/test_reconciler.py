@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.client import notifications
-from worqr.peer import reconciler
+from worqr.peer import consumer as reconciler
 
 pytestmark = pytest.mark.one_server
 

@@ -169,7 +169,7 @@ async def test_a_queue_with_many_refused_settles_takes_no_more_tasks() -> None:
 def spoil(server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`spoil.begin()`: every settle on Q1 is refused, because a key has a foreign type; until `spoil.end()`."""
     monkeypatch.setattr("worqr.peer.settler.FIRST_PAUSE", 0.2)
-    monkeypatch.setattr("worqr.peer.reconciler.RECONCILE_EVERY", 0.1)
+    monkeypatch.setattr("worqr.peer.consumer.RECONCILE_EVERY", 0.1)
     client, key = server.client(), f"{prefix}:{{Q1}}:suspects"
     return SimpleNamespace(begin=lambda: client.set(key, "foreign"), end=lambda: client.delete(key))
 

@@ -23,7 +23,7 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.peer.consumer import Slots
-from worqr.peer.stuck_handlers import StuckHandlerMonitor
+from worqr.peer.consumer_runner import StuckHandlerMonitor
 
 pytestmark = pytest.mark.one_server
 
@@ -133,7 +133,7 @@ async def running(q: worqr.Queue) -> int:
 async def test_a_stuck_handler_is_reported_once_and_its_slot_given_to_another_task(
     mesh: worqr.Mesh, stubborn: Stubborn, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "worqr.peer.stuck_handlers")
+    caplog.set_level(logging.INFO, "worqr.peer.consumer_runner")
     async with mesh.connect(), serving_it(mesh, stubborn, room=1) as peer:
         q = mesh.queue("Q1")
         await q.enqueue(b"stuck", b"next")

@@ -304,7 +304,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_is_told_of_at_once_and_ag
     mesh: worqr.Mesh, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worqr.peer.task_log.LATE", 0.01)
-    monkeypatch.setattr("worqr.peer.stuck_handlers.OVERDUE_AFTER", 1000.0)  # that is for coroutines
+    monkeypatch.setattr("worqr.peer.consumer_runner.OVERDUE_AFTER", 1000.0)  # that is for coroutines
     go = threading.Event()
 
     def convert(task: bytes) -> None:

@@ -248,7 +248,7 @@ def run_connected(connect: ConnectOptions, command: Callable[[Mesh], Awaitable[T
     """Connect, run `command` with the mesh, and return its result. Raise the errors of ``Mesh.connect`` and of `command`."""
     import trio
 
-    from worqr.client.connections import EMBEDDED, url_or_default
+    from worqr.client.client import EMBEDDED, url_or_default
 
     if not (log := logging.getLogger("worqr")).handlers:
         log.addHandler(logging.NullHandler())  # the error has the text that the log would have

@@ -31,10 +31,10 @@ from worqr.cli.options import (
 )
 from worqr.cli.output import payload_fields, print_error, print_json
 from worqr.client.room import PART
+from worqr.command import in_chunks
 from worqr.errors import Duplicate, WorqrError
 from worqr.escaping import escape, escape_bytes
 from worqr.ops import MAX_ITEMS
-from worqr.ops.replies import in_chunks
 from worqr.validation import encode_json
 
 if TYPE_CHECKING:

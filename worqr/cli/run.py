@@ -26,7 +26,7 @@ from cyclopts import Parameter
 from worqr.cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, CommandFailed, InvalidArguments
 from worqr.cli.options import duration_option, flag, parse_duration, parse_size
 from worqr.cli.output import print_error
-from worqr.client.connections import EMBEDDED, url_or_default
+from worqr.client.client import EMBEDDED, url_or_default
 from worqr.errors import UsageError, WorqrBug, WorqrError
 from worqr.hosting.control import CHANNEL, Parent, follow_parent, parent_of_this_process
 from worqr.hosting.logs import Level, set_up_logging

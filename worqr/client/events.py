@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from worqr import ops
 from worqr.client.notifications import POLL_EVERY, EventStream, subscribed_to
+from worqr.command import error_of, text
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Change, Link
 from worqr.log_events import emit
-from worqr.ops.replies import error_of, text
 from worqr.records import RemoteError
 from worqr.stored_values import public_name, whole
 

@@ -21,12 +21,12 @@ from worqr.batches import follow_up_queues, followed_in, ref_in
 from worqr.client.inspection import claim_name, deadline_of, info_at, nearest_served, status_of
 from worqr.client.notifications import Notification, Watch, cancel_and_wait, subscribed
 from worqr.client.time_line import time_line
+from worqr.command import text
 from worqr.errors import JobCancelled, JobFailed, NoJob, NoResult, ResultTimeout, UsageError, WorqrError
 from worqr.foreign import JOB, no_such_attribute
 from worqr.job_states import ENDS, LIVE
 from worqr.keys import QueueKeys
 from worqr.ops import CancelReply, Everything, JobState, ResultReply, Stored, StoredResult
-from worqr.ops.replies import text
 from worqr.policy import POLICY_FIELDS, UNLIMITED
 from worqr.records import CancelCount, Ended, Failed, JobRecord, RemoteError, Status, TaskInfo, Try
 from worqr.remote_error import failed_record, fields_of, meta_of, tracebacks_of

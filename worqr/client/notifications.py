@@ -27,7 +27,7 @@ from worqr.validation import Seconds, seconds
 
 # Cancel tasks: request it, and wait until the running tasks have acknowledged it.
 #
-# `worqr.peer.reconciler` receives the requests in a peer.
+# `worqr.peer.consumer` receives the requests in a peer.
 
 
 Step = Callable[[QueueKeys, CancelReply | None], Awaitable[CancelReply]]

@@ -26,7 +26,7 @@ from worqr import ops
 from worqr.batches import follow_up_options
 from worqr.client.job import Job, Outcome, Results
 from worqr.client.room import PART, check_fits
-from worqr.command import Command
+from worqr.command import Command, in_chunks
 from worqr.errors import Duplicate, NotReplicated, UsageError, WorqrError, at_max_length, reply_in, set_job
 from worqr.job_options import (
     DECLARED_OPTIONS,
@@ -41,7 +41,6 @@ from worqr.job_options import (
 )
 from worqr.keys import QueueKeys, check_name
 from worqr.ops import MAX_BYTES, MAX_ITEMS, Dispatched, NewJob
-from worqr.ops.replies import in_chunks
 from worqr.policy import RetryPolicy
 from worqr.remote_error import meta_of
 from worqr.tracing import Carrier, Operation, Tracing, meta_of_plain_tasks, meta_with

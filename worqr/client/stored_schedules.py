@@ -25,6 +25,7 @@ from worqr.client.job import Job
 from worqr.client.notifications import sleep
 from worqr.client.producer import Call
 from worqr.client.schedules import ScheduleControls, StoredCall, find_schedule, schedules_of
+from worqr.command import in_chunks
 from worqr.cron import (
     MAX_TIMES,
     Definition,
@@ -42,7 +43,6 @@ from worqr.errors import UsageError
 from worqr.job_options import LANE_OPTIONS, RAW_OPTIONS, JobOptions, encode_options
 from worqr.keys import QueueKeys, RegistryKeys, check_name
 from worqr.ops import ScheduleRow
-from worqr.ops.replies import in_chunks
 from worqr.validation import Seconds, check_between, check_text, seconds, to_ms
 
 MAX_STORED_NAME: Final = 150

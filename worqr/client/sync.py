@@ -1,7 +1,7 @@
 """`sync` runs a coroutine of worqr to its end where no event loop runs: in Django, Flask, scripts, and in handlers in threads.
 
 The calling thread drives the connection itself (`worqr.link.thread_driver`). All plain threads of the process share one link for
-each mesh (`worqr.client.connections`). `sync_block` is the counterpart for ``async with``.
+each mesh (`worqr.client.client`). `sync_block` is the counterpart for ``async with``.
 
 `sending` marks the methods that send: each is a plain ``def``, which raises where its coroutine could only be forgotten.
 """

@@ -20,8 +20,7 @@ import jinja2
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from worqr.client.client import acting_for
-from worqr.client.connections import EMBEDDED, url_or_default
+from worqr.client.client import EMBEDDED, acting_for, url_or_default
 from worqr.dashboard import (
     api,
     batch_pages,

@@ -153,7 +153,7 @@ class Measuring(Protocol):
 # The settings of the workers of a mesh, and their checks.
 #
 # `worqr.Mesh` is a `WorkerSettings`: its public attributes are these settings. Those of its connections are in
-# `worqr.client.connections`; the options of one join are in `worqr.peer.options`.
+# `worqr.client.client`; the options of one join are in `worqr.peer.options`.
 
 
 S = TypeVar("S")

@@ -12,7 +12,7 @@ its log), `history` (that of a queue), `operators` (cancel, delete, pause), `lan
 
 from __future__ import annotations
 
-from worqr.command import Command
+from worqr.command import MAX_BYTES, MAX_ITEMS, MAX_SKIPPED, Command, Reply
 from worqr.ops.batches import (
     MAX_PARTS,
     MESSAGES_AT_ONCE,
@@ -81,28 +81,6 @@ from worqr.ops.inspection import (
     run_again,
     sample_queue,
     trim_kept,
-)
-from worqr.ops.jobs import (
-    HEAD_BYTES,
-    MANY_RECORDS,
-    READ_BYTES,
-    Dispatched,
-    Everything,
-    JobState,
-    NewJob,
-    Promoted,
-    ResultReply,
-    Stored,
-    StoredResult,
-    cancel_job,
-    dispatch_jobs,
-    job_status,
-    promote_due,
-    promote_jobs,
-    read_job,
-    read_payload,
-    read_result,
-    shorten_sent,
 )
 from worqr.ops.operators import (
     CANCEL_PAGE,
@@ -191,12 +169,6 @@ from worqr.ops.registry import (
     stop_worker,
     unmap_work,
 )
-from worqr.ops.replies import (
-    MAX_BYTES,
-    MAX_ITEMS,
-    MAX_SKIPPED,
-    Reply,
-)
 from worqr.ops.schedules import (
     DUE_AT_ONCE,
     FIRED_EXPIRE_S,
@@ -233,19 +205,39 @@ from worqr.ops.schedules import (
     unstore_schedule,
 )
 from worqr.ops.tasks import (
+    HEAD_BYTES,
+    MANY_RECORDS,
+    READ_BYTES,
+    Dispatched,
+    Everything,
+    JobState,
+    NewJob,
+    Promoted,
     Result,
+    ResultReply,
     StartReply,
+    Stored,
+    StoredResult,
+    cancel_job,
+    dispatch_jobs,
     enqueue,
     enqueue_traced,
     fail_task,
     file_tasks,
     finish_tasks,
+    job_status,
     list_own_claims,
     note_progress,
     note_runs,
+    promote_due,
+    promote_jobs,
+    read_job,
+    read_payload,
+    read_result,
     reconcile,
     retry_task,
     save_state,
+    shorten_sent,
     start_tasks,
     stop_tasks,
 )

@@ -8,9 +8,8 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from worqr.command import Argument, Command
+from worqr.command import Argument, Command, Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.keys import QueueKeys
-from worqr.ops.replies import Reply, expect, expect_ok, new_call, pairs, status_word, text
 from worqr.stored_values import exact, whole
 
 MAX_PARTS: Final = 1000

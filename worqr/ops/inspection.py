@@ -1,4 +1,4 @@
-"""Read-only operations on a queue."""
+"""Read-only operations on a queue, with its history and its finished jobs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
-from worqr.command import Command
-from worqr.errors import WorqrBug
-from worqr.history_records import Record, decode_record, decode_records
-from worqr.keys import QueueKeys, RegistryKeys
-from worqr.limits import Limit, parse_limits
-from worqr.ops.jobs import JobState
-from worqr.ops.operators import CANCEL_PAGE, CancelReply
-from worqr.ops.replies import (
+from worqr.command import (
     MAX_BYTES,
     MAX_ITEMS,
     MAX_SKIPPED,
+    Command,
     Reply,
     error_of,
     expect_ok,
@@ -30,6 +24,12 @@ from worqr.ops.replies import (
     waits_for_of,
     wholes,
 )
+from worqr.errors import WorqrBug
+from worqr.history_records import Record, decode_record, decode_records
+from worqr.keys import QueueKeys, RegistryKeys
+from worqr.limits import Limit, parse_limits
+from worqr.ops.operators import CANCEL_PAGE, CancelReply
+from worqr.ops.tasks import JobState
 from worqr.stored_values import exact, finite, public_name, readable, whole
 
 Unstarted = Literal["waiting", "due", "suspended", "blocked"]

@@ -1,4 +1,4 @@
-"""The operations of an operator on a queue: cancel, delete, pause."""
+"""The operations of an operator on a queue: cancel, delete, pause, lanes, dead letters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from worqr.command import Command
-from worqr.keys import QueueKeys
-from worqr.ops.replies import (
+from worqr.command import (
     MAX_BYTES,
     MAX_ITEMS,
+    Command,
     Reply,
     expect_ok,
     new_call,
@@ -20,6 +19,7 @@ from worqr.ops.replies import (
     text,
     wholes,
 )
+from worqr.keys import QueueKeys
 from worqr.stored_values import exact, stored_word, whole
 
 CANCEL_PAGE: Final = 1_000

@@ -7,12 +7,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from worqr.command import Argument, Command
+from worqr.command import (
+    MAX_ITEMS,
+    Argument,
+    Command,
+    Reply,
+    expect,
+    expect_ok,
+    names_of,
+    new_call,
+    pairs,
+    status_word,
+    text,
+    texts,
+)
 from worqr.errors import WrongVersion
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.limits import DECLARES_NOTHING
 from worqr.mesh_records import LogEntry
-from worqr.ops.replies import MAX_ITEMS, Reply, expect, expect_ok, names_of, new_call, pairs, status_word, text, texts
 from worqr.stored_values import exact, finite, whole
 from worqr.validation import from_ms
 

@@ -8,10 +8,9 @@ from typing import Final
 
 import msgspec
 
-from worqr.command import Argument, Command
+from worqr.command import Argument, Command, Reply, expect, new_call, pairs, status_word, text, texts
 from worqr.errors import WorqrBug
 from worqr.keys import QueueKeys, RegistryKeys
-from worqr.ops.replies import Reply, expect, new_call, pairs, status_word, text, texts
 from worqr.stored_values import TIME_DIGITS, exact, whole
 
 SCHEDULES_EXPIRE_S: Final = 30 * 24 * 3600

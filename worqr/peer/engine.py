@@ -20,25 +20,24 @@ from worqr.handler_options import Handling
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.link import Link, end_waits_by
 from worqr.log_events import emit
-from worqr.peer.consumer import ActiveConsumers, ConsumerServices, Slots
+from worqr.peer.consumer import ActiveConsumers, ConsumerServices, Reconciler, Slots
 from worqr.peer.consumer_runner import (
     DETACH_AFTER,
     LEAVE_PATIENCE,
     UNREACHABLE_PATIENCE,
     ConsumerRunner,
+    StuckHandlerMonitor,
     unwrap_error,
 )
 from worqr.peer.executors.executors import Executors
 from worqr.peer.leader.leader import Leader
 from worqr.peer.leader.schedule_ticker import ScheduleDeclarer, ScheduleTicker
 from worqr.peer.options import PeerSettings, check_concurrency
-from worqr.peer.reconciler import Reconciler
 from worqr.peer.run import current_run
 from worqr.peer.run_reports import RunReports
 from worqr.peer.scheduler import Scheduler, adjust_forever
 from worqr.peer.session import Registration, Session
 from worqr.peer.settler import Settler
-from worqr.peer.stuck_handlers import StuckHandlerMonitor
 from worqr.peer.subscriptions import SubscriptionDeclarer
 from worqr.validation import Seconds, seconds
 

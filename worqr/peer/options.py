@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, TypedDict, cast
 
-from worqr.client.connections import ShardDirectory
+from worqr.client.client import ShardDirectory
 from worqr.client.topics import Subscribed
 from worqr.cron import Definition
 from worqr.embedded import Relocation

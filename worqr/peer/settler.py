@@ -20,14 +20,13 @@ import trio
 from trio_util import RepeatedEvent
 
 from worqr import ops
-from worqr.command import Command
+from worqr.command import Command, in_chunks
 from worqr.errors import ClaimLost, UsageError
 from worqr.history_records import OUTCOMES, RunCounts, waited_ms
 from worqr.keys import QueueKeys
 from worqr.link import Link, WorkerHandle
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_ITEMS, Result, Suspended, Wait
-from worqr.ops.replies import in_chunks
 from worqr.peer.context import Context
 from worqr.peer.durable import SWALLOWED, Swallowed
 from worqr.peer.error_throttle import ErrorThrottle

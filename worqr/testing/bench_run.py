@@ -20,6 +20,7 @@ from worqr.client.client import Client
 from worqr.client.inspection import queue_names
 from worqr.client.outbox_relay import relay_and_check
 from worqr.client.schedules import all_schedules, fire
+from worqr.command import in_chunks
 from worqr.cron import Definition, Trigger, effective
 from worqr.errors import UsageError
 from worqr.inside import client_of, declarations_of, definition_of, engine_of
@@ -27,7 +28,6 @@ from worqr.keys import QueueKeys, RegistryKeys
 from worqr.log_events import emit
 from worqr.mesh import Mesh
 from worqr.ops import MAX_PENDING, Inspected
-from worqr.ops.replies import in_chunks
 from worqr.peer.options import JoinOptions, Only
 from worqr.peer.peer import Peer
 from worqr.testing.clock import SOON_MS, Clock, keys_like

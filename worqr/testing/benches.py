@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar, Unpack, overload
 
 import trio
 
-from worqr.client.connections import ClientSettings, Connection, ConnectionRegistry, async_block
+from worqr.client.client import ClientSettings, Connection, ConnectionRegistry, async_block
 from worqr.client.producer import Call, Producer
 from worqr.embedded import EmbeddedServer, shared_server
 from worqr.errors import UsageError

@@ -16,13 +16,12 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from worqr.command import Argument, Command
+from worqr.command import Argument, Command, expect_ok, text
 from worqr.keys import RegistryKeys
 from worqr.link import Heartbeat, Link, WorkerHandle
 from worqr.lua import Script, all_scripts
 from worqr.lua.assembler import SHORT_CALLS
 from worqr.ops import list_schedules
-from worqr.ops.replies import expect_ok, text
 
 R = TypeVar("R")
 T = TypeVar("T")

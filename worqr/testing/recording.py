@@ -13,8 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast, overload
 
 from worqr.batches import BatchInfo, BatchRef, BatchState
 from worqr.client.batch import Batch, BatchMaker, OpenBatch, Plan
-from worqr.client.client import Client
-from worqr.client.connections import Connection, ConnectionRegistry
+from worqr.client.client import Client, Connection, ConnectionRegistry
 from worqr.client.job import Job
 from worqr.client.producer import Call, Producer
 from worqr.embedded import Relocation

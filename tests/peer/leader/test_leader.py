@@ -30,7 +30,7 @@ from worqr.peer.leader.leader import (
     FailureDetector,
     Leader,
 )
-from worqr.peer.leader.sweeper import SWEEP_AT_ONCE
+from worqr.peer.leader.scanner import SWEEP_AT_ONCE
 from worqr.peer.session import LEASE
 
 WORKERS = [f"W{n}" for n in range(100)]

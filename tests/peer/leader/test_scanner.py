@@ -21,7 +21,7 @@ from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.servers import Server
 from worqr import ops
 from worqr.client import connections, inspection
-from worqr.client.connections import NotedQueues
+from worqr.client.client import NotedQueues
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
 from worqr.ops import UNUSED_MS, Inspected, QueuesPage, WorkerHeartbeats, operators, registry

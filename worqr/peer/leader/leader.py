@@ -32,8 +32,7 @@ from worqr.log_events import emit
 from worqr.ops import WorkerHeartbeats
 from worqr.peer.error_throttle import next_aligned_time, sleep_aligned
 from worqr.peer.leader.chore import Chore, Lease
-from worqr.peer.leader.scanner import SCAN_EVERY, Scanner
-from worqr.peer.leader.sweeper import Sweeper
+from worqr.peer.leader.scanner import SCAN_EVERY, Scanner, Sweeper
 from worqr.peer.options import HISTORY_QUEUES
 from worqr.peer.session import LEASE, ignore_outcome
 from worqr.stored_values import as_bytes, exact, whole

@@ -26,13 +26,13 @@ import trio
 from worqr import ops
 from worqr.client.schedules import StoredCall, fire
 from worqr.client.stored_schedules import finish_storing
+from worqr.command import in_chunks
 from worqr.cron import Definition, DueFirings, Trigger, at, due_firings, effective
 from worqr.errors import Unavailable, UsageError, WorqrError
 from worqr.keys import QueueKeys, RegistryKeys, shard_of
 from worqr.link import Link
 from worqr.log_events import emit, emit_fields
 from worqr.ops import MAX_PENDING, DueSchedules, ScheduleRow, Tick
-from worqr.ops.replies import in_chunks
 from worqr.peer.error_throttle import REPEAT_AFTER, ErrorThrottle, sleep_aligned
 from worqr.peer.leader.chore import Chore, Lease
 from worqr.peer.options import PeerSettings
