@@ -18,7 +18,6 @@ from tests.support.patience import PATIENCE
 from tests.support.proxy import FaultProxy, sent_as
 from tests.support.servers import Server
 from worqr.client import notifications
-from worqr.peer import consumer as reconciler
 
 pytestmark = pytest.mark.one_server
 
@@ -175,7 +174,7 @@ def mark_all(client: redis.Redis, prefix: str, worker: str) -> set[bytes]:
 async def test_a_cancel_of_one_running_job_reaches_its_worker_on_the_cancel_channel_alone(
     mesh: worqr.Mesh, other: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)  # no look: messages go there and back
+    monkeypatch.setattr("worqr.peer.consumer.RECONCILE_EVERY", 3600)  # no look: messages go there and back
     monkeypatch.setattr(notifications, "POLL_EVERY", 3600)
     held = Held()
     async with other.connect(), serving(mesh, "Q1", held, room=1) as peer:  # which is full, and asks for no more tasks
@@ -192,7 +191,7 @@ async def test_a_cancel_of_one_running_job_reaches_its_worker_on_the_cancel_chan
 async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelled_claims(
     mesh: worqr.Mesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)
+    monkeypatch.setattr("worqr.peer.consumer.RECONCILE_EVERY", 3600)
     held, client = Held(), server.client()
     async with serving(mesh, "Q1", held, room=3) as peer:
         await mesh.queue("Q1").enqueue(b"a", b"b", b"c", b"d")
@@ -212,7 +211,7 @@ async def test_one_message_on_its_own_channel_tells_a_worker_of_all_its_cancelle
 async def test_a_claim_that_is_on_its_way_when_the_message_comes_is_looked_at_when_it_is_there(
     new_mesh: NewMesh, server: Server, prefix: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "RECONCILE_EVERY", 3600)
+    monkeypatch.setattr("worqr.peer.consumer.RECONCILE_EVERY", 3600)
     mesh, other, held, client = new_mesh(url=proxy.url), new_mesh(), Held(), server.client()
     async with other.connect(), serving(mesh, "Q1", held) as peer:
         [consumer] = peer._engine.consumers.entered()
@@ -261,7 +260,7 @@ async def test_a_busy_worker_sends_nothing_for_a_foreign_task(mesh: worqr.Mesh, 
 async def test_of_many_idle_workers_a_few_ask_for_a_foreign_task(
     new_mesh: NewMesh, server: Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "random", lambda: 0.5)
+    monkeypatch.setattr("worqr.peer.consumer.random", lambda: 0.5)
     runs, client, many, tasks = Runs(), server.client(), 20, 20
     async with AsyncExitStack() as stack:
         meshes = [new_mesh() for _ in range(2)]

@@ -20,7 +20,7 @@ from tests.peer.conftest import NewMesh
 from tests.peer.tools import Runs, at_most, eventually, serving, until
 from tests.support.servers import Server
 from worqr import ops
-from worqr.client import connections, inspection
+from worqr.client import inspection
 from worqr.client.client import NotedQueues
 from worqr.inside import client_of
 from worqr.keys import QueueKeys, RegistryKeys
@@ -204,7 +204,7 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("worqr.client.client.time", SimpleNamespace(monotonic=lambda: clock.now))
     noted = NotedQueues()
     assert [noted.is_due("Q1"), noted.is_due("Q1"), noted.is_due("Q2")] == [True, False, True]
     clock.now += ops.NOTE_EVERY - 1
@@ -216,13 +216,13 @@ async def test_a_producer_notes_a_name_at_its_first_use_and_then_every_ten_minut
 
 
 async def test_what_a_producer_remembers_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MANY_NAMES", 100)
+    monkeypatch.setattr("worqr.client.client.MANY_NAMES", 100)
     noted = NotedQueues()
     for n in range(1000):
         assert noted.is_due(f"Q{n}")
     assert len(noted) <= 100
     assert not noted.is_due("Q999")
-    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY))
+    monkeypatch.setattr("worqr.client.client.time", SimpleNamespace(monotonic=lambda: time.monotonic() + ops.NOTE_EVERY))
     for n in range(1000, 1100):
         noted.is_due(f"Q{n}")
     assert len(noted) <= 100
