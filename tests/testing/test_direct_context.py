@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -124,3 +126,91 @@ async def test_a_handler_of_a_list_has_its_calls(mesh: worqr.Mesh) -> None:
     assert context.extended == [30]
     with pytest.raises(worqr.UsageError, match="calls of context"), testing.context(calls=0):
         pass
+
+
+class Approval(msgspec.Struct):
+    by: str
+
+
+@pytest.fixture
+def fulfil(mesh: worqr.Mesh) -> Callable[..., Any]:
+    @mesh.step
+    async def charge(order: int) -> str:
+        return f"payment {order}"
+
+    @mesh.task(name="pack")
+    async def pack(order: int, line: int) -> str: ...
+
+    @mesh.workflow(name="fulfil")
+    async def fulfil(order: int, lines: list[int]) -> str:
+        payment = await charge(order)
+        try:
+            labels = await worqr.gather(*(pack.run(order, n) for n in lines))
+        except worqr.JobFailed as error:
+            return f"not packed: {error.error.type}"
+        except worqr.JobCancelled as error:
+            return f"cancelled: {error.reason}"
+        answer = await worqr.wait_for("approved", Approval, timeout=timedelta(days=3))
+        await worqr.sleep(timedelta(days=14))
+        return f"{payment}, {labels}, {answer.by if answer else 'no answer'}"
+
+    return fulfil
+
+
+async def test_a_workflow_is_called_with_the_ends_of_its_waits(fulfil: Callable[..., Any]) -> None:
+    with testing.context(events={"approved": [Approval("ada")]}, ends={"pack": ["label 1", "label 2"]}) as context:
+        assert await fulfil(7, [1, 2]) == "payment 7, ['label 1', 'label 2'], ada"
+    assert [call.args for call in context.started] == [(7, 1), (7, 2)]
+    assert list(context.steps.values()) == ["payment 7"]
+    with testing.context(ends={"pack": ["label 1"]}):
+        assert await fulfil(7, [1]) == "payment 7, ['label 1'], no answer"  # the time limit of the wait is over
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (ValueError("too heavy"), "not packed: ValueError"),
+        (worqr.JobFailed("", worqr.RemoteError("Boom", "x", "")), "not packed: Boom"),
+        (worqr.JobCancelled("", "by ada"), "cancelled: by ada"),
+    ],
+)
+async def test_a_job_of_a_workflow_ends_as_the_test_says(
+    fulfil: Callable[..., Any], error: Exception, answer: str
+) -> None:
+    with testing.context(ends={"pack": [error]}):
+        assert await fulfil(7, [1]) == answer
+
+
+def test_a_workflow_in_a_thread_is_called_alike(mesh: worqr.Mesh) -> None:
+    @mesh.task(name="pack")
+    async def pack(line: int) -> str: ...
+
+    @mesh.workflow(name="both", runs_in="thread")
+    def both() -> tuple[object, ...]:
+        worqr.sleep_now(60)
+        jobs = pack.run(1), pack.named("second").run(2)
+        return (
+            worqr.first_now(*jobs),
+            worqr.first_now(pack.run(3), timeout=60),
+            list(worqr.wait_for_now("n", int, timeout=1, many=True)),
+        )
+
+    with testing.context(ends={"second": ["b"]}, events={"n": [1, 2]}):
+        assert both() == ((1, "b"), None, [1, 2])
+
+
+async def test_what_a_workflow_waits_for_without_limit_must_be_given(
+    mesh: worqr.Mesh, fulfil: Callable[..., Any]
+) -> None:
+    @mesh.workflow(name="patient")
+    async def patient() -> None:
+        await worqr.wait_for("approved", Approval)
+
+    with testing.context(events={}), pytest.raises(worqr.UsageError, match=r"'wait for approved': .* context\(events="):
+        await patient()
+    with testing.context(events={}), pytest.raises(worqr.UsageError, match=r"waits for ever.* context\(ends="):
+        await fulfil(7, [1])
+    with pytest.raises(worqr.UsageError, match="list for each name"), testing.context(events={"approved": "ada"}):
+        pass
+    with testing.context(), pytest.raises(worqr.UsageError, match="no workflow"):
+        await patient()

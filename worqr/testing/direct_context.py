@@ -1,4 +1,4 @@
-"""Calling a handler directly: a `Context` without a run, for handlers that call ``worqr.current()``."""
+"""Calling a handler directly: a `Context` without a run, for handlers that call ``worqr.current()``, and for workflows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ import msgspec
 import trio
 
 from worqr.batches import BatchInfo, BatchRef, EndedJob, with_result
+from worqr.client.client import Client
+from worqr.client.producer import Call
+from worqr.errors import JobCancelled, JobFailed, UsageError
 from worqr.job_options import check_id, encode_options
-from worqr.ops import Child, NotedChild, NotedChildren
+from worqr.ops import Child, NotedChild, NotedChildren, Wait
+from worqr.peer.children import Children
 from worqr.peer.context import Context, ListContext, current_context
+from worqr.peer.durable import Flow
 from worqr.peer.list_run import ListItem, ListRun
-from worqr.peer.run import PolicyFields, Run, Save, check_saved, check_step, current_run, encode_step
+from worqr.peer.run import End, PolicyFields, Run, Save, check_saved, check_step, current_run, encode_step
 from worqr.policy import Policy
-from worqr.validation import check_count, check_task
+from worqr.records import RemoteError
+from worqr.validation import check_count, check_task, name_of
 
 _MOST: Final = 16 * 1024 * 1024
 
@@ -99,10 +105,83 @@ def _list_run(items: Sequence[ListItem]) -> ListRun:
     return run
 
 
+# A workflow that a test calls like any function: its waits end at once, with what the test has given.
+
+
+class _DirectChildren(Children):
+    """The jobs that it starts. Nothing is sent."""
+
+    def __init__(self, flow: _DirectFlow, ends: Mapping[str, Sequence[object]]) -> None:
+        super().__init__(flow)
+        self._left = _by_name("ends", ends)
+        self._known = flow
+        self.started: list[Call[Any]] = []
+
+    def add(self, key: str, call: Call[Any], client: Client) -> None:
+        super().add(key, call, client)
+        self._unsent.clear()
+        self.started.append(call)
+        if left := self._left.get(key) or self._left.get(call.name):
+            self._known.note_end(key, _end_of(key, left.pop(0)))
+
+    def _first(self, keys: Sequence[str], timeout_ms: int | None) -> tuple[tuple[int, End] | None, Wait | None]:
+        for n, key in enumerate(keys):
+            if (end := self._known.ended(key)) is not None:
+                return (n, end), None
+        return None, Wait(f"first of {', '.join(keys)}", "first", in_ms=timeout_ms)
+
+
+class _DirectFlow(Flow):
+    """What the run knows of its durable calls."""
+
+    def __init__(
+        self, run: Run[Any], events: Mapping[str, Sequence[object]], ends: Mapping[str, Sequence[object]]
+    ) -> None:
+        super().__init__(run)
+        self._events = _by_name("events", events)
+        self.jobs: _DirectChildren = _DirectChildren(self, ends)
+        self.children = self.jobs
+
+    async def park(self, wait: Wait) -> None:
+        self._pass(wait)
+
+    def park_now(self, wait: Wait) -> None:
+        self._pass(wait)
+
+    def _pass(self, wait: Wait) -> None:
+        """End a wait. Raises UsageError if the test has not said how."""
+        values = self._events.get(wait.name)
+        if wait.kind == "event" and values and (value := values.pop(0)) is not None:
+            self.note_end(wait.key, End("value", encode_step(wait.key, value)))
+        elif wait.kind == "event" and wait.in_ms is not None:
+            self.note_end(wait.key, End("timeout", b""))
+        elif wait.kind != "sleep" and wait.in_ms is None:
+            what = "events={name: [value]}" if wait.kind == "event" else "ends={function: [result]}"
+            raise UsageError(f"the workflow waits for ever, for {wait.key!r}: say how it ends, as in context({what})")
+
+
+def _by_name(what: str, given: Mapping[str, Sequence[object]]) -> dict[str, list[object]]:
+    for name, values in given.items():
+        if isinstance(values, str | bytes) or not isinstance(values, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"{what} of context must have a list for each name, in order, as in {{{name!r}: [...]}}")
+    return {name: list(values) for name, values in given.items()}
+
+
+def _end_of(key: str, end: object) -> End:
+    """Return how a job has ended: with this result, or this error."""
+    if isinstance(end, JobCancelled):
+        return End("cancelled", end.reason.encode())
+    if isinstance(end, BaseException):
+        error = end.error if isinstance(end, JobFailed) else RemoteError(name_of(type(end)), str(end), "")
+        return End("failed", msgspec.msgpack.encode((error.type, error.message, "", "")))
+    return End("finished", encode_step(key, end))
+
+
 class DirectContext(Context):
     """What ``worqr.current()`` returns inside `context`.
 
     Attributes:
+        started: The calls of the jobs that a workflow started with ``function.run(...)``, in order.
         reported: What the handler reported with `progress`, in order: the number and the message.
         extended: What it passed to `extend`, in seconds.
         saves: The bytes that it saved, in order.
@@ -124,6 +203,7 @@ class DirectContext(Context):
         self.extended: list[float] = run.host.extended
         self.saves: list[bytes] = run.host.saves
         self.steps: dict[str, Any] = run.host.steps
+        self.started: list[Call[Any]] = run.flow.jobs.started if isinstance(run.flow, _DirectFlow) else []
 
     @property
     def batch(self) -> BatchRef | None:
@@ -165,6 +245,8 @@ def context(
     state: Any = None,
     saved: bytes | None = None,
     steps: Mapping[str, object] | None = None,
+    events: Mapping[str, Sequence[object]] | None = None,
+    ends: Mapping[str, Sequence[object]] | None = None,
     calls: int | None = None,
     batch: BatchRef | None = None,
     ended_batch: BatchInfo | None = None,
@@ -185,6 +267,12 @@ def context(
         state: The value that the mesh's lifespan would yield.
         saved: What an earlier run saved.
         steps: The results of the steps that earlier runs took, by name. The functions of these steps are not called.
+        events: For a workflow: the values that it waits for, by the name of the event, each a list in order. None in a list, and
+            a list that has ended: the wait is over without a value, if it has a timeout. With `events` or `ends`, sleeps end at
+            once.
+        ends: For a workflow: how the jobs end that it starts, by the name of their function, or the name that
+            ``function.named(...)`` has given, each a list in order: a result, or an error. An error is raised as `JobFailed`,
+            ``JobCancelled(...)`` as itself.
         calls: For a handler that takes a list: how many `items` the run has. Their ids are ``test-0``, ``test-1`` and so on,
             after `id`. None: the handler takes one task.
         batch: The batch that the job belongs to. What the handler adds to ``mesh.current_batch()`` needs a `recording`.
@@ -196,7 +284,7 @@ def context(
         DirectContext: The run.
 
     Raises:
-        UsageError: An argument is not valid.
+        UsageError: An argument is not valid. In the block: a workflow waits without a timeout for what was not given.
     """
     check_count(failures, "failures", least=0)
     fence, host = time.time_ns() // 1000, _NoConsumer(state, queue)
@@ -210,14 +298,22 @@ def context(
     found: DirectContext
     if calls is None:
         run: Run[Any] = _DirectRun(host, None, fence, entry(id))
+        if events is not None or ends is not None:
+            run.begin_flow(_DirectFlow(run, events or {}, ends or {}))
         found = DirectContext(run, batch, ended_batch, ended_job)
     else:
         check_count(calls, "calls of context")
         run = _list_run([_DirectItem(host, None, fence + n, entry(f"{id}-{n}")) for n in range(calls)])
         found = DirectListContext(run, batch, ended_batch, ended_job)
-    tokens = current_run.set(run), current_context.set(found)
-    try:
+    with _current(run, found):
         yield found
+
+
+@contextmanager
+def _current(run: Run[Any], context: DirectContext) -> Generator[None]:
+    tokens = current_run.set(run), current_context.set(context)
+    try:
+        yield
     finally:
         current_run.reset(tokens[0])
         current_context.reset(tokens[1])
